@@ -1,1 +1,67 @@
-//! Being written.
+//! The standard policy: the commands of the state store protocol, in all three dialects.
+//!
+//! The bytes of a request enter; table operations and one reply leave. This is the only place that knows
+//! RESP, the names of commands, or a word of a reply: the host moves bytes.
+//!
+//! * `command`: from bytes to a [`Command`](command::Command), or the error of form.
+//! * `semantics`: what SET, GET, DEL, VDEL and KEYNOTIFY do, check by check.
+//! * `fence`: what a fencing token must be.
+//! * `scan`, `glob`: which keys a pattern names, page by page.
+//! * `reply`: every byte string that is answered.
+//! * `notify`: what watchers are told.
+//! * `limits`: every bound, with its reason.
+//!
+//! Nothing here allocates by what a client claims, only by what it sent.
+
+#![deny(unsafe_code)]
+
+mod command;
+mod fence;
+mod glob;
+mod limits;
+mod notify;
+mod reply;
+mod scan;
+mod semantics;
+
+use statehouse_policy::{
+    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
+};
+
+/// The policy that a Statehouse host brings along.
+#[derive(Debug, Clone, Copy)]
+pub struct Standard(());
+
+impl Policy for Standard {
+    fn describe() -> Info {
+        Info {
+            name: "standard".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commands: command::Verb::NAMES.map(str::to_owned).to_vec(),
+        }
+    }
+
+    fn configure(options: &[(String, String)]) -> Result<Self, String> {
+        match options.first() {
+            None => Ok(Self(())),
+            Some((name, _)) => Err(format!(
+                "the standard policy has no options: take `{name}` out of the configuration"
+            )),
+        }
+    }
+
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        // The dialect decides about KEYNOTIFY in the preview only, where a key that is routed does no harm.
+        command::parse(payload, Dialect::Sdk).ok()?.key()
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        semantics::handle(host, request)
+    }
+
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        notify::notify(change, dialect)
+    }
+}
+
+statehouse_policy::export!(Standard);

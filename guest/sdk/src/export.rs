@@ -1,0 +1,75 @@
+//! From a [`Policy`](crate::Policy) to the exports of a component.
+
+/// Makes a type that implements [`Policy`](crate::Policy) the policy of this component. Expands to nothing
+/// outside of WebAssembly, so that the crate is tested natively.
+///
+/// ```
+/// # use statehouse_policy::*;
+/// # struct Mine;
+/// # impl Policy for Mine {
+/// #     fn describe() -> Info { unimplemented!() }
+/// #     fn configure(_: &[(String, String)]) -> Result<Self, String> { Ok(Self) }
+/// #     fn route(&self, _: &[u8]) -> Option<Span> { None }
+/// #     fn handle(&self, _: &mut impl Host, _: &Request) -> Outcome { unimplemented!() }
+/// #     fn notify(&self, _: &Change, _: Dialect) -> Notification { unimplemented!() }
+/// # }
+/// statehouse_policy::export!(Mine);
+/// # fn main() {}
+/// ```
+#[macro_export]
+macro_rules! export {
+    ($policy:ty) => {
+        #[cfg(target_arch = "wasm32")]
+        const _: () = {
+            use ::std::cell::OnceCell;
+            use ::std::string::String;
+            use ::std::vec::Vec;
+            use $crate::bindings::exports::statehouse::policy::handler::Guest;
+            use $crate::{Change, Dialect, Info, Notification, Outcome, Request, Span};
+
+            ::std::thread_local! {
+                static POLICY: OnceCell<$policy> = const { OnceCell::new() };
+            }
+
+            /// Runs `call` with the configured policy. A host that calls before it has configured breaks
+            /// the contract; the trap says so in its backtrace.
+            fn configured<T>(call: impl FnOnce(&$policy) -> T) -> T {
+                POLICY.with(|policy| match policy.get() {
+                    Some(policy) => call(policy),
+                    None => ::core::arch::wasm32::unreachable(),
+                })
+            }
+
+            struct Component;
+
+            impl Guest for Component {
+                fn describe() -> Info {
+                    <$policy as $crate::Policy>::describe()
+                }
+
+                fn configure(options: Vec<(String, String)>) -> Result<(), String> {
+                    let policy = <$policy as $crate::Policy>::configure(&options)?;
+                    POLICY.with(|cell| cell.set(policy)).map_err(|_| {
+                        String::from("an instance is configured once; make a new one instead")
+                    })
+                }
+
+                fn route(payload: Vec<u8>) -> Option<Span> {
+                    configured(|policy| $crate::Policy::route(policy, &payload))
+                }
+
+                fn handle(request: Request) -> Outcome {
+                    configured(|policy| {
+                        $crate::Policy::handle(policy, &mut $crate::Imports, &request)
+                    })
+                }
+
+                fn notify(change: Change, dialect: Dialect) -> Notification {
+                    configured(|policy| $crate::Policy::notify(policy, &change, dialect))
+                }
+            }
+
+    $crate::bindings::export_component!(Component with_types_in $crate::bindings);
+        };
+    };
+}

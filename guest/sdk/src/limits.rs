@@ -1,0 +1,19 @@
+//! Every bound of this crate, with its unit and its reason.
+
+/// The longest payload that is looked at: what an MQTT packet can carry (MQTT 5, section 1.5.5). It also
+/// keeps every position in a payload within the 32 bits of a [`Span`](crate::Span).
+pub const PAYLOAD_BYTES_MAX: usize = 268_435_455;
+
+/// Arguments of a request whose place is kept; later ones are checked and counted only. The longest
+/// command of the protocol, `SET key value NEX expected PX ms`, has seven.
+pub const ARGUMENTS_KEPT: usize = 8;
+
+/// Digits of a length in RESP: enough for [`PAYLOAD_BYTES_MAX`], too few to overflow 64 bits.
+pub const LENGTH_DIGITS_MAX: usize = 10;
+
+/// How far a version may run ahead of the store's time, in milliseconds. A `put` whose `observed` is
+/// further ahead is a trap; a client that is further ahead is told that its clock is wrong.
+pub const SKEW_MS_MAX: u64 = 60_000;
+
+/// A version's counter stays below this: clients in .NET read 32 bits with a sign.
+pub const COUNTER_END: u32 = i32::MAX as u32;

@@ -1,0 +1,185 @@
+//! RESP3 as requests and replies use it: arrays of bulk strings, and little more.
+//!
+//! A payload enters [`parse`] and its [`Arguments`] leave, as spans of that payload: no argument is ever
+//! copied. The writers append to the bytes of a reply. The reader is total: every payload gives arguments
+//! or [`Malformed`], in one pass, in constant memory.
+
+use std::ops::Range;
+
+use crate::limits::{ARGUMENTS_KEPT, LENGTH_DIGITS_MAX, PAYLOAD_BYTES_MAX};
+use crate::{Bytes, Span};
+
+/// The payload is not one array of bulk strings and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+/// The bulk strings of a request: the verb and its arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Arguments<'a> {
+    payload: &'a [u8],
+    kept: [Span; ARGUMENTS_KEPT],
+    count: usize,
+}
+
+impl<'a> Arguments<'a> {
+    /// How many bulk strings there are, the verb included. There is at least one.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Where one is; none beyond the count or beyond [`ARGUMENTS_KEPT`].
+    #[must_use]
+    pub fn span(&self, index: usize) -> Option<Span> {
+        (index < self.count)
+            .then(|| self.kept.get(index).copied())
+            .flatten()
+    }
+
+    /// One as the host takes it.
+    #[must_use]
+    pub fn bytes(&self, index: usize) -> Option<Bytes> {
+        self.span(index).map(Bytes::Span)
+    }
+
+    /// The bytes of one; empty where there is none.
+    #[must_use]
+    pub fn get(&self, index: usize) -> &'a [u8] {
+        self.span(index)
+            .and_then(|span| self.payload.get(range(span)))
+            .unwrap_or_default()
+    }
+}
+
+/// The positions that a span names.
+#[must_use]
+pub fn range(span: Span) -> Range<usize> {
+    let at = span.at as usize;
+    at..at.saturating_add(span.len as usize)
+}
+
+/// Reads a payload: `*<n>\r\n` and n times `$<length>\r\n<bytes>\r\n`.
+///
+/// # Errors
+///
+/// [`Malformed`] for everything else: no element, an element that is no bulk string, a length that is not
+/// plain decimal (a sign, a zero in front, a null) or that lies, bytes behind the end.
+pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
+    if payload.len() > PAYLOAD_BYTES_MAX {
+        return Err(Malformed);
+    }
+    let (count, mut at) = length(payload, 0, b'*')?;
+    if count == 0 {
+        return Err(Malformed);
+    }
+    let mut kept = [Span { at: 0, len: 0 }; ARGUMENTS_KEPT];
+    // Ends with the payload at the latest, however large the count: every element takes bytes of it.
+    for index in 0..count {
+        let (len, start) = length(payload, at, b'$')?;
+        let end = start.checked_add(len).ok_or(Malformed)?;
+        let after = end.checked_add(2).ok_or(Malformed)?;
+        if payload.get(end..after) != Some(b"\r\n") {
+            return Err(Malformed);
+        }
+        if let Some(slot) = kept.get_mut(index) {
+            *slot = span(start, len)?;
+        }
+        at = after;
+    }
+    if at != payload.len() {
+        return Err(Malformed);
+    }
+    Ok(Arguments {
+        payload,
+        kept,
+        count,
+    })
+}
+
+fn span(at: usize, len: usize) -> Result<Span, Malformed> {
+    let at = u32::try_from(at).map_err(|_| Malformed)?;
+    let len = u32::try_from(len).map_err(|_| Malformed)?;
+    Ok(Span { at, len })
+}
+
+/// Reads `<kind><digits>\r\n` at a position; gives the number and the position behind it.
+fn length(payload: &[u8], at: usize, kind: u8) -> Result<(usize, usize), Malformed> {
+    let rest = payload.get(at..).ok_or(Malformed)?;
+    let (&first, rest) = rest.split_first().ok_or(Malformed)?;
+    if first != kind {
+        return Err(Malformed);
+    }
+    let mut value = 0u64;
+    let mut digits = 0;
+    for &byte in rest.iter().take(LENGTH_DIGITS_MAX + 1) {
+        if !byte.is_ascii_digit() {
+            break;
+        }
+        // At most eleven digits: far from the end of 64 bits.
+        value = value * 10 + u64::from(byte - b'0');
+        digits += 1;
+    }
+    let padded = digits > 1 && rest.first() == Some(&b'0');
+    if digits == 0 || digits > LENGTH_DIGITS_MAX || padded {
+        return Err(Malformed);
+    }
+    if rest.get(digits..digits + 2) != Some(b"\r\n") {
+        return Err(Malformed);
+    }
+    let value = usize::try_from(value).map_err(|_| Malformed)?;
+    Ok((value, at + 1 + digits + 2))
+}
+
+/// Appends a number in decimal.
+pub fn push_number(out: &mut Vec<u8>, mut number: u64) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        // A remainder of ten is one digit; twenty digits hold every number of 64 bits.
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// Appends `<kind><number>\r\n`: the head of an array (`*`), of a bulk string (`$`), or an integer (`:`).
+pub fn push_head(out: &mut Vec<u8>, kind: u8, number: u64) {
+    out.push(kind);
+    push_number(out, number);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a whole bulk string.
+pub fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    push_head(out, b'$', bytes.len() as u64);
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends `-ERR <text>\r\n`. A line break in the text would end the reply early: it becomes a space.
+pub fn push_error(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(b"-ERR ");
+    out.extend(text.bytes().map(|byte| {
+        if matches!(byte, b'\r' | b'\n') {
+            b' '
+        } else {
+            byte
+        }
+    }));
+    out.extend_from_slice(b"\r\n");
+}
+
+/// A whole request, as a client sends it: for tests, tools and examples.
+#[must_use]
+pub fn request(arguments: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_head(&mut out, b'*', arguments.len() as u64);
+    for argument in arguments {
+        push_bulk(&mut out, argument);
+    }
+    out
+}

@@ -1,0 +1,275 @@
+//! From the bytes of a payload to a command.
+//!
+//! The order of checks is the protocol's (section 4): shape of the whole payload, verb, count and options,
+//! key. No table is reached from here.
+
+use statehouse_policy::resp::{self, Arguments};
+use statehouse_policy::{Dialect, Span};
+
+use crate::reply::Refusal;
+
+/// What a client may ask for. The order is that of [`Verb::NAMES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Set,
+    Get,
+    Del,
+    Vdel,
+    KeyNotify,
+    Scan,
+}
+
+impl Verb {
+    /// The names as the metrics show them.
+    pub(crate) const NAMES: [&'static str; 6] = ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN"];
+
+    const ALL: [Self; 6] = [
+        Self::Set,
+        Self::Get,
+        Self::Del,
+        Self::Vdel,
+        Self::KeyNotify,
+        Self::Scan,
+    ];
+
+    /// In any ASCII case: four examples of the published article are in lower case.
+    fn read(word: &[u8]) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|&verb| word.eq_ignore_ascii_case(Self::NAMES[verb as usize].as_bytes()))
+    }
+}
+
+/// When a SET is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Always,
+    /// NX.
+    Absent,
+    /// NEX, with the value to compare with.
+    AbsentOrEqual(Span),
+}
+
+/// A request of good form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    Set(Set),
+    Get { key: Span },
+    Del { key: Span },
+    Vdel { key: Span, value: Span },
+    KeyNotify { key: Span, stop: bool },
+    Scan { pattern: Span, token: Option<Span> },
+}
+
+/// A SET with its options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Set {
+    pub(crate) key: Span,
+    pub(crate) value: Span,
+    pub(crate) condition: Condition,
+    pub(crate) expiry_ms: Option<u64>,
+}
+
+impl Command {
+    pub(crate) fn verb(&self) -> Verb {
+        match self {
+            Self::Set(_) => Verb::Set,
+            Self::Get { .. } => Verb::Get,
+            Self::Del { .. } => Verb::Del,
+            Self::Vdel { .. } => Verb::Vdel,
+            Self::KeyNotify { .. } => Verb::KeyNotify,
+            Self::Scan { .. } => Verb::Scan,
+        }
+    }
+
+    /// The one key it is about. A SCAN is about many.
+    pub(crate) fn key(&self) -> Option<Span> {
+        match *self {
+            Self::Set(Set { key, .. })
+            | Self::Get { key }
+            | Self::Del { key }
+            | Self::Vdel { key, .. }
+            | Self::KeyNotify { key, .. } => Some(key),
+            Self::Scan { .. } => None,
+        }
+    }
+}
+
+/// An error of form, and the verb where one was recognized before it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    pub(crate) verb: Option<Verb>,
+    pub(crate) refusal: Refusal,
+}
+
+/// Reads a payload.
+pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreadable> {
+    let no_verb = |refusal| Unreadable {
+        verb: None,
+        refusal,
+    };
+    let arguments = resp::parse(payload).map_err(|_| no_verb(Refusal::Syntax))?;
+    let verb = Verb::read(arguments.get(0))
+        .filter(|&verb| verb != Verb::KeyNotify || dialect != Dialect::Preview)
+        .ok_or_else(|| no_verb(Refusal::UnknownCommand))?;
+    let command = match verb {
+        Verb::Set => set(&arguments),
+        Verb::Get => counted(&arguments, 2).map(|[_, key]| Command::Get { key }),
+        Verb::Del => counted(&arguments, 2).map(|[_, key]| Command::Del { key }),
+        Verb::Vdel => counted(&arguments, 3).map(|[_, key, value]| Command::Vdel { key, value }),
+        Verb::KeyNotify => key_notify(&arguments),
+        Verb::Scan => scan(&arguments),
+    };
+    command.and_then(named).map_err(|refusal| Unreadable {
+        verb: Some(verb),
+        refusal,
+    })
+}
+
+/// The last check of form: there is a key, or a pattern.
+fn named(command: Command) -> Result<Command, Refusal> {
+    let name = match command {
+        Command::Scan { pattern, .. } => Some(pattern),
+        _ => command.key(),
+    };
+    match name {
+        Some(Span { len: 0, .. }) => Err(Refusal::EmptyKey),
+        _ => Ok(command),
+    }
+}
+
+/// All spans of a command whose count is fixed.
+fn counted<const N: usize>(arguments: &Arguments<'_>, count: usize) -> Result<[Span; N], Refusal> {
+    if arguments.count() != count {
+        return Err(Refusal::WrongCount);
+    }
+    leading(arguments)
+}
+
+/// The first spans of a command.
+fn leading<const N: usize>(arguments: &Arguments<'_>) -> Result<[Span; N], Refusal> {
+    let mut spans = [Span { at: 0, len: 0 }; N];
+    for (index, span) in spans.iter_mut().enumerate() {
+        *span = arguments.span(index).ok_or(Refusal::WrongCount)?;
+    }
+    Ok(spans)
+}
+
+/// The words that are options of SET.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Nx,
+    Nex,
+    Px,
+}
+
+fn word(bytes: &[u8]) -> Option<Word> {
+    if bytes.eq_ignore_ascii_case(b"NX") {
+        Some(Word::Nx)
+    } else if bytes.eq_ignore_ascii_case(b"NEX") {
+        Some(Word::Nex)
+    } else if bytes.eq_ignore_ascii_case(b"PX") {
+        Some(Word::Px)
+    } else {
+        None
+    }
+}
+
+/// `SET key value [NX | NEX [expected]] [PX ms]`: seven at most. A longer one holds a repeated or an unknown
+/// option, which is why it is not a wrong count.
+const SET_COUNT_MAX: usize = 7;
+
+fn set(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
+    let [_, key, value] = leading(arguments)?;
+    if arguments.count() > SET_COUNT_MAX {
+        return Err(Refusal::Syntax);
+    }
+    let mut condition = None;
+    let mut expiry_ms = None;
+    let mut at = 3;
+    while at < arguments.count() {
+        match word(arguments.get(at)) {
+            Some(Word::Nx) if condition.is_none() => {
+                condition = Some(Condition::Absent);
+                at += 1;
+            }
+            Some(Word::Nex) if condition.is_none() => {
+                let expected = expected(arguments, at + 1)?;
+                condition = Some(Condition::AbsentOrEqual(expected.unwrap_or(value)));
+                at += if expected.is_some() { 2 } else { 1 };
+            }
+            Some(Word::Px) if expiry_ms.is_none() => {
+                expiry_ms = Some(milliseconds(arguments.get(at + 1)).ok_or(Refusal::Syntax)?);
+                at += 2;
+            }
+            _ => return Err(Refusal::Syntax),
+        }
+    }
+    let condition = condition.unwrap_or(Condition::Always);
+    Ok(Command::Set(Set {
+        key,
+        value,
+        condition,
+        expiry_ms,
+    }))
+}
+
+/// The argument of a NEX, of which `at` is the next position. Real clients send none and mean the value
+/// that is being set; the article also writes one. Only the count tells them apart.
+fn expected(arguments: &Arguments<'_>, at: usize) -> Result<Option<Span>, Refusal> {
+    let is = |index, expected| word(arguments.get(index)) == Some(expected);
+    match arguments.count() - at {
+        0 => Ok(None),
+        2 if is(at, Word::Px) => Ok(None),
+        // `NEX NX` or `NEX PX` is a slip, not a comparison.
+        1 if word(arguments.get(at)).is_none() => Ok(arguments.span(at)),
+        3 if is(at + 1, Word::Px) => Ok(arguments.span(at)),
+        _ => Err(Refusal::Syntax),
+    }
+}
+
+/// 1 to 2^63-1, in digits: an expiry of zero would be a deletion, and clients count in signed numbers.
+fn milliseconds(digits: &[u8]) -> Option<u64> {
+    let value = digits.iter().try_fold(0u64, |n, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        n.checked_mul(10)?.checked_add(digit)
+    })?;
+    (value > 0 && i64::try_from(value).is_ok()).then_some(value)
+}
+
+/// `KEYNOTIFY key [STOP] [GET]`. GET asks for the value, which is always sent.
+const KEYNOTIFY_COUNT_MAX: usize = 4;
+
+fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
+    let [_, key] = leading(arguments)?;
+    if arguments.count() > KEYNOTIFY_COUNT_MAX {
+        return Err(Refusal::Syntax);
+    }
+    let mut stop = false;
+    let mut get = false;
+    for index in 2..arguments.count() {
+        let option = arguments.get(index);
+        let seen = if option.eq_ignore_ascii_case(b"STOP") {
+            &mut stop
+        } else if option.eq_ignore_ascii_case(b"GET") {
+            &mut get
+        } else {
+            return Err(Refusal::Syntax);
+        };
+        if std::mem::replace(seen, true) {
+            return Err(Refusal::Syntax);
+        }
+    }
+    Ok(Command::KeyNotify { key, stop })
+}
+
+fn scan(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
+    let [_, pattern] = leading(arguments)?;
+    match arguments.count() {
+        2 | 3 => Ok(Command::Scan {
+            pattern,
+            token: arguments.span(2),
+        }),
+        _ => Err(Refusal::WrongCount),
+    }
+}

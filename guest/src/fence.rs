@@ -1,0 +1,46 @@
+//! Timestamps and fencing tokens: form, skew, and what a fenced key demands (the protocol, sections 4 to 6).
+
+use statehouse_policy::hlc::{self, Reading};
+use statehouse_policy::limits::SKEW_MS_MAX;
+use statehouse_policy::{Hlc, Request, Stamp};
+
+use crate::reply::Refusal;
+
+/// The `__ts` of a SET.
+pub(crate) fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
+    let text = request
+        .timestamp
+        .as_deref()
+        .ok_or(Refusal::MissingTimestamp)?;
+    let reading = hlc::parse(text).map_err(|_| Refusal::MalformedTimestamp)?;
+    if is_ahead(&reading, request.now) {
+        return Err(Refusal::TimestampAhead);
+    }
+    Ok(reading.stamp())
+}
+
+/// The `__ft` of a request, where it has one.
+pub(crate) fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
+    let Some(text) = request.fencing_token.as_deref() else {
+        return Ok(None);
+    };
+    let reading = hlc::parse(text).map_err(|_| Refusal::MalformedTimestamp)?;
+    if is_ahead(&reading, request.now) {
+        return Err(Refusal::FenceAhead);
+    }
+    Ok(Some(reading))
+}
+
+/// Whether a key that `fence` protects may be touched. An equal token is the holder's own.
+pub(crate) fn admit(fence: Option<&Hlc>, token: Option<&Reading<'_>>) -> Result<(), Refusal> {
+    match (fence.map(Reading::from), token) {
+        (None, _) => Ok(()),
+        (Some(_), None) => Err(Refusal::FenceMissing),
+        (Some(fence), Some(token)) if *token < fence => Err(Refusal::FenceLower),
+        (Some(_), Some(_)) => Ok(()),
+    }
+}
+
+fn is_ahead(reading: &Reading<'_>, now_ms: u64) -> bool {
+    reading.wall > now_ms.saturating_add(SKEW_MS_MAX)
+}

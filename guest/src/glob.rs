@@ -1,0 +1,281 @@
+//! Which keys a pattern names: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a byte that means itself.
+//!
+//! Patterns and keys are bytes, `?` is one byte. Inside brackets a range whose ends are reversed is read
+//! the other way round (as Redis does), `[]` names no byte and `[!]` names every one; a `[` without its `]`
+//! and a `\` at the end mean themselves.
+//!
+//! A pattern is cut at its `*`. What is before the first and behind the last is compared in place. What is
+//! between them runs as an automaton of at most 127 states in one machine word (Baeza-Yates and Gonnet
+//! 1992, "shift-and"), one step per byte of the key: there is no backtracking, hence no pattern and key
+//! whose time is more than the sum of their lengths.
+
+use crate::limits::{FLOATING_ELEMENTS_MAX, PATTERN_BYTES_MAX};
+
+/// What stands for one byte of a key.
+#[derive(Clone, Copy)]
+enum Element {
+    Byte(u8),
+    Any,
+    /// Index into the classes of the pattern.
+    Class(u32),
+}
+
+/// A set of bytes, a bit each.
+type Class = [u64; 4];
+
+/// A pattern, compiled.
+pub(crate) struct Glob {
+    classes: Vec<Class>,
+    /// Before the first `*`; the whole pattern where there is none.
+    front: Vec<Element>,
+    /// Behind the last `*`; none where there is none.
+    back: Option<Vec<Element>>,
+    /// Between the first and the last `*`; none where nothing is there.
+    middle: Option<Box<Automaton>>,
+}
+
+/// The pattern is longer than is looked at, or has more between its `*` than the automaton has states.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooLarge;
+
+/// Bit `i` is the state "the first `i` elements are matched".
+struct Automaton {
+    /// By byte: the states that it leads on from.
+    advance: [u128; 256],
+    /// The states with a `*`: they stay whatever comes.
+    stay: u128,
+    /// The last state; a `*` follows it, so reaching it is enough.
+    done: u128,
+}
+
+impl Glob {
+    /// Compiles a pattern.
+    pub(crate) fn new(pattern: &[u8]) -> Result<Self, TooLarge> {
+        if pattern.len() > PATTERN_BYTES_MAX {
+            return Err(TooLarge);
+        }
+        let mut classes = Vec::new();
+        // Between two `*` there is a segment, possibly empty.
+        let mut segments = vec![Vec::new()];
+        let mut reader = Reader {
+            rest: pattern,
+            closed: true,
+        };
+        while let Some(token) = reader.next() {
+            let element = match token {
+                Token::Star => {
+                    segments.push(Vec::new());
+                    continue;
+                }
+                Token::Byte(byte) => Element::Byte(byte),
+                Token::Any => Element::Any,
+                Token::Class(class) => {
+                    // A class takes two bytes of at most 65,535.
+                    let index = classes.len() as u32;
+                    classes.push(class);
+                    Element::Class(index)
+                }
+            };
+            if let Some(segment) = segments.last_mut() {
+                segment.push(element);
+            }
+        }
+        let back = if segments.len() > 1 {
+            segments.pop()
+        } else {
+            None
+        };
+        let mut segments = segments.into_iter();
+        let front = segments.next().unwrap_or_default();
+        let floating: Vec<_> = segments.filter(|segment| !segment.is_empty()).collect();
+        let middle = Automaton::new(&floating, &classes)?;
+        Ok(Self {
+            classes,
+            front,
+            back,
+            middle,
+        })
+    }
+
+    /// Whether the pattern names one key only.
+    pub(crate) fn is_one_key(&self) -> bool {
+        self.back.is_none()
+            && self
+                .front
+                .iter()
+                .all(|element| matches!(element, Element::Byte(_)))
+    }
+
+    /// Whether the pattern names this key.
+    pub(crate) fn matches(&self, key: &[u8]) -> bool {
+        let Some((front, rest)) = key.split_at_checked(self.front.len()) else {
+            return false;
+        };
+        if !self.fits(&self.front, front) {
+            return false;
+        }
+        let Some(back) = &self.back else {
+            return rest.is_empty();
+        };
+        let Some((rest, end)) = rest
+            .len()
+            .checked_sub(back.len())
+            .and_then(|at| rest.split_at_checked(at))
+        else {
+            return false;
+        };
+        self.fits(back, end)
+            && self
+                .middle
+                .as_ref()
+                .is_none_or(|middle| middle.accepts(rest))
+    }
+
+    /// Compares as many bytes as there are elements.
+    fn fits(&self, elements: &[Element], bytes: &[u8]) -> bool {
+        elements
+            .iter()
+            .zip(bytes)
+            .all(|(&element, &byte)| holds(element, byte, &self.classes))
+    }
+}
+
+fn holds(element: Element, byte: u8, classes: &[Class]) -> bool {
+    match element {
+        Element::Byte(expected) => expected == byte,
+        Element::Any => true,
+        Element::Class(index) => classes
+            .get(index as usize)
+            .is_some_and(|class| class[usize::from(byte >> 6)] >> (byte & 63) & 1 == 1),
+    }
+}
+
+impl Automaton {
+    fn new(segments: &[Vec<Element>], classes: &[Class]) -> Result<Option<Box<Self>>, TooLarge> {
+        let count: usize = segments.iter().map(Vec::len).sum();
+        if count > FLOATING_ELEMENTS_MAX {
+            return Err(TooLarge);
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let mut automaton = Box::new(Self {
+            advance: [0; 256],
+            stay: 0,
+            done: 1 << count,
+        });
+        let mut state = 1u128;
+        for segment in segments {
+            automaton.stay |= state;
+            for &element in segment {
+                for byte in 0..=u8::MAX {
+                    if holds(element, byte, classes) {
+                        automaton.advance[usize::from(byte)] |= state;
+                    }
+                }
+                state <<= 1;
+            }
+        }
+        Ok(Some(automaton))
+    }
+
+    fn accepts(&self, bytes: &[u8]) -> bool {
+        let mut states = 1u128;
+        for &byte in bytes {
+            states = ((states & self.advance[usize::from(byte)]) << 1) | (states & self.stay);
+            if states & self.done != 0 {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+enum Token {
+    Star,
+    Any,
+    Byte(u8),
+    Class(Class),
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    /// Whether a `]` may still come: known to be false after a `[` that none closed, so that a row of `[`
+    /// is not searched again and again.
+    closed: bool,
+}
+
+impl Reader<'_> {
+    fn next(&mut self) -> Option<Token> {
+        let (&byte, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(match byte {
+            b'*' => Token::Star,
+            b'?' => Token::Any,
+            b'\\' => Token::Byte(self.escaped(byte)),
+            b'[' if self.closed => match class(self.rest) {
+                Some((class, rest)) => {
+                    self.rest = rest;
+                    Token::Class(class)
+                }
+                None => {
+                    self.closed = false;
+                    Token::Byte(byte)
+                }
+            },
+            _ => Token::Byte(byte),
+        })
+    }
+
+    /// The byte behind a `\`; the `\` itself at the end.
+    fn escaped(&mut self, backslash: u8) -> u8 {
+        match self.rest.split_first() {
+            Some((&byte, rest)) => {
+                self.rest = rest;
+                byte
+            }
+            None => backslash,
+        }
+    }
+}
+
+/// Reads what follows a `[` up to its `]`; gives the set and what is behind it.
+fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
+    let (negated, mut rest) = match bytes.strip_prefix(b"!") {
+        Some(rest) => (true, rest),
+        None => (false, bytes),
+    };
+    let mut class = [0u64; 4];
+    loop {
+        if let Some(behind) = rest.strip_prefix(b"]") {
+            return Some((
+                if negated {
+                    class.map(|word| !word)
+                } else {
+                    class
+                },
+                behind,
+            ));
+        }
+        let (first, behind) = member(rest)?;
+        rest = behind;
+        let mut last = first;
+        // A `-` before the closing `]` means itself.
+        if let Some(behind) = rest.strip_prefix(b"-")
+            && !behind.starts_with(b"]")
+        {
+            (last, rest) = member(behind)?;
+        }
+        for byte in first.min(last)..=first.max(last) {
+            class[usize::from(byte >> 6)] |= 1 << (byte & 63);
+        }
+    }
+}
+
+/// One byte inside brackets, behind a `\` where it has one.
+fn member(bytes: &[u8]) -> Option<(u8, &[u8])> {
+    match bytes {
+        [b'\\', byte, rest @ ..] | [byte, rest @ ..] => Some((*byte, rest)),
+        [] => None,
+    }
+}

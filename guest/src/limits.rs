@@ -1,0 +1,22 @@
+//! Every bound of the standard policy, with its unit and its reason.
+
+/// The longest notification topic: what an MQTT string can be (MQTT 5, section 1.5.4).
+pub(crate) const TOPIC_BYTES_MAX: usize = 65_535;
+
+/// The longest SCAN pattern: longer than any key that can be watched; it keeps a compiled pattern small.
+pub(crate) const PATTERN_BYTES_MAX: usize = 65_535;
+
+/// Elements of a pattern between its first and its last `*`: the states of an automaton that is one
+/// 128-bit word, so that a key is matched in one step per byte whatever the pattern.
+pub(crate) const FLOATING_ELEMENTS_MAX: usize = 127;
+
+/// Keys asked for at once: the cursor can only stop between pages, so this is also by how far a reply may
+/// pass its bound.
+pub(crate) const SCAN_PAGE_KEYS: u32 = 32;
+
+/// Pages asked for by one SCAN; with [`SCAN_PAGE_KEYS`] at most 1024 keys are examined.
+pub(crate) const SCAN_PAGES_MAX: usize = 32;
+
+/// Bytes of keys after which a SCAN asks for no further page: a step of the automaton costs up to 40 units
+/// of fuel, and this keeps the whole call well within the budget of 4 million.
+pub(crate) const SCAN_EXAMINED_BYTES: usize = 32 * 1024;

@@ -1,0 +1,162 @@
+//! Every byte string that is answered. Clients compare them byte for byte.
+
+use statehouse_policy::resp;
+use statehouse_policy::{Body, Bytes, Dialect, Fault, Frame, Span};
+
+/// Why a request is answered with `-ERR`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Syntax,
+    UnknownCommand,
+    WrongCount,
+    EmptyKey,
+    NotAuthorized,
+    MissingTimestamp,
+    MalformedTimestamp,
+    TimestampAhead,
+    FenceAhead,
+    FenceMissing,
+    FenceLower,
+    Quota,
+    /// What the host says in its own words.
+    Host(String),
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Denied => Self::NotAuthorized,
+            Fault::Quota => Self::Quota,
+            Fault::Other(text) => Self::Host(text),
+        }
+    }
+}
+
+impl Refusal {
+    /// Whether the request alone is to blame: it would be refused over any table and at any time.
+    pub(crate) fn is_of_form(&self) -> bool {
+        match self {
+            Self::Syntax
+            | Self::UnknownCommand
+            | Self::WrongCount
+            | Self::EmptyKey
+            | Self::MissingTimestamp
+            | Self::MalformedTimestamp => true,
+            Self::NotAuthorized
+            | Self::TimestampAhead
+            | Self::FenceAhead
+            | Self::FenceMissing
+            | Self::FenceLower
+            | Self::Quota
+            | Self::Host(_) => false,
+        }
+    }
+
+    fn text(&self, dialect: Dialect) -> &str {
+        match self {
+            Self::Syntax => "syntax error",
+            Self::UnknownCommand => "unknown command",
+            Self::WrongCount => "wrong number of arguments",
+            Self::EmptyKey => "the key length is zero",
+            Self::NotAuthorized => "not authorized",
+            Self::MissingTimestamp => "missing timestamp",
+            Self::MalformedTimestamp => "malformed timestamp",
+            Self::TimestampAhead => {
+                "the request timestamp is too far in the future; \
+                 ensure that the client and broker system clocks are synchronized"
+            }
+            Self::FenceAhead => {
+                "the request fencing token timestamp is too far in the future; \
+                 ensure that the client and broker system clocks are synchronized"
+            }
+            Self::FenceMissing => "a fencing token is required for this request",
+            Self::FenceLower => match dialect {
+                Dialect::Sdk => {
+                    "the request fencing token is a lower version \
+                     than the fencing token protecting the resource"
+                }
+                // The article's own slip, which its readers compare with.
+                Dialect::Documents | Dialect::Preview => {
+                    "the request fencing token is a lower version \
+                     that the fencing token protecting the resource"
+                }
+            },
+            Self::Quota => "the quota has been exceeded",
+            Self::Host(text) => text,
+        }
+    }
+
+    /// `-ERR <text>`.
+    pub(crate) fn frame(&self, dialect: Dialect) -> Frame {
+        let text = self.text(dialect);
+        let mut head = Vec::with_capacity(text.len() + "-ERR \r\n".len());
+        resp::push_error(&mut head, text);
+        whole(head)
+    }
+}
+
+/// A reply without a value to splice in.
+pub(crate) fn whole(head: Vec<u8>) -> Frame {
+    Frame {
+        head,
+        body: Body::None,
+    }
+}
+
+/// `+OK`.
+pub(crate) fn ok() -> Frame {
+    whole(b"+OK\r\n".to_vec())
+}
+
+/// GET of nothing.
+pub(crate) fn absent() -> Frame {
+    whole(b"$-1\r\n".to_vec())
+}
+
+/// DEL, VDEL and STOP: how many there were.
+pub(crate) fn removed(any: bool) -> Frame {
+    whole(if any {
+        b":1\r\n".to_vec()
+    } else {
+        b":0\r\n".to_vec()
+    })
+}
+
+/// A SET that its condition refused.
+pub(crate) fn not_set(dialect: Dialect) -> Frame {
+    whole(match dialect {
+        Dialect::Sdk | Dialect::Preview => b":-1\r\n".to_vec(),
+        Dialect::Documents => b"-1\r\n".to_vec(),
+    })
+}
+
+/// A VDEL of another value.
+pub(crate) fn not_deleted(dialect: Dialect) -> Frame {
+    whole(match dialect {
+        Dialect::Sdk => b":-1\r\n".to_vec(),
+        Dialect::Documents => b"-1\r\n".to_vec(),
+        Dialect::Preview => b":0\r\n".to_vec(),
+    })
+}
+
+/// A stored value; the host puts it behind the head.
+pub(crate) fn value(key: Span, len: u32) -> Frame {
+    let mut head = Vec::with_capacity("$4294967295\r\n".len());
+    resp::push_head(&mut head, b'$', u64::from(len));
+    Frame {
+        head,
+        body: Body::Stored(Bytes::Span(key)),
+    }
+}
+
+/// The keys of a page (already bulk strings) and the token of the next one.
+pub(crate) fn page(count: u64, keys: &[u8], token: Option<&[u8]>) -> Frame {
+    let mut head = Vec::with_capacity(keys.len() + token.map_or(0, <[u8]>::len) + 64);
+    resp::push_head(&mut head, b'*', if token.is_some() { 2 } else { 1 });
+    resp::push_head(&mut head, b'*', count);
+    head.extend_from_slice(keys);
+    if let Some(token) = token {
+        resp::push_bulk(&mut head, token);
+    }
+    whole(head)
+}

@@ -1,0 +1,179 @@
+//! What the commands do, in the protocol's order of checks (section 4): authorization, timestamp, fencing
+//! token's form and skew, fence, condition, quota. The host checks authorization and quota where the table
+//! is touched: so a command's first call says what it touches the key for.
+
+use statehouse_policy::{Access, Bytes, Frame, Host, Outcome, Repeat, Request, Span, Stamp};
+
+use crate::command::{self, Command, Condition, Set, Unreadable};
+use crate::reply::{self, Refusal};
+use crate::{fence, notify, scan};
+
+/// Runs one request.
+pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
+    let command = match command::parse(&request.payload, request.dialect) {
+        Ok(command) => command,
+        Err(Unreadable { verb, refusal }) => {
+            return Outcome {
+                reply: refusal.frame(request.dialect),
+                version: None,
+                repeat: Repeat::Free,
+                command: verb.map(|verb| verb as u16),
+            };
+        }
+    };
+    let done = match &command {
+        Command::Set(set) => run_set(host, request, set),
+        Command::Get { key } => get(host, *key),
+        Command::Del { key } => delete(host, request, *key, None),
+        Command::Vdel { key, value } => delete(host, request, *key, Some(*value)),
+        Command::KeyNotify { key, stop } => key_notify(host, request, *key, *stop),
+        Command::Scan { pattern, token } => {
+            scan::scan(host, request, *pattern, *token).map(|reply| Done {
+                reply,
+                version: None,
+            })
+        }
+    };
+    let repeat = match &done {
+        _ if !is_remembered(&command) => Repeat::Free,
+        Err(refusal) if refusal.is_of_form() => Repeat::Free,
+        _ => Repeat::Same,
+    };
+    let Done { reply, version } = done.unwrap_or_else(|refusal| Done {
+        reply: refusal.frame(request.dialect),
+        version: None,
+    });
+    Outcome {
+        reply,
+        version,
+        repeat,
+        command: Some(command.verb() as u16),
+    }
+}
+
+/// Whether a duplicate is owed the first answer (the protocol, section 9). A KEYNOTIFY that registers is
+/// not: it runs again, so that the duplicate's own connection is registered.
+fn is_remembered(command: &Command) -> bool {
+    match command {
+        Command::Set(_) | Command::Del { .. } | Command::Vdel { .. } => true,
+        Command::KeyNotify { stop, .. } => *stop,
+        Command::Get { .. } | Command::Scan { .. } => false,
+    }
+}
+
+/// An answer that is no error.
+struct Done {
+    reply: Frame,
+    version: Option<Stamp>,
+}
+
+fn run_set(host: &mut impl Host, request: &Request, set: &Set) -> Result<Done, Refusal> {
+    let key = Bytes::Span(set.key);
+    let value = Bytes::Span(set.value);
+    let entry = host.head(&key, Access::Write)?;
+    let observed = fence::timestamp(request)?;
+    let token = fence::token(request)?;
+    if let Some(entry) = &entry {
+        fence::admit(entry.fence.as_ref(), token.as_ref())?;
+        let may_replace = match set.condition {
+            Condition::Always => true,
+            Condition::Absent => false,
+            Condition::AbsentOrEqual(expected) => host.matches(&key, &Bytes::Span(expected))?,
+        };
+        if !may_replace {
+            return Ok(Done {
+                reply: reply::not_set(request.dialect),
+                version: Some(entry.version),
+            });
+        }
+    }
+    // The key's fence becomes the highest token it has seen. A token that passed is at least the key's own,
+    // and a key without a fence has none to keep: so it is always this one.
+    let fence = token.map(|token| token.to_hlc());
+    let expires = set.expiry_ms.map(|ms| request.now.saturating_add(ms));
+    let version = host.put(&key, &value, Some(observed), fence.as_ref(), expires)?;
+    Ok(Done {
+        reply: reply::ok(),
+        version: Some(version),
+    })
+}
+
+fn get(host: &mut impl Host, key: Span) -> Result<Done, Refusal> {
+    Ok(match host.head(&Bytes::Span(key), Access::Read)? {
+        Some(entry) => Done {
+            reply: reply::value(key, entry.len),
+            version: Some(entry.version),
+        },
+        // Without a version: a client in Go reads one as "exists".
+        None => Done {
+            reply: reply::absent(),
+            version: None,
+        },
+    })
+}
+
+/// DEL, and VDEL where there is a value to compare with.
+fn delete(
+    host: &mut impl Host,
+    request: &Request,
+    key: Span,
+    expected: Option<Span>,
+) -> Result<Done, Refusal> {
+    let key = Bytes::Span(key);
+    let entry = host.head(&key, Access::Write)?;
+    let token = fence::token(request)?;
+    let Some(entry) = entry else {
+        return Ok(Done {
+            reply: reply::removed(false),
+            version: None,
+        });
+    };
+    fence::admit(entry.fence.as_ref(), token.as_ref())?;
+    let version = Some(entry.version);
+    if let Some(expected) = expected
+        && !host.matches(&key, &Bytes::Span(expected))?
+    {
+        return Ok(Done {
+            reply: reply::not_deleted(request.dialect),
+            version,
+        });
+    }
+    host.delete(&key)?;
+    Ok(Done {
+        reply: reply::removed(true),
+        version,
+    })
+}
+
+fn key_notify(
+    host: &mut impl Host,
+    request: &Request,
+    key: Span,
+    stop: bool,
+) -> Result<Done, Refusal> {
+    // Without a client there is nobody to notify.
+    let client = request.client.as_deref().ok_or(Refusal::NotAuthorized);
+    if !client
+        .as_ref()
+        .is_ok_and(|client| notify::topic_fits(client, key))
+    {
+        client?;
+        return Err(Refusal::Syntax);
+    }
+    let key = Bytes::Span(key);
+    host.head(&key, Access::Read)?;
+    let reply = if stop {
+        if host.unwatch(&key)? {
+            reply::ok()
+        } else {
+            reply::removed(false)
+        }
+    } else {
+        host.watch(&key)?;
+        reply::ok()
+    };
+    Ok(Done {
+        reply,
+        version: None,
+    })
+}
