@@ -1,0 +1,107 @@
+//! Every bound of the broker, with its unit in the name and the reason for its value.
+//!
+//! Nothing that a client sends can take memory or time beyond these.
+
+use std::time::Duration;
+
+/// The bounds of one broker. The defaults fit a gateway with some hundred clients; an embedder may set others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Sockets at once, those that have not sent their CONNECT included. One more is closed at accept.
+    pub connections_max: usize,
+    /// Sessions at once, connected or not. A new one over it is refused with CONNACK 0x97.
+    pub sessions_max: usize,
+    /// From accept to a whole CONNECT packet. Slow links need a second; nobody needs ten.
+    pub connect_timeout: Duration,
+    /// Length of a CONNECT packet: client id, credentials and a will. Applies before we know anything about the peer.
+    pub connect_bytes_max: usize,
+    /// Length of any other packet, told in CONNACK. Values of 1 MiB with their envelope fit. Never above
+    /// 268 435 455, which no packet can have and some clients refuse to read.
+    pub packet_bytes_max: usize,
+    /// Length of a client identifier. MQTT asks for 23; some clients put whole paths into it.
+    pub client_id_bytes_max: usize,
+    /// QoS 1 and 2 PUBLISHes of one client without our answer, told in CONNACK as Receive Maximum.
+    pub receive_max: u16,
+    /// QoS 1 and 2 messages to one client without its answer: the lesser of this and its Receive Maximum.
+    pub in_flight_max: u16,
+    /// Topic aliases of one client, told in CONNACK. Each holds a topic name for as long as the connection.
+    pub topic_alias_max: u16,
+    /// Levels of a topic name or filter. The router recurses once per level.
+    pub topic_levels_max: usize,
+    /// Subscriptions of one session. One more is answered 0x97 in the SUBACK.
+    pub subscriptions_per_session_max: usize,
+    /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker.
+    pub filters_per_packet_max: usize,
+    /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
+    /// disconnected with 0x97, an offline session drops the newest.
+    pub queue_bytes_max: usize,
+    /// The same over all sessions: the ceiling of what clients that do not read can cost.
+    pub queue_bytes_total_max: usize,
+    /// Encoded output of one connection above which messages stay in the queue and the reader stops reading.
+    /// Large enough that a socket buffer is always filled by one write.
+    pub output_bytes_high: usize,
+    /// A write without any progress for this long ends the connection.
+    pub write_stall: Duration,
+    /// For the last packets (DISCONNECT) of a connection that the broker closes, and then for the peer to close.
+    pub close_timeout: Duration,
+    /// Retained messages.
+    pub retained_max: usize,
+    /// Retained messages in bytes. Stays below `queue_bytes_max`, so that a new subscriber to `#` can be handed
+    /// all of them without being cut off for its full queue.
+    pub retained_bytes_max: usize,
+    /// Session Expiry Interval in seconds; a client that asks for more (or for ever) is told this in CONNACK.
+    pub session_expiry_max_s: u32,
+    /// Will Delay Interval in seconds; more is cut to this. It may not outlive the session anyway.
+    pub will_delay_max_s: u32,
+    /// Keep Alive in seconds; a client that asks for more, or for none, is told this in CONNACK (Server Keep
+    /// Alive). Frees the place of a peer that vanished without closing its socket. 0: no bound.
+    pub keep_alive_max_s: u16,
+    /// Packets of one connection handled before others get their turn at the broker's lock.
+    pub packets_per_turn_max: usize,
+    /// Bytes asked of the socket in one read.
+    pub read_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 10_000,
+            sessions_max: 20_000,
+            connect_timeout: Duration::from_secs(10),
+            connect_bytes_max: 64 << 10,
+            packet_bytes_max: 2 << 20,
+            client_id_bytes_max: 1024,
+            receive_max: 1024,
+            in_flight_max: 1024,
+            topic_alias_max: 32,
+            topic_levels_max: 64,
+            subscriptions_per_session_max: 1024,
+            filters_per_packet_max: 64,
+            queue_bytes_max: 16 << 20,
+            queue_bytes_total_max: 512 << 20,
+            output_bytes_high: 256 << 10,
+            write_stall: Duration::from_secs(20),
+            close_timeout: Duration::from_secs(2),
+            retained_max: 16_384,
+            retained_bytes_max: 8 << 20,
+            session_expiry_max_s: 7 * 24 * 3600,
+            will_delay_max_s: 24 * 3600,
+            keep_alive_max_s: 1200,
+            packets_per_turn_max: 256,
+            read_bytes: 16 << 10,
+        }
+    }
+}
+
+/// What a message costs beside its bytes when it is kept: the structures around it, rounded up, so that a
+/// flood of empty messages is bounded as well.
+pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
+
+/// The longest packet that MQTT can express (section 1.5.5: four bytes of seven bits).
+pub(crate) const REMAINING_LENGTH_MAX: usize = 268_435_455;
+
+/// A buffer that grew beyond this is given back to the allocator once it is empty.
+pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 64 << 10;
+
+/// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
+pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;

@@ -1,0 +1,219 @@
+//! Properties of a PUBLISH or a will (MQTT 5 section 2.2.2): one raw slice, scanned once.
+//!
+//! In come the bytes between property length and payload, checked by the codec. Out go views of single properties and
+//! the same bytes for forwarding. They are never decoded into a structure and encoded again, so what a client sent
+//! passes bit for bit.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use thiserror::Error;
+
+use crate::codec::{Reader, Span, property as id};
+
+/// The properties of a received PUBLISH.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Properties {
+    pub(crate) raw: Bytes,
+    pub(crate) response_topic: Option<Span>,
+    pub(crate) correlation_data: Option<Span>,
+    pub(crate) content_type: Option<Span>,
+    pub(crate) message_expiry_s: Option<u32>,
+    pub(crate) payload_is_utf8: bool,
+    pub(crate) topic_alias: Option<u16>,
+    pub(crate) will_delay_s: u32,
+    /// What is between two processes only and not forwarded: Topic Alias, Message Expiry, Will Delay.
+    pub(crate) local: [Option<Span>; 2],
+}
+
+impl Properties {
+    /// The Response Topic.
+    #[must_use]
+    pub fn response_topic(&self) -> Option<&str> {
+        self.text(self.response_topic)
+    }
+
+    /// The Correlation Data, a slice of the read buffer.
+    #[must_use]
+    pub fn correlation_data(&self) -> Option<Bytes> {
+        self.correlation_data
+            .map(|span| self.raw.slice(span.range()))
+    }
+
+    /// The Content Type.
+    #[must_use]
+    pub fn content_type(&self) -> Option<&str> {
+        self.text(self.content_type)
+    }
+
+    /// The Message Expiry Interval in seconds, as sent.
+    #[must_use]
+    pub fn message_expiry_s(&self) -> Option<u32> {
+        self.message_expiry_s
+    }
+
+    /// Whether the Payload Format Indicator promises UTF-8.
+    #[must_use]
+    pub fn payload_is_utf8(&self) -> bool {
+        self.payload_is_utf8
+    }
+
+    /// The user properties in the order sent, repeated names included.
+    pub fn user(&self) -> impl Iterator<Item = (&str, &str)> {
+        Reader::new(&self.raw).properties().filter_map(|item| {
+            let item = item.ok()?;
+            let (name, value) = item.pair?;
+            Some((
+                std::str::from_utf8(name.of(&self.raw)).ok()?,
+                std::str::from_utf8(value.of(&self.raw)).ok()?,
+            ))
+        })
+    }
+
+    /// The bytes as sent, without their length.
+    #[must_use]
+    pub fn raw(&self) -> &Bytes {
+        &self.raw
+    }
+
+    /// The bytes to forward: as sent but for Topic Alias and Message Expiry Interval, which are the broker's to
+    /// write. Copies only where one of these stands between others.
+    #[must_use]
+    pub fn forwarded(&self) -> Bytes {
+        let [first, second] = match self.local {
+            [Some(a), Some(b)] if b.start < a.start => [Some(b), Some(a)],
+            [None, b] => [b, None],
+            spans => spans,
+        };
+        let Some(a) = first else {
+            return self.raw.clone();
+        };
+        let b = second.unwrap_or(Span {
+            start: a.end,
+            end: a.end,
+        });
+        let parts = [
+            0..a.start as usize,
+            a.end as usize..b.start as usize,
+            b.end as usize..self.raw.len(),
+        ];
+        let mut filled = parts.iter().filter(|part| !part.is_empty());
+        match (filled.next(), filled.next()) {
+            (None, _) => Bytes::new(),
+            (Some(only), None) => self.raw.slice(only.clone()),
+            _ => {
+                let mut copy = BytesMut::with_capacity(self.raw.len());
+                for part in parts {
+                    copy.extend_from_slice(&self.raw[part]);
+                }
+                copy.freeze()
+            }
+        }
+    }
+
+    fn text(&self, span: Option<Span>) -> Option<&str> {
+        std::str::from_utf8(span?.of(&self.raw)).ok()
+    }
+}
+
+/// Why properties could not be built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PropertyError {
+    /// A string or binary value is longer than its two bytes of length can say.
+    #[error("a property is longer than 65535 bytes")]
+    TooLong,
+    /// MQTT strings may not hold U+0000 (section 1.5.4).
+    #[error("a property holds the character U+0000")]
+    Nul,
+    /// A Response Topic is a topic name.
+    #[error("a response topic may not be empty or hold a wildcard")]
+    Topic,
+}
+
+/// Writes the raw properties of an outgoing [`Message`](crate::Message), in the order of the calls. Each property but
+/// the user property may be written once.
+#[derive(Debug, Default)]
+pub struct PropertiesBuilder {
+    buffer: BytesMut,
+    error: Option<PropertyError>,
+}
+
+impl PropertiesBuilder {
+    /// No properties yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// No properties yet, and room for this many bytes.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self {
+            buffer: BytesMut::with_capacity(bytes),
+            error: None,
+        }
+    }
+
+    /// Says that the payload is UTF-8 text.
+    #[must_use]
+    pub fn payload_is_utf8(mut self) -> Self {
+        self.buffer.extend_from_slice(&[id::PAYLOAD_FORMAT, 1]);
+        self
+    }
+
+    /// The Content Type.
+    #[must_use]
+    pub fn content_type(mut self, value: &str) -> Self {
+        self.buffer.put_u8(id::CONTENT_TYPE);
+        self.text(value);
+        self
+    }
+
+    /// The Response Topic.
+    #[must_use]
+    pub fn response_topic(mut self, value: &str) -> Self {
+        if crate::topic::check_name(value.as_bytes()).is_err() {
+            self.error.get_or_insert(PropertyError::Topic);
+        }
+        self.buffer.put_u8(id::RESPONSE_TOPIC);
+        self.text(value);
+        self
+    }
+
+    /// The Correlation Data.
+    #[must_use]
+    pub fn correlation_data(mut self, value: &[u8]) -> Self {
+        self.buffer.put_u8(id::CORRELATION_DATA);
+        self.binary(value);
+        self
+    }
+
+    /// One more user property.
+    #[must_use]
+    pub fn user(mut self, name: &str, value: &str) -> Self {
+        self.buffer.put_u8(id::USER_PROPERTY);
+        self.text(name);
+        self.text(value);
+        self
+    }
+
+    /// The bytes for [`Message::properties`](crate::Message::properties).
+    pub fn finish(self) -> Result<Bytes, PropertyError> {
+        self.error.map_or_else(|| Ok(self.buffer.freeze()), Err)
+    }
+
+    fn text(&mut self, value: &str) {
+        if value.as_bytes().contains(&0) {
+            self.error.get_or_insert(PropertyError::Nul);
+        }
+        self.binary(value.as_bytes());
+    }
+
+    fn binary(&mut self, value: &[u8]) {
+        match u16::try_from(value.len()) {
+            Ok(length) => {
+                self.buffer.put_u16(length);
+                self.buffer.extend_from_slice(value);
+            }
+            Err(_) => _ = self.error.get_or_insert(PropertyError::TooLong),
+        }
+    }
+}

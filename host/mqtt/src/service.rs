@@ -1,0 +1,87 @@
+//! The embedder's side of the seam: which topics it takes, and what it is told.
+
+use std::{sync::Arc, time::Instant};
+
+use bytes::Bytes;
+
+use crate::{Broker, Properties, QoS, ReasonCode};
+
+/// The embedder. It takes PUBLISHes of the topics it claims, answers through [`Broker::batch`], and hears of the
+/// end of every connection. All methods are called without any lock of the broker held.
+pub trait Service: Send + Sync + 'static {
+    /// Whose PUBLISH is this? Called for every PUBLISH, so it has to be cheap.
+    fn claim(&self, topic: &str) -> Claim;
+
+    /// Requests of one socket read, in the order sent; the service drains or reads them. Every request with a
+    /// token has to be settled once, now or later ([`Batch::settle`](crate::Batch::settle)).
+    fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>);
+
+    /// The connection has ended: after its last request and before the first one of a connection that took its
+    /// session over. Exactly once for each connection that got a CONNACK with success.
+    fn gone(&self, broker: &Broker, who: &Origin);
+}
+
+/// What becomes of a PUBLISH.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// An ordinary message: routed to its subscribers.
+    Route,
+    /// A request to the service: handed to [`Service::requests`], not routed.
+    Take,
+    /// Not accepted: answered with this code and Reason String; at QoS 0 dropped and counted.
+    Refuse(ReasonCode, &'static str),
+}
+
+/// One connection of one client. Connection numbers never repeat within a process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The client identifier, proven by the connection.
+    pub client: Arc<str>,
+    /// The number of the connection.
+    pub connection: u64,
+}
+
+/// A PUBLISH that the service took. Its bytes are slices of the read buffer: copy what is kept.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The topic name, checked to be UTF-8.
+    pub topic: Bytes,
+    /// The payload.
+    pub payload: Bytes,
+    /// The properties, checked.
+    pub properties: Properties,
+    /// The quality of service it was sent with.
+    pub qos: QoS,
+    /// The DUP flag as sent.
+    pub dup: bool,
+    /// The packet identifier; 0 at QoS 0.
+    pub packet_id: u16,
+    /// When its Message Expiry Interval ends.
+    pub expires: Option<Instant>,
+    /// What to settle it with; none at QoS 0.
+    pub token: Option<Token>,
+}
+
+/// Names the acknowledgement that a request waits for. It is good for one use; a second one does nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token {
+    pub(crate) session: u32,
+    pub(crate) connection: u64,
+    pub(crate) sequence: u64,
+    pub(crate) packet_id: u16,
+    pub(crate) exactly_once: bool,
+}
+
+/// A service that takes nothing: the broker routes everything.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoService;
+
+impl Service for NoService {
+    fn claim(&self, _: &str) -> Claim {
+        Claim::Route
+    }
+    fn requests(&self, _: &Broker, _: &Origin, requests: &mut Vec<Request>) {
+        requests.clear();
+    }
+    fn gone(&self, _: &Broker, _: &Origin) {}
+}

@@ -1,0 +1,28 @@
+//! What the broker counts.
+
+/// A snapshot of the broker's gauges and counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Clients that are connected.
+    pub connections: usize,
+    /// Sessions, connected or not.
+    pub sessions: usize,
+    /// Subscriptions of all sessions.
+    pub subscriptions: usize,
+    /// Retained messages.
+    pub retained: usize,
+    /// Bytes of retained messages.
+    pub retained_bytes: usize,
+    /// Bytes of messages that wait for a client or its acknowledgement.
+    pub queued_bytes: usize,
+    /// PUBLISHes that came from clients since the start.
+    pub messages_in: u64,
+    /// PUBLISHes sent to clients since the start, repetitions included.
+    pub messages_out: u64,
+    /// Messages dropped since the start: expired, over a queue's bound, too large for their client, refused at QoS 0.
+    pub dropped: u64,
+    /// Connections ended by the broker for a violation of the protocol or a bound.
+    pub disconnected: u64,
+    /// Sockets closed at accept because there were too many.
+    pub turned_away: u64,
+}

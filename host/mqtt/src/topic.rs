@@ -1,0 +1,128 @@
+//! Topic names and filters (MQTT 5 section 4.7): validity and matching, on bytes that are known to be UTF-8.
+
+/// Why a topic name or filter is refused.
+pub(crate) type Fault = &'static str;
+
+/// A name to publish to: not empty, no wildcard, no U+0000.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
+    if name.is_empty() {
+        return Err("the topic name is empty");
+    }
+    for byte in name {
+        match byte {
+            b'+' | b'#' => return Err("the topic name holds a wildcard"),
+            0 => return Err("the topic name holds U+0000"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A filter to subscribe to: `+` alone in its level, `#` alone in the last one.
+pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
+    if filter.is_empty() {
+        return Err("the topic filter is empty");
+    }
+    let mut levels = levels(filter).peekable();
+    while let Some(level) = levels.next() {
+        match level {
+            b"+" => {}
+            b"#" if levels.peek().is_none() => {}
+            b"#" => return Err("'#' is not the last level of the topic filter"),
+            _ if level.iter().any(|byte| matches!(byte, b'+' | b'#')) => {
+                return Err("a wildcard does not fill its level of the topic filter");
+            }
+            _ if level.contains(&0) => return Err("the topic filter holds U+0000"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The levels between the slashes; there is always one, maybe empty.
+pub(crate) fn levels(topic: &[u8]) -> impl Iterator<Item = &[u8]> {
+    topic.split(|byte| *byte == b'/')
+}
+
+pub(crate) fn has_wildcard(filter: &[u8]) -> bool {
+    filter.iter().any(|byte| matches!(byte, b'+' | b'#'))
+}
+
+/// `$share/...`: a shared subscription (section 4.8.2).
+pub(crate) fn is_shared(filter: &[u8]) -> bool {
+    filter.starts_with(b"$share/")
+}
+
+/// Whether a valid filter matches a valid name. A leading wildcard matches nothing that begins with `$`
+/// (section 4.7.2).
+pub(crate) fn matches(filter: &[u8], name: &[u8]) -> bool {
+    if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
+        return false;
+    }
+    let (mut filters, mut names) = (levels(filter), levels(name));
+    loop {
+        match (filters.next(), names.next()) {
+            (Some(b"#"), _) | (None, None) => return true,
+            (Some(b"+"), Some(_)) => {}
+            (Some(a), Some(b)) if a == b => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "/", "a//b", "$SYS/x", "é/ü", " "] {
+            assert_eq!(check_name(good.as_bytes()), Ok(()), "{good}");
+        }
+        for bad in ["", "a/+", "#", "a+b", "a\0b"] {
+            assert!(check_name(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn filters() {
+        for good in ["#", "+", "a/#", "+/+", "/", "a/+/b/#", "$share/g/a"] {
+            assert_eq!(check_filter(good.as_bytes()), Ok(()), "{good}");
+        }
+        for bad in ["", "a#", "#/a", "a/#/b", "a+", "a/b+/c", "a\0"] {
+            assert!(check_filter(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn matching_as_the_examples_of_the_standard() {
+        for (filter, name, expected) in [
+            ("sport/tennis/player1/#", "sport/tennis/player1", true),
+            (
+                "sport/tennis/player1/#",
+                "sport/tennis/player1/score/wimbledon",
+                true,
+            ),
+            ("sport/#", "sport", true),
+            ("sport/tennis/+", "sport/tennis/player1", true),
+            ("sport/tennis/+", "sport/tennis/player1/ranking", false),
+            ("sport/+", "sport", false),
+            ("sport/+", "sport/", true),
+            ("+/+", "/finance", true),
+            ("/+", "/finance", true),
+            ("+", "/finance", false),
+            ("#", "$SYS/monitor", false),
+            ("+/monitor/Clients", "$SYS/monitor/Clients", false),
+            ("$SYS/#", "$SYS/monitor", true),
+            ("$SYS/monitor/+", "$SYS/monitor/Clients", true),
+            ("a/b", "a/b", true),
+            ("a/b", "A/b", false),
+        ] {
+            assert_eq!(
+                matches(filter.as_bytes(), name.as_bytes()),
+                expected,
+                "{filter} on {name}"
+            );
+        }
+    }
+}
