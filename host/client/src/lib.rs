@@ -1,1 +1,56 @@
-//! Being written.
+//! A typed client of the MQTT 5 state store.
+//!
+//! A [`Client`] holds one MQTT connection and any number of requests over it: [`Client::get`],
+//! [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`], [`Client::watch`] and
+//! [`Client::lock`]. It reconnects by itself; a request that was under way is sent again with the
+//! same correlation data until its timeout, so that the store can tell the duplicate from a new
+//! request.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), statehouse_client::Error> {
+//! use std::time::Duration;
+//! use statehouse_client::{Client, Options, SetOptions};
+//!
+//! let client = Client::connect(Options::default()).await?;
+//! let minute = SetOptions { expiry: Some(Duration::from_secs(60)), ..SetOptions::default() };
+//! client.set("room/temperature", "21.5", minute).await?;
+//! if let Some(value) = client.get("room/temperature").await? {
+//!     println!("{:?} at {}", value.bytes, value.version);
+//! }
+//! client.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The way of a request: `client` builds the command with `resp`, `session` stamps it with the
+//! client's clock (`clock`) and keeps it in the `ledger` until it is answered, `link` carries it through rumqttc,
+//! and the answer comes back the same way. Section numbers in this crate's comments are those of
+//! the project's protocol document.
+#![forbid(unsafe_code)]
+
+mod client;
+mod clock;
+mod duration;
+mod error;
+mod inbox;
+mod ledger;
+mod limits;
+mod link;
+mod lock;
+mod options;
+mod random;
+mod resp;
+mod scan;
+mod session;
+mod topics;
+mod version;
+mod watch;
+
+pub use client::{Client, Condition, SetOptions, SetResult, Value, VdelResult};
+pub use duration::{DurationError, parse_duration};
+pub use error::Error;
+pub use lock::{Lock, LockOptions};
+pub use options::Options;
+pub use scan::Scan;
+pub use version::{Version, VersionError};
+pub use watch::{GapCause, Watch, WatchEvent};

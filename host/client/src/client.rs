@@ -1,0 +1,331 @@
+//! The typed commands. Enters: keys, values, options. Leaves: what the store answered, as types.
+//! It never interprets a value.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::error::Error;
+use crate::ledger::Answer;
+use crate::limits;
+use crate::link;
+use crate::options::Options;
+use crate::resp::{self, Reply};
+use crate::scan::Scan;
+use crate::session::Session;
+use crate::version::Version;
+use crate::watch::Watch;
+
+/// A value and its version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// The bytes, as they were set.
+    pub bytes: Bytes,
+    /// The version that the SET got.
+    pub version: Version,
+}
+
+/// When a SET applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Condition {
+    /// Whatever is there.
+    #[default]
+    Always,
+    /// NX: only where there is no key.
+    IfAbsent,
+    /// NEX: only where there is no key, or it has this very value.
+    IfAbsentOrEqual,
+}
+
+/// The options of a SET.
+#[derive(Debug, Clone, Default)]
+pub struct SetOptions {
+    /// When it applies; default always.
+    pub condition: Condition,
+    /// PX: how long the key lives, from 1 ms, in whole ms; default for ever.
+    pub expiry: Option<Duration>,
+    /// The fencing token, for a key that is protected by one.
+    pub fencing_token: Option<Version>,
+}
+
+/// What became of a SET.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetResult {
+    /// False where the condition did not hold; then nothing changed.
+    pub applied: bool,
+    /// The new version, or where nothing changed, that of the stored value.
+    pub version: Version,
+}
+
+/// What became of a VDEL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VdelResult {
+    /// The key had this value and is gone; the version is that of the deleted value.
+    Deleted(Version),
+    /// The key has another value, of this version, and stays.
+    Different(Version),
+    /// There is no such key.
+    Missing,
+}
+
+/// A connection to a state store. Clones share it; it closes with the last of them.
+#[derive(Debug, Clone)]
+pub struct Client {
+    connection: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    session: Arc<Session>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.session.stopping.notify_one();
+    }
+}
+
+impl Client {
+    /// Connects, and subscribes to the answers.
+    ///
+    /// # Errors
+    /// [`Error::Transport`] where there is nobody, [`Error::Rejected`] where the broker does not
+    /// grant the subscription, [`Error::Invalid`] for a client id that cannot be used.
+    pub async fn connect(options: Options) -> Result<Self, Error> {
+        let client_id = options.resolve_client_id()?;
+        let address = format!("{}:{}", options.host_in_address(), options.port);
+        let (ready, connected) = oneshot::channel();
+        let mqtt = link::mqtt_options(&options, &client_id);
+        let session = Arc::new(Session::new(client_id, address, options.timeout, ready));
+        let task = tokio::spawn(link::run(Arc::clone(&session), mqtt));
+        let client = Self {
+            connection: Arc::new(Handle {
+                session,
+                task: Mutex::new(Some(task)),
+            }),
+        };
+        let session = client.session();
+        match timeout(options.timeout, connected).await {
+            Ok(Ok(result)) => result.map(|()| client),
+            // Either the timeout, or the task ended without a word.
+            _ => Err(Error::Transport(format!(
+                "cannot reach a state store at {}: no answer within {} ms",
+                session.address,
+                options.timeout.as_millis()
+            ))),
+        }
+    }
+
+    /// The client id, given or made up.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.session().names.client_id
+    }
+
+    /// How long a request may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.session().timeout
+    }
+
+    /// Says goodbye to the broker and waits until that has left. All clones are closed with it.
+    pub async fn close(self) {
+        let task = {
+            let mut task = self.connection.task.lock();
+            task.as_mut().unwrap_or_else(|e| e.get_mut()).take()
+        };
+        self.session().stopping.notify_one();
+        if let Some(task) = task {
+            // A second for the goodbye, and one for the machine; closing is not worth more.
+            let _ = timeout(2 * limits::CLOSE_WAIT, task).await;
+        }
+    }
+
+    /// GET: the value of a key, if there is one.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>, Error> {
+        let answer = self.request(&[b"GET", key.as_ref()], None).await?;
+        match answer.reply()? {
+            Reply::Nil => Ok(None),
+            Reply::Bulk(bytes) => Ok(Some(Value {
+                // Copied, because a slice would hold on to the whole read buffer.
+                bytes: Bytes::copy_from_slice(bytes),
+                version: answer.version()?,
+            })),
+            _ => Err(unexpected("GET")),
+        }
+    }
+
+    /// SET: gives a key a value.
+    ///
+    /// # Errors
+    /// See [`Error`]. A condition that does not hold is no error.
+    pub async fn set(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        options: SetOptions,
+    ) -> Result<SetResult, Error> {
+        let mut arguments: Vec<&[u8]> = vec![b"SET", key.as_ref(), value.as_ref()];
+        match options.condition {
+            Condition::Always => {}
+            Condition::IfAbsent => arguments.push(b"NX"),
+            Condition::IfAbsentOrEqual => arguments.push(b"NEX"),
+        }
+        let expiry_ms = options.expiry.map(expiry_ms).transpose()?;
+        if let Some(expiry_ms) = &expiry_ms {
+            arguments.extend([b"PX", expiry_ms.as_bytes()]);
+        }
+        let answer = self
+            .request(&arguments, options.fencing_token.as_ref())
+            .await?;
+        let applied = match answer.reply()? {
+            Reply::Ok => true,
+            Reply::Integer(-1) => false,
+            _ => return Err(unexpected("SET")),
+        };
+        Ok(SetResult {
+            applied,
+            version: answer.version()?,
+        })
+    }
+
+    /// DEL: deletes a key, and says the version of the value that is gone, if there was one.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn del(
+        &self,
+        key: impl AsRef<[u8]>,
+        fencing_token: Option<&Version>,
+    ) -> Result<Option<Version>, Error> {
+        let answer = self.request(&[b"DEL", key.as_ref()], fencing_token).await?;
+        match answer.reply()? {
+            Reply::Integer(1) => answer.version().map(Some),
+            Reply::Integer(0) => Ok(None),
+            _ => Err(unexpected("DEL")),
+        }
+    }
+
+    /// VDEL: deletes a key where it has this value.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn vdel(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        fencing_token: Option<&Version>,
+    ) -> Result<VdelResult, Error> {
+        let arguments: [&[u8]; 3] = [b"VDEL", key.as_ref(), value.as_ref()];
+        let answer = self.request(&arguments, fencing_token).await?;
+        match answer.reply()? {
+            Reply::Integer(1) => answer.version().map(VdelResult::Deleted),
+            Reply::Integer(-1) => answer.version().map(VdelResult::Different),
+            Reply::Integer(0) => Ok(VdelResult::Missing),
+            _ => Err(unexpected("VDEL")),
+        }
+    }
+
+    /// SCAN: the keys that match a glob of `*`, `?`, `[a-z]`, `[!a-z]` and `\` escapes, page by
+    /// page. Nothing is sent before the first page is asked for.
+    #[must_use]
+    pub fn scan(&self, pattern: impl AsRef<[u8]>) -> Scan {
+        Scan::new(self.clone(), Bytes::copy_from_slice(pattern.as_ref()))
+    }
+
+    /// KEYNOTIFY: the changes of a key from now on. The watch is registered when this returns.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn watch(&self, key: impl AsRef<[u8]>) -> Result<Watch, Error> {
+        let key = Bytes::copy_from_slice(key.as_ref());
+        let topic_bytes = self.session().names.notify_prefix.len() + 2 * key.len();
+        if topic_bytes > limits::TOPIC_BYTES_MAX {
+            return Err(Error::Invalid(
+                "the key is too long to be watched: it must fit a topic in hexadecimal".into(),
+            ));
+        }
+        if let Some(why) = &self.session().state().notifications_refused {
+            return Err(Error::Rejected(why.clone()));
+        }
+        // Listening starts before the store is told, so that nothing falls between.
+        let watch = Watch::new(self.clone(), key);
+        let answer = self.request(&[b"KEYNOTIFY", watch.key()], None).await?;
+        answer.done().map(|()| watch)
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.connection.session
+    }
+
+    pub(crate) async fn request(
+        &self,
+        arguments: &[&[u8]],
+        fencing_token: Option<&Version>,
+    ) -> Result<Answer, Error> {
+        self.session()
+            .request(resp::command(arguments), fencing_token)
+            .await
+    }
+}
+
+impl Answer {
+    /// The reply, where it is not the store's refusal.
+    pub(crate) fn reply(&self) -> Result<Reply<'_>, Error> {
+        match resp::parse(&self.payload) {
+            Ok(Reply::Error(text)) => Err(Error::Refused(text)),
+            Ok(reply) => Ok(reply),
+            Err(malformed) => Err(Error::Protocol(malformed.0.into())),
+        }
+    }
+
+    /// The reply is `+OK`.
+    pub(crate) fn done(&self) -> Result<(), Error> {
+        match self.reply()? {
+            Reply::Ok => Ok(()),
+            _ => Err(unexpected("KEYNOTIFY")),
+        }
+    }
+
+    fn version(&self) -> Result<Version, Error> {
+        self.version
+            .clone()
+            .ok_or_else(|| Error::Protocol("it has no __ts".into()))
+    }
+}
+
+pub(crate) fn unexpected(command: &str) -> Error {
+    Error::Protocol(format!("no {command} is answered like that"))
+}
+
+/// The number of PX: whole milliseconds, from 1 to 2^63-1 (the protocol, section 3).
+fn expiry_ms(expiry: Duration) -> Result<String, Error> {
+    match i64::try_from(expiry.as_millis()) {
+        Ok(ms @ 1..) => Ok(ms.to_string()),
+        _ => Err(Error::Invalid(
+            "the expiry must be from 1 ms to 2^63-1 ms".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expiries() {
+        assert_eq!(expiry_ms(Duration::from_secs(10)), Ok("10000".into()));
+        assert_eq!(expiry_ms(Duration::from_micros(1999)), Ok("1".into()));
+        for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+            assert!(matches!(expiry_ms(bad), Err(Error::Invalid(_))));
+        }
+    }
+}

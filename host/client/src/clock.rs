@@ -1,0 +1,110 @@
+//! The client's hybrid logical clock (Kulkarni et al. 2014). Enters: the wall clock and the
+//! versions of answers. Leaves: readings that always rise. It never runs more than a minute ahead
+//! of the wall clock because of what a peer said.
+
+use crate::limits;
+use crate::version::Version;
+
+/// The counter that .NET clients cannot read any more; before it the wall part moves instead.
+const COUNTER_MAX: u32 = (1 << 31) - 2;
+
+/// A clock with the name of its node.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    node: Box<str>,
+    wall_ms: u64,
+    counter: u32,
+}
+
+impl Clock {
+    /// A clock whose node is `name`, with what a node may not hold replaced.
+    pub(crate) fn new(name: &str) -> Self {
+        let node: String = name
+            .chars()
+            .map(|c| if c == ':' { '_' } else { c })
+            .collect();
+        Self {
+            node: node.into(),
+            wall_ms: 0,
+            counter: 0,
+        }
+    }
+
+    /// The send event of the paper: a reading above every earlier one.
+    pub(crate) fn read(&mut self, now_ms: u64) -> String {
+        if now_ms > self.wall_ms {
+            self.wall_ms = now_ms;
+            self.counter = 0;
+        } else {
+            self.step();
+        }
+        format!("{:015}:{:05}:{}", self.wall_ms, self.counter, self.node)
+    }
+
+    /// The receive event: later readings are above `version`, unless it is too far ahead to follow.
+    pub(crate) fn observe(&mut self, version: &Version, now_ms: u64) {
+        let followed = now_ms.saturating_add(limits::CLOCK_AHEAD_MS_MAX);
+        if version.wall_ms() > followed || version.counter() > COUNTER_MAX {
+            return;
+        }
+        if (version.wall_ms(), version.counter()) > (self.wall_ms, self.counter) {
+            self.wall_ms = version.wall_ms();
+            self.counter = version.counter();
+        }
+    }
+
+    fn step(&mut self) {
+        if self.counter >= COUNTER_MAX {
+            self.wall_ms += 1;
+            self.counter = 0;
+        } else {
+            self.counter += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_rise_while_the_wall_stands_or_falls() {
+        let mut clock = Clock::new("me");
+        assert_eq!(clock.read(5_000), "000000000005000:00000:me");
+        assert_eq!(clock.read(5_000), "000000000005000:00001:me");
+        assert_eq!(clock.read(4_000), "000000000005000:00002:me");
+        assert_eq!(clock.read(5_001), "000000000005001:00000:me");
+    }
+
+    #[test]
+    fn a_version_moves_the_clock() {
+        let mut clock = Clock::new("me");
+        clock.observe(&"9000:7:StateStore".parse().unwrap(), 5_000);
+        assert_eq!(clock.read(5_000), "000000000009000:00008:me");
+        clock.observe(&"8000:99:StateStore".parse().unwrap(), 5_000);
+        assert_eq!(clock.read(5_000), "000000000009000:00009:me");
+    }
+
+    #[test]
+    fn a_version_over_a_minute_ahead_is_not_followed() {
+        let mut clock = Clock::new("me");
+        clock.observe(&"65001:0:StateStore".parse().unwrap(), 5_000);
+        assert_eq!(clock.read(5_000), "000000000005000:00000:me");
+        clock.observe(&"65000:0:StateStore".parse().unwrap(), 5_000);
+        assert_eq!(clock.read(5_000), "000000000065000:00001:me");
+    }
+
+    #[test]
+    fn the_counter_does_not_overflow() {
+        let mut clock = Clock::new("me");
+        let last = format!("9000:{COUNTER_MAX}:StateStore");
+        clock.observe(&last.parse().unwrap(), 9_000);
+        assert_eq!(clock.read(9_000), "000000000009001:00000:me");
+    }
+
+    #[test]
+    fn the_node_holds_no_colon() {
+        let reading = Clock::new("a:b").read(1);
+        assert_eq!(reading.parse::<Version>().unwrap().node(), "a_b");
+    }
+}

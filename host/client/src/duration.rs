@@ -1,0 +1,94 @@
+//! Durations as people write them: `500ms`, `10s`, `2m`, `1h`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::limits;
+
+/// Why a text is not a duration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a duration: write a whole number and a unit, such as 500ms, 10s, 2m or 1h")]
+pub struct DurationError;
+
+/// Reads a whole number and one of the units `ms`, `s`, `m`, `h`.
+///
+/// ```
+/// # use statehouse_client::parse_duration;
+/// assert_eq!(parse_duration("1500ms").unwrap().as_millis(), 1500);
+/// assert!(parse_duration("10").is_err());
+/// ```
+///
+/// # Errors
+/// When there is no number, no unit, anything else, or more milliseconds than 64 bits hold.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit_ms = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(DurationError),
+    };
+    let number: u64 = number.parse().map_err(|_| DurationError)?;
+    number
+        .checked_mul(unit_ms)
+        .map(Duration::from_millis)
+        .ok_or(DurationError)
+}
+
+/// `start` plus `duration`, where that is too far away to be counted: far away.
+pub(crate) fn later(start: Instant, duration: Duration) -> Instant {
+    start + duration.min(limits::DURATION_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        for (text, ms) in [
+            ("0s", 0),
+            ("250ms", 250),
+            ("10s", 10_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn an_endless_wait_does_not_overflow() {
+        let now = Instant::now();
+        assert!(later(now, Duration::MAX) > now + Duration::from_secs(1 << 30));
+    }
+
+    #[test]
+    fn what_is_not_a_duration() {
+        for text in [
+            "",
+            "s",
+            "10",
+            "-1s",
+            "+1s",
+            "1.5s",
+            "1 s",
+            " 1s",
+            "1S",
+            "1d",
+            "1s2",
+            "1h30m",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
+            assert_eq!(parse_duration(text), Err(DurationError), "{text}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What a connection is made of.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::limits;
+use crate::random;
+
+/// Where the state store is and how to speak with it.
+///
+/// ```
+/// # use statehouse_client::Options;
+/// let options = Options { host: "gateway.local".into(), ..Options::default() };
+/// assert_eq!(options.port, 1883);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name or address of the host; default `127.0.0.1`.
+    pub host: String,
+    /// TCP port; default 1883.
+    pub port: u16,
+    /// MQTT client id; default `statehouse-` and 16 random digits. The store knows a client by it,
+    /// so two that run at once must not share one.
+    pub client_id: Option<String>,
+    /// How long a request, or the first connection, may take; default 5 s. Sent with each request
+    /// as its message expiry, so that a request that comes too late does not run.
+    pub timeout: Duration,
+    /// MQTT keep alive; default 15 s, kept within 5 s and 65 535 s. Two of it pass before a silent
+    /// connection is given up.
+    pub keep_alive: Duration,
+    /// How long the broker keeps the session when the connection is lost; default 60 s. Only over a
+    /// kept session can the store tell a request that is sent again from a new one.
+    pub session_expiry: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 1883,
+            client_id: None,
+            timeout: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(15),
+            session_expiry: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Options {
+    /// The client id to connect with: the given one, checked, or a random one.
+    pub(crate) fn resolve_client_id(&self) -> Result<String, Error> {
+        let Some(id) = &self.client_id else {
+            return Ok(format!("statehouse-{:016x}", random::number()));
+        };
+        // The id is a part of the response topic, which may hold no wildcard (the protocol, section 1).
+        if id.is_empty()
+            || id.len() > limits::CLIENT_ID_BYTES_MAX
+            || id.contains(['+', '#'])
+            || id.contains(char::is_control)
+        {
+            return Err(Error::Invalid(format!(
+                "the client id must have 1 to {} bytes and no '+', '#' or control character",
+                limits::CLIENT_ID_BYTES_MAX
+            )));
+        }
+        Ok(id.clone())
+    }
+
+    /// The host as rumqttc wants it: it joins host and port with a colon.
+    pub(crate) fn host_in_address(&self) -> String {
+        if self.host.parse::<Ipv6Addr>().is_ok() {
+            format!("[{}]", self.host)
+        } else {
+            self.host.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_id(id: &str) -> Options {
+        Options {
+            client_id: Some(id.into()),
+            ..Options::default()
+        }
+    }
+
+    #[test]
+    fn client_ids() {
+        let random = Options::default().resolve_client_id().unwrap();
+        assert!(random.starts_with("statehouse-"), "{random}");
+        assert_eq!(with_id("a b/c").resolve_client_id().unwrap(), "a b/c");
+        for bad in ["", "a+", "#", "a\0", &"x".repeat(1025)] {
+            assert!(with_id(bad).resolve_client_id().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_ipv6_address_gets_brackets() {
+        let host = |host: &str| Options {
+            host: host.into(),
+            ..Options::default()
+        };
+        assert_eq!(host("::1").host_in_address(), "[::1]");
+        assert_eq!(host("127.0.0.1").host_in_address(), "127.0.0.1");
+        assert_eq!(host("localhost").host_in_address(), "localhost");
+    }
+}

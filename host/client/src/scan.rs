@@ -1,0 +1,99 @@
+//! SCAN, page by page. Enters: pages of the store. Leaves: keys. It never asks for a page that
+//! nobody wants.
+
+use bytes::Bytes;
+
+use crate::client::{Client, unexpected};
+use crate::error::Error;
+use crate::resp::{Item, Reply};
+
+/// The keys that match a pattern, from [`Client::scan`].
+#[derive(Debug)]
+pub struct Scan {
+    client: Client,
+    pattern: Bytes,
+    next: Next,
+}
+
+#[derive(Debug)]
+enum Next {
+    First,
+    /// The page behind this token, which only the store understands.
+    Page(Bytes),
+    End,
+}
+
+impl Scan {
+    pub(crate) fn new(client: Client, pattern: Bytes) -> Self {
+        Self {
+            client,
+            pattern,
+            next: Next::First,
+        }
+    }
+
+    /// The next page of keys, which may be empty; `None` after the last. After an error the same
+    /// page can be asked for again.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn next_page(&mut self) -> Result<Option<Vec<Bytes>>, Error> {
+        let mut arguments: Vec<&[u8]> = vec![b"SCAN", &self.pattern];
+        match &self.next {
+            Next::First => {}
+            Next::Page(token) => arguments.push(token),
+            Next::End => return Ok(None),
+        }
+        let answer = self.client.request(&arguments, None).await?;
+        let (keys, token) = page(answer.reply()?)?;
+        self.next = match token {
+            // Otherwise a store that is wrong here would keep us for ever.
+            Some(token) if matches!(&self.next, Next::Page(before) if *before == token) => {
+                return Err(Error::Protocol("the same page follows itself".into()));
+            }
+            Some(token) => Next::Page(token),
+            None => Next::End,
+        };
+        Ok(Some(keys))
+    }
+}
+
+fn page(reply: Reply<'_>) -> Result<(Vec<Bytes>, Option<Bytes>), Error> {
+    let Reply::Array(items) = reply else {
+        return Err(unexpected("SCAN"));
+    };
+    let (keys, token) = match &items[..] {
+        [Item::Bulks(keys)] => (keys, None),
+        [Item::Bulks(keys), Item::Bulk(token)] => (keys, Some(Bytes::copy_from_slice(token))),
+        _ => return Err(unexpected("SCAN")),
+    };
+    let keys = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
+    Ok((keys, token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resp::parse;
+
+    #[test]
+    fn pages() {
+        let last = page(parse(b"*1\r\n*2\r\n$4\r\nkey1\r\n$4\r\nkey2\r\n").unwrap()).unwrap();
+        assert_eq!(last, (vec!["key1".into(), "key2".into()], None));
+        let empty = page(parse(b"*2\r\n*0\r\n$1\r\n\xff\r\n").unwrap()).unwrap();
+        assert_eq!(empty, (vec![], Some(Bytes::from_static(b"\xff"))));
+    }
+
+    #[test]
+    fn what_is_not_a_page() {
+        for payload in [
+            &b"*0\r\n"[..],
+            b"*1\r\n$1\r\nk\r\n",
+            b"*2\r\n*0\r\n*0\r\n",
+            b"*3\r\n*0\r\n$1\r\na\r\n$1\r\nb\r\n",
+            b"+OK\r\n",
+        ] {
+            assert!(page(parse(payload).unwrap()).is_err());
+        }
+    }
+}

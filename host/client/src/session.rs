@@ -1,0 +1,457 @@
+//! The state that callers and the connection share. Enters: requests and watches from callers,
+//! events from `link`. Leaves: PUBLISH packets into rumqttc, answers and watch events to callers.
+//! It never waits with its lock held, and never awaits rumqttc.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use rumqttc::v5::AsyncClient;
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::clock::Clock;
+use crate::duration::later;
+use crate::error::Error;
+use crate::inbox::Inbox;
+use crate::ledger::{Answer, Ledger, Request};
+use crate::limits;
+use crate::random;
+use crate::resp;
+use crate::topics;
+use crate::version::Version;
+use crate::watch::{self, GapCause, WatchEvent};
+
+/// One client's session with the store, over as many connections as it takes.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) names: Names,
+    /// `host:port`, for messages.
+    pub(crate) address: String,
+    pub(crate) timeout: Duration,
+    /// Set off when the client is closed or dropped.
+    pub(crate) stopping: Notify,
+    /// The first half of all correlation data: another process with our client id has another.
+    nonce: u64,
+    permits: Semaphore,
+    state: Mutex<State>,
+}
+
+/// The client id and what is made of it.
+#[derive(Debug)]
+pub(crate) struct Names {
+    pub(crate) client_id: String,
+    pub(crate) response_topic: String,
+    pub(crate) notify_prefix: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) connection: Connection,
+    pub(crate) ledger: Ledger,
+    clock: Clock,
+    watches: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    /// Counts connections, so that work for an earlier one can stop.
+    pub(crate) epoch: u64,
+    /// The largest packet that the broker takes.
+    pub(crate) packet_bytes_max: usize,
+    /// Why notifications cannot be had, where the broker did not grant the subscription.
+    pub(crate) notifications_refused: Option<String>,
+    /// Told once, when the first connection stands or has failed.
+    pub(crate) ready: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Connection {
+    Down(String),
+    Up(AsyncClient),
+    Closed(Error),
+}
+
+impl Session {
+    pub(crate) fn new(
+        client_id: String,
+        address: String,
+        timeout: Duration,
+        ready: oneshot::Sender<Result<(), Error>>,
+    ) -> Self {
+        let clock = Clock::new(&client_id);
+        Self {
+            names: Names {
+                response_topic: topics::response(&client_id),
+                notify_prefix: topics::notify_prefix(&client_id),
+                client_id,
+            },
+            address,
+            timeout,
+            stopping: Notify::new(),
+            nonce: random::number(),
+            permits: Semaphore::new(limits::REQUESTS_MAX),
+            state: Mutex::new(State {
+                connection: Connection::Down("not connected yet".into()),
+                ledger: Ledger::default(),
+                clock,
+                watches: HashMap::new(),
+                epoch: 0,
+                packet_bytes_max: limits::PACKET_BYTES_MAX,
+                notifications_refused: None,
+                ready: Some(ready),
+            }),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds this lock; if that should ever be wrong, going on with the
+        // requests that are whole is better than failing all of them.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request and waits for its answer, its rejection or its timeout.
+    pub(crate) async fn request(
+        &self,
+        payload: Bytes,
+        fence: Option<&Version>,
+    ) -> Result<Answer, Error> {
+        let deadline = later(Instant::now(), self.timeout);
+        let waiting = async {
+            // The semaphore is never closed.
+            let _permit = self.permits.acquire().await;
+            let (done, answer) = oneshot::channel();
+            let _under_way = self.submit(payload, fence, deadline, done)?;
+            // Gone without an answer: the connection task ended.
+            answer.await.unwrap_or_else(|_| Err(self.why_not()))
+        };
+        timeout_at(deadline, waiting)
+            .await
+            .unwrap_or_else(|_| Err(self.why_not()))
+    }
+
+    fn submit(
+        &self,
+        payload: Bytes,
+        fence: Option<&Version>,
+        deadline: Instant,
+        done: oneshot::Sender<Result<Answer, Error>>,
+    ) -> Result<UnderWay<'_>, Error> {
+        let mut state = self.state();
+        if let Connection::Closed(error) = &state.connection {
+            return Err(error.clone());
+        }
+        let timestamp = state.clock.read(now_ms());
+        let number = state.ledger.add(Request {
+            payload,
+            timestamp,
+            fence: fence.map(Version::to_string),
+            deadline,
+            done,
+        });
+        self.flush(&mut state);
+        Ok(UnderWay {
+            session: self,
+            number,
+        })
+    }
+
+    /// What to say about a request that has no answer.
+    fn why_not(&self) -> Error {
+        match &self.state().connection {
+            Connection::Up(_) => Error::Timeout(self.timeout),
+            Connection::Down(why) => {
+                Error::Transport(format!("the connection to {} is lost: {why}", self.address))
+            }
+            Connection::Closed(error) => error.clone(),
+        }
+    }
+
+    /// Gives rumqttc what it has room for.
+    pub(crate) fn flush(&self, state: &mut State) {
+        let State {
+            connection: Connection::Up(client),
+            ledger,
+            packet_bytes_max,
+            ..
+        } = state
+        else {
+            return;
+        };
+        while let Some((number, request)) = ledger.next_unsent() {
+            let publish = self.publish(number, request);
+            let bytes = publish.size() + 2; // the packet id, which it does not have yet
+            if bytes > *packet_bytes_max {
+                let error = Error::Invalid(format!(
+                    "the request is too large: {bytes} bytes, and the broker takes {packet_bytes_max}"
+                ));
+                if let Some(request) = ledger.remove(number) {
+                    // The caller may be gone; then nobody needs the answer.
+                    let _ = request.done.send(Err(error));
+                }
+                continue;
+            }
+            let properties = publish.properties.unwrap_or_default();
+            let sent = client.try_publish_with_properties(
+                topics::REQUEST,
+                QoS::AtLeastOnce,
+                false,
+                publish.payload,
+                properties,
+            );
+            if sent.is_err() {
+                // Full: the next event of the connection comes back here.
+                return;
+            }
+            ledger.queued(number);
+        }
+    }
+
+    /// The PUBLISH of a request: the same bytes every time, but for the time left to run.
+    pub(crate) fn publish(&self, number: u64, request: &Request) -> Publish {
+        let left = request.deadline.saturating_duration_since(Instant::now());
+        let mut properties = self.properties(number, &request.timestamp, left);
+        if let Some(fence) = &request.fence {
+            properties
+                .user_properties
+                .push(("__ft".into(), fence.clone()));
+        }
+        Publish::new(
+            topics::REQUEST,
+            QoS::AtLeastOnce,
+            request.payload.clone(),
+            Some(properties),
+        )
+    }
+
+    fn properties(&self, number: u64, timestamp: &str, left: Duration) -> PublishProperties {
+        let mut correlation = [0; 16];
+        correlation[..8].copy_from_slice(&self.nonce.to_be_bytes());
+        correlation[8..].copy_from_slice(&number.to_be_bytes());
+        // Whole seconds, rounded up: a message that expires in 0 s would never arrive.
+        let expiry_s = left.as_millis().div_ceil(1000).max(1);
+        PublishProperties {
+            message_expiry_interval: Some(u32::try_from(expiry_s).unwrap_or(u32::MAX)),
+            response_topic: Some(self.names.response_topic.clone()),
+            correlation_data: Some(Bytes::copy_from_slice(&correlation)),
+            user_properties: vec![
+                ("__protVer".into(), "1.0".into()),
+                ("__ts".into(), timestamp.into()),
+                ("__srcId".into(), self.names.client_id.clone()),
+            ],
+            ..PublishProperties::default()
+        }
+    }
+
+    /// A message for us: an answer, a notification, or something that is neither and is ignored.
+    pub(crate) fn message(self: &Arc<Self>, publish: &Publish) {
+        if publish.topic == self.names.response_topic.as_bytes() {
+            self.answer(publish);
+        } else if let Some(hex) = publish
+            .topic
+            .strip_prefix(self.names.notify_prefix.as_bytes())
+            && let Some(key) = topics::from_hex(hex)
+        {
+            self.notification(&key, publish);
+        }
+    }
+
+    fn answer(&self, publish: &Publish) {
+        let properties = publish.properties.as_ref();
+        let number = properties
+            .and_then(|properties| properties.correlation_data.as_ref())
+            .and_then(|data| data.strip_prefix(&self.nonce.to_be_bytes()))
+            .and_then(|number| Some(u64::from_be_bytes(number.try_into().ok()?)));
+        let Some(number) = number else { return };
+        let mut state = self.state();
+        // Not ours any more: it timed out, or this is the answer to a STOP.
+        let Some(request) = state.ledger.remove(number) else {
+            return;
+        };
+        let answer = version(properties).and_then(|version| {
+            status(properties)?;
+            Ok(Answer {
+                payload: publish.payload.clone(),
+                version,
+            })
+        });
+        if let Ok(Answer {
+            version: Some(version),
+            ..
+        }) = &answer
+        {
+            state.clock.observe(version, now_ms());
+        }
+        drop(state);
+        // The caller may have left this moment; then nobody needs the answer.
+        let _ = request.done.send(answer);
+    }
+
+    fn notification(&self, key: &[u8], publish: &Publish) {
+        let mut state = self.state();
+        if !state.watches.contains_key(key) {
+            return;
+        }
+        let event = match version(publish.properties.as_ref()) {
+            Ok(Some(version)) => {
+                state.clock.observe(&version, now_ms());
+                watch::event(&publish.payload, version).map_err(|bad| Error::Protocol(bad.0.into()))
+            }
+            Ok(None) => Err(Error::Protocol("a notification without __ts".into())),
+            Err(error) => Err(error),
+        };
+        for inbox in state.watches.get(key).into_iter().flatten() {
+            match &event {
+                Ok(event) => inbox.change(event.clone(), publish.dup),
+                Err(_) => inbox.notice(event.clone()),
+            }
+        }
+    }
+
+    /// Starts to listen for a key.
+    pub(crate) fn add_watch(&self, key: &Bytes, inbox: Arc<Inbox>) {
+        let mut state = self.state();
+        if let Connection::Closed(error) = &state.connection {
+            inbox.end(error.clone());
+        }
+        state.watches.entry(key.clone()).or_default().push(inbox);
+    }
+
+    /// Stops to listen. Where it was the last watch of the key, the store is told, but nobody waits
+    /// for its answer: a notification that comes nevertheless is ignored.
+    pub(crate) fn remove_watch(&self, key: &Bytes, inbox: &Arc<Inbox>) {
+        let mut state = self.state();
+        let Some(inboxes) = state.watches.get_mut(key) else {
+            return;
+        };
+        inboxes.retain(|other| !Arc::ptr_eq(other, inbox));
+        if !inboxes.is_empty() {
+            return;
+        }
+        state.watches.remove(key);
+        let State {
+            connection: Connection::Up(client),
+            ledger,
+            clock,
+            ..
+        } = &mut *state
+        else {
+            return;
+        };
+        let number = ledger.number();
+        let properties = self.properties(number, &clock.read(now_ms()), self.timeout);
+        let sent = client.try_publish_with_properties(
+            topics::REQUEST,
+            QoS::AtLeastOnce,
+            false,
+            resp::command(&[b"KEYNOTIFY", key, b"STOP"]),
+            properties,
+        );
+        if sent.is_ok() {
+            ledger.queued(number);
+        }
+    }
+
+    /// Registers the watches of an earlier connection with this one (section 8: they ended with
+    /// it), and tells their readers that changes may be missing.
+    pub(crate) async fn watch_again(self: Arc<Self>, epoch: u64) {
+        let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
+        for key in keys {
+            let notice = loop {
+                let answer = self
+                    .request(resp::command(&[b"KEYNOTIFY", &key]), None)
+                    .await;
+                let over = {
+                    let state = self.state();
+                    state.epoch != epoch || matches!(state.connection, Connection::Closed(_))
+                };
+                match answer.and_then(|answer| answer.done()) {
+                    Ok(()) => break Ok(()),
+                    // The next connection has its own turn, and a closed client has none.
+                    Err(_) if over => return,
+                    Err(Error::Timeout(_) | Error::Transport(_)) => {}
+                    Err(error) => break Err(error),
+                }
+            };
+            let state = self.state();
+            for inbox in state.watches.get(&key).into_iter().flatten() {
+                match &notice {
+                    Ok(()) => inbox.notice(Ok(WatchEvent::Gap(GapCause::Reconnected))),
+                    Err(error) => inbox.end(error.clone()),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn has_watches(state: &State) -> bool {
+        !state.watches.is_empty()
+    }
+
+    /// The end: everybody who waits learns why, and nobody waits any more.
+    pub(crate) fn close(&self, why: Error) {
+        let mut state = self.state();
+        if matches!(state.connection, Connection::Closed(_)) {
+            return;
+        }
+        state.connection = Connection::Closed(why.clone());
+        if let Some(ready) = state.ready.take() {
+            let _ = ready.send(Err(why.clone()));
+        }
+        for request in state.ledger.drain() {
+            let _ = request.done.send(Err(why.clone()));
+        }
+        for inbox in state.watches.values().flatten() {
+            inbox.end(why.clone());
+        }
+    }
+}
+
+/// Takes a request out of the ledger when its caller stops waiting, for whatever reason.
+struct UnderWay<'a> {
+    session: &'a Session,
+    number: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.session.state().ledger.remove(self.number);
+    }
+}
+
+/// The first `__ts` of an answer.
+fn version(properties: Option<&PublishProperties>) -> Result<Option<Version>, Error> {
+    user_property(properties, "__ts")
+        .map(|text| {
+            text.parse()
+                .map_err(|_| Error::Protocol("its __ts is not a version".into()))
+        })
+        .transpose()
+}
+
+fn status(properties: Option<&PublishProperties>) -> Result<(), Error> {
+    match user_property(properties, "__stat") {
+        Some("200") => Ok(()),
+        Some("505") => Err(Error::Protocol(
+            "it does not speak version 1.0 of the protocol".into(),
+        )),
+        Some(other) => Err(Error::Protocol(format!(
+            "its __stat is {:?}",
+            other.chars().take(16).collect::<String>()
+        ))),
+        None => Err(Error::Protocol("it has no __stat".into())),
+    }
+}
+
+fn user_property<'a>(properties: Option<&'a PublishProperties>, name: &str) -> Option<&'a str> {
+    properties?
+        .user_properties
+        .iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.as_str())
+}
+
+fn now_ms() -> u64 {
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}

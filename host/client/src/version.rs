@@ -1,0 +1,148 @@
+//! Versions: readings of a hybrid logical clock (Kulkarni et al. 2014) as `wall:counter:node`.
+//! Enters: text of a user property. Leaves: an ordered value and its padded text. It never reads a
+//! clock.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::limits;
+
+/// A version of a value, and a fencing token: both are clock readings (the protocol, section 5).
+///
+/// Ordered by wall clock, then counter, then node. Printed padded, read padded or not:
+///
+/// ```
+/// # use statehouse_client::Version;
+/// let version: Version = "1696374425000:1:StateStore".parse().unwrap();
+/// assert_eq!(version.to_string(), "001696374425000:00001:StateStore");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    // The order of the fields is the order of versions.
+    wall_ms: u64,
+    counter: u32,
+    node: Box<str>,
+}
+
+/// Why a text is not a version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a version: write wall:counter:node, such as 001696374425000:00001:StateStore")]
+pub struct VersionError;
+
+impl Version {
+    /// A reading of a clock. Errors when the node is empty, holds a `:` or is far too long.
+    pub(crate) fn new(wall_ms: u64, counter: u32, node: &str) -> Result<Self, VersionError> {
+        if node.is_empty() || node.contains(':') || node.len() > limits::VERSION_TEXT_BYTES_MAX {
+            return Err(VersionError);
+        }
+        Ok(Self {
+            wall_ms,
+            counter,
+            node: node.into(),
+        })
+    }
+
+    /// Milliseconds since 1970 by the clock that made this version.
+    #[must_use]
+    pub fn wall_ms(&self) -> u64 {
+        self.wall_ms
+    }
+
+    /// Readings of the same millisecond are told apart by this.
+    #[must_use]
+    pub fn counter(&self) -> u32 {
+        self.counter
+    }
+
+    /// The name of the clock that made this version.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:015}:{:05}:{}", self.wall_ms, self.counter, self.node)
+    }
+}
+
+impl FromStr for Version {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, VersionError> {
+        if text.len() > limits::VERSION_TEXT_BYTES_MAX {
+            return Err(VersionError);
+        }
+        let mut parts = text.splitn(3, ':');
+        let (Some(wall), Some(counter), Some(node)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(VersionError);
+        };
+        // Rust reads a leading `+`, the protocol does not.
+        let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(wall) || !digits(counter) {
+            return Err(VersionError);
+        }
+        let wall_ms = wall.parse().map_err(|_| VersionError)?;
+        let counter = counter.parse().map_err(|_| VersionError)?;
+        Self::new(wall_ms, counter, node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn padded_and_unpadded_are_the_same() {
+        let short = version("1696374425000:1:StateStore");
+        assert_eq!(short, version("001696374425000:00001:StateStore"));
+        assert_eq!(short.to_string(), "001696374425000:00001:StateStore");
+        assert_eq!(short.wall_ms(), 1_696_374_425_000);
+        assert_eq!(short.counter(), 1);
+        assert_eq!(short.node(), "StateStore");
+    }
+
+    #[test]
+    fn the_widest_numbers_are_not_cut() {
+        let text = format!("{}:{}:n", u64::MAX, u32::MAX);
+        assert_eq!(version(&text).to_string(), text);
+    }
+
+    #[test]
+    fn order_is_wall_then_counter_then_node() {
+        assert!(version("9:0:b") < version("10:0:a"));
+        assert!(version("10:9:b") < version("10:10:a"));
+        assert!(version("10:1:a") < version("10:1:b"));
+    }
+
+    #[test]
+    fn what_is_not_a_version() {
+        for text in [
+            "",
+            "1",
+            "1:2",
+            "1:2:",
+            "1:2:a:b",
+            ":2:n",
+            "1::n",
+            "x:2:n",
+            "1:x:n",
+            "+1:2:n",
+            "1:+2:n",
+            "-1:2:n",
+            " 1:2:n",
+            "18446744073709551616:2:n",
+            "1:4294967296:n",
+        ] {
+            assert_eq!(text.parse::<Version>(), Err(VersionError), "{text}");
+        }
+        let long = format!("1:2:{}", "n".repeat(limits::VERSION_TEXT_BYTES_MAX));
+        assert_eq!(long.parse::<Version>(), Err(VersionError));
+    }
+}

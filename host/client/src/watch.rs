@@ -1,0 +1,141 @@
+//! Watching a key. Enters: notifications of the store. Leaves: typed events.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::inbox::Inbox;
+use crate::resp::{self, Item, Malformed, Reply};
+use crate::version::Version;
+
+/// What happened to a watched key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WatchEvent {
+    /// The key was set.
+    Set {
+        /// Its new value.
+        value: Bytes,
+        /// The version of that value.
+        version: Version,
+    },
+    /// The key was deleted, or it expired.
+    Deleted {
+        /// A version above that of the deleted value.
+        version: Version,
+    },
+    /// Changes before this point may be missing: a GET says what the value is now.
+    Gap(GapCause),
+}
+
+/// Why changes may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GapCause {
+    /// The connection was lost; the watch has been registered again.
+    Reconnected,
+    /// The events were read too slowly.
+    Overflow,
+}
+
+/// The changes of one key, from [`Client::watch`]. The watch ends when this is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    client: Client,
+    key: Bytes,
+    inbox: Arc<Inbox>,
+}
+
+impl Watch {
+    /// Subscribed and listening, not yet registered with the store.
+    pub(crate) fn new(client: Client, key: Bytes) -> Self {
+        let inbox = Arc::new(Inbox::default());
+        client.session().add_watch(&key, Arc::clone(&inbox));
+        Self { client, key, inbox }
+    }
+
+    /// The watched key.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Waits for the next event. Dropping the future loses no event.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a notification that cannot be read; the watch goes on. Any other
+    /// error is the end of the watch: the client was closed, or the store refused to register the
+    /// watch again after a reconnect.
+    pub async fn next(&mut self) -> Result<WatchEvent, Error> {
+        self.inbox.next().await
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.client.session().remove_watch(&self.key, &self.inbox);
+    }
+}
+
+/// The event in a notification's payload (the protocol, section 8).
+pub(crate) fn event(payload: &[u8], version: Version) -> Result<WatchEvent, Malformed> {
+    let Reply::Array(items) = resp::parse(payload)? else {
+        return Err(Malformed("a notification that is not an array"));
+    };
+    match items[..] {
+        [
+            Item::Bulk(b"NOTIFY"),
+            Item::Bulk(b"SET"),
+            Item::Bulk(b"VALUE"),
+            Item::Bulk(value),
+        ] => Ok(WatchEvent::Set {
+            // Copied, because a slice would hold on to the whole read buffer.
+            value: Bytes::copy_from_slice(value),
+            version,
+        }),
+        [Item::Bulk(b"NOTIFY"), Item::Bulk(b"DELETE")] => Ok(WatchEvent::Deleted { version }),
+        _ => Err(Malformed("an unknown notification")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version() -> Version {
+        Version::new(1, 2, "n").unwrap()
+    }
+
+    #[test]
+    fn notifications() {
+        assert_eq!(
+            event(
+                b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nabc\r\n",
+                version()
+            ),
+            Ok(WatchEvent::Set {
+                value: Bytes::from_static(b"abc"),
+                version: version()
+            })
+        );
+        assert_eq!(
+            event(b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", version()),
+            Ok(WatchEvent::Deleted { version: version() })
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_notification() {
+        for payload in [
+            &b"+OK\r\n"[..],
+            b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n",
+            b"*3\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n",
+            b"*2\r\n$6\r\nnotify\r\n$6\r\nDELETE\r\n",
+            b"*1\r\n*0\r\n",
+        ] {
+            assert!(event(payload, version()).is_err());
+        }
+    }
+}
