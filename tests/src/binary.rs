@@ -1,0 +1,90 @@
+//! Finds the binary under test, and refuses one that is older than its sources: a test against yesterday's
+//! server proves nothing. It never builds.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::SystemTime,
+};
+
+const REMEDY: &str = "Build it with `cargo build -p statehouse --bin statehouse`, or run the tests with `bash tests/run`, which does that first.";
+
+/// The path of the `statehouse` binary: `STATEHOUSE_BIN`, or the one beside the running test.
+pub fn statehouse() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        if let Some(path) = env::var_os("STATEHOUSE_BIN") {
+            return PathBuf::from(path);
+        }
+        // target/<profile>/deps/<test> → target/<profile>/statehouse
+        let test = env::current_exe().expect("a running test has a path");
+        let path = test
+            .ancestors()
+            .nth(2)
+            .expect("a test lies in target/<profile>/deps")
+            .join("statehouse");
+        assert!(
+            path.exists(),
+            "The binary under test is missing at {}. {REMEDY}",
+            path.display()
+        );
+        if let Some(source) = newer_source(&path) {
+            panic!(
+                "The binary under test at {} is older than {}. {REMEDY}",
+                path.display(),
+                source.display()
+            );
+        }
+        path
+    })
+}
+
+/// The first file that the binary was built from (cargo lists them beside it) and that changed since.
+fn newer_source(binary: &Path) -> Option<PathBuf> {
+    let built = modified(binary)?;
+    let list = fs::read_to_string(binary.with_extension("d")).ok()?;
+    let (_, sources) = list.lines().next()?.split_once(": ")?;
+    sources
+        // Spaces inside a path are written `\ `.
+        .replace("\\ ", "\0")
+        .split(' ')
+        .map(|path| PathBuf::from(path.replace('\0', " ")))
+        .find(|path| modified(path).is_some_and(|at| at > built))
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_newer_than_the_binary_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (binary, old, new) = (
+            dir.path().join("statehouse"),
+            dir.path().join("old.rs"),
+            dir.path().join("a new.rs"),
+        );
+        let second = |n| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n);
+        for (path, at) in [(&old, 1), (&binary, 2), (&new, 3)] {
+            let file = fs::File::create(path).unwrap();
+            file.set_modified(second(at)).unwrap();
+        }
+        let list = |sources: &str| {
+            fs::write(
+                dir.path().join("statehouse.d"),
+                format!("{}: {sources}\n", binary.display()),
+            )
+            .unwrap();
+        };
+        list(&old.display().to_string());
+        assert_eq!(newer_source(&binary), None);
+        let escaped = new.display().to_string().replace(' ', "\\ ");
+        list(&format!("{} {escaped}", old.display()));
+        assert_eq!(newer_source(&binary), Some(new));
+    }
+}

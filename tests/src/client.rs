@@ -1,0 +1,354 @@
+//! A raw MQTT 5 client: sends any bytes, shows every packet in the order it came. It acknowledges what it
+//! receives unless told not to; it keeps no session, resends nothing, and never reads unless asked.
+
+use std::{
+    collections::VecDeque,
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    connect::Connect,
+    packet::{self, Ack, PINGREQ, Packet, Publish, acknowledge, kind},
+    property::Property,
+};
+
+/// How long a test waits for what has to come. Long, because a machine may be busy; a test that passes never waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What came next.
+#[derive(Debug)]
+pub enum Heard {
+    /// A packet.
+    Packet(Packet),
+    /// Nothing within the time.
+    Silence,
+    /// The end of the connection.
+    Closed,
+}
+
+/// One connection.
+pub struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    /// Packets that came while another was waited for.
+    aside: VecDeque<Packet>,
+    next_id: u16,
+    /// Whether received PUBLISH and PUBREL are acknowledged by themselves.
+    pub acknowledges: bool,
+    /// The answer to the CONNECT, where there was one.
+    pub connack: Option<Ack>,
+}
+
+impl Client {
+    /// Only a TCP connection.
+    pub fn open(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address)
+            .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
+        stream.set_nodelay(true).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client {
+            stream,
+            buffer: Vec::new(),
+            aside: VecDeque::new(),
+            next_id: 1,
+            acknowledges: true,
+            connack: None,
+        }
+    }
+
+    /// A connection that the server accepted.
+    pub fn connect(address: SocketAddr, connect: &Connect) -> Client {
+        let (client, connack) = Client::try_connect(address, connect);
+        assert_eq!(connack.reason, 0, "CONNACK {connack:?}");
+        client
+    }
+
+    /// Sends a CONNECT and reads the CONNACK, whatever its reason.
+    pub fn try_connect(address: SocketAddr, connect: &Connect) -> (Client, Ack) {
+        let mut client = Client::open(address);
+        client.send(&connect.bytes());
+        let packet = client.next();
+        assert_eq!(
+            packet.kind(),
+            kind::CONNACK,
+            "instead of a CONNACK: {packet:?}"
+        );
+        let connack = packet.ack();
+        client.connack = Some(connack.clone());
+        (client, connack)
+    }
+
+    /// Whether the server had a session.
+    pub fn session_present(&self) -> bool {
+        self.connack.as_ref().is_some_and(|ack| ack.session_present)
+    }
+
+    /// Sends bytes.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the server reads");
+    }
+
+    /// Sends bytes; an error is what a closed connection gives.
+    pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// How long a write may block.
+    pub fn set_write_timeout(&self, timeout: Duration) {
+        self.stream.set_write_timeout(Some(timeout)).unwrap();
+    }
+
+    /// Closes the sending half: the server sees the end of the stream.
+    pub fn finish(&self) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Ends the connection without a DISCONNECT.
+    pub fn abort(self) {
+        // Already closed by the server is as good.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Ends the connection as MQTT asks.
+    pub fn disconnect(mut self) {
+        self.send(&packet::disconnect(0, &[]));
+        self.expect_closed();
+    }
+
+    /// A packet id not used before on this connection.
+    pub fn packet_id(&mut self) -> u16 {
+        let id = self.next_id;
+        self.next_id = self.next_id.checked_add(1).unwrap_or(1);
+        id
+    }
+
+    /// What comes next within the time; packets set aside first.
+    pub fn poll(&mut self, timeout: Duration) -> Heard {
+        match self.aside.pop_front() {
+            Some(packet) => Heard::Packet(packet),
+            None => self.read(timeout),
+        }
+    }
+
+    /// The next packet.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "it panics where there is none"
+    )]
+    pub fn next(&mut self) -> Packet {
+        match self.poll(PATIENCE) {
+            Heard::Packet(packet) => packet,
+            other => panic!("instead of a packet: {other:?}"),
+        }
+    }
+
+    /// The first packet that is wanted; others stay, in their order.
+    pub fn take(&mut self, what: &str, wanted: impl Fn(&Packet) -> bool) -> Packet {
+        if let Some(at) = self.aside.iter().position(&wanted) {
+            return self.aside.remove(at).unwrap();
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.read(end.saturating_duration_since(Instant::now())) {
+                Heard::Packet(packet) if wanted(&packet) => return packet,
+                Heard::Packet(packet) => self.aside.push_back(packet),
+                other => panic!("instead of {what}: {other:?}; before it: {:?}", self.aside),
+            }
+        }
+    }
+
+    /// The packets that were set aside, without waiting for more.
+    pub fn drain(&mut self) -> Vec<Packet> {
+        self.aside.drain(..).collect()
+    }
+
+    /// Puts packets back that were drained, in front of what came since.
+    pub fn put_back(&mut self, packets: Vec<Packet>) {
+        for packet in packets.into_iter().rev() {
+            self.aside.push_front(packet);
+        }
+    }
+
+    /// The next PUBLISH to a topic that starts so.
+    pub fn take_publish(&mut self, topic_prefix: &str) -> Publish {
+        let wanted = |packet: &Packet| {
+            packet.kind() == kind::PUBLISH && packet.publish().topic.starts_with(topic_prefix)
+        };
+        self.take(&format!("a PUBLISH to {topic_prefix}"), wanted)
+            .publish()
+    }
+
+    /// The acknowledgement of this kind for this packet id.
+    pub fn take_ack(&mut self, ack_kind: u8, packet_id: u16) -> Ack {
+        let wanted =
+            |packet: &Packet| packet.kind() == ack_kind && packet.ack().packet_id == packet_id;
+        self.take(
+            &format!("acknowledgement {ack_kind} of {packet_id}"),
+            wanted,
+        )
+        .ack()
+    }
+
+    /// Publishes and completes the handshake; the PUBACK or PUBREC (reason 0 at QoS 0).
+    pub fn publish(&mut self, publish: Publish) -> Ack {
+        let id = self.start(publish.clone());
+        match publish.qos {
+            0 => Ack {
+                packet_id: 0,
+                session_present: false,
+                reason: 0,
+                properties: Vec::new(),
+            },
+            1 => self.take_ack(kind::PUBACK, id),
+            _ => {
+                let ack = self.take_ack(kind::PUBREC, id);
+                if ack.reason < 0x80 {
+                    self.send(&acknowledge(kind::PUBREL, id));
+                    self.take_ack(kind::PUBCOMP, id);
+                }
+                ack
+            }
+        }
+    }
+
+    /// Sends a PUBLISH without waiting; the packet id used.
+    pub fn start(&mut self, mut publish: Publish) -> u16 {
+        if publish.qos > 0 && publish.packet_id == 0 {
+            publish.packet_id = self.packet_id();
+        }
+        self.send(&publish.bytes());
+        publish.packet_id
+    }
+
+    /// Subscribes to one filter; the reason.
+    pub fn subscribe(&mut self, filter: &str, options: u8) -> u8 {
+        self.subscribe_with(filter, options, &[])
+    }
+
+    /// Subscribes to one filter with properties; the reason.
+    pub fn subscribe_with(&mut self, filter: &str, options: u8, properties: &[Property]) -> u8 {
+        let id = self.packet_id();
+        self.send(&packet::subscribe(id, properties, &[(filter, options)]));
+        let packet = self.take("a SUBACK", |p| p.kind() == kind::SUBACK);
+        let (acknowledged, reasons) = packet.suback();
+        assert_eq!(acknowledged, id);
+        assert_eq!(reasons.len(), 1, "one filter, one reason");
+        reasons[0]
+    }
+
+    /// Asks and waits for an answer: everything sent before has been read.
+    pub fn ping(&mut self) {
+        self.send(&PINGREQ);
+        self.take("a PINGRESP", |p| p.kind() == kind::PINGRESP);
+    }
+
+    /// Nothing has come and nothing is on its way from what was already done.
+    pub fn expect_nothing(&mut self) {
+        self.ping();
+        assert!(self.aside.is_empty(), "unexpected: {:?}", self.aside);
+    }
+
+    /// Reads up to the end of the connection; the DISCONNECT before it, if any. Other packets are set aside.
+    pub fn expect_closed(&mut self) -> Option<Ack> {
+        let end = Instant::now() + PATIENCE;
+        let mut disconnect = None;
+        loop {
+            match self.read(end.saturating_duration_since(Instant::now())) {
+                Heard::Packet(packet) if packet.kind() == kind::DISCONNECT => {
+                    assert!(disconnect.is_none(), "two DISCONNECTs");
+                    disconnect = Some(packet.ack());
+                }
+                Heard::Packet(packet) => {
+                    assert!(disconnect.is_none(), "after a DISCONNECT: {packet:?}");
+                    self.aside.push_back(packet);
+                }
+                Heard::Closed => return disconnect,
+                Heard::Silence => panic!("the connection was not closed"),
+            }
+        }
+    }
+
+    /// The connection ends with a DISCONNECT of this reason.
+    pub fn expect_disconnect(&mut self, reason: u8) -> Ack {
+        let ack = self.expect_closed();
+        let ack = ack.unwrap_or_else(|| panic!("closed without DISCONNECT {reason:#04x}"));
+        assert_eq!(
+            ack.reason, reason,
+            "DISCONNECT {:#04x} {:?} instead of {reason:#04x}",
+            ack.reason, ack.properties
+        );
+        ack
+    }
+
+    /// From the socket only.
+    fn read(&mut self, timeout: Duration) -> Heard {
+        let end = Instant::now() + timeout;
+        loop {
+            if let Some(packet) = self.cut() {
+                self.acknowledge(&packet);
+                return Heard::Packet(packet);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Heard::Silence;
+            }
+            self.stream.set_read_timeout(Some(left)).unwrap();
+            let mut chunk = [0; 16 * 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Heard::Closed,
+                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut => return Heard::Silence,
+                    ErrorKind::Interrupted => {}
+                    _ => return Heard::Closed,
+                },
+            }
+        }
+    }
+
+    /// Cuts one whole packet off the buffer.
+    fn cut(&mut self) -> Option<Packet> {
+        let mut length = 0;
+        let mut shift = 0;
+        for (at, byte) in self.buffer.iter().enumerate().skip(1) {
+            assert!(at <= 4, "a remaining length of more than four bytes");
+            length |= usize::from(byte & 0x7F) << shift;
+            shift += 7;
+            if byte & 0x80 == 0 {
+                let end = at + 1 + length;
+                if self.buffer.len() < end {
+                    return None;
+                }
+                let rest = self.buffer.split_off(end);
+                let whole = std::mem::replace(&mut self.buffer, rest);
+                return Some(Packet {
+                    head: whole[0],
+                    body: whole[at + 1..].to_vec(),
+                });
+            }
+        }
+        None
+    }
+
+    fn acknowledge(&mut self, packet: &Packet) {
+        if !self.acknowledges {
+            return;
+        }
+        let answer = match packet.kind() {
+            kind::PUBLISH => {
+                let publish = packet.publish();
+                match publish.qos {
+                    1 => acknowledge(kind::PUBACK, publish.packet_id),
+                    2 => acknowledge(kind::PUBREC, publish.packet_id),
+                    _ => return,
+                }
+            }
+            kind::PUBREL => acknowledge(kind::PUBCOMP, packet.ack().packet_id),
+            _ => return,
+        };
+        // The server may have closed by now; what it sent before that still counts.
+        let _ = self.stream.write_all(&answer);
+    }
+}

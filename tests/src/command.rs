@@ -1,0 +1,108 @@
+//! Runs the binary as a command: arguments and standard input in, exit code and both outputs out.
+
+use std::{
+    io::{Read, Write},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use crate::{binary, server};
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code; `None` where a signal ended it.
+    pub code: Option<i32>,
+    /// Bytes of standard output.
+    pub stdout: Vec<u8>,
+    /// Text of standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).unwrap()
+    }
+
+    /// The exit code has to be this one.
+    #[track_caller]
+    pub fn code(self, expected: i32) -> Ran {
+        assert_eq!(self.code, Some(expected), "{self:#?}");
+        self
+    }
+
+    /// Standard error has to say this, in whatever case.
+    #[track_caller]
+    pub fn says(self, what: &str) -> Ran {
+        assert!(
+            self.stderr.to_lowercase().contains(&what.to_lowercase()),
+            "standard error does not say {what:?}: {self:#?}"
+        );
+        self
+    }
+}
+
+/// The binary with arguments, with no environment of ours.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary::statehouse());
+    command.args(arguments);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("STATEHOUSE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs it to its end, within a minute.
+pub fn run(arguments: &[&str], stdin: &[u8]) -> Ran {
+    finish(command(arguments), stdin)
+}
+
+/// Runs it in a directory.
+pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
+    let mut command = command(arguments);
+    command.current_dir(directory);
+    finish(command, stdin)
+}
+
+/// Runs any command to its end, within a minute.
+pub fn finish(mut command: Command, stdin: &[u8]) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let (mut input, bytes) = (child.stdin.take().unwrap(), stdin.to_vec());
+    // Closes it at the end; a command that does not read its input may be gone by then.
+    let writer = thread::spawn(move || drop(input.write_all(&bytes)));
+    let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (stdout, stderr) = (collect(stdout), collect(stderr));
+    let Some(status) = server::wait(&mut child, Duration::from_secs(60)) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        panic!(
+            "{command:?} still ran after a minute; it had said {:?}",
+            String::from_utf8_lossy(&stderr.join().unwrap())
+        );
+    };
+    writer.join().unwrap();
+    Ran {
+        code: status.code(),
+        stdout: stdout.join().unwrap(),
+        stderr: String::from_utf8_lossy(&stderr.join().unwrap()).into_owned(),
+    }
+}
+
+fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut out = Vec::new();
+        // What came before an error is what is shown.
+        let _ = stream.read_to_end(&mut out);
+        out
+    })
+}

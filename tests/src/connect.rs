@@ -1,0 +1,102 @@
+//! The CONNECT packet, to send.
+
+use crate::{
+    packet::{Publish, packet},
+    property::{self, Property, sized},
+};
+
+/// A CONNECT. The default is a clean session that ends with the connection, without keep alive.
+#[derive(Clone, Debug)]
+pub struct Connect {
+    /// Empty asks the server for one.
+    pub client_id: String,
+    /// Begin anew.
+    pub clean_start: bool,
+    /// 0 is none.
+    pub keep_alive_s: u16,
+    /// In the order of the wire.
+    pub properties: Vec<Property>,
+    /// The last will.
+    pub will: Option<Will>,
+    /// User name.
+    pub user_name: Option<String>,
+    /// Password.
+    pub password: Option<Vec<u8>>,
+}
+
+/// A last will: its QoS and RETAIN are those of the message; `delay_s` is none where 0.
+#[derive(Clone, Debug)]
+pub struct Will {
+    /// Topic, payload, QoS, retain and properties.
+    pub message: Publish,
+    /// Will Delay Interval.
+    pub delay_s: u32,
+}
+
+impl Connect {
+    /// A clean session.
+    pub fn new(client_id: &str) -> Connect {
+        Connect {
+            client_id: client_id.into(),
+            clean_start: true,
+            keep_alive_s: 0,
+            properties: Vec::new(),
+            will: None,
+            user_name: None,
+            password: None,
+        }
+    }
+
+    /// Goes on with the session of before, which outlives the connection by so many seconds.
+    #[must_use]
+    pub fn resume(client_id: &str, session_expiry_s: u32) -> Connect {
+        let mut connect = Connect::new(client_id);
+        connect.clean_start = false;
+        connect.with(Property::SessionExpiry(session_expiry_s))
+    }
+
+    /// With one more property.
+    #[must_use]
+    pub fn with(mut self, property: Property) -> Connect {
+        self.properties.push(property);
+        self
+    }
+
+    /// With a last will.
+    #[must_use]
+    pub fn will(mut self, message: Publish, delay_s: u32) -> Connect {
+        self.will = Some(Will { message, delay_s });
+        self
+    }
+
+    /// The bytes of the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut flags = u8::from(self.clean_start) << 1;
+        let mut payload = sized(self.client_id.as_bytes());
+        if let Some(will) = &self.will {
+            let message = &will.message;
+            flags |= 4 | message.qos << 3 | u8::from(message.retain) << 5;
+            let mut properties = message.properties.clone();
+            if will.delay_s > 0 {
+                properties.insert(0, Property::WillDelay(will.delay_s));
+            }
+            payload.extend(property::write(&properties));
+            payload.extend(sized(message.topic.as_bytes()));
+            payload.extend(sized(&message.payload));
+        }
+        if let Some(user) = &self.user_name {
+            flags |= 0x80;
+            payload.extend(sized(user.as_bytes()));
+        }
+        if let Some(password) = &self.password {
+            flags |= 0x40;
+            payload.extend(sized(password));
+        }
+        let mut body = sized(b"MQTT");
+        body.extend([5, flags]);
+        body.extend(self.keep_alive_s.to_be_bytes());
+        body.extend(property::write(&self.properties));
+        body.extend(payload);
+        packet(0x10, &body)
+    }
+}

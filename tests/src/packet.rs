@@ -1,0 +1,307 @@
+//! MQTT 5 packets: exact bytes in, exact bytes out. It encodes whatever a test wants, right or wrong, and
+//! reads strictly: a packet of the server that breaks the standard fails the test.
+
+use crate::property::{self, Property, sized, variable};
+
+/// Packet types as they stand in the high nibble of the first byte.
+#[allow(missing_docs, reason = "the names are the standard's")]
+pub mod kind {
+    pub const CONNECT: u8 = 1;
+    pub const CONNACK: u8 = 2;
+    pub const PUBLISH: u8 = 3;
+    pub const PUBACK: u8 = 4;
+    pub const PUBREC: u8 = 5;
+    pub const PUBREL: u8 = 6;
+    pub const PUBCOMP: u8 = 7;
+    pub const SUBSCRIBE: u8 = 8;
+    pub const SUBACK: u8 = 9;
+    pub const UNSUBSCRIBE: u8 = 10;
+    pub const UNSUBACK: u8 = 11;
+    pub const PINGREQ: u8 = 12;
+    pub const PINGRESP: u8 = 13;
+    pub const DISCONNECT: u8 = 14;
+    pub const AUTH: u8 = 15;
+}
+
+/// PINGREQ.
+pub const PINGREQ: [u8; 2] = [0xC0, 0];
+
+/// One packet as it came.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Packet {
+    /// The first byte: type and flags.
+    pub head: u8,
+    /// What follows the fixed header.
+    pub body: Vec<u8>,
+}
+
+/// An acknowledgement, a CONNACK or a DISCONNECT: a reason with properties.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// Zero where the packet has none.
+    pub packet_id: u16,
+    /// CONNACK only.
+    pub session_present: bool,
+    /// 0 where the packet leaves it out.
+    pub reason: u8,
+    /// In the order of the wire.
+    pub properties: Vec<Property>,
+}
+
+impl Ack {
+    /// The Reason String, empty where there is none.
+    pub fn text(&self) -> String {
+        property::reason_string(&self.properties).unwrap_or_default()
+    }
+}
+
+impl Packet {
+    /// The packet type, as in [`kind`].
+    pub fn kind(&self) -> u8 {
+        self.head >> 4
+    }
+
+    /// Reads a CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP or DISCONNECT.
+    pub fn ack(&self) -> Ack {
+        let mut reader = Reader(&self.body);
+        let mut ack = Ack {
+            packet_id: 0,
+            session_present: false,
+            reason: 0,
+            properties: Vec::new(),
+        };
+        match self.kind() {
+            kind::CONNACK => {
+                let flags = reader.byte();
+                assert!(flags <= 1, "CONNACK flags {flags:#04x}");
+                ack.session_present = flags == 1;
+            }
+            kind::PUBACK | kind::PUBREC | kind::PUBREL | kind::PUBCOMP => {
+                ack.packet_id = reader.short();
+            }
+            kind::DISCONNECT => {}
+            _ => panic!("{self:?} is not an acknowledgement"),
+        }
+        if !reader.0.is_empty() {
+            ack.reason = reader.byte();
+        }
+        if !reader.0.is_empty() {
+            ack.properties = property::read(&mut reader);
+        }
+        assert!(reader.0.is_empty(), "bytes after {self:?}");
+        ack
+    }
+
+    /// Reads a PUBLISH.
+    pub fn publish(&self) -> Publish {
+        assert_eq!(self.kind(), kind::PUBLISH, "{self:?} is not a PUBLISH");
+        let mut reader = Reader(&self.body);
+        let qos = (self.head >> 1) & 3;
+        Publish {
+            qos,
+            retain: self.head & 1 == 1,
+            dup: self.head & 8 == 8,
+            topic: reader.text(),
+            packet_id: if qos > 0 { reader.short() } else { 0 },
+            properties: property::read(&mut reader),
+            payload: reader.0.to_vec(),
+        }
+    }
+
+    /// Reads a SUBACK or UNSUBACK: packet id and reasons.
+    pub fn suback(&self) -> (u16, Vec<u8>) {
+        assert!(
+            matches!(self.kind(), kind::SUBACK | kind::UNSUBACK),
+            "{self:?} is not a SUBACK"
+        );
+        let mut reader = Reader(&self.body);
+        let id = reader.short();
+        property::read(&mut reader);
+        (id, reader.0.to_vec())
+    }
+}
+
+impl std::fmt::Debug for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const NAMES: [&str; 16] = [
+            "?",
+            "CONNECT",
+            "CONNACK",
+            "PUBLISH",
+            "PUBACK",
+            "PUBREC",
+            "PUBREL",
+            "PUBCOMP",
+            "SUBSCRIBE",
+            "SUBACK",
+            "UNSUBSCRIBE",
+            "UNSUBACK",
+            "PINGREQ",
+            "PINGRESP",
+            "DISCONNECT",
+            "AUTH",
+        ];
+        let shown = &self.body[..self.body.len().min(600)];
+        write!(
+            f,
+            "{} {:#04x} {} bytes \"{}\"",
+            NAMES[usize::from(self.kind())],
+            self.head,
+            self.body.len(),
+            shown.escape_ascii()
+        )
+    }
+}
+
+/// A PUBLISH, to send or received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publish {
+    /// Where to.
+    pub topic: String,
+    /// What.
+    pub payload: Vec<u8>,
+    /// 0, 1 or 2.
+    pub qos: u8,
+    /// The RETAIN flag.
+    pub retain: bool,
+    /// The DUP flag.
+    pub dup: bool,
+    /// 0 at QoS 0.
+    pub packet_id: u16,
+    /// In the order of the wire.
+    pub properties: Vec<Property>,
+}
+
+impl Publish {
+    /// QoS 0, no properties.
+    pub fn new(topic: &str, payload: impl AsRef<[u8]>) -> Publish {
+        Publish {
+            topic: topic.into(),
+            payload: payload.as_ref().to_vec(),
+            qos: 0,
+            retain: false,
+            dup: false,
+            packet_id: 0,
+            properties: Vec::new(),
+        }
+    }
+
+    /// With this QoS; the client picks the packet id.
+    #[must_use]
+    pub fn qos(mut self, qos: u8) -> Publish {
+        self.qos = qos;
+        self
+    }
+
+    /// With the RETAIN flag.
+    #[must_use]
+    pub fn retained(mut self) -> Publish {
+        self.retain = true;
+        self
+    }
+
+    /// With one more property.
+    #[must_use]
+    pub fn with(mut self, property: Property) -> Publish {
+        self.properties.push(property);
+        self
+    }
+
+    /// The bytes of the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let head = 0x30 | u8::from(self.dup) << 3 | self.qos << 1 | u8::from(self.retain);
+        let mut body = sized(self.topic.as_bytes());
+        if self.qos > 0 {
+            body.extend(self.packet_id.to_be_bytes());
+        }
+        body.extend(property::write(&self.properties));
+        body.extend(&self.payload);
+        packet(head, &body)
+    }
+}
+
+/// Any packet: first byte, length, body.
+pub fn packet(head: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = vec![head];
+    out.extend(variable(u32::try_from(body.len()).unwrap()));
+    out.extend_from_slice(body);
+    out
+}
+
+/// PUBACK, PUBREC, PUBREL or PUBCOMP with reason 0 in its short form.
+pub fn acknowledge(kind: u8, packet_id: u16) -> Vec<u8> {
+    let flags = if kind == kind::PUBREL { 2 } else { 0 };
+    packet(kind << 4 | flags, &packet_id.to_be_bytes())
+}
+
+/// SUBSCRIBE to filters with their options byte.
+pub fn subscribe(packet_id: u16, properties: &[Property], filters: &[(&str, u8)]) -> Vec<u8> {
+    let mut body = packet_id.to_be_bytes().to_vec();
+    body.extend(property::write(properties));
+    for (filter, options) in filters {
+        body.extend(sized(filter.as_bytes()));
+        body.push(*options);
+    }
+    packet(0x82, &body)
+}
+
+/// UNSUBSCRIBE from one filter.
+pub fn unsubscribe(packet_id: u16, filter: &str) -> Vec<u8> {
+    let mut body = packet_id.to_be_bytes().to_vec();
+    body.push(0);
+    body.extend(sized(filter.as_bytes()));
+    packet(0xA2, &body)
+}
+
+/// DISCONNECT with a reason and properties.
+pub fn disconnect(reason: u8, properties: &[Property]) -> Vec<u8> {
+    let mut body = vec![reason];
+    body.extend(property::write(properties));
+    packet(0xE0, &body)
+}
+
+/// A cursor that panics at the end.
+pub struct Reader<'a>(pub &'a [u8]);
+
+#[allow(missing_docs, reason = "one word each")]
+impl<'a> Reader<'a> {
+    pub fn take(&mut self, n: usize) -> &'a [u8] {
+        assert!(n <= self.0.len(), "a packet ends too early");
+        let (head, tail) = self.0.split_at(n);
+        self.0 = tail;
+        head
+    }
+
+    pub fn byte(&mut self) -> u8 {
+        self.take(1)[0]
+    }
+
+    pub fn short(&mut self) -> u16 {
+        u16::from_be_bytes(self.take(2).try_into().unwrap())
+    }
+
+    pub fn long(&mut self) -> u32 {
+        u32::from_be_bytes(self.take(4).try_into().unwrap())
+    }
+
+    pub fn sized(&mut self) -> &'a [u8] {
+        let n = self.short();
+        self.take(n.into())
+    }
+
+    pub fn text(&mut self) -> String {
+        String::from_utf8(self.sized().to_vec()).unwrap()
+    }
+
+    pub fn variable(&mut self) -> u32 {
+        let mut value = 0;
+        for shift in [0, 7, 14, 21] {
+            let byte = self.byte();
+            value |= u32::from(byte & 0x7F) << shift;
+            if byte & 0x80 == 0 {
+                return value;
+            }
+        }
+        panic!("a variable byte integer of more than four bytes")
+    }
+}

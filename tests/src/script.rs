@@ -1,0 +1,272 @@
+//! Reads a transcript: text in, steps out. The format is described in `tests/transcripts.rs`.
+
+use crate::{
+    quote::{Word, words},
+    store::Dialect,
+};
+
+/// The client that acts where a line names none.
+pub const DEFAULT_CLIENT: &str = "me";
+
+/// One line that does something.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// `dialect NAME`: how requests are written from here on.
+    Dialect(Dialect),
+    /// `client NAME [id] [filter qos]`.
+    Client {
+        /// Its name in the transcript.
+        name: String,
+        /// Its client id, the name where not given.
+        id: String,
+        /// A further subscription.
+        subscription: Option<(String, u8)>,
+    },
+    /// `close NAME`: DISCONNECT and close.
+    Close(String),
+    /// `NAME> …` and `NAME>> …`.
+    Request {
+        /// Who asks.
+        client: String,
+        /// RESP arguments, or one word that is the payload itself.
+        words: Vec<Word>,
+        /// Whether it is the payload itself.
+        raw: bool,
+        /// What stands after `--`.
+        options: Vec<Word>,
+    },
+    /// `NAME< …`.
+    Answer {
+        /// Who hears it.
+        client: String,
+        /// The bytes.
+        payload: Vec<u8>,
+        /// User properties and `@` signs.
+        properties: Vec<Word>,
+    },
+    /// `NAME<puback REASON [text]`: the request fails by its acknowledgement.
+    Refused {
+        /// Who hears it.
+        client: String,
+        /// Of the PUBACK or PUBREC.
+        reason: u8,
+        /// What the Reason String has to contain.
+        text: String,
+    },
+    /// `NAME<disconnect REASON [text]`.
+    Disconnected {
+        /// Who hears it.
+        client: String,
+        /// Of the DISCONNECT.
+        reason: u8,
+        /// What the Reason String has to contain.
+        text: String,
+    },
+    /// `NAME<nothing`: the request was dropped.
+    Dropped(String),
+    /// `NAME! KEY payload …`.
+    Notification {
+        /// Who hears it.
+        client: String,
+        /// The key that changed.
+        key: Vec<u8>,
+        /// The bytes.
+        payload: Vec<u8>,
+        /// User properties and `@` signs.
+        properties: Vec<Word>,
+    },
+    /// `quiet`: nothing else has come to anybody.
+    Quiet,
+    /// `wait 50ms`.
+    Wait(u64),
+    /// `? $a > $b`.
+    Compare {
+        /// A variable.
+        left: String,
+        /// `<`, `=`, `>`.
+        sign: String,
+        /// A variable.
+        right: String,
+    },
+}
+
+/// A transcript: lines of the server's configuration, and steps with their line numbers from 0.
+pub struct Script {
+    /// TOML.
+    pub config: String,
+    /// Line number and step.
+    pub steps: Vec<(usize, Step)>,
+}
+
+/// Reads a whole transcript; the error names the line.
+pub fn parse(text: &str) -> Result<Script, String> {
+    let mut script = Script {
+        config: String::new(),
+        steps: Vec::new(),
+    };
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if let Some(config) = line.strip_prefix("config ") {
+            script.config.push_str(config);
+            script.config.push('\n');
+            continue;
+        }
+        let step = step(line).map_err(|error| format!("line {}: {error}", number + 1))?;
+        script.steps.push((number, step));
+    }
+    Ok(script)
+}
+
+fn step(line: &str) -> Result<Step, String> {
+    let mut words = words(line)?;
+    let first = words.remove(0);
+    let sign = first.text()?.to_string();
+    let text = |at: usize| words.get(at).map(Word::text).transpose();
+    let need = |at: usize| text(at)?.ok_or_else(|| format!("`{sign}` needs more words"));
+    match sign.as_str() {
+        "dialect" => Dialect::parse(need(0)?)
+            .map(Step::Dialect)
+            .ok_or_else(|| "the dialects are sdk, documents and preview".into()),
+        "client" => {
+            let name = need(0)?.to_string();
+            let subscription = match (text(2)?, text(3)?) {
+                (Some(filter), Some(qos)) => Some((
+                    filter.to_string(),
+                    qos.parse().map_err(|_| "not a QoS".to_string())?,
+                )),
+                _ => None,
+            };
+            Ok(Step::Client {
+                id: text(1)?.unwrap_or(&name).to_string(),
+                name,
+                subscription,
+            })
+        }
+        "close" => Ok(Step::Close(need(0)?.into())),
+        "quiet" => Ok(Step::Quiet),
+        "wait" => need(0)?
+            .strip_suffix("ms")
+            .and_then(|ms| ms.parse().ok())
+            .map(Step::Wait)
+            .ok_or_else(|| "wait takes a time such as 50ms".into()),
+        "?" => Ok(Step::Compare {
+            left: need(0)?.into(),
+            sign: need(1)?.into(),
+            right: need(2)?.into(),
+        }),
+        _ => exchange(&sign, words),
+    }
+}
+
+/// A line that begins with a client and a sign.
+fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
+    let at = head
+        .find(['<', '>', '!'])
+        .ok_or_else(|| format!("what is {head:?}?"))?;
+    let (client, sign) = head.split_at(at);
+    let client = if client.is_empty() {
+        DEFAULT_CLIENT
+    } else {
+        client
+    }
+    .to_string();
+    let reasoned = |words: &[Word]| -> Result<(u8, String), String> {
+        let word = words.first().ok_or("a reason code is missing")?.text()?;
+        let reason = u8::from_str_radix(word.trim_start_matches("0x"), 16)
+            .map_err(|_| format!("{word:?} is not a reason code such as 0x83"))?;
+        let text = words.get(1).map(Word::text).transpose()?;
+        Ok((reason, text.unwrap_or_default().into()))
+    };
+    match sign {
+        ">" | ">>" => {
+            let options = match words.iter().position(|word| word.bare() == Some("--")) {
+                Some(at) => words.split_off(at).split_off(1),
+                None => Vec::new(),
+            };
+            let raw = sign == ">>";
+            if raw && words.len() != 1 {
+                return Err("`>>` takes one word, the payload".into());
+            }
+            Ok(Step::Request {
+                client,
+                words,
+                raw,
+                options,
+            })
+        }
+        "<" => {
+            if words.is_empty() {
+                return Err("`<` needs the payload; an empty one is \"\"".into());
+            }
+            Ok(Step::Answer {
+                client,
+                payload: words.remove(0).bytes,
+                properties: words,
+            })
+        }
+        "<puback" => {
+            let (reason, text) = reasoned(&words)?;
+            Ok(Step::Refused {
+                client,
+                reason,
+                text,
+            })
+        }
+        "<disconnect" => {
+            let (reason, text) = reasoned(&words)?;
+            Ok(Step::Disconnected {
+                client,
+                reason,
+                text,
+            })
+        }
+        "<nothing" => Ok(Step::Dropped(client)),
+        "!" => {
+            if words.len() < 2 {
+                return Err("`!` needs a key and the payload".into());
+            }
+            Ok(Step::Notification {
+                client,
+                key: words.remove(0).bytes,
+                payload: words.remove(0).bytes,
+                properties: words,
+            })
+        }
+        other => Err(format!("what is {other:?}?")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_transcript_reads() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/transcripts");
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let script = parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            assert!(!script.steps.is_empty(), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        for bad in [
+            "a<puback",
+            "a< ",
+            "k SET",
+            ">> a b",
+            "wait 5",
+            "dialect x",
+            "?",
+        ] {
+            let error = parse(&format!("# one\n{bad}")).err();
+            assert!(error.is_some_and(|e| e.starts_with("line 2")), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One running server: started on a port of its own, stopped on drop. What leaves: its address, its
+//! lines, its memory. Its log is shown when the test fails.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::{binary, client::Client, connect::Connect, store::Store};
+
+/// Long enough for a start on a machine with every core busy; nothing is asserted about speed.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The lines that a process has written so far, and whether it has closed the stream.
+#[derive(Clone, Default)]
+struct Lines(Arc<(Mutex<Written>, Condvar)>);
+
+#[derive(Default)]
+struct Written {
+    lines: Vec<String>,
+    ended: bool,
+}
+
+impl Lines {
+    fn follow(stream: impl Read + Send + 'static) -> Lines {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        thread::spawn(move || {
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end().to_string();
+                line.clear();
+                writer.0.0.lock().unwrap().lines.push(text);
+                writer.0.1.notify_all();
+            }
+            writer.0.0.lock().unwrap().ended = true;
+            writer.0.1.notify_all();
+        });
+        lines
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.0.lock().unwrap().lines.clone()
+    }
+
+    /// Waits for a line; `None` when the stream ends or the time is over.
+    fn wait(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Option<String> {
+        let end = Instant::now() + timeout;
+        let mut state = self.0.0.lock().unwrap();
+        loop {
+            if let Some(line) = state.lines.iter().find(|line| wanted(line)) {
+                return Some(line.clone());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if state.ended || left.is_zero() {
+                return None;
+            }
+            state = self.0.1.wait_timeout(state, left).unwrap().0;
+        }
+    }
+}
+
+/// A running `statehouse serve`.
+pub struct Server {
+    child: Child,
+    stdout: Lines,
+    stderr: Lines,
+    address: SocketAddr,
+    directory: TempDir,
+}
+
+impl Server {
+    /// With the defaults, on a free port of loopback.
+    pub fn start() -> Server {
+        Server::with("", &[])
+    }
+
+    /// With a configuration file of these lines.
+    pub fn with_config(toml: &str) -> Server {
+        Server::with(toml, &[])
+    }
+
+    /// With a configuration file of these lines (none where empty) and these further arguments.
+    pub fn with(toml: &str, arguments: &[&str]) -> Server {
+        let mut command = Command::new(binary::statehouse());
+        command.args(["serve", "--listen", "127.0.0.1:0"]);
+        let directory = tempfile::tempdir().unwrap();
+        if !toml.is_empty() {
+            let path = directory.path().join("statehouse.toml");
+            std::fs::write(&path, toml).unwrap();
+            command.arg("--config").arg(path);
+        }
+        command.args(arguments);
+        Server::spawn(command, directory)
+    }
+
+    /// Runs a command that is to print `listening on …` and `ready`.
+    pub fn spawn(mut command: Command, directory: TempDir) -> Server {
+        for (name, _) in std::env::vars_os() {
+            let ours = name.to_string_lossy().starts_with("STATEHOUSE_");
+            if ours && !command.get_envs().any(|(set, _)| set == name) {
+                command.env_remove(&name);
+            }
+        }
+        let mut child = command
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let stdout = Lines::follow(child.stdout.take().unwrap());
+        let stderr = Lines::follow(child.stderr.take().unwrap());
+        let mut server = Server {
+            child,
+            stdout,
+            stderr,
+            address: ([127, 0, 0, 1], 0).into(),
+            directory,
+        };
+        let ready = server.stdout.wait(START_TIMEOUT, |line| line == "ready");
+        assert!(ready.is_some(), "the server did not become ready");
+        server.address = server.addresses()[0];
+        server
+    }
+
+    /// Where the first listener listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The port of the first listener.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Where every listener listens, in the order printed.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.stdout()
+            .iter()
+            .filter_map(|line| line.strip_prefix("listening on mqtt://"))
+            .map(|address| address.parse().unwrap())
+            .collect()
+    }
+
+    /// A directory of the server's own, which goes with it.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What it has printed so far.
+    pub fn stdout(&self) -> Vec<String> {
+        self.stdout.all()
+    }
+
+    /// What it has logged so far.
+    pub fn stderr(&self) -> Vec<String> {
+        self.stderr.all()
+    }
+
+    /// Waits for a line of its log.
+    pub fn wait_for_log(&self, what: &str) -> String {
+        self.stderr
+            .wait(Duration::from_secs(10), |line| line.contains(what))
+            .unwrap_or_else(|| panic!("the log does not say {what:?}"))
+    }
+
+    /// A raw connection on which nothing was sent.
+    pub fn open(&self) -> Client {
+        Client::open(self.address)
+    }
+
+    /// A client with a session of its own, clean.
+    pub fn connect(&self, id: &str) -> Client {
+        Client::connect(self.address, &Connect::new(id))
+    }
+
+    /// A client that asks the store, in the dialect of the SDKs.
+    pub fn store(&self, id: &str) -> Store {
+        Store::new(self.connect(id), id)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Resident memory in KiB.
+    pub fn memory_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Open file descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .unwrap()
+            .count()
+    }
+
+    /// Whether the process still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Sends a signal by name (`TERM`, `INT`).
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for the end of the process.
+    pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        wait(&mut self.child, timeout)
+            .unwrap_or_else(|| panic!("the server still runs after {timeout:?}"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Already dead is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            // The threads that read are a moment behind the end of the process.
+            self.stderr.wait(Duration::from_secs(1), |_| false);
+            eprintln!("--- the server printed");
+            self.stdout().iter().for_each(|line| eprintln!("{line}"));
+            eprintln!("--- the server logged (its last 60 lines)");
+            let log = self.stderr();
+            for line in &log[log.len().saturating_sub(60)..] {
+                eprintln!("{line}");
+            }
+            eprintln!("---");
+        }
+    }
+}
+
+/// Sends a signal to a process that this test started.
+pub fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success(), "kill -{name} {pid} failed");
+}
+
+/// Waits for the end of a child; `None` where it still runs at the end of the time.
+pub fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
+    let end = Instant::now() + timeout;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() > end {
+            return None;
+        }
+        // The standard library has no wait with a time-out.
+        thread::sleep(Duration::from_millis(5));
+    }
+}

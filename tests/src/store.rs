@@ -1,0 +1,338 @@
+//! A client of the store on top of the raw one: builds requests in each dialect and matches answers to
+//! them. It checks what holds for every answer (the protocol, section 2) and leaves the rest to the test.
+
+use std::fmt;
+
+use crate::{
+    client::Client,
+    hlc::Hlc,
+    packet::{Ack, Packet, Publish, acknowledge, kind},
+    property::{self, Property},
+    resp,
+};
+
+/// The topic of requests.
+pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
+/// The topic of requests of the 2023 preview.
+pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
+/// What every notification topic starts with.
+pub const NOTIFICATION_PREFIX: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
+
+/// The topic that a client hears about a key on.
+pub fn notification_topic(client_id: &str, key: &[u8]) -> String {
+    format!(
+        "{NOTIFICATION_PREFIX}/{}/command/notify/{}",
+        hex(client_id.as_bytes()),
+        hex(key)
+    )
+}
+
+/// Upper-case Base 16.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+/// How a request is written (the protocol, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// With `__protVer`.
+    Sdk,
+    /// Without.
+    Documents,
+    /// On the topic of 2023.
+    Preview,
+}
+
+impl Dialect {
+    /// Its name in a transcript.
+    pub fn parse(name: &str) -> Option<Dialect> {
+        match name {
+            "sdk" => Some(Dialect::Sdk),
+            "documents" => Some(Dialect::Documents),
+            "preview" => Some(Dialect::Preview),
+            _ => None,
+        }
+    }
+
+    /// Where requests go.
+    pub fn topic(self) -> &'static str {
+        match self {
+            Dialect::Preview => PREVIEW_TOPIC,
+            _ => REQUEST_TOPIC,
+        }
+    }
+
+    /// The property of a version, and of a request's timestamp.
+    pub fn version_name(self) -> &'static str {
+        match self {
+            Dialect::Preview => "Timestamp",
+            _ => "__ts",
+        }
+    }
+
+    /// What every answer carries besides its version.
+    pub fn answer_properties(self) -> Vec<(String, String)> {
+        let mut out = vec![("__stat".into(), "200".into())];
+        if self == Dialect::Sdk {
+            out.push(("__protVer".into(), "1.0".into()));
+        }
+        out
+    }
+
+    /// What a client of this dialect sends with every request.
+    pub fn request_properties(self, client_id: &str) -> Vec<(String, String)> {
+        let mut out = vec![(self.version_name().into(), Hlc::now(0).to_string())];
+        if self == Dialect::Sdk {
+            out.push(("__protVer".into(), "1.0".into()));
+            out.push(("__srcId".into(), client_id.into()));
+        }
+        out
+    }
+}
+
+/// A request, every part of which can be made wrong.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Where to.
+    pub topic: String,
+    /// The RESP array, or not.
+    pub payload: Vec<u8>,
+    /// User properties in order.
+    pub user: Vec<(String, String)>,
+    /// 0, 1 or 2.
+    pub qos: u8,
+    /// Response Topic.
+    pub response_topic: Option<String>,
+    /// Correlation Data.
+    pub correlation: Option<Vec<u8>>,
+    /// Message Expiry Interval.
+    pub expiry_s: Option<u32>,
+    /// Content Type.
+    pub content_type: Option<String>,
+}
+
+impl Request {
+    /// With one more user property.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl fmt::Display) -> Request {
+        self.user.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// Without the user properties of a name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Request {
+        self.user.retain(|(had, _)| had != name);
+        self
+    }
+
+    /// The PUBLISH that carries it.
+    pub fn publish(&self) -> Publish {
+        let mut publish = Publish::new(&self.topic, &self.payload).qos(self.qos);
+        publish.properties.extend(
+            [
+                self.expiry_s.map(Property::MessageExpiry),
+                self.content_type.clone().map(Property::ContentType),
+                self.response_topic.clone().map(Property::ResponseTopic),
+                self.correlation.clone().map(Property::CorrelationData),
+            ]
+            .into_iter()
+            .flatten(),
+        );
+        let user = self.user.iter().map(|(n, v)| Property::user(n, v));
+        publish.properties.extend(user);
+        publish
+    }
+}
+
+/// An answer and the acknowledgement after it.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The answer.
+    pub publish: Publish,
+    /// PUBACK or PUBREC of the request; `None` at QoS 0.
+    pub ack: Option<Ack>,
+}
+
+impl Answer {
+    /// The RESP bytes.
+    pub fn payload(&self) -> &[u8] {
+        &self.publish.payload
+    }
+
+    /// The RESP bytes, readable.
+    pub fn text(&self) -> String {
+        self.payload().escape_ascii().to_string()
+    }
+
+    /// The user properties.
+    pub fn user(&self) -> Vec<(String, String)> {
+        property::users(&self.publish.properties)
+    }
+
+    /// The version, in whichever property it came.
+    pub fn version(&self) -> Option<Hlc> {
+        version(&self.publish)
+    }
+}
+
+/// The version that a message carries, in whichever property.
+pub fn version(publish: &Publish) -> Option<Hlc> {
+    property::users(&publish.properties)
+        .iter()
+        .find(|(name, _)| name == "__ts" || name == "Timestamp")
+        .map(|(_, value)| Hlc::parse_padded(value).unwrap())
+}
+
+/// A client that asks the store.
+pub struct Store {
+    /// The connection below.
+    pub client: Client,
+    /// Its client id.
+    pub id: String,
+    /// How it writes its requests.
+    pub dialect: Dialect,
+    asked: u64,
+}
+
+impl Store {
+    /// Over a connected client; subscribes to `clients/{id}/#`, which no notification topic matches.
+    pub fn new(mut client: Client, id: &str) -> Store {
+        let reason = client.subscribe(&format!("clients/{id}/#"), 1);
+        assert_eq!(reason, 1, "SUBACK");
+        Store {
+            client,
+            id: id.into(),
+            dialect: Dialect::Sdk,
+            asked: 0,
+        }
+    }
+
+    /// Writes in another dialect from here on.
+    #[must_use]
+    pub fn in_dialect(mut self, dialect: Dialect) -> Store {
+        self.dialect = dialect;
+        self
+    }
+
+    /// The response topic of its requests.
+    pub fn response_topic(&self) -> String {
+        format!(
+            "clients/{}/services/statestore/_any_/command/invoke/response",
+            self.id
+        )
+    }
+
+    /// A request as a client of this dialect sends it, with correlation data of its own.
+    pub fn request(&mut self, payload: impl Into<Vec<u8>>) -> Request {
+        self.asked += 1;
+        let mut correlation = self.asked.to_be_bytes().to_vec();
+        // Bytes that text would not survive.
+        correlation.extend(*b"\xFF\0\r\n/+#\x80");
+        Request {
+            topic: self.dialect.topic().into(),
+            payload: payload.into(),
+            user: self.dialect.request_properties(&self.id),
+            qos: 1,
+            response_topic: Some(self.response_topic()),
+            correlation: Some(correlation),
+            expiry_s: None,
+            content_type: None,
+        }
+    }
+
+    /// A request of these arguments.
+    pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Request {
+        self.request(resp::array(arguments))
+    }
+
+    /// Asks, and waits for answer and acknowledgement.
+    pub fn ask<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Answer {
+        let request = self.command(arguments);
+        self.call(&request)
+    }
+
+    /// Sends a request, and waits for answer and acknowledgement.
+    pub fn call(&mut self, request: &Request) -> Answer {
+        let id = self.client.start(request.publish());
+        self.finish(request, id)
+    }
+
+    /// Waits for the answer to a request that was sent with this packet id. The acknowledgement has to come
+    /// after the answer, so that a client that got it got the answer.
+    pub fn finish(&mut self, request: &Request, packet_id: u16) -> Answer {
+        let correlation = request.correlation.clone();
+        let packet = self.client.take(
+            &format!("the answer to {}", request.payload.escape_ascii()),
+            |packet| is_answer(packet, correlation.as_deref()),
+        );
+        let publish = packet.publish();
+        let ack_kind = match request.qos {
+            0 => return Answer { publish, ack: None },
+            1 => kind::PUBACK,
+            _ => kind::PUBREC,
+        };
+        let early = self.client.drain();
+        for packet in &early {
+            assert!(
+                packet.kind() != ack_kind || packet.ack().packet_id != packet_id,
+                "the acknowledgement came before the answer"
+            );
+        }
+        self.client.put_back(early);
+        let ack = self.client.take_ack(ack_kind, packet_id);
+        if request.qos == 2 {
+            self.client.send(&acknowledge(kind::PUBREL, packet_id));
+            self.client.take_ack(kind::PUBCOMP, packet_id);
+        }
+        Answer {
+            publish,
+            ack: Some(ack),
+        }
+    }
+
+    /// SET without options; the version.
+    pub fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Hlc {
+        let answer = self.ask(&[b"SET", key.as_ref(), value.as_ref()]);
+        assert_eq!(answer.text(), "+OK\\r\\n");
+        answer.version().unwrap()
+    }
+
+    /// GET; the value.
+    pub fn get(&mut self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
+        let answer = self.ask(&[b"GET", key.as_ref()]);
+        let payload = answer.payload();
+        if payload == b"$-1\r\n" {
+            return None;
+        }
+        let end = payload.windows(2).position(|w| w == b"\r\n").unwrap();
+        let value = &payload[end + 2..payload.len() - 2];
+        assert_eq!(payload, resp::bulk(value), "not one bulk string");
+        Some(value.to_vec())
+    }
+
+    /// KEYNOTIFY.
+    pub fn watch(&mut self, key: impl AsRef<[u8]>) {
+        let answer = self.ask(&[b"KEYNOTIFY", key.as_ref()]);
+        assert_eq!(answer.text(), "+OK\\r\\n");
+    }
+
+    /// The next notification.
+    pub fn notification(&mut self) -> Publish {
+        self.client.take_publish(NOTIFICATION_PREFIX)
+    }
+
+    /// Asks for a key that is not there, so that all earlier effects have come, and expects that nothing was
+    /// left over.
+    pub fn expect_nothing(&mut self) {
+        assert_eq!(self.get("a key that no test sets"), None);
+        self.client.expect_nothing();
+    }
+}
+
+fn is_answer(packet: &Packet, correlation: Option<&[u8]>) -> bool {
+    packet.kind() == kind::PUBLISH
+        && packet.publish().properties.iter().any(
+            |property| matches!(property, Property::CorrelationData(d) if Some(&d[..]) == correlation),
+        )
+}
