@@ -1,1 +1,42 @@
-//! Being written.
+//! Statehouse: an MQTT 5 state store whose command logic is a WebAssembly component.
+//!
+//! # The path of a request
+//!
+//! ```text
+//! socket ─ mqtt ─ transport ─ request ─ store ──────────── journal ─ outbox ─ transport ─ socket
+//!          codec  embedded    topic,    policy (wasm)      order     reply,
+//!          session            properties over a transaction          notifications,
+//!          router                                                    PUBACK last
+//! ```
+//!
+//! Each module, what enters it, what leaves it, and what it never does:
+//!
+//! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
+//! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
+//! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
+//! * [`store`]: the one writer. An event in, effects out; no I/O, no clock.
+//! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
+//! * [`journal`]: effects in, a position out, and how far everything is durable.
+//! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
+//! * [`server`]: wires these together under one lock.
+//!
+//! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
+//! [`config`] (flags over environment over file) and `cli` (one file per command).
+//!
+//! Dependencies point one way: cli → server → transport, store → policy, journal → clock, limits.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod journal;
+pub mod limits;
+pub mod outbox;
+pub mod policy;
+pub mod request;
+pub mod server;
+pub mod store;
+pub mod transport;
+
+/// The standard policy as a component: built from `guest/` by this crate's build script.
+pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));

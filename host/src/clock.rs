@@ -1,0 +1,307 @@
+//! Time: the store's `now`, and the hybrid logical clock that makes versions.
+//!
+//! What enters: readings of the wall clock and of the monotonic clock. What leaves: `now` in
+//! milliseconds, which never goes back, and [`Stamp`]s, which only rise. It never sleeps and never
+//! reads a clock by itself: [`Source`] does, and has a twin for tests ([`ManualSource`]).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+const NANOS_PER_MS: u64 = 1_000_000;
+
+/// Where time comes from.
+pub trait Source: Send + Sync {
+    /// Nanoseconds since the Unix epoch. May step in either direction.
+    fn wall_ns(&self) -> u64;
+    /// Nanoseconds since some start. Never goes back.
+    fn monotonic_ns(&self) -> u64;
+}
+
+/// The machine's clocks.
+pub struct SystemSource {
+    start: Instant,
+}
+
+impl Default for SystemSource {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+        }
+    }
+}
+
+impl Source for SystemSource {
+    fn wall_ns(&self) -> u64 {
+        let since_epoch = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A clock that moves only when it is told to: for tests, simulation and replay.
+#[derive(Default)]
+pub struct ManualSource {
+    wall_ns: AtomicU64,
+    monotonic_ns: AtomicU64,
+}
+
+impl ManualSource {
+    /// Starts with the wall clock at `wall_ms` milliseconds since the epoch.
+    pub fn at(wall_ms: u64) -> Self {
+        let source = Self::default();
+        source.set_wall(wall_ms);
+        source
+    }
+
+    /// Lets `ms` milliseconds pass on both clocks.
+    pub fn advance(&self, ms: u64) {
+        self.wall_ns.fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
+        self.monotonic_ns
+            .fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
+    }
+
+    /// Steps the wall clock alone, as an operator or NTP does.
+    pub fn set_wall(&self, wall_ms: u64) {
+        self.wall_ns
+            .store(wall_ms * NANOS_PER_MS, Ordering::Relaxed);
+    }
+}
+
+impl Source for ManualSource {
+    fn wall_ns(&self) -> u64 {
+        self.wall_ns.load(Ordering::Relaxed)
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.monotonic_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// The store's `now`: the wall clock, never below an earlier `now`; where the wall was stepped
+/// back, `now` goes on at the pace of the monotonic clock until the wall has caught up.
+pub struct Clock {
+    source: Arc<dyn Source>,
+    /// `now` at the last moment the wall clock was ahead of everything known.
+    anchor_ns: u64,
+    anchor_monotonic_ns: u64,
+}
+
+impl Clock {
+    /// Starts at the wall clock.
+    pub fn new(source: Arc<dyn Source>) -> Self {
+        let anchor_ns = source.wall_ns();
+        let anchor_monotonic_ns = source.monotonic_ns();
+        Self {
+            source,
+            anchor_ns,
+            anchor_monotonic_ns,
+        }
+    }
+
+    /// Reads `now`.
+    pub fn read(&mut self) -> Reading {
+        // The wall first: if this thread is preempted between the two readings, the older wall
+        // loses, so that a pause can never push `now` ahead of the wall for good.
+        let wall_ns = self.source.wall_ns();
+        let monotonic_ns = self.source.monotonic_ns();
+        let carried_ns = self
+            .anchor_ns
+            .saturating_add(monotonic_ns - self.anchor_monotonic_ns);
+        if wall_ns >= carried_ns {
+            self.anchor_ns = wall_ns;
+            self.anchor_monotonic_ns = monotonic_ns;
+        }
+        let now_ns = carried_ns.max(wall_ns);
+        Reading {
+            now_ms: now_ns / NANOS_PER_MS,
+            wall_behind_ms: (now_ns - wall_ns) / NANOS_PER_MS,
+        }
+    }
+}
+
+/// One reading of a [`Clock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// The store's time, milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// How far the wall clock lies behind it: more than a second means it was stepped back.
+    pub wall_behind_ms: u64,
+}
+
+/// A version of this store: a reading of its hybrid logical clock. Ordered by wall, then counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp {
+    /// Milliseconds since the Unix epoch.
+    pub wall: u64,
+    /// Tells apart what shares a millisecond.
+    pub counter: u32,
+}
+
+impl Stamp {
+    /// As it goes over the wire: padded to 15 and 5 digits, then the node (the protocol, section 5).
+    pub fn display<'a>(&self, node: &'a str) -> impl fmt::Display + use<'a> {
+        struct Wire<'a>(Stamp, &'a str);
+        impl fmt::Display for Wire<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:015}:{:05}:{}", self.0.wall, self.0.counter, self.1)
+            }
+        }
+        Wire(*self, node)
+    }
+}
+
+/// A clock reading from anywhere: the fencing token that protects a key. Its order (wall, counter,
+/// node) is the policy's business.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// Milliseconds since the Unix epoch.
+    pub wall: u64,
+    /// Tells apart what shares a millisecond.
+    pub counter: u32,
+    /// Whose clock it was.
+    pub node: Box<str>,
+}
+
+/// Counters stay below this, because .NET clients read 32 signed bits.
+const COUNTER_END: u64 = (1 << 31) - 1;
+
+/// The store's hybrid logical clock: the last stamp it gave.
+///
+/// Kulkarni, Demirbas, Madappa, Avva, Leone: *Logical Physical Clocks and Consistent Snapshots in
+/// Globally Distributed Databases*, 2014, figure 5.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hlc {
+    last: Stamp,
+}
+
+impl Hlc {
+    /// The send or local event of the paper: a stamp above every earlier one.
+    pub fn tick(&mut self, now_ms: u64) -> Stamp {
+        self.receive(Stamp::default(), now_ms)
+    }
+
+    /// The receive event of the paper: a stamp above every earlier one and above `observed`.
+    pub fn receive(&mut self, observed: Stamp, now_ms: u64) -> Stamp {
+        let wall = self.last.wall.max(observed.wall).max(now_ms);
+        let mut counter = 0;
+        if wall == self.last.wall {
+            counter = u64::from(self.last.counter) + 1;
+        }
+        if wall == observed.wall {
+            counter = counter.max(u64::from(observed.counter) + 1);
+        }
+        self.last = match u32::try_from(counter) {
+            Ok(counter) if u64::from(counter) < COUNTER_END => Stamp { wall, counter },
+            _ => Stamp {
+                wall: wall.saturating_add(1),
+                counter: 0,
+            },
+        };
+        self.last
+    }
+
+    /// The last stamp given.
+    pub fn last(&self) -> Stamp {
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn now_follows_the_wall_and_never_goes_back() {
+        let source = Arc::new(ManualSource::at(1_000_000));
+        let mut clock = Clock::new(source.clone());
+        assert_eq!(
+            clock.read(),
+            Reading {
+                now_ms: 1_000_000,
+                wall_behind_ms: 0
+            }
+        );
+        source.advance(5);
+        assert_eq!(clock.read().now_ms, 1_000_005);
+
+        // Stepped back by an hour: time goes on, and the gap is reported.
+        source.set_wall(1_000_005 - 3_600_000 + 3_600_000 / 2);
+        source.advance(10);
+        let reading = clock.read();
+        assert_eq!(reading.now_ms, 1_000_015);
+        assert_eq!(reading.wall_behind_ms, 1_800_000);
+
+        // Stepped ahead: followed at once.
+        source.set_wall(2_000_000);
+        assert_eq!(
+            clock.read(),
+            Reading {
+                now_ms: 2_000_000,
+                wall_behind_ms: 0
+            }
+        );
+    }
+
+    #[test]
+    fn the_example_of_the_published_protocol() {
+        let mut hlc = Hlc::default();
+        let request = Stamp {
+            wall: 1_696_374_425_000,
+            counter: 0,
+        };
+        let version = hlc.receive(request, 1_696_374_425_000);
+        assert_eq!(
+            version.display("StateStore").to_string(),
+            "001696374425000:00001:StateStore"
+        );
+    }
+
+    #[test]
+    fn the_counter_stays_below_what_dotnet_reads() {
+        let mut hlc = Hlc::default();
+        for counter in [COUNTER_END as u32 - 1, COUNTER_END as u32, u32::MAX] {
+            let version = hlc.receive(
+                Stamp {
+                    wall: 10_000,
+                    counter,
+                },
+                1,
+            );
+            assert!(
+                version
+                    > Stamp {
+                        wall: 10_000,
+                        counter
+                    }
+            );
+            assert!(u64::from(version.counter) < COUNTER_END, "{version:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn stamps_rise_above_all_before_and_the_observed(
+            steps in prop::collection::vec((0u64..200, 0u32.., 0u64..200), 1..200)
+        ) {
+            let mut hlc = Hlc::default();
+            let mut last = Stamp::default();
+            for (wall, counter, now) in steps {
+                let observed = Stamp { wall, counter };
+                let version = hlc.receive(observed, now);
+                prop_assert!(version > last && version > observed && version.wall >= now);
+                last = version;
+                let version = hlc.tick(now);
+                prop_assert!(version > last);
+                last = version;
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Every bound of the host, with its unit in its name and its reason. What the broker bounds by
+//! itself (connections, queues, packets) is in `statehouse_mqtt::Limits`; the ones that an operator
+//! may move are defaults of the configuration.
+
+use std::time::Duration;
+
+/// How far ahead of `now` a version may lie: clients refuse a later one, and the protocol allows a
+/// request's clock this much (the protocol, section 5).
+pub const SKEW_MS_MAX: u64 = 60_000;
+
+/// Fuel of one call, about a thousand times what a SET burns: room for a page of SCAN, and at
+/// most some ten milliseconds of a runaway loop.
+pub const FUEL_PER_CALL: u64 = 4_000_000;
+
+/// Fuel on top for every byte of the payload, since a parser must look at each: the worst payload
+/// (nothing but empty strings, six bytes each) burns about a quarter of it.
+pub const FUEL_PER_PAYLOAD_BYTE: u64 = 64;
+
+/// Fuel of `describe` and `configure`: interpreters start up there.
+pub const FUEL_SETUP: u64 = 2_000_000_000;
+
+/// The watchdog's tick. It is no verdict (fuel is, since it does not depend on the machine's load), so it
+/// is coarse enough to cost an idle gateway nothing.
+pub const EPOCH_TICK: Duration = Duration::from_millis(20);
+
+/// Ticks until the watchdog stops a call: longer than any honest call on a slow, loaded machine,
+/// short enough that other clients only notice a hiccup.
+pub const EPOCH_TICKS_PER_CALL: u64 = 25;
+
+/// Linear memory of a policy: the request and its reply lie in it, everything else is small.
+pub const GUEST_MEMORY_BYTES_MAX: usize = 32 << 20;
+
+/// Elements of a policy's tables (its function pointers).
+pub const GUEST_TABLE_ELEMENTS_MAX: usize = 20_000;
+
+/// Core instances, memories and tables of one component: what wit-component emits is three instances.
+pub const GUEST_INSTANCES_MAX: usize = 16;
+
+/// Native stack of a policy call. A recursion without end stops here instead of in the host's guard page.
+pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
+
+/// A policy file: Python policies with their interpreter are 18 MB.
+pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Writes that one request may stage: policies that keep books beside the key need a few.
+pub const STAGED_WRITES_MAX: usize = 64;
+
+/// Watch changes that one request may stage.
+pub const STAGED_WATCHES_MAX: usize = 64;
+
+/// Head of a reply or notification: a page of SCAN lies in it whole.
+pub const REPLY_HEAD_BYTES_MAX: usize = 1 << 20;
+
+/// Name and version in a policy's description: they go on every log line.
+pub const POLICY_NAME_BYTES_MAX: usize = 64;
+
+/// Commands in a policy's description: each becomes a metric.
+pub const POLICY_COMMANDS_MAX: usize = 64;
+
+/// Keys of one page that a policy asks for.
+pub const PAGE_KEYS_MAX: u32 = 1024;
+
+/// Bytes of the keys of one page, beyond its first: what a guest must hold at once.
+pub const PAGE_BYTES_MAX: usize = 64 << 10;
+
+/// Keys looked at for one page: hidden and expired ones are passed over, and a page may be empty.
+pub const PAGE_KEYS_EXAMINED_MAX: usize = 4096;
+
+/// Bytes that a policy may draw at once from the seeded generator.
+pub const RANDOM_BYTES_MAX: u32 = 1024;
+
+/// A log line of a policy; the rest is cut.
+pub const GUEST_LOG_BYTES_MAX: usize = 1024;
+
+/// Log lines of a policy in one second; the rest is counted.
+pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;
+
+/// Distinct counters that a policy may name.
+pub const GUEST_COUNTERS_MAX: usize = 256;
+
+/// Watches of one connection. The official clients hold one per observed key.
+pub const WATCHES_PER_CONNECTION_MAX: usize = 10_000;
+
+/// Watches of all connections, at about 200 bytes each.
+pub const WATCHES_MAX: usize = 1_000_000;
+
+/// Keys that one step removes in a sweep: it holds the store's lock, and the next step follows at once.
+pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
+
+/// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
+pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
+
+/// Share of a quota an entry counts besides its key and value: its version, fence, expiry and the
+/// table's own overhead.
+pub const ENTRY_OVERHEAD_BYTES: u64 = 128;
+
+/// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
+
+/// A configuration file.
+pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Default bound of keys (`max_keys`).
+pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
+
+/// Default bound of all keys and values with their overhead (`max_bytes`): half of a small gateway's memory.
+pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
+
+/// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half
+/// of MQTT's 65 535 bytes.
+pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;
+
+/// Default bound of a value (`max_value_bytes`).
+pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;

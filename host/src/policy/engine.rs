@@ -1,0 +1,218 @@
+//! Compiles policies: from the bytes of a file to something that can be instantiated in microseconds.
+//!
+//! What enters: bytes, untrusted. What leaves: a [`Policy`], or a [`LoadError`] that says what to do.
+
+use std::sync::Arc;
+
+use wasmtime::component::{Component, HasSelf, Linker};
+use wasmtime::{Config, OptLevel};
+
+use super::bindings::{self, PolicyPre};
+use super::budget::Failure;
+use super::guest::{Guest, Host};
+use super::instance::Instance;
+use super::registry::Counters;
+use crate::limits;
+
+/// The interface version of this host, as imports and exports name it.
+const PACKAGE: &str = "statehouse:policy";
+const MAJOR: &str = "1.";
+
+/// A configured WebAssembly engine with the imports of a policy linked.
+pub struct Engine<H: Host> {
+    engine: wasmtime::Engine,
+    linker: Linker<Guest<H>>,
+}
+
+/// A policy that can be instantiated.
+pub struct Policy<H: Host> {
+    /// Its own name for itself.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// What it handles, for metrics: `outcome.command` is an index into this.
+    pub commands: Vec<String>,
+    /// BLAKE3 of the file as it was given: what tells one policy from another.
+    pub digest: blake3::Hash,
+    /// What it counts.
+    pub counters: Arc<Counters>,
+    pub(super) pre: PolicyPre<Guest<H>>,
+}
+
+/// Why a file is no policy for this host.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The machine cannot run WebAssembly.
+    #[error("the WebAssembly engine does not start: {0}")]
+    Engine(String),
+    /// Too large.
+    #[error("the file has {0} bytes, and a policy at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
+    Size(u64),
+    /// Not WebAssembly.
+    #[error("the file is not WebAssembly: it does not begin with \\0asm")]
+    NotWasm,
+    /// A core module that cannot be made a component.
+    #[error(
+        "the core module cannot be made a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
+    )]
+    Encode(String),
+    /// An import that a host of policies does not offer.
+    #[error(
+        "the policy imports `{0}`, and a policy may import nothing but {PACKAGE} 1.x: build it without WASI"
+    )]
+    Import(String),
+    /// An interface of another major version.
+    #[error(
+        "the policy is built for `{0}`, and this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
+    )]
+    Version(String),
+    /// No handler.
+    #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is no policy")]
+    NoHandler,
+    /// Cranelift or the linker refused it.
+    #[error("the policy does not fit this host: {0}")]
+    Compile(String),
+    /// Its trial instance failed.
+    #[error("the policy failed in {0}: {1}")]
+    Trial(&'static str, Failure),
+    /// It refused its options.
+    #[error("the policy refused its configuration: {0}")]
+    Configure(String),
+    /// It describes itself in a way that cannot be logged.
+    #[error("the policy describes itself badly: {0}")]
+    Description(&'static str),
+}
+
+impl<H: Host> Engine<H> {
+    /// Makes an engine and starts its watchdog's ticker, which ends with the engine.
+    pub fn new() -> Result<Self, LoadError> {
+        let broken = |e: wasmtime::Error| LoadError::Engine(format!("{e:#}"));
+        let mut config = Config::new();
+        config
+            .wasm_component_model(true)
+            .concurrency_support(false)
+            .consume_fuel(true)
+            .epoch_interruption(true)
+            // What may differ between machines is off: a re-run must end the same way.
+            .cranelift_nan_canonicalization(true)
+            .wasm_relaxed_simd(false)
+            .max_wasm_stack(limits::GUEST_STACK_BYTES_MAX)
+            .cranelift_opt_level(OptLevel::Speed);
+        let engine = wasmtime::Engine::new(&config).map_err(broken)?;
+        let ticking = engine.weak();
+        std::thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(move || {
+                while let Some(engine) = ticking.upgrade() {
+                    engine.increment_epoch();
+                    drop(engine);
+                    std::thread::sleep(limits::EPOCH_TICK);
+                }
+            })
+            .map_err(|e| LoadError::Engine(format!("its watchdog has no thread: {e}")))?;
+        let mut linker = Linker::new(&engine);
+        bindings::Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |guest: &mut Guest<H>| guest)
+            .map_err(broken)?;
+        Ok(Self { engine, linker })
+    }
+
+    /// Makes a policy of a component, or of a core module that holds its component type. A trial
+    /// instance has described and configured itself when this returns.
+    pub fn load(&self, file: &[u8]) -> Result<Policy<H>, LoadError> {
+        if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
+            return Err(LoadError::Size(file.len() as u64));
+        }
+        let encoded;
+        // \0asm, then the version and the layer: 1 and 0 for a module, 13 and 1 for a component.
+        let component = match file {
+            [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
+                encoded = encode(file).map_err(|e| LoadError::Encode(e.to_string()))?;
+                &encoded[..]
+            }
+            [0, b'a', b's', b'm', ..] => file,
+            _ => return Err(LoadError::NotWasm),
+        };
+        let component = Component::new(&self.engine, component)
+            .map_err(|e| LoadError::Compile(e.root_cause().to_string()))?;
+        self.check_interfaces(&component)?;
+        let compile = |e: wasmtime::Error| LoadError::Compile(format!("{e:#}"));
+        let pre = self.linker.instantiate_pre(&component).map_err(compile)?;
+        let digest = blake3::hash(file);
+        let mut policy = Policy {
+            name: String::new(),
+            version: String::new(),
+            commands: Vec::new(),
+            digest,
+            counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
+            pre: PolicyPre::new(pre).map_err(compile)?,
+        };
+        let (_, info) = Instance::start(&policy)?;
+        if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
+            return Err(LoadError::Description(
+                "its name is empty or longer than 64 bytes",
+            ));
+        }
+        if info.version.is_empty() || info.version.len() > limits::POLICY_NAME_BYTES_MAX {
+            return Err(LoadError::Description(
+                "its version is empty or longer than 64 bytes",
+            ));
+        }
+        if info.commands.len() > limits::POLICY_COMMANDS_MAX
+            || info
+                .commands
+                .iter()
+                .any(|name| name.len() > limits::POLICY_NAME_BYTES_MAX)
+        {
+            return Err(LoadError::Description(
+                "it names more than 64 commands, or too long ones",
+            ));
+        }
+        (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
+        policy.counters = Arc::new(Counters::new(policy.to_string()));
+        Ok(policy)
+    }
+
+    /// The linker would refuse these too, but in words that help nobody.
+    fn check_interfaces(&self, component: &Component) -> Result<(), LoadError> {
+        let shape = component.component_type();
+        for (name, _) in shape.imports(&self.engine) {
+            match name
+                .strip_prefix(PACKAGE)
+                .and_then(|rest| rest.split_once('@'))
+            {
+                Some((_, version)) if version.starts_with(MAJOR) => {}
+                Some(_) => return Err(LoadError::Version(name.to_owned())),
+                None => return Err(LoadError::Import(name.to_owned())),
+            }
+        }
+        let handler = shape.exports(&self.engine).find_map(|(name, _)| {
+            name.strip_prefix(PACKAGE)?
+                .strip_prefix("/handler@")
+                .map(|version| (name, version))
+        });
+        match handler {
+            Some((_, version)) if version.starts_with(MAJOR) => Ok(()),
+            Some((name, _)) => Err(LoadError::Version(name.to_owned())),
+            None => Err(LoadError::NoHandler),
+        }
+    }
+}
+
+impl<H: Host> std::fmt::Display for Policy<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {}@{}",
+            self.name,
+            self.version,
+            &self.digest.to_hex()[..8]
+        )
+    }
+}
+
+fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
+    wit_component::ComponentEncoder::default()
+        .module(module)?
+        .validate(true)
+        .encode()
+}

@@ -1,0 +1,184 @@
+//! One instance of a policy: calls it within its budget and is replaced after a failure.
+//!
+//! What enters: a host and the bytes of a call. What leaves: the host again, with what was staged,
+//! and an outcome or a failure.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use wasmtime::Store;
+
+use super::bindings;
+use super::budget::{self, Failure};
+use super::engine::{LoadError, Policy};
+use super::guest::{self, Guest, Host, Phase};
+use super::{Change, Dialect, Info, Notification, Outcome, Request, Span};
+use crate::limits;
+
+/// A long-lived instance. After a trap wasmtime never enters it again, so it is thrown away and the
+/// next call starts a new one.
+pub struct Instance<H: Host> {
+    policy: Arc<Policy<H>>,
+    live: Option<Live<H>>,
+}
+
+pub(super) struct Live<H: Host> {
+    store: Store<Guest<H>>,
+    bindings: bindings::Policy,
+}
+
+impl<H: Host> Instance<H> {
+    /// An instance of `policy`; it starts with the first call.
+    pub fn new(policy: Arc<Policy<H>>) -> Self {
+        Self { policy, live: None }
+    }
+
+    /// The policy it runs.
+    pub fn policy(&self) -> &Arc<Policy<H>> {
+        &self.policy
+    }
+
+    /// Starts an instance: describe, then configure, within the budget of a start.
+    pub(super) fn start(policy: &Policy<H>) -> Result<(Live<H>, Info), LoadError> {
+        let guest = Guest::new(budget::store_limits(), policy.counters.clone());
+        let mut store = Store::new(policy.pre.engine(), guest);
+        store.limiter(|guest| &mut guest.limits);
+        let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
+        store
+            .set_fuel(limits::FUEL_SETUP)
+            .map_err(trial("set-up"))?;
+        // Interpreters take their time to start, on the path of nobody's request but the first.
+        store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL * 20);
+        let bindings = policy
+            .pre
+            .instantiate(&mut store)
+            .map_err(trial("its start"))?;
+        let handler = bindings.statehouse_policy_handler();
+        let info = handler
+            .call_describe(&mut store)
+            .map_err(trial("describe"))?;
+        let configured = handler
+            .call_configure(&mut store, &[])
+            .map_err(trial("configure"))?;
+        configured.map_err(LoadError::Configure)?;
+        Ok((Live { store, bindings }, info))
+    }
+
+    /// Begins a call: hands over the host and fills the budget.
+    pub fn begin(&mut self, host: H, bytes: Bytes) -> Call<'_, H> {
+        let live = match self.live.take() {
+            Some(live) => Ok(live),
+            None => Self::start(&self.policy).map(|(live, _)| live),
+        };
+        let mut call = Call {
+            instance: self,
+            host: None,
+            failed: None,
+        };
+        match live {
+            Ok(mut live) => {
+                let filled = live.store.set_fuel(budget::fuel(bytes.len()));
+                live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
+                let data = live.store.data_mut();
+                data.host = Some(host);
+                data.bytes = bytes;
+                data.phase = Phase::Handle;
+                call.instance.live = Some(live);
+                if let Err(error) = filled {
+                    call.fail(Failure::of(&error));
+                }
+            }
+            Err(error) => {
+                call.host = Some(host);
+                call.failed = Some(Failure::Trap(error.to_string()));
+            }
+        }
+        call
+    }
+}
+
+/// A call under way: `handle`, then any number of `notify`, all from one budget.
+pub struct Call<'a, H: Host> {
+    instance: &'a mut Instance<H>,
+    /// The host, where there is no live instance to hold it.
+    host: Option<H>,
+    failed: Option<Failure>,
+}
+
+impl<H: Host> Call<'_, H> {
+    /// Lets the policy decide.
+    pub fn handle(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
+        self.enter(|live| {
+            live.bindings
+                .statehouse_policy_handler()
+                .call_handle(&mut live.store, request)
+        })
+    }
+
+    /// Lets the policy say how a change is told in a dialect. Spans of the notification mean its key.
+    pub fn notify(
+        &mut self,
+        key: &Bytes,
+        change: Change<'_>,
+        dialect: Dialect,
+    ) -> Result<Notification, Failure> {
+        self.enter(|live| {
+            let data = live.store.data_mut();
+            data.phase = Phase::Notify;
+            data.bytes = key.clone();
+            live.bindings
+                .statehouse_policy_handler()
+                .call_notify(&mut live.store, change, dialect)
+        })
+    }
+
+    /// What the host holds by now.
+    pub fn host(&mut self) -> &mut H {
+        let live = self.instance.live.as_mut();
+        let held = live
+            .and_then(|live| live.store.data_mut().host.as_mut())
+            .or(self.host.as_mut());
+        held.expect("begin put the host into one of the two places, and only end takes it out")
+    }
+
+    /// Ends the call and gives the host back.
+    pub fn end(mut self) -> H {
+        let live = self.instance.live.as_mut();
+        let held = live.and_then(|live| {
+            let data = live.store.data_mut();
+            // A request must not stay in memory until the next one comes.
+            data.bytes = Bytes::new();
+            data.host.take()
+        });
+        held.or(self.host.take())
+            .expect("begin put the host into one of the two places, and only this takes it out")
+    }
+
+    fn enter<T>(
+        &mut self,
+        call: impl FnOnce(&mut Live<H>) -> wasmtime::Result<T>,
+    ) -> Result<T, Failure> {
+        if let Some(failure) = &self.failed {
+            return Err(failure.clone());
+        }
+        let Some(live) = &mut self.instance.live else {
+            return Err(Failure::Trap("there is no instance".into()));
+        };
+        call(live).map_err(|error| self.fail(Failure::of(&error)))
+    }
+
+    /// Throws the instance away, keeps the host.
+    fn fail(&mut self, failure: Failure) -> Failure {
+        if let Some(mut live) = self.instance.live.take() {
+            self.host = live.store.data_mut().host.take();
+        }
+        self.failed = Some(failure.clone());
+        failure
+    }
+}
+
+/// The part of `bytes` that a span names.
+pub(crate) fn slice(bytes: &Bytes, span: Span) -> Result<Bytes, Failure> {
+    guest::slice(bytes, span)
+        .ok_or_else(|| Failure::Malformed("a span outside the call's bytes".into()))
+}

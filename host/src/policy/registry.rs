@@ -1,0 +1,76 @@
+//! Which policies there are and which one answers.
+//!
+//! What enters: loaded policies. What leaves: the active one's instance. Requests ask here before
+//! each call, so that a change takes effect between two requests.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::engine::Policy;
+use super::guest::Host;
+use super::instance::Instance;
+use crate::limits;
+
+/// The active policy and the one it stands on.
+pub struct Registry<H: Host> {
+    active: Instance<H>,
+    /// Tells of expired keys where the active one fails to: a lock's waiters must hear of it.
+    previous: Option<Instance<H>>,
+}
+
+impl<H: Host> Registry<H> {
+    /// Starts with `active`; `previous` is what notifications of an expiry fall back to.
+    pub fn new(active: Arc<Policy<H>>, previous: Option<Arc<Policy<H>>>) -> Self {
+        Self {
+            active: Instance::new(active),
+            previous: previous.map(Instance::new),
+        }
+    }
+
+    /// The instance that answers requests.
+    pub fn active(&mut self) -> &mut Instance<H> {
+        &mut self.active
+    }
+
+    /// The instance before it.
+    pub fn previous(&mut self) -> Option<&mut Instance<H>> {
+        self.previous.as_mut()
+    }
+}
+
+/// What a policy counts under names of its own.
+pub struct Counters {
+    /// The policy's name, version and short digest, for log lines.
+    pub policy: String,
+    values: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Counters {
+    pub(super) fn new(policy: String) -> Self {
+        Self {
+            policy,
+            values: Mutex::default(),
+        }
+    }
+
+    /// Adds to a counter; names beyond the bound are dropped.
+    pub fn add(&self, name: &str, by: u64) {
+        // A poisoned lock only means that a thread died between two whole updates.
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = values.get_mut(name) {
+            *value = value.saturating_add(by);
+        } else if values.len() < limits::GUEST_COUNTERS_MAX
+            && name.len() <= limits::POLICY_NAME_BYTES_MAX
+        {
+            values.insert(name.to_owned(), by);
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> BTreeMap<String, u64> {
+        self.values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}

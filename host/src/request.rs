@@ -1,0 +1,292 @@
+//! Makes a PUBLISH a request: dialect, the properties a command needs, where the answer goes.
+//!
+//! What enters: topic, properties and QoS of a PUBLISH. What leaves: a [`Request`], or the reason
+//! why it is none. It never looks into the payload: that is the policy's.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
+
+use crate::clock::Stamp;
+use crate::store::Peer;
+
+/// Where current clients send requests (the protocol, section 1).
+pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
+/// Where clients of the 2023 preview send them.
+pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
+/// What all notification topics begin with; only the store publishes there.
+pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
+
+/// Which of the published and shipped forms of the protocol a client speaks (the protocol, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dialect {
+    /// What the official client libraries parse.
+    Sdk,
+    /// What the published article prints.
+    Documents,
+    /// The 2023 preview.
+    Preview,
+}
+
+impl Dialect {
+    /// The user property that carries a version, in both directions.
+    pub fn version_property(self) -> &'static str {
+        match self {
+            Self::Sdk | Self::Documents => "__ts",
+            Self::Preview => "Timestamp",
+        }
+    }
+
+    /// The user property that carries a fencing token.
+    pub fn fencing_property(self) -> &'static str {
+        match self {
+            Self::Sdk | Self::Documents => "__ft",
+            Self::Preview => "FencingToken",
+        }
+    }
+}
+
+/// A request that a policy can handle.
+pub struct Request<'a> {
+    /// How the client speaks.
+    pub dialect: Dialect,
+    /// The command.
+    pub payload: &'a Bytes,
+    /// The client's clock, unparsed.
+    pub timestamp: Option<&'a str>,
+    /// The fencing token, unparsed.
+    pub fencing_token: Option<&'a str>,
+    /// Whose connection it came over.
+    pub peer: &'a Peer,
+    /// Everything else a policy may ask for.
+    pub properties: &'a Properties,
+}
+
+/// Where an answer goes and what it must carry.
+#[derive(Clone, Debug)]
+pub struct ReplyTo {
+    /// The Response Topic.
+    pub topic: Bytes,
+    correlation_data: Bytes,
+    dialect: Dialect,
+    protocol_version: bool,
+    /// When the request expires; so does the answer.
+    pub expires: Option<Instant>,
+}
+
+impl ReplyTo {
+    /// The MQTT properties of an answer.
+    pub fn properties(&self, version: Option<Stamp>, node: &str) -> Bytes {
+        let mut properties = self.start("200");
+        if let Some(version) = version {
+            let version = version.display(node).to_string();
+            properties = properties.user(self.dialect.version_property(), &version);
+        }
+        if self.protocol_version {
+            properties = properties.user("__protVer", "1.0");
+        }
+        finish(properties)
+    }
+
+    /// The MQTT properties of the answer to a protocol version that is not spoken here.
+    pub fn unsupported_version(&self, asked: &str) -> Bytes {
+        let properties = self
+            .start("505")
+            .user("__supProtMajVer", "1")
+            .user("__requestProtVer", asked)
+            .user("__protVer", "1.0");
+        finish(properties)
+    }
+
+    fn start(&self, status: &str) -> PropertiesBuilder {
+        // Enough for everything but an unusually long node name.
+        PropertiesBuilder::with_capacity(self.correlation_data.len() + 96)
+            .correlation_data(&self.correlation_data)
+            .user("__stat", status)
+    }
+}
+
+/// Every part came out of a packet's properties or is a short text of our own, so none can be too
+/// long or hold U+0000. Were one, the client would get an answer that it cannot match to a request.
+fn finish(properties: PropertiesBuilder) -> Bytes {
+    properties.finish().unwrap_or_default()
+}
+
+/// What a PUBLISH on a request topic turned out to be.
+pub enum Parsed<'a> {
+    /// A request for the policy.
+    Run(Request<'a>, ReplyTo),
+    /// No request a policy could answer, but there is where to say so.
+    Answer(ReplyTo, Early<'a>),
+    /// Refused without an answer: PUBACK with a reason, or at QoS 0 dropped.
+    Refuse(ReasonCode, &'static str),
+    /// The client broke the rule on response topics and is disconnected.
+    Disconnect(ReasonCode, &'static str),
+}
+
+/// Answers that need no policy, since they are about the message and not about the command.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Early<'a> {
+    /// `__protVer` names a major version other than 1.
+    UnsupportedVersion(&'a str),
+    /// QoS 0: nothing could be acknowledged, so nothing is done.
+    QosZero,
+}
+
+/// A PUBLISH as a transport hands it over.
+pub struct Incoming<'a> {
+    /// Its topic, one of the two request topics.
+    pub topic: &'a str,
+    /// Its payload.
+    pub payload: &'a Bytes,
+    /// Its properties.
+    pub properties: &'a Properties,
+    /// Its QoS.
+    pub qos: QoS,
+    /// When it expires.
+    pub expires: Option<Instant>,
+    /// Whose it is.
+    pub peer: &'a Peer,
+}
+
+/// Reads what makes a PUBLISH a request. `forced` overrides the choice of dialect on the current topic.
+pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
+    let properties = incoming.properties;
+    let response_topic = properties
+        .response_topic()
+        .filter(|topic| !topic.is_empty());
+    if let Some(topic) = response_topic {
+        if topic.contains(['+', '#']) {
+            return Parsed::Disconnect(
+                ReasonCode::PROTOCOL_ERROR,
+                "the response topic of a request holds a wildcard",
+            );
+        }
+        if topic == REQUEST_TOPIC
+            || topic == PREVIEW_TOPIC
+            || topic.starts_with(NOTIFICATION_TOPICS)
+        {
+            return Parsed::Disconnect(
+                ReasonCode::TOPIC_NAME_INVALID,
+                "the response topic of a request is reserved by the state store",
+            );
+        }
+    }
+    let (topic, correlation_data) = match (response_topic, properties.correlation_data()) {
+        (Some(topic), Some(correlation_data)) => (topic, correlation_data),
+        (None, Some(_)) => return refuse("a request needs a Response Topic"),
+        (Some(_), None) => return refuse("a request needs Correlation Data"),
+        (None, None) => return refuse("a request needs a Response Topic and Correlation Data"),
+    };
+
+    let mut fields = Fields::default();
+    for (name, value) in properties.user() {
+        fields.note(name, value);
+    }
+    let dialect = if incoming.topic == PREVIEW_TOPIC {
+        Dialect::Preview
+    } else {
+        forced.unwrap_or(match fields.protocol_version {
+            Some(_) => Dialect::Sdk,
+            None => Dialect::Documents,
+        })
+    };
+    let reply_to = ReplyTo {
+        topic: Bytes::copy_from_slice(topic.as_bytes()),
+        // A copy, so that a waiting answer does not hold on to a whole read buffer.
+        correlation_data: Bytes::copy_from_slice(&correlation_data),
+        dialect,
+        protocol_version: fields.protocol_version.is_some(),
+        expires: incoming.expires,
+    };
+    if let Some(version) = fields.protocol_version
+        && version != "1"
+        && !version.starts_with("1.")
+    {
+        return Parsed::Answer(reply_to, Early::UnsupportedVersion(version));
+    }
+    if incoming.qos == QoS::AtMostOnce {
+        return Parsed::Answer(reply_to, Early::QosZero);
+    }
+    let (timestamp, fencing_token) = match dialect {
+        Dialect::Preview => (fields.preview_timestamp, fields.preview_fencing_token),
+        Dialect::Sdk | Dialect::Documents => (fields.timestamp, fields.fencing_token),
+    };
+    let request = Request {
+        dialect,
+        payload: incoming.payload,
+        timestamp,
+        fencing_token,
+        peer: incoming.peer,
+        properties,
+    };
+    Parsed::Run(request, reply_to)
+}
+
+fn refuse(text: &'static str) -> Parsed<'static> {
+    Parsed::Refuse(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
+}
+
+/// The user properties that mean something here; of repeated ones the first counts.
+#[derive(Default)]
+struct Fields<'a> {
+    protocol_version: Option<&'a str>,
+    timestamp: Option<&'a str>,
+    fencing_token: Option<&'a str>,
+    preview_timestamp: Option<&'a str>,
+    preview_fencing_token: Option<&'a str>,
+}
+
+impl<'a> Fields<'a> {
+    fn note(&mut self, name: &str, value: &'a str) {
+        let field = match name {
+            "__protVer" => &mut self.protocol_version,
+            "__ts" => &mut self.timestamp,
+            "__ft" => &mut self.fencing_token,
+            "Timestamp" => &mut self.preview_timestamp,
+            "FencingToken" => &mut self.preview_fencing_token,
+            _ => return,
+        };
+        field.get_or_insert(value);
+    }
+}
+
+/// What makes a redelivered request the same one: client id, response topic, correlation data,
+/// payload, timestamp and fencing token (the protocol, section 9).
+pub fn identity(
+    client: &str,
+    payload: &[u8],
+    properties: &Properties,
+    dialect: Dialect,
+) -> blake3::Hasher {
+    let first = |name| {
+        properties
+            .user()
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value)
+    };
+    let correlation_data = properties.correlation_data();
+    let parts = [
+        Some(client.as_bytes()),
+        properties.response_topic().map(str::as_bytes),
+        correlation_data.as_deref(),
+        Some(payload),
+        first(dialect.version_property()).map(str::as_bytes),
+        first(dialect.fencing_property()).map(str::as_bytes),
+    ];
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        // Length first, so that no two different requests hash the same bytes; absent is not empty.
+        let length = part.map_or(u64::MAX, |part| part.len() as u64);
+        hasher.update(&length.to_le_bytes());
+        hasher.update(part.unwrap_or_default());
+    }
+    hasher
+}
+
+/// The MQTT properties of a notification.
+pub fn notification_properties(dialect: Dialect, version: Stamp, node: &str) -> Bytes {
+    let version = version.display(node).to_string();
+    finish(PropertiesBuilder::new().user(dialect.version_property(), &version))
+}

@@ -1,0 +1,308 @@
+//! Wires the parts together: clock, store, journal, outbox and one transport.
+//!
+//! What enters: batches of a transport, and time. What leaves: through the outbox, in the order of
+//! the steps. One mutex guards everything that decides; it is held for a batch's steps and never
+//! while a socket is touched.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use statehouse_mqtt::{Message, QoS, ReasonCode};
+use tokio::sync::Notify;
+
+use crate::clock::{Clock, Reading};
+use crate::journal::Journal;
+use crate::limits;
+use crate::outbox::Outbox;
+use crate::request::{self, Dialect, Early, Parsed, ReplyTo};
+use crate::store::{Effects, Event, Store};
+use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
+
+/// A wall clock this far behind the store's time was stepped back by somebody.
+const WALL_BEHIND_MS: u64 = 1_000;
+
+/// A running store.
+pub struct Server {
+    core: Mutex<Core>,
+    outbox: Outbox,
+    transport: OnceLock<Arc<dyn Transport>>,
+    /// Wakes the sweeper where an earlier expiry than it waits for was set.
+    expiry: Notify,
+    node: String,
+    dialect: Option<Dialect>,
+}
+
+/// What decides, under one lock.
+struct Core {
+    store: Store,
+    clock: Clock,
+    journal: Box<dyn Journal>,
+    stats: Stats,
+    wall_behind: bool,
+}
+
+/// What a server has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that a policy answered.
+    pub requests: u64,
+    /// Messages on a request topic that were none, refused or dropped.
+    pub refused: u64,
+    /// Clients disconnected for a forbidden response topic.
+    pub kicked: u64,
+    /// Notifications handed to watchers.
+    pub notifications: u64,
+    /// Policy calls that trapped, ran out of budget or returned nonsense.
+    pub policy_failures: u64,
+    /// Keys at the moment.
+    pub keys: u64,
+    /// What they weigh, in bytes.
+    pub bytes: u64,
+    /// Watches at the moment.
+    pub watches: u64,
+}
+
+impl Server {
+    /// A server over `store`. `dialect` forces one on the current topic; `node` names this store in versions.
+    pub fn new(
+        store: Store,
+        clock: Clock,
+        journal: Box<dyn Journal>,
+        node: String,
+        dialect: Option<Dialect>,
+    ) -> Arc<Self> {
+        let core = Core {
+            store,
+            clock,
+            journal,
+            stats: Stats::default(),
+            wall_behind: false,
+        };
+        Arc::new(Self {
+            core: Mutex::new(core),
+            outbox: Outbox::default(),
+            transport: OnceLock::new(),
+            expiry: Notify::new(),
+            node,
+            dialect,
+        })
+    }
+
+    /// Names the transport that carries out what is decided. The first call counts.
+    pub fn attach(&self, transport: Arc<dyn Transport>) {
+        // A second transport would be a mistake of the wiring, which has one call.
+        let _ = self.transport.set(transport);
+    }
+
+    /// Removes expired keys when their time comes. Runs until it is dropped.
+    pub async fn sweep(&self) {
+        loop {
+            let (next_ms, now_ms) = self.sweep_once();
+            let Some(next_ms) = next_ms else {
+                self.expiry.notified().await;
+                continue;
+            };
+            // Not asleep for longer than a bound: `now` follows the wall, which may be stepped.
+            let wait = Duration::from_millis(next_ms.saturating_sub(now_ms));
+            tokio::select! {
+                () = tokio::time::sleep(wait.min(limits::SWEEP_SLEEP_MAX)) => {}
+                () = self.expiry.notified() => {}
+            }
+        }
+    }
+
+    /// One sweep if one is due; the next expiry and `now`.
+    fn sweep_once(&self) -> (Option<u64>, u64) {
+        let (next, now_ms, durable) = {
+            let mut core = self.lock();
+            let now_ms = core.now();
+            if core
+                .store
+                .next_expiry_ms()
+                .is_none_or(|next_ms| next_ms > now_ms)
+            {
+                return (core.store.next_expiry_ms(), now_ms);
+            }
+            let effects = core.store.step(Event::Sweep, now_ms);
+            self.record(&mut core, effects, None);
+            (core.store.next_expiry_ms(), now_ms, core.journal.durable())
+        };
+        self.release(durable);
+        (next, now_ms)
+    }
+
+    /// What has been done so far.
+    pub fn stats(&self) -> Stats {
+        let core = self.lock();
+        let state = core.store.state();
+        Stats {
+            keys: state.table.keys(),
+            bytes: state.table.bytes(),
+            watches: state.watches.len() as u64,
+            ..core.stats
+        }
+    }
+
+    /// One inbound thing: what it leads to is queued, nothing is sent yet.
+    fn step(&self, core: &mut Core, inbound: Inbound<'_>, now_ms: u64) {
+        let (incoming, ticket) = match inbound {
+            Inbound::Publish(incoming, ticket) => (incoming, ticket),
+            Inbound::Gone(peer) => {
+                let effects = core.store.step(Event::Gone(peer), now_ms);
+                return self.record(core, effects, None);
+            }
+        };
+        match request::parse(&incoming, self.dialect) {
+            Parsed::Run(request, reply_to) => {
+                core.stats.requests += 1;
+                let effects = core.store.step(Event::Request(&request), now_ms);
+                self.record(core, effects, Some((reply_to, ticket)));
+            }
+            Parsed::Answer(reply_to, early) => {
+                core.stats.refused += 1;
+                let (properties, payload) = match early {
+                    Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
+                    Early::QosZero => (
+                        reply_to.properties(None, &self.node),
+                        "-ERR syntax error\r\n",
+                    ),
+                };
+                let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
+                let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
+                self.queue(
+                    core,
+                    &Effects::default(),
+                    [Some(Outbound::Publish(answer)), settle],
+                );
+            }
+            Parsed::Refuse(reason, text) => {
+                core.stats.refused += 1;
+                tracing::debug!(client = %incoming.peer.client, text, "a message that is no request");
+                let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));
+                self.queue(core, &Effects::default(), [settle]);
+            }
+            Parsed::Disconnect(reason, text) => {
+                core.stats.kicked += 1;
+                tracing::warn!(client = %incoming.peer.client, text, "disconnecting a client");
+                let kick = Outbound::Kick(incoming.peer.clone(), reason, text);
+                self.queue(core, &Effects::default(), [Some(kick)]);
+            }
+        }
+    }
+
+    /// Journals effects and queues what they lead to: the answer, the notifications, the PUBACK.
+    fn record(&self, core: &mut Core, effects: Effects, asked: Option<(ReplyTo, Option<Ticket>)>) {
+        core.stats.policy_failures += effects.failures;
+        let position = core.journal.append(&effects);
+        let Effects {
+            answer, notices, ..
+        } = effects;
+        let (reply_to, ticket) = asked.unzip();
+        let answer = reply_to.zip(answer).map(|(to, answer)| {
+            let properties = to.properties(answer.version, &self.node);
+            Outbound::Publish(message(to.topic, answer.payload, properties, to.expires))
+        });
+        let told = notices.into_iter().flat_map(|notice| {
+            let properties =
+                request::notification_properties(notice.dialect, notice.version, &self.node);
+            let payload = notice.payload;
+            notice.to.into_iter().map(move |(peer, topic)| {
+                Outbound::Notify(
+                    peer,
+                    message(topic, payload.clone(), properties.clone(), None),
+                )
+            })
+        });
+        let settle = ticket
+            .flatten()
+            .map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
+        let mut notifications = 0;
+        let told = told.inspect(|_| notifications += 1);
+        self.outbox
+            .push(position, answer.into_iter().chain(told).chain(settle));
+        core.stats.notifications += notifications;
+    }
+
+    fn queue<const N: usize>(
+        &self,
+        core: &mut Core,
+        effects: &Effects,
+        out: [Option<Outbound>; N],
+    ) {
+        let position = core.journal.append(effects);
+        self.outbox.push(position, out.into_iter().flatten());
+    }
+
+    fn release(&self, durable: crate::journal::Position) {
+        if let Some(transport) = self.transport.get() {
+            self.outbox.release(durable, &**transport);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        // A panic inside a step would leave the store without its state: going on would answer from
+        // nothing, so every later lock stops too.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Intake for Server {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let durable = {
+            let mut core = self.lock();
+            let now_ms = core.now();
+            let before = core.store.next_expiry_ms();
+            for inbound in batch {
+                self.step(&mut core, inbound, now_ms);
+            }
+            let after = core.store.next_expiry_ms();
+            if after.is_some() && (before.is_none() || after < before) {
+                self.expiry.notify_one();
+            }
+            core.journal.durable()
+        };
+        self.release(durable);
+    }
+}
+
+impl Core {
+    fn now(&mut self) -> u64 {
+        let Reading {
+            now_ms,
+            wall_behind_ms,
+        } = self.clock.read();
+        let behind = wall_behind_ms > WALL_BEHIND_MS;
+        if behind != self.wall_behind {
+            self.wall_behind = behind;
+            if behind {
+                tracing::warn!(
+                    wall_behind_ms,
+                    "the system clock was stepped back; the store's time goes on, and clients whose clocks follow the system's look late"
+                );
+            } else {
+                tracing::info!("the system clock has caught up with the store's time");
+            }
+        }
+        now_ms
+    }
+}
+
+fn message(
+    topic: bytes::Bytes,
+    payload: bytes::Bytes,
+    properties: bytes::Bytes,
+    expires: Option<std::time::Instant>,
+) -> Message {
+    Message {
+        topic,
+        payload,
+        properties,
+        qos: QoS::AtLeastOnce,
+        retain: false,
+        expires,
+    }
+}
+
+fn settle(ticket: Ticket, reason: ReasonCode, text: Option<&'static str>) -> Outbound {
+    Outbound::Settle(ticket, reason, text)
+}

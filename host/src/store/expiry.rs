@@ -1,0 +1,66 @@
+//! The end of keys: what has expired goes, and its watchers hear of it.
+//!
+//! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
+//! key goes even where no policy can say so.
+
+use super::step::{Effects, notices_of};
+use super::transaction::{State, Transaction};
+use super::{Change, Key, Quota};
+use crate::limits;
+use crate::policy::{Failure, Instance, Registry};
+
+/// Removes keys that have expired, at most one step's worth.
+pub(super) fn sweep(
+    state: Box<State>,
+    registry: &mut Registry<Transaction>,
+    quota: Quota,
+    now_ms: u64,
+    effects: &mut Effects,
+) -> Box<State> {
+    let expired: Vec<Key> = state
+        .table
+        .expired(now_ms)
+        .take(limits::SWEEP_KEYS_PER_STEP_MAX)
+        .cloned()
+        .collect();
+    let mut transaction = Transaction::sweep(state, quota, now_ms);
+    for key in &expired {
+        transaction.expire(key);
+    }
+    for change in transaction.changes().to_vec() {
+        if transaction.state().watches.of(&change.key).next().is_none() {
+            continue;
+        }
+        let told;
+        (transaction, told) = tell(registry.active(), transaction, &change, effects);
+        if let Err(failure) = told {
+            let active = registry.active().policy().clone();
+            tracing::error!(policy = %active, digest = %active.digest, %failure, "a policy failed to tell of an expired key");
+            effects.failures += 1;
+            if let Some(previous) = registry.previous() {
+                let told;
+                (transaction, told) = tell(previous, transaction, &change, effects);
+                if let Err(failure) = told {
+                    tracing::error!(%failure, "the previous policy failed to tell of it as well");
+                }
+            }
+        }
+    }
+    transaction.commit()
+}
+
+/// Lets one policy tell all watchers of a change, in a budget of its own.
+fn tell(
+    policy: &mut Instance<Transaction>,
+    transaction: Transaction,
+    change: &Change,
+    effects: &mut Effects,
+) -> (Transaction, Result<(), Failure>) {
+    let mut call = policy.begin(transaction, change.key.clone());
+    let notices = notices_of(&mut call, std::slice::from_ref(change));
+    let transaction = call.end();
+    (
+        transaction,
+        notices.map(|notices| effects.notices.extend(notices)),
+    )
+}

@@ -1,0 +1,122 @@
+//! The embedded broker as a transport: requests come straight from a client's connection, so the
+//! client id is proven, the end of a connection is seen, and a PUBACK has a reason.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service};
+
+use super::{Capabilities, Inbound, Intake, Outbound, Transport};
+use crate::request::{Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
+use crate::store::Peer;
+
+/// What the broker calls: hands requests to the store.
+pub struct StoreService {
+    intake: Arc<dyn Intake>,
+}
+
+impl StoreService {
+    /// A service that gives everything to `intake`.
+    pub fn new(intake: Arc<dyn Intake>) -> Self {
+        Self { intake }
+    }
+}
+
+impl Service for StoreService {
+    fn claim(&self, topic: &str) -> Claim {
+        if topic == REQUEST_TOPIC || topic == PREVIEW_TOPIC {
+            Claim::Take
+        } else if topic.starts_with(NOTIFICATION_TOPICS) {
+            Claim::Refuse(
+                ReasonCode::NOT_AUTHORIZED,
+                "only the state store publishes notifications of the state store",
+            )
+        } else {
+            Claim::Route
+        }
+    }
+
+    fn requests(&self, _broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
+        let peer = peer(from);
+        self.intake.take(&mut requests.iter_mut().map(|request| {
+            let ticket = request.token.take();
+            let incoming = Incoming {
+                // The broker has checked that it is UTF-8.
+                topic: std::str::from_utf8(&request.topic).unwrap_or_default(),
+                payload: &request.payload,
+                properties: &request.properties,
+                qos: request.qos,
+                expires: request.expires,
+                peer: &peer,
+            };
+            Inbound::Publish(incoming, ticket)
+        }));
+        requests.clear();
+    }
+
+    fn gone(&self, _broker: &Broker, who: &Origin) {
+        self.intake
+            .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
+    }
+}
+
+fn peer(origin: &Origin) -> Peer {
+    Peer {
+        client: origin.client.clone(),
+        connection: origin.connection,
+    }
+}
+
+fn origin(peer: Peer) -> Origin {
+    Origin {
+        client: peer.client,
+        connection: peer.connection,
+    }
+}
+
+/// The broker as the store's way out.
+pub struct Embedded {
+    broker: Broker,
+}
+
+impl Embedded {
+    /// Delivers through `broker`.
+    pub fn new(broker: Broker) -> Self {
+        Self { broker }
+    }
+}
+
+impl Transport for Embedded {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            proven_clients: true,
+            sees_disconnects: true,
+            can_kick: true,
+            puback_reasons: true,
+        }
+    }
+
+    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        self.broker.batch(|batch| {
+            loop {
+                let out = ready();
+                if out.is_empty() {
+                    break;
+                }
+                for out in out {
+                    match out {
+                        // An answer that nobody subscribed to is lost, as any PUBLISH is.
+                        Outbound::Publish(message) => drop(batch.publish(message)),
+                        Outbound::Notify(to, message) => drop(batch.deliver(&origin(to), message)),
+                        Outbound::Settle(ticket, reason, text) => {
+                            batch.settle(ticket, reason, text)
+                        }
+                        Outbound::Kick(peer, reason, text) => {
+                            batch.disconnect(&origin(peer), reason, Some(text));
+                        }
+                    }
+                }
+            }
+        });
+    }
+}

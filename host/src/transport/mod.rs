@@ -1,0 +1,65 @@
+//! The seam between the store and the world of MQTT.
+//!
+//! What enters: [`Inbound`], from an embedded broker or a foreign one. What leaves: [`Outbound`].
+//! Neither side knows the other's types: the store sees no socket, a transport no key.
+
+pub mod embedded;
+
+use std::collections::VecDeque;
+
+use statehouse_mqtt::{Message, ReasonCode};
+
+use crate::request::Incoming;
+use crate::store::Peer;
+
+/// A request's promise of a PUBACK, kept once.
+pub type Ticket = statehouse_mqtt::Token;
+
+/// What a transport brings.
+pub enum Inbound<'a> {
+    /// A PUBLISH on a request topic, and how to acknowledge it (not at QoS 0).
+    Publish(Incoming<'a>, Option<Ticket>),
+    /// A connection ended.
+    Gone(&'a Peer),
+}
+
+/// What a transport is to do.
+#[derive(Debug)]
+pub enum Outbound {
+    /// Publish an answer to whoever subscribed.
+    Publish(Message),
+    /// Give a notification to one connection and nobody else.
+    Notify(Peer, Message),
+    /// Acknowledge a request, after all that came before.
+    Settle(Ticket, ReasonCode, Option<&'static str>),
+    /// End a connection that broke a rule.
+    Kick(Peer, ReasonCode, &'static str),
+}
+
+/// Takes what a transport brings: one call per socket read, in order.
+pub trait Intake: Send + Sync {
+    /// Handles a batch. What it leads to comes back through [`Transport::deliver`].
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>);
+}
+
+/// What a transport can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// A client id is the connection's, not a claim in a message.
+    pub proven_clients: bool,
+    /// It sees connections end.
+    pub sees_disconnects: bool,
+    /// It can end a connection.
+    pub can_kick: bool,
+    /// It can refuse a request with a reason code.
+    pub puback_reasons: bool,
+}
+
+/// Carries things out.
+pub trait Transport: Send + Sync {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+    /// Carries out everything that `ready` yields, batch by batch, until it yields nothing. One
+    /// delivery runs at a time, so that clients see everything in the order it was decided.
+    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>);
+}
