@@ -273,3 +273,119 @@ fn scan(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
         _ => Err(Refusal::WrongCount),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(words: &[&[u8]]) -> Result<Command, Refusal> {
+        parse(&resp::request(words), Dialect::Sdk).map_err(|unreadable| unreadable.refusal)
+    }
+
+    /// The condition and expiry of a SET with these options.
+    fn options(options: &[&[u8]]) -> Result<(Condition, Option<u64>), Refusal> {
+        let words = [&[b"SET" as &[u8], b"key", b"value"], options].concat();
+        match read(&words)? {
+            Command::Set(set) => Ok((set.condition, set.expiry_ms)),
+            other => panic!("{other:?} is no SET"),
+        }
+    }
+
+    #[test]
+    fn nex_tells_its_argument_by_the_count() {
+        let value = Span { at: 26, len: 5 };
+        let expected = |at, len| Condition::AbsentOrEqual(Span { at, len });
+        let payload = resp::request(&[b"SET", b"key", b"value"]);
+        assert_eq!(&payload[resp::range(value)], b"value");
+        let own = Condition::AbsentOrEqual(value);
+        assert_eq!(options(&[b"NEX"]), Ok((own, None)));
+        assert_eq!(options(&[b"NEX", b"PX", b"5"]), Ok((own, Some(5))));
+        assert_eq!(options(&[b"PX", b"5", b"NEX"]), Ok((own, Some(5))));
+        assert_eq!(options(&[b"NEX", b"x"]), Ok((expected(46, 1), None)));
+        assert_eq!(
+            options(&[b"NEX", b"x", b"PX", b"5"]),
+            Ok((expected(46, 1), Some(5)))
+        );
+        assert_eq!(
+            options(&[b"PX", b"5", b"NEX", b"x"]),
+            Ok((expected(61, 1), Some(5)))
+        );
+        assert_eq!(options(&[b"NEX", b"NX"]), Err(Refusal::Syntax));
+        assert_eq!(options(&[b"NEX", b"x", b"y"]), Err(Refusal::Syntax));
+    }
+
+    #[test]
+    fn px_counts_from_one_to_the_largest_signed_number() {
+        let px = |digits: &str| options(&[b"PX", digits.as_bytes()]).map(|(_, ms)| ms);
+        assert_eq!(px("1"), Ok(Some(1)));
+        assert_eq!(px("9223372036854775807"), Ok(Some(i64::MAX as u64)));
+        for digits in [
+            "",
+            "0",
+            "-1",
+            "+1",
+            "1.5",
+            "9223372036854775808",
+            "18446744073709551617",
+        ] {
+            assert_eq!(px(digits), Err(Refusal::Syntax), "{digits:?}");
+        }
+    }
+
+    #[test]
+    fn the_preview_has_no_notifications() {
+        let payload = resp::request(&[b"KEYNOTIFY", b"k"]);
+        assert!(parse(&payload, Dialect::Documents).is_ok());
+        let unreadable = Unreadable {
+            verb: None,
+            refusal: Refusal::UnknownCommand,
+        };
+        assert_eq!(parse(&payload, Dialect::Preview), Err(unreadable));
+    }
+
+    /// Words of which commands are made, and some more.
+    fn words() -> impl Strategy<Value = Vec<Vec<u8>>> {
+        let verb = prop::sample::select(
+            &["SET", "set", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN", "X"][..],
+        );
+        let word =
+            prop::sample::select(&["", "k", "NX", "nex", "PX", "10", "0", "STOP", "GET"][..]);
+        (verb, proptest::collection::vec(word, 0..9)).prop_map(|(verb, words)| {
+            std::iter::once(verb)
+                .chain(words)
+                .map(|word| word.as_bytes().to_vec())
+                .collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn a_command_is_made_of_what_was_sent(words in words()) {
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            let payload = resp::request(&words);
+            if let Ok(command) = parse(&payload, Dialect::Sdk) {
+                let name = Verb::NAMES[command.verb() as usize];
+                prop_assert!(words[0].eq_ignore_ascii_case(name.as_bytes()));
+                if let Some(key) = command.key() {
+                    prop_assert_eq!(&payload[resp::range(key)], words[1]);
+                    prop_assert!(!words[1].is_empty());
+                }
+                if let Command::Set(set) = command {
+                    let has = |name: &[u8]| words[3..].iter().any(|word| word.eq_ignore_ascii_case(name));
+                    prop_assert_eq!(&payload[resp::range(set.value)], words[2]);
+                    prop_assert!(set.condition == Condition::Always || has(b"NX") || has(b"NEX"));
+                    prop_assert!(set.expiry_ms.is_none() || (has(b"PX") && set.expiry_ms == Some(10)));
+                }
+            }
+        }
+
+        #[test]
+        fn no_bytes_panic(payload in proptest::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(parse(&payload, Dialect::Sdk).is_err());
+        }
+    }
+}

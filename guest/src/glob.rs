@@ -279,3 +279,206 @@ fn member(bytes: &[u8]) -> Option<(u8, &[u8])> {
         [] => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matches(pattern: &str, key: &str) -> bool {
+        Glob::new(pattern.as_bytes())
+            .expect("small")
+            .matches(key.as_bytes())
+    }
+
+    #[test]
+    fn patterns_name_keys() {
+        for (pattern, key) in [
+            ("", ""),
+            ("a", "a"),
+            ("*", ""),
+            ("*", "abc"),
+            ("**", "abc"),
+            ("a*", "a"),
+            ("a*", "abc"),
+            ("*c", "abc"),
+            ("a*c", "ac"),
+            ("a*c", "abcbc"),
+            ("*b*", "abc"),
+            ("*b*b*", "abcb"),
+            ("*ab*ba*", "abba"),
+            ("a?c", "abc"),
+            ("?", "\0"),
+            ("*?", "a"),
+            ("*??*", "ab"),
+            ("[a-c]", "b"),
+            ("[c-a]", "b"),
+            ("[abc]", "c"),
+            ("[!a-c]", "d"),
+            ("[-a]", "-"),
+            ("[a-]", "-"),
+            ("[a\\-c]", "-"),
+            ("[\\]]", "]"),
+            ("[\\!a]", "!"),
+            ("[a!]", "!"),
+            ("[!!]", "a"),
+            ("[!]", "a"),
+            ("[a-\\]]", "]"),
+            ("[*]", "*"),
+            ("[[]", "["),
+            ("*[0-9]*", "abc5d"),
+            ("\\*", "*"),
+            ("\\?", "?"),
+            ("\\[a]", "[a]"),
+            ("\\a", "a"),
+            ("\\\\", "\\"),
+            ("a\\", "a\\"),
+            ("[", "["),
+            ("[abc", "[abc"),
+            ("a]", "a]"),
+            ("[[", "[["),
+            ("[\\]", "[]"),
+        ] {
+            assert!(matches(pattern, key), "{pattern:?} names {key:?}");
+        }
+    }
+
+    #[test]
+    fn patterns_do_not_name_other_keys() {
+        for (pattern, key) in [
+            ("", "a"),
+            ("a", ""),
+            ("a", "A"),
+            ("a", "ab"),
+            ("a", "ba"),
+            ("a*", "ba"),
+            ("*c", "cb"),
+            ("a*c", "a"),
+            ("aa*aa", "aaa"),
+            ("*ab*ba*", "aba"),
+            ("*b*b*", "abc"),
+            ("?", ""),
+            ("?", "ab"),
+            ("*??*", "a"),
+            ("[a-c]", "d"),
+            ("[a-c]", ""),
+            ("[a-c]", "ab"),
+            ("[!a-c]", "b"),
+            ("[!a-c]", ""),
+            ("[a-]", "b"),
+            ("[a\\-c]", "b"),
+            ("[]", "a"),
+            ("[]", ""),
+            ("[]a]", "a"),
+            ("[!!]", "!"),
+            ("\\*", "a"),
+            ("\\?", "a"),
+            ("[a", "a"),
+            ("*[0-9]*", "abcd"),
+        ] {
+            assert!(!matches(pattern, key), "{pattern:?} does not name {key:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_beyond_ascii() {
+        let glob = Glob::new(b"[\x80-\xff]?*\x00").expect("small");
+        assert!(glob.matches(b"\xc3\xa4\x00"));
+        assert!(!glob.matches(b"\x7f\xa4\x00"));
+        // A `?` is one byte, not one character.
+        assert!(!Glob::new(b"?").expect("small").matches("ä".as_bytes()));
+    }
+
+    #[test]
+    fn a_pattern_of_one_key() {
+        for (pattern, one) in [
+            ("a", true),
+            ("a\\*", true),
+            ("a[b", true),
+            ("a*", false),
+            ("a?", false),
+            ("a[b]", false),
+        ] {
+            assert_eq!(
+                Glob::new(pattern.as_bytes()).expect("small").is_one_key(),
+                one,
+                "{pattern}"
+            );
+        }
+    }
+
+    /// Would be a search of 2^31 steps if every `[` looked for its `]`.
+    #[test]
+    fn a_row_of_brackets_is_read_once() {
+        let pattern = vec![b'['; PATTERN_BYTES_MAX];
+        assert!(Glob::new(&pattern).expect("not too long").matches(&pattern));
+        assert!(matches!(
+            Glob::new(&vec![b'a'; PATTERN_BYTES_MAX + 1]),
+            Err(TooLarge)
+        ));
+    }
+
+    /// The definition of a glob, exponential.
+    fn naive(pattern: &[Token], key: &[u8]) -> bool {
+        match (pattern.split_first(), key.split_first()) {
+            (None, _) => key.is_empty(),
+            (Some((Token::Star, rest)), None) => naive(rest, key),
+            (Some((Token::Star, rest)), Some((_, behind))) => {
+                naive(rest, key) || naive(pattern, behind)
+            }
+            (Some(_), None) => false,
+            (Some((Token::Any, rest)), Some((_, behind))) => naive(rest, behind),
+            (Some((Token::Byte(expected), rest)), Some((byte, behind))) => {
+                expected == byte && naive(rest, behind)
+            }
+            (Some((Token::Class(class), rest)), Some((&byte, behind))) => {
+                class[usize::from(byte >> 6)] >> (byte & 63) & 1 == 1 && naive(rest, behind)
+            }
+        }
+    }
+
+    fn tokens(pattern: &[u8]) -> Vec<Token> {
+        let mut reader = Reader {
+            rest: pattern,
+            closed: true,
+        };
+        std::iter::from_fn(|| reader.next()).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn the_automaton_agrees_with_the_definition(
+            pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
+            key in "[ab*!\\[-]{0,10}",
+        ) {
+            let expected = naive(&tokens(pattern.as_bytes()), key.as_bytes());
+            prop_assert_eq!(matches(&pattern, &key), expected);
+        }
+
+        #[test]
+        fn stars_agree_with_the_definition(pattern in "[ab*?]{0,12}", key in "[ab]{0,14}") {
+            let expected = naive(&tokens(pattern.as_bytes()), key.as_bytes());
+            prop_assert_eq!(matches(&pattern, &key), expected);
+        }
+
+        #[test]
+        fn an_escaped_key_names_itself(key in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let pattern: Vec<u8> = key.iter().flat_map(|&byte| [b'\\', byte]).collect();
+            let glob = Glob::new(&pattern).expect("small");
+            prop_assert!(glob.matches(&key) && glob.is_one_key());
+        }
+
+        #[test]
+        fn no_pattern_panics(
+            pattern in proptest::collection::vec(any::<u8>(), 0..200),
+            key in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            if let Ok(glob) = Glob::new(&pattern) {
+                glob.matches(&key);
+            }
+        }
+    }
+}

@@ -102,3 +102,117 @@ pub fn format(wall: u64, counter: u32, node: &str) -> String {
 pub fn compare(a: &Hlc, b: &Hlc) -> Ordering {
     Reading::from(a).cmp(&Reading::from(b))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn readings_are_padded_or_not() {
+        let expected = Ok(Reading {
+            wall: 1_696_374_425_000,
+            counter: 1,
+            node: "StateStore",
+        });
+        assert_eq!(parse("1696374425000:1:StateStore"), expected);
+        assert_eq!(parse("001696374425000:00001:StateStore"), expected);
+        assert_eq!(
+            parse("000000000000000000000000001696374425000:000000000000001:StateStore"),
+            expected
+        );
+        let largest = "18446744073709551615:4294967295:n";
+        assert_eq!(
+            parse(largest),
+            Ok(Reading {
+                wall: u64::MAX,
+                counter: u32::MAX,
+                node: "n"
+            })
+        );
+    }
+
+    #[test]
+    fn anything_else_is_malformed() {
+        for text in [
+            "",
+            ":",
+            "::",
+            ":::",
+            "1",
+            "1:2",
+            "1:2:",
+            "1:2:a:",
+            "1:2:a:b",
+            ":2:a",
+            "1::a",
+            "+1:2:a",
+            "1:+2:a",
+            "-1:2:a",
+            "1:-2:a",
+            " 1:2:a",
+            "1 :2:a",
+            "1:2 :a",
+            "1.0:2:a",
+            "0x1:2:a",
+            "1_000:2:a",
+            "١:2:a",
+            "18446744073709551616:2:a",
+            "1:4294967296:a",
+            "99999999999999999999999:2:a",
+        ] {
+            assert_eq!(parse(text), Err(Malformed), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn written_padded() {
+        assert_eq!(
+            format(1_696_374_425_000, 1, "StateStore"),
+            "001696374425000:00001:StateStore"
+        );
+        assert_eq!(
+            format(u64::MAX, u32::MAX, "n"),
+            "18446744073709551615:4294967295:n"
+        );
+    }
+
+    #[test]
+    fn ordered_by_wall_then_counter_then_node() {
+        let hlc = |wall, counter, node: &str| Hlc {
+            wall,
+            counter,
+            node: node.to_owned(),
+        };
+        let ordered = [
+            hlc(1, 9, "z"),
+            hlc(2, 0, "z"),
+            hlc(2, 1, "A"),
+            hlc(2, 1, "a"),
+            hlc(2, 1, "aa"),
+            hlc(10, 0, "a"),
+        ];
+        for (i, a) in ordered.iter().enumerate() {
+            for (j, b) in ordered.iter().enumerate() {
+                assert_eq!(compare(a, b), i.cmp(&j), "{a:?} {b:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(wall: u64, counter: u32, node in "[^:]{1,20}") {
+            let text = format(wall, counter, &node);
+            prop_assert_eq!(parse(&text), Ok(Reading { wall, counter, node: &node }));
+        }
+
+        #[test]
+        fn no_text_panics(text in "[0-9:+a ]{0,40}") {
+            if let Ok(reading) = parse(&text) {
+                let again = format(reading.wall, reading.counter, reading.node);
+                prop_assert_eq!(parse(&again), Ok(reading));
+            }
+        }
+    }
+}

@@ -183,3 +183,115 @@ pub fn request(arguments: &[&[u8]]) -> Vec<u8> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_spans_of_the_payload() {
+        let payload = b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$4\r\n\r\n$1\r\n";
+        let arguments = parse(payload).expect("well formed");
+        assert_eq!(arguments.count(), 3);
+        assert_eq!(arguments.get(0), b"SET");
+        assert_eq!(arguments.span(0), Some(Span { at: 8, len: 3 }));
+        assert_eq!(arguments.get(1), b"");
+        assert_eq!(arguments.span(1), Some(Span { at: 17, len: 0 }));
+        assert_eq!(arguments.get(2), b"\r\n$1");
+        assert_eq!(
+            arguments.bytes(2),
+            Some(Bytes::Span(Span { at: 23, len: 4 }))
+        );
+        assert_eq!(arguments.get(3), b"");
+        assert_eq!(arguments.span(3), None);
+    }
+
+    #[test]
+    fn more_arguments_are_counted_and_checked() {
+        let many = vec![b"word" as &[u8]; 1000];
+        let mut payload = request(&many);
+        let arguments = parse(&payload).expect("well formed");
+        assert_eq!(arguments.count(), 1000);
+        assert_eq!(arguments.get(ARGUMENTS_KEPT - 1), b"word");
+        assert_eq!(arguments.span(ARGUMENTS_KEPT), None);
+        let last = payload.len() - 1;
+        payload[last] = b'x';
+        assert!(parse(&payload).is_err());
+    }
+
+    #[test]
+    fn an_error_is_one_line() {
+        let mut out = Vec::new();
+        push_error(&mut out, "a\r\nb");
+        assert_eq!(out, b"-ERR a  b\r\n");
+    }
+
+    #[test]
+    fn numbers_of_every_length() {
+        for number in [0, 9, 10, 99, 100, 12_345, u64::from(u32::MAX), u64::MAX] {
+            let mut out = Vec::new();
+            push_number(&mut out, number);
+            assert_eq!(out, number.to_string().into_bytes());
+        }
+    }
+
+    /// Bytes that look like RESP, so that the reader is led far in.
+    fn likely() -> impl Strategy<Value = Vec<u8>> {
+        let part = prop_oneof![
+            Just(b"\r\n".to_vec()),
+            Just(b"*".to_vec()),
+            Just(b"$".to_vec()),
+            Just(b"*1\r\n".to_vec()),
+            Just(b"*2\r\n".to_vec()),
+            Just(b"$3\r\nGET\r\n".to_vec()),
+            Just(b"$1\r\nk\r\n".to_vec()),
+            Just(b"$0\r\n\r\n".to_vec()),
+            "[0-9]{1,24}".prop_map(String::into_bytes),
+            proptest::collection::vec(any::<u8>(), 0..4),
+        ];
+        proptest::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
+    }
+
+    /// The same grammar, read the slow and obvious way: split, re-encode, compare.
+    fn is_well_formed(payload: &[u8]) -> bool {
+        parse(payload).is_ok_and(|arguments| {
+            arguments.count() > ARGUMENTS_KEPT || {
+                let words: Vec<&[u8]> = (0..arguments.count()).map(|i| arguments.get(i)).collect();
+                request(&words) == payload
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(parse(&payload).is_ok(), is_well_formed(&payload));
+        }
+
+        #[test]
+        fn what_is_read_is_all_there_was(payload in likely()) {
+            prop_assert_eq!(parse(&payload).is_ok(), is_well_formed(&payload));
+        }
+
+        #[test]
+        fn what_is_written_is_read(
+            words in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..30), 1..=ARGUMENTS_KEPT),
+        ) {
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            let payload = request(&words);
+            let arguments = parse(&payload).expect("well formed");
+            prop_assert_eq!(arguments.count(), words.len());
+            for (index, word) in words.iter().enumerate() {
+                prop_assert_eq!(arguments.get(index), *word);
+            }
+            // Nothing may be missing, nothing may follow.
+            for len in 0..payload.len() {
+                prop_assert!(parse(&payload[..len]).is_err());
+            }
+            let longer = [payload.as_slice(), b"\r\n"].concat();
+            prop_assert!(parse(&longer).is_err());
+        }
+    }
+}

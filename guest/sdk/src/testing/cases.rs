@@ -1,0 +1,289 @@
+//! Transcripts: requests, and the bytes that answer them.
+//!
+//! The same files are run over a [`Table`](super::Table) in a policy's own tests and over a component by a
+//! host: whatever implements [`Subject`]. A transcript is read line by line:
+//!
+//! ```text
+//! # A comment.
+//! == a title              a new case: an empty store at 1700000000000 ms, dialect sdk, client `client`,
+//!                         `ts 1700000000000:0:client`, no `ft`
+//! quota 2                 at most two keys; before the first request of a case
+//! dialect documents       of the requests that follow, as the next three are
+//! client other            `-` for none
+//! ts 1:2:node             the request's timestamp; `-` for none, `\e` for an empty one
+//! ft 1:2:node             the fencing token, likewise
+//! now 1700000005000       time passes, and what is expired by then is removed
+//! disconnect other        a client's connection ends
+//! > SET key value         a request: an array of bulk strings
+//! >> *1\r\n$4\r\nPING     a request: these bytes
+//! < same 1:2 +OK\r\n      its answer: what a duplicate is owed (same, free), the version (wall:counter,
+//!                         `-` for none, `*` for any), the bytes
+//! ! TOPIC 1:2 *2\r\n…     a notification since the last request; all are listed, in order
+//! ```
+//!
+//! In words and bytes `\r`, `\n`, `\0`, `\\`, `\xNN` mean what they mean in Rust, `\s` is a space and `\e`
+//! is nothing. In the last part of a line a space is a space.
+
+use crate::testing::{Answer, Delivery};
+use crate::{Dialect, Repeat, Request, Stamp, resp};
+
+/// The time at which every case begins.
+pub const NOW_MS: u64 = 1_700_000_000_000;
+
+/// What a transcript is run against.
+pub trait Subject {
+    /// Begins a case: an empty store at a time, with no watch.
+    fn begin(&mut self, now_ms: u64, keys_max: Option<usize>);
+    /// Time passes, and what is expired by then is removed.
+    fn advance(&mut self, now_ms: u64);
+    /// Runs one request.
+    fn call(&mut self, request: &Request) -> Answer;
+    /// A client's connection ends.
+    fn disconnect(&mut self, client: &str);
+    /// The notifications since the last call of this.
+    fn deliveries(&mut self) -> Vec<Delivery>;
+}
+
+/// Runs a transcript; gives the number of requests in it.
+///
+/// # Errors
+///
+/// The number of the first line that does not hold, what it says, and what came instead.
+pub fn run(text: &str, subject: &mut impl Subject) -> Result<usize, String> {
+    let mut script = Script::new(subject);
+    for (index, line) in text.lines().enumerate() {
+        script.line(line).map_err(|error| {
+            format!(
+                "line {} (case `{}`): {line}\n{error}",
+                index + 1,
+                script.title
+            )
+        })?;
+    }
+    script
+        .settle()
+        .map_err(|error| format!("at the end (case `{}`): {error}", script.title))?;
+    Ok(script.requests)
+}
+
+struct Script<'a, S> {
+    subject: &'a mut S,
+    title: String,
+    keys_max: Option<usize>,
+    /// Whether the case has begun, which it does with its first step that needs a store.
+    begun: bool,
+    request: Request,
+    answer: Option<Answer>,
+    deliveries: std::collections::VecDeque<Delivery>,
+    requests: usize,
+}
+
+impl<'a, S: Subject> Script<'a, S> {
+    fn new(subject: &'a mut S) -> Self {
+        Self {
+            subject,
+            title: String::new(),
+            keys_max: None,
+            begun: false,
+            request: first_request(),
+            answer: None,
+            deliveries: std::collections::VecDeque::new(),
+            requests: 0,
+        }
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "" | "#" => return Ok(()),
+            "<" => return self.expect_answer(rest),
+            "!" => return self.expect_delivery(rest),
+            _ => self.settle()?,
+        }
+        match word {
+            "==" => {
+                rest.clone_into(&mut self.title);
+                self.keys_max = None;
+                self.begun = false;
+                self.request = first_request();
+            }
+            "quota" => self.keys_max = Some(number(rest)?),
+            "dialect" => self.request.dialect = dialect(rest)?,
+            "client" => self.request.client = property(rest)?,
+            "ts" => self.request.timestamp = property(rest)?,
+            "ft" => self.request.fencing_token = property(rest)?,
+            "now" => {
+                self.begin();
+                self.request.now = number(rest)?;
+                self.subject.advance(self.request.now);
+                self.deliveries.extend(self.subject.deliveries());
+            }
+            "disconnect" => {
+                self.begin();
+                self.subject.disconnect(rest);
+            }
+            ">" => {
+                let words: Result<Vec<_>, _> = rest.split(' ').map(unescape).collect();
+                let words = words?;
+                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+                self.call(resp::request(&words));
+            }
+            ">>" => self.call(unescape(rest)?),
+            _ => return Err(format!("`{word}` begins no line of a transcript")),
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self) {
+        if !self.begun {
+            self.begun = true;
+            self.subject.begin(self.request.now, self.keys_max);
+        }
+    }
+
+    fn call(&mut self, payload: Vec<u8>) {
+        self.begin();
+        self.request.payload = payload;
+        self.answer = Some(self.subject.call(&self.request));
+        self.deliveries.extend(self.subject.deliveries());
+        self.requests += 1;
+    }
+
+    fn expect_answer(&mut self, expected: &str) -> Result<(), String> {
+        let answer = self
+            .answer
+            .take()
+            .ok_or("there is no request before this answer")?;
+        let repeat = match answer.repeat {
+            Repeat::Free => "free",
+            Repeat::Same => "same",
+        };
+        // A deletion that nobody watches may take a version or not: `*` is for what follows one.
+        let any = expected.split(' ').nth(1) == Some("*") && answer.version.is_some();
+        let version = if any {
+            "*".to_owned()
+        } else {
+            version(answer.version)
+        };
+        compare(
+            expected,
+            &format!("{repeat} {version} {}", escape(&answer.bytes)),
+        )
+    }
+
+    fn expect_delivery(&mut self, expected: &str) -> Result<(), String> {
+        let delivery = self.deliveries.pop_front().ok_or("nobody was notified")?;
+        compare(expected, &shown(&delivery))
+    }
+
+    /// Nothing is left that the transcript does not mention.
+    fn settle(&mut self) -> Result<(), String> {
+        if let Some(answer) = self.answer.take() {
+            return Err(format!(
+                "the request before has no `<`: {}",
+                escape(&answer.bytes)
+            ));
+        }
+        match self.deliveries.pop_front() {
+            Some(delivery) => Err(format!("a notification has no `!`: {}", shown(&delivery))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn first_request() -> Request {
+    Request {
+        payload: Vec::new(),
+        dialect: Dialect::Sdk,
+        timestamp: Some(format!("{NOW_MS}:0:client")),
+        fencing_token: None,
+        client: Some("client".to_owned()),
+        now: NOW_MS,
+    }
+}
+
+fn shown(delivery: &Delivery) -> String {
+    let version = version(Some(delivery.version));
+    format!("{} {version} {}", delivery.topic, escape(&delivery.payload))
+}
+
+fn compare(expected: &str, got: &str) -> Result<(), String> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(format!("expected: {expected}\n     got: {got}"))
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is no number"))
+}
+
+fn dialect(text: &str) -> Result<Dialect, String> {
+    match text {
+        "sdk" => Ok(Dialect::Sdk),
+        "documents" => Ok(Dialect::Documents),
+        "preview" => Ok(Dialect::Preview),
+        _ => Err(format!("`{text}` is no dialect")),
+    }
+}
+
+fn property(text: &str) -> Result<Option<String>, String> {
+    if text == "-" {
+        return Ok(None);
+    }
+    String::from_utf8(unescape(text)?)
+        .map(Some)
+        .map_err(|_| "not UTF-8".to_owned())
+}
+
+fn version(stamp: Option<Stamp>) -> String {
+    match stamp {
+        Some(Stamp { wall, counter }) => format!("{wall}:{counter}"),
+        None => "-".to_owned(),
+    }
+}
+
+fn unescape(text: &str) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, behind)) = rest.split_first() {
+        rest = behind;
+        if byte != b'\\' {
+            out.push(byte);
+            continue;
+        }
+        let (&letter, behind) = rest.split_first().ok_or("a `\\` at the end")?;
+        rest = behind;
+        match letter {
+            b'r' => out.push(b'\r'),
+            b'n' => out.push(b'\n'),
+            b's' => out.push(b' '),
+            b'0' => out.push(0),
+            b'\\' => out.push(b'\\'),
+            b'e' => {}
+            b'x' => {
+                let (digits, behind) = rest.split_at_checked(2).ok_or("`\\x` takes two digits")?;
+                rest = behind;
+                let digits = str::from_utf8(digits).map_err(|_| "`\\x` takes two digits")?;
+                let byte = u8::from_str_radix(digits, 16);
+                out.push(byte.map_err(|_| format!("`\\x{digits}` is no byte"))?);
+            }
+            _ => return Err(format!("`\\{}` means nothing", char::from(letter))),
+        }
+    }
+    Ok(out)
+}
+
+fn escape(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for &byte in bytes {
+        match byte {
+            b'\r' => out.push_str("\\r"),
+            b'\n' => out.push_str("\\n"),
+            b'\\' => out.push_str("\\\\"),
+            b' '..=b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("\\x{byte:02X}")),
+        }
+    }
+    out
+}

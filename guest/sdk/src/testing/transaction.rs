@@ -1,0 +1,331 @@
+//! The host that a policy sees during one request: reads through staged writes, commits or does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::receive;
+use super::table::{Name, Pending, Right, Stored, Table, resolve};
+use crate::limits::SKEW_MS_MAX;
+use crate::{
+    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Stamp,
+};
+
+/// The host ends a page where its keys reach this many bytes.
+const PAGE_BYTES: usize = 16 * 1024;
+
+/// One request's view of a [`Table`].
+#[derive(Debug)]
+pub struct Transaction<'a> {
+    table: &'a mut Table,
+    request: &'a Request,
+    clock: Stamp,
+    /// What was written; none for a deletion.
+    staged: BTreeMap<Name, Option<Stored>>,
+    watches: BTreeMap<Vec<u8>, Option<Dialect>>,
+    /// The keys that were touched as the policy's own.
+    hidden: BTreeSet<Vec<u8>>,
+    pending: Vec<Pending>,
+    seed: u64,
+}
+
+impl<'a> Transaction<'a> {
+    pub(super) fn new(table: &'a mut Table, request: &'a Request) -> Self {
+        Self {
+            clock: table.clock,
+            table,
+            request,
+            staged: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            hidden: BTreeSet::new(),
+            pending: Vec::new(),
+            seed: 0,
+        }
+    }
+
+    /// Makes everything real that was staged; gives what watchers are to be told.
+    pub(super) fn commit(self) -> Vec<Pending> {
+        let table = self.table;
+        table.clock = self.clock;
+        for (name, stored) in self.staged {
+            match stored {
+                Some(stored) => table.entries.insert(name, stored),
+                None => table.entries.remove(&name),
+            };
+        }
+        for (key, dialect) in self.watches {
+            let client = self.request.client.clone().unwrap_or_default();
+            match dialect {
+                Some(dialect) => table.watches.insert((key, client), dialect),
+                None => table.watches.remove(&(key, client)),
+            };
+        }
+        self.pending
+    }
+
+    /// The value that a reply carries.
+    pub(super) fn stored(&self, key: &[u8]) -> Vec<u8> {
+        let readable = self.allow(key, Right::Read).is_ok() && !self.hidden.contains(key);
+        assert!(
+            readable,
+            "a reply carries the value of a key that the client may not read"
+        );
+        let stored = self.live(&(false, key.to_vec()));
+        match stored {
+            Some(stored) => stored.value.clone(),
+            None => panic!("a reply carries the value of a key that is not there"),
+        }
+    }
+
+    fn key(&self, key: &Bytes) -> Vec<u8> {
+        resolve(key, &self.request.payload).to_vec()
+    }
+
+    fn name(&self, key: &Bytes) -> Name {
+        let key = self.key(key);
+        (self.hidden.contains(&key), key)
+    }
+
+    fn live(&self, name: &Name) -> Option<&Stored> {
+        match self.staged.get(name) {
+            Some(staged) => staged.as_ref(),
+            None => self.table.entries.get(name),
+        }
+        .filter(|stored| stored.is_live(self.table.now_ms))
+    }
+
+    fn allow(&self, key: &[u8], right: Right) -> Result<(), Fault> {
+        if !self.hidden.contains(key) && self.table.denied.contains(&(right, key.to_vec())) {
+            return Err(Fault::Denied);
+        }
+        Ok(())
+    }
+
+    /// The next version of the store.
+    fn stamp(&mut self, observed: Option<Stamp>) -> Stamp {
+        self.clock = receive(self.clock, observed, self.table.now_ms);
+        self.clock
+    }
+
+    /// Tells watchers of a change, unless the key is the policy's own.
+    fn tell(&mut self, event: Event, name: &Name, version: Stamp, value: &[u8]) {
+        let (hidden, key) = name;
+        if !hidden {
+            let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
+            let change = Change {
+                event,
+                key: key.clone(),
+                version,
+                len,
+            };
+            self.pending.push(Pending {
+                change,
+                value: value.to_vec(),
+            });
+        }
+    }
+
+    /// How many entries there would be.
+    fn entry_count(&self) -> usize {
+        let now = self.table.now_ms;
+        let kept = self
+            .table
+            .entries
+            .iter()
+            .filter(|(name, stored)| stored.is_live(now) && !self.staged.contains_key(*name));
+        let staged = self
+            .staged
+            .values()
+            .flatten()
+            .filter(|stored| stored.is_live(now));
+        kept.count() + staged.count()
+    }
+
+    fn watched(&self, key: &[u8]) -> bool {
+        let client = self.request.client.clone().unwrap_or_default();
+        match self.watches.get(key) {
+            Some(staged) => staged.is_some(),
+            None => self.table.watches.contains_key(&(key.to_vec(), client)),
+        }
+    }
+}
+
+impl Host for Transaction<'_> {
+    fn head(&mut self, key: &Bytes, access: Access) -> Result<Option<Entry>, Fault> {
+        let bytes = self.key(key);
+        match access {
+            Access::Read => self.allow(&bytes, Right::Read)?,
+            Access::Write => self.allow(&bytes, Right::Write)?,
+            Access::Hidden => {
+                self.hidden.insert(bytes);
+            }
+        }
+        let name = self.name(key);
+        Ok(self.live(&name).map(|stored| Entry {
+            len: u32::try_from(stored.value.len()).unwrap_or(u32::MAX),
+            version: stored.version,
+            fence: stored.fence.clone(),
+            expires: stored.expires,
+        }))
+    }
+
+    fn load(&mut self, key: &Bytes, at: u32, len: u32) -> Result<Option<Vec<u8>>, Fault> {
+        let name = self.name(key);
+        self.allow(&name.1, Right::Read)?;
+        Ok(self.live(&name).map(|stored| {
+            stored
+                .value
+                .iter()
+                .skip(at as usize)
+                .take(len as usize)
+                .copied()
+                .collect()
+        }))
+    }
+
+    fn matches(&mut self, key: &Bytes, value: &Bytes) -> Result<bool, Fault> {
+        let name = self.name(key);
+        self.allow(&name.1, Right::Write)?;
+        let value = resolve(value, &self.request.payload);
+        Ok(self.live(&name).is_some_and(|stored| stored.value == value))
+    }
+
+    fn put(
+        &mut self,
+        key: &Bytes,
+        value: &Bytes,
+        observed: Option<Stamp>,
+        fence: Option<&Hlc>,
+        expires: Option<u64>,
+    ) -> Result<Stamp, Fault> {
+        let name = self.name(key);
+        self.allow(&name.1, Right::Write)?;
+        let value = resolve(value, &self.request.payload).to_vec();
+        let ahead =
+            observed.is_some_and(|at| at.wall > self.table.now_ms.saturating_add(SKEW_MS_MAX));
+        assert!(!ahead, "a policy observes no time beyond the skew");
+        if self.live(&name).is_none()
+            && self
+                .table
+                .keys_max
+                .is_some_and(|max| self.entry_count() >= max)
+        {
+            return Err(Fault::Quota);
+        }
+        // An expired entry that no sweep has met yet: its end comes before its successor.
+        let expired = !self.staged.contains_key(&name)
+            && self.live(&name).is_none()
+            && self.table.entries.contains_key(&name);
+        if expired {
+            let version = self.stamp(None);
+            self.tell(Event::Expired, &name, version, b"");
+        }
+        let version = self.stamp(observed);
+        self.tell(Event::Set, &name, version, &value);
+        let stored = Stored {
+            value,
+            version,
+            fence: fence.cloned(),
+            expires,
+        };
+        self.staged.insert(name, Some(stored));
+        Ok(version)
+    }
+
+    fn delete(&mut self, key: &Bytes) -> Result<bool, Fault> {
+        let name = self.name(key);
+        self.allow(&name.1, Right::Write)?;
+        if self.live(&name).is_none() {
+            return Ok(false);
+        }
+        let version = self.stamp(None);
+        self.tell(Event::Deleted, &name, version, b"");
+        self.staged.insert(name, None);
+        Ok(true)
+    }
+
+    fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
+        let prefix = self.key(prefix);
+        let mut names: BTreeSet<&Name> = self.table.entries.keys().collect();
+        names.extend(self.staged.keys());
+        let mut keys = Vec::new();
+        let mut bytes = 0;
+        let mut last = None;
+        let left = names.into_iter().filter(|(hidden, key)| {
+            !hidden && key.starts_with(&prefix) && cursor.is_none_or(|cursor| &key[..] > cursor)
+        });
+        for (examined, name) in left.enumerate() {
+            if examined >= limit as usize || bytes >= PAGE_BYTES {
+                return Ok(Page { keys, next: last });
+            }
+            let key = &name.1;
+            last = Some(key.clone());
+            if self.live(name).is_some() && self.allow(key, Right::Read).is_ok() {
+                bytes += key.len();
+                keys.push(key.clone());
+            }
+        }
+        Ok(Page { keys, next: None })
+    }
+
+    fn watch(&mut self, key: &Bytes) -> Result<(), Fault> {
+        let key = self.key(key);
+        self.allow(&key, Right::Read)?;
+        assert!(self.request.client.is_some(), "a watch belongs to a client");
+        let full = self
+            .table
+            .watches_max
+            .is_some_and(|max| self.table.watches.len() >= max);
+        if full && !self.watched(&key) {
+            return Err(Fault::Quota);
+        }
+        self.watches.insert(key, Some(self.request.dialect));
+        Ok(())
+    }
+
+    fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
+        let key = self.key(key);
+        self.allow(&key, Right::Read)?;
+        let watched = self.watched(&key);
+        self.watches.insert(key, None);
+        Ok(watched)
+    }
+
+    fn property(&mut self, name: &str) -> Option<String> {
+        let first = self
+            .table
+            .properties
+            .iter()
+            .find(|(given, _)| given == name);
+        first.map(|(_, value)| value.clone())
+    }
+
+    fn log_enabled(&mut self, _level: Level) -> bool {
+        true
+    }
+
+    fn log(&mut self, level: Level, message: &str) {
+        self.table.lines.push((level, message.to_owned()));
+    }
+
+    fn count(&mut self, name: &str, by: u64) {
+        *self.table.counters.entry(name.to_owned()).or_default() += by;
+    }
+
+    fn random(&mut self, len: u32) -> Vec<u8> {
+        // SplitMix64 from the request's bytes and the calls so far: the same whenever it is run again.
+        let payload = self.request.payload.iter();
+        self.seed = payload.fold(self.seed.wrapping_add(1), |seed, &byte| {
+            (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let mut out = Vec::new();
+        for block in 0..u64::from(len).div_ceil(8) {
+            let mut word = self
+                .seed
+                .wrapping_add(block.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            out.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
+        }
+        out.truncate(len as usize);
+        out
+    }
+}

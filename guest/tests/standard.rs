@@ -1,0 +1,550 @@
+//! What a transcript cannot say: rights, faults of the host, long scans, and the shape of outcomes.
+
+use statehouse_guest::Standard;
+use statehouse_policy::testing::{Answer, Right, Table, cases};
+use statehouse_policy::{
+    Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Policy,
+    Repeat, Request, Span, Stamp, resp,
+};
+
+fn policy() -> Standard {
+    Standard::configure(&[]).expect("it takes no options")
+}
+
+fn request(words: &[&[u8]]) -> Request {
+    Request {
+        payload: resp::request(words),
+        dialect: Dialect::Sdk,
+        timestamp: Some(format!("{}:0:client", cases::NOW_MS)),
+        fencing_token: None,
+        client: Some("client".to_owned()),
+        now: cases::NOW_MS,
+    }
+}
+
+fn call(table: &mut Table, words: &[&[u8]]) -> Answer {
+    table.call(&policy(), &request(words))
+}
+
+fn error(text: &str) -> Vec<u8> {
+    format!("-ERR {text}\r\n").into_bytes()
+}
+
+#[test]
+fn it_describes_itself() {
+    let info = Standard::describe();
+    assert_eq!(info.name, "standard");
+    assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
+    assert_eq!(
+        info.commands,
+        ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN"]
+    );
+}
+
+#[test]
+fn it_refuses_options() {
+    let refused = Standard::configure(&[("mode".to_owned(), "fast".to_owned())]);
+    assert!(refused.is_err_and(|sentence| sentence.contains("`mode`")));
+}
+
+#[test]
+fn an_outcome_names_its_command() {
+    let mut table = Table::new(cases::NOW_MS);
+    let commands = Standard::describe().commands;
+    let mut named = |words: &[&[u8]]| {
+        let command = call(&mut table, words).command;
+        command.map(|index| commands[usize::from(index)].as_str())
+    };
+    assert_eq!(named(&[b"SET", b"k", b"v"]), Some("SET"));
+    assert_eq!(named(&[b"get", b"k"]), Some("GET"));
+    assert_eq!(named(&[b"VDEL", b"k", b"v"]), Some("VDEL"));
+    assert_eq!(named(&[b"DEL", b"k"]), Some("DEL"));
+    assert_eq!(named(&[b"KEYNOTIFY", b"k"]), Some("KEYNOTIFY"));
+    assert_eq!(named(&[b"KEYNOTIFY", b"k", b"STOP"]), Some("KEYNOTIFY"));
+    assert_eq!(named(&[b"SCAN", b"*"]), Some("SCAN"));
+    // An error of form names it where it was recognized.
+    assert_eq!(named(&[b"SET", b"k"]), Some("SET"));
+    assert_eq!(named(&[b"GET", b""]), Some("GET"));
+    assert_eq!(named(&[b"PING"]), None);
+}
+
+#[test]
+fn routing_finds_the_key() {
+    let policy = policy();
+    let routed = |words: &[&[u8]]| {
+        let payload = resp::request(words);
+        policy
+            .route(&payload)
+            .map(|span| payload[resp::range(span)].to_vec())
+    };
+    for words in [
+        &[b"SET" as &[u8], b"key", b"v", b"NX"] as &[&[u8]],
+        &[b"GET", b"key"],
+        &[b"DEL", b"key"],
+        &[b"VDEL", b"key", b"v"],
+        &[b"KEYNOTIFY", b"key", b"STOP"],
+    ] {
+        assert_eq!(routed(words).as_deref(), Some(b"key" as &[u8]));
+    }
+    assert_eq!(routed(&[b"SCAN", b"key"]), None);
+    assert_eq!(routed(&[b"PING", b"key"]), None);
+    assert_eq!(routed(&[b"GET", b""]), None);
+    assert_eq!(policy.route(b"*1\r\n"), None);
+}
+
+#[test]
+fn rights_come_before_timestamp_and_fence() {
+    let mut table = Table::new(cases::NOW_MS);
+    call(&mut table, &[b"SET", b"k", b"v"]);
+    table.deny(Right::Write, b"k");
+    let denied = error("not authorized");
+    for words in [
+        &[b"SET" as &[u8], b"k", b"w"] as &[&[u8]],
+        &[b"DEL", b"k"],
+        &[b"VDEL", b"k", b"v"],
+    ] {
+        let request = Request {
+            timestamp: None,
+            fencing_token: Some("x".to_owned()),
+            ..request(words)
+        };
+        let answer = table.call(&policy(), &request);
+        assert_eq!(answer.bytes, denied);
+        assert_eq!((answer.version, answer.repeat), (None, Repeat::Same));
+    }
+    // The right to read is another one.
+    assert_eq!(call(&mut table, &[b"GET", b"k"]).bytes, b"$1\r\nv\r\n");
+    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"k"]).bytes, b"+OK\r\n");
+    assert_eq!(
+        call(&mut table, &[b"KEYNOTIFY", b"k", b"STOP"]).bytes,
+        b"+OK\r\n"
+    );
+    table.deny(Right::Read, b"k");
+    for words in [
+        &[b"GET" as &[u8], b"k"] as &[&[u8]],
+        &[b"KEYNOTIFY", b"k"],
+        &[b"KEYNOTIFY", b"k", b"STOP"],
+    ] {
+        assert_eq!(call(&mut table, words).bytes, denied);
+    }
+    assert_eq!(call(&mut table, &[b"SCAN", b"*"]).bytes, b"*1\r\n*0\r\n");
+}
+
+#[test]
+fn form_comes_before_rights() {
+    let mut table = Table::new(cases::NOW_MS);
+    table.deny(Right::Write, b"k");
+    assert_eq!(
+        call(&mut table, &[b"SET", b"k", b"v", b"FOO"]).bytes,
+        error("syntax error")
+    );
+}
+
+#[test]
+fn a_quota_forbids_watches() {
+    let mut table = Table::new(cases::NOW_MS);
+    table.limit_watches(1);
+    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"a"]).bytes, b"+OK\r\n");
+    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"a"]).bytes, b"+OK\r\n");
+    let refused = call(&mut table, &[b"KEYNOTIFY", b"b"]);
+    assert_eq!(refused.bytes, error("the quota has been exceeded"));
+    assert_eq!(refused.repeat, Repeat::Free);
+}
+
+#[test]
+fn a_write_onto_an_expired_key_tells_of_its_end_first() {
+    let mut table = Table::new(cases::NOW_MS);
+    call(&mut table, &[b"SET", b"k", b"v", b"PX", b"10"]);
+    call(&mut table, &[b"KEYNOTIFY", b"k"]);
+    // No sweep in between: only the request brings the later time.
+    let later = Request {
+        now: cases::NOW_MS + 10,
+        ..request(&[b"SET", b"k", b"w", b"NX"])
+    };
+    let answer = table.call(&policy(), &later);
+    assert_eq!(answer.bytes, b"+OK\r\n");
+    let told = table.take_deliveries();
+    let payloads: Vec<&[u8]> = told.iter().map(|told| told.payload.as_slice()).collect();
+    assert_eq!(
+        payloads,
+        [
+            b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n" as &[u8],
+            b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nw\r\n",
+        ]
+    );
+    let order = |stamp: Stamp| (stamp.wall, stamp.counter);
+    assert!(order(told[0].version) < order(told[1].version));
+    assert_eq!(Some(told[1].version), answer.version);
+}
+
+#[test]
+fn a_topic_that_no_packet_can_carry_is_refused() {
+    // 59 bytes before the client and 16 behind it leave 65,460: 32,730 bytes of client id and key.
+    let prefix = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/".len();
+    let suffix = "/command/notify/".len();
+    let longest = (65_535 - prefix - suffix) / 2 - "client".len();
+    let mut table = Table::new(cases::NOW_MS);
+    let key = vec![b'k'; longest];
+    assert_eq!(call(&mut table, &[b"KEYNOTIFY", &key]).bytes, b"+OK\r\n");
+    call(&mut table, &[b"SET", &key, b"v"]);
+    assert!(table.take_deliveries()[0].topic.len() <= 65_535);
+    let key = vec![b'k'; longest + 1];
+    assert_eq!(
+        call(&mut table, &[b"KEYNOTIFY", &key]).bytes,
+        error("syntax error")
+    );
+    assert_eq!(
+        call(&mut table, &[b"KEYNOTIFY", &key, b"STOP"]).bytes,
+        error("syntax error")
+    );
+    // Any other command takes such a key.
+    assert_eq!(call(&mut table, &[b"SET", &key, b"v"]).bytes, b"+OK\r\n");
+}
+
+#[test]
+fn a_notification_is_a_head_and_the_stored_value() {
+    let change = Change {
+        event: Event::Set,
+        key: b"\x0f\xa0".to_vec(),
+        version: Stamp {
+            wall: 1,
+            counter: 2,
+        },
+        len: 70_000,
+    };
+    let told = policy().notify(&change, Dialect::Sdk);
+    assert_eq!(told.topic_suffix, "/command/notify/0FA0");
+    assert_eq!(
+        told.payload.head,
+        b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$70000\r\n"
+    );
+    assert_eq!(
+        told.payload.body,
+        Body::Stored(Bytes::Span(Span { at: 0, len: 2 }))
+    );
+}
+
+/// A host that refuses one call.
+struct Faulty {
+    at: &'static str,
+    fault: Fault,
+}
+
+impl Faulty {
+    fn answer<T>(&self, call: &str, value: T) -> Result<T, Fault> {
+        if call == self.at {
+            Err(self.fault.clone())
+        } else {
+            Ok(value)
+        }
+    }
+}
+
+impl Host for Faulty {
+    fn head(&mut self, _: &Bytes, _: Access) -> Result<Option<Entry>, Fault> {
+        let version = Stamp {
+            wall: 1,
+            counter: 0,
+        };
+        self.answer(
+            "head",
+            Some(Entry {
+                len: 1,
+                version,
+                fence: None,
+                expires: None,
+            }),
+        )
+    }
+    fn load(&mut self, _: &Bytes, _: u32, _: u32) -> Result<Option<Vec<u8>>, Fault> {
+        unreachable!("the standard policy looks into no value")
+    }
+    fn matches(&mut self, _: &Bytes, _: &Bytes) -> Result<bool, Fault> {
+        self.answer("matches", true)
+    }
+    fn put(
+        &mut self,
+        _: &Bytes,
+        _: &Bytes,
+        _: Option<Stamp>,
+        _: Option<&Hlc>,
+        _: Option<u64>,
+    ) -> Result<Stamp, Fault> {
+        self.answer(
+            "put",
+            Stamp {
+                wall: 1,
+                counter: 0,
+            },
+        )
+    }
+    fn delete(&mut self, _: &Bytes) -> Result<bool, Fault> {
+        self.answer("delete", true)
+    }
+    fn keys(&mut self, _: &Bytes, _: Option<&[u8]>, _: u32) -> Result<Page, Fault> {
+        self.answer(
+            "keys",
+            Page {
+                keys: Vec::new(),
+                next: None,
+            },
+        )
+    }
+    fn watch(&mut self, _: &Bytes) -> Result<(), Fault> {
+        self.answer("watch", ())
+    }
+    fn unwatch(&mut self, _: &Bytes) -> Result<bool, Fault> {
+        self.answer("unwatch", true)
+    }
+    fn property(&mut self, _: &str) -> Option<String> {
+        None
+    }
+    fn log_enabled(&mut self, _: Level) -> bool {
+        false
+    }
+    fn log(&mut self, _: Level, _: &str) {}
+    fn count(&mut self, _: &str, _: u64) {}
+    fn random(&mut self, _: u32) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn what_the_host_refuses_is_answered_wherever_it_does() {
+    let commands: [(&[&[u8]], &[&str], Repeat); 7] = [
+        (
+            &[b"SET", b"k", b"v", b"NEX"],
+            &["head", "matches", "put"],
+            Repeat::Same,
+        ),
+        (&[b"GET", b"k"], &["head"], Repeat::Free),
+        (&[b"DEL", b"k"], &["head", "delete"], Repeat::Same),
+        (
+            &[b"VDEL", b"k", b"v"],
+            &["head", "matches", "delete"],
+            Repeat::Same,
+        ),
+        (&[b"KEYNOTIFY", b"k"], &["head", "watch"], Repeat::Free),
+        (
+            &[b"KEYNOTIFY", b"k", b"STOP"],
+            &["head", "unwatch"],
+            Repeat::Same,
+        ),
+        (&[b"SCAN", b"*"], &["keys"], Repeat::Free),
+    ];
+    let faults = [
+        (Fault::Denied, "not authorized"),
+        (Fault::Quota, "the quota has been exceeded"),
+        (
+            Fault::Other("read only\r\n+OK\r\n".to_owned()),
+            "read only  +OK  ",
+        ),
+    ];
+    for (words, calls, repeat) in commands {
+        for at in calls {
+            for (fault, text) in &faults {
+                let mut host = Faulty {
+                    at,
+                    fault: fault.clone(),
+                };
+                let outcome = policy().handle(&mut host, &request(words));
+                assert_eq!(outcome.reply.head, error(text), "{words:?} at {at}");
+                assert_eq!(outcome.reply.body, Body::None);
+                assert_eq!((outcome.version, outcome.repeat), (None, repeat));
+            }
+        }
+        let mut host = Faulty {
+            at: "nowhere",
+            fault: Fault::Denied,
+        };
+        let outcome = policy().handle(&mut host, &request(words));
+        assert!(!outcome.reply.head.starts_with(b"-ERR"), "{words:?}");
+    }
+}
+
+/// The keys of a SCAN's answer, and its token.
+fn page(bytes: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
+    fn line<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
+        let end = bytes
+            .windows(2)
+            .position(|pair| pair == b"\r\n")
+            .expect("a whole line");
+        let line = &bytes[..end];
+        *bytes = &bytes[end + 2..];
+        line
+    }
+    fn number(line: &[u8], kind: u8) -> usize {
+        assert_eq!(line[0], kind);
+        std::str::from_utf8(&line[1..])
+            .expect("digits")
+            .parse()
+            .expect("a number")
+    }
+    fn bulk(bytes: &mut &[u8]) -> Vec<u8> {
+        let len = number(line(bytes), b'$');
+        let value = bytes[..len].to_vec();
+        assert_eq!(&bytes[len..len + 2], b"\r\n");
+        *bytes = &bytes[len + 2..];
+        value
+    }
+    let mut rest = bytes;
+    let parts = number(line(&mut rest), b'*');
+    let count = number(line(&mut rest), b'*');
+    let keys = (0..count).map(|_| bulk(&mut rest)).collect();
+    let token = (parts == 2).then(|| bulk(&mut rest));
+    assert!(rest.is_empty());
+    (keys, token)
+}
+
+/// Scans to the end; gives the keys and the number of requests.
+fn scan_all(table: &mut Table, pattern: &[u8]) -> (Vec<Vec<u8>>, usize) {
+    let mut keys = Vec::new();
+    let mut token: Option<Vec<u8>> = None;
+    for requests in 1.. {
+        let answer = match &token {
+            None => call(table, &[b"SCAN", pattern]),
+            Some(token) => call(table, &[b"SCAN", pattern, token]),
+        };
+        let (more, next) = page(&answer.bytes);
+        keys.extend(more);
+        token = next;
+        if token.is_none() {
+            return (keys, requests);
+        }
+        assert!(requests < 10_000, "a scan ends");
+    }
+    unreachable!("the loop has no end but its return")
+}
+
+#[test]
+fn a_long_scan_lists_every_key_once() {
+    let mut table = Table::new(cases::NOW_MS);
+    let keys: Vec<Vec<u8>> = (0..2500)
+        .map(|n| format!("key{n:04}").into_bytes())
+        .collect();
+    for key in &keys {
+        call(&mut table, &[b"SET", key, b"v"]);
+    }
+    let (listed, requests) = scan_all(&mut table, b"key*");
+    assert_eq!(listed, keys);
+    // 1024 keys are examined at most.
+    assert_eq!(requests, 3);
+    // So pages of a pattern that names few keys are short, even empty, with a token.
+    let (listed, requests) = scan_all(&mut table, b"*2400");
+    assert_eq!(listed, [b"key2400"]);
+    assert_eq!(requests, 3);
+    // A pattern of one key looks at that one only.
+    assert_eq!(
+        scan_all(&mut table, b"key2400"),
+        (vec![b"key2400".to_vec()], 1)
+    );
+    assert_eq!(scan_all(&mut table, b"key"), (Vec::new(), 1));
+    assert_eq!(scan_all(&mut table, b"key24"), (Vec::new(), 1));
+}
+
+#[test]
+fn a_scan_survives_changes_between_its_pages() {
+    let mut table = Table::new(cases::NOW_MS);
+    for n in 0..1500 {
+        call(&mut table, &[b"SET", format!("key{n:04}").as_bytes(), b"v"]);
+    }
+    let (mut keys, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    let token = token.expect("more to come");
+    // The last listed key goes, one behind it goes, one before it comes.
+    call(&mut table, &[b"DEL", keys.last().expect("a page has keys")]);
+    call(&mut table, &[b"DEL", b"key1400"]);
+    call(&mut table, &[b"SET", b"a", b"v"]);
+    let (more, token) = page(&call(&mut table, &[b"SCAN", b"*", &token]).bytes);
+    assert_eq!(token, None);
+    keys.extend(more);
+    let mut expected: Vec<Vec<u8>> = (0..1500)
+        .map(|n| format!("key{n:04}").into_bytes())
+        .collect();
+    expected.remove(1400);
+    assert_eq!(keys, expected);
+}
+
+#[test]
+fn a_token_is_good_for_its_own_pattern_only() {
+    let mut table = Table::new(cases::NOW_MS);
+    for n in 0..1100 {
+        call(&mut table, &[b"SET", format!("key{n:04}").as_bytes(), b"v"]);
+    }
+    let (_, token) = page(&call(&mut table, &[b"SCAN", b"key*"]).bytes);
+    let token = token.expect("more to come");
+    let refused = error("syntax error");
+    assert_eq!(call(&mut table, &[b"SCAN", b"ke*", &token]).bytes, refused);
+    for damaged in 0..token.len() {
+        let mut token = token.clone();
+        token[damaged] ^= 1;
+        assert_eq!(call(&mut table, &[b"SCAN", b"key*", &token]).bytes, refused);
+    }
+    for len in 0..token.len() {
+        assert_eq!(
+            call(&mut table, &[b"SCAN", b"key*", &token[..len]]).bytes,
+            refused
+        );
+    }
+    // It is no secret and no state: it may be used again.
+    let again = call(&mut table, &[b"SCAN", b"key*", &token]).bytes;
+    assert_eq!(call(&mut table, &[b"SCAN", b"key*", &token]).bytes, again);
+    assert_eq!(page(&again).0.len(), 1100 - 1024);
+}
+
+#[test]
+fn a_scan_of_long_keys_is_bounded_in_bytes() {
+    let mut table = Table::new(cases::NOW_MS);
+    let keys: Vec<Vec<u8>> = (0..40)
+        .map(|n| format!("{n:02}{}", "k".repeat(5000)).into_bytes())
+        .collect();
+    for key in &keys {
+        call(&mut table, &[b"SET", key, b"v"]);
+    }
+    let (_, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    assert!(token.is_some());
+    let (listed, requests) = scan_all(&mut table, b"*");
+    assert_eq!(listed, keys);
+    assert!(requests > 2);
+}
+
+#[test]
+fn a_scan_passes_over_keys_that_the_client_may_not_read() {
+    let mut table = Table::new(cases::NOW_MS);
+    let keys: Vec<Vec<u8>> = (0..1500)
+        .map(|n| format!("key{n:04}").into_bytes())
+        .collect();
+    for key in &keys {
+        call(&mut table, &[b"SET", key, b"v"]);
+        if key.as_slice() < b"key1400" {
+            table.deny(Right::Read, key);
+        }
+    }
+    // An empty page with a token is legal.
+    let (listed, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    assert!(listed.is_empty() && token.is_some());
+    assert_eq!(scan_all(&mut table, b"*").0, keys[1400..]);
+}
+
+#[test]
+fn a_pattern_has_a_size() {
+    let mut table = Table::new(cases::NOW_MS);
+    let literal = vec![b'a'; 65_535];
+    assert_eq!(
+        call(&mut table, &[b"SCAN", &literal]).bytes,
+        b"*1\r\n*0\r\n"
+    );
+    let literal = vec![b'a'; 65_536];
+    assert_eq!(
+        call(&mut table, &[b"SCAN", &literal]).bytes,
+        error("syntax error")
+    );
+    let floating = |len| [b"*".as_slice(), &vec![b'a'; len], b"*"].concat();
+    assert_eq!(
+        call(&mut table, &[b"SCAN", &floating(127)]).bytes,
+        b"*1\r\n*0\r\n"
+    );
+    assert_eq!(
+        call(&mut table, &[b"SCAN", &floating(128)]).bytes,
+        error("syntax error")
+    );
+}
