@@ -36,7 +36,7 @@
 //! where the client sent one) are checked without being written, unless the line says `@bare`. The order of user properties is free;
 //! one too many or too few is an error. Topic, QoS, RETAIN, correlation data, remaining expiry and every other property
 //! are checked as well, and that the acknowledgement comes after the answer. A notification may say `@qos=0`.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -1,0 +1,109 @@
+//! What a client can take, and what the server can (MQTT 5, sections 3.1.2.11 and 4.9).
+
+use statehouse_tests::{
+    Client, Connect, Property, Publish, Server,
+    packet::{acknowledge, kind},
+};
+
+/// The server has no more unacknowledged messages on the way than the client can take.
+#[test]
+fn the_clients_receive_maximum() {
+    let server = Server::start();
+    let connect = Connect::new("client").with(Property::ReceiveMaximum(2));
+    let mut client = Client::connect(server.address(), &connect);
+    client.acknowledges = false;
+    client.subscribe("a", 2);
+    let mut publisher = server.connect("publisher");
+    for n in 0..6_u8 {
+        publisher.publish(Publish::new("a", [n]).qos(1));
+    }
+    // QoS 0 does not count.
+    publisher.publish(Publish::new("a", "free").qos(0));
+    for n in (0..6_u8).step_by(2) {
+        let two: Vec<Publish> = (0..2)
+            .map(|_| {
+                client
+                    .take("a message at QoS 1", |p| {
+                        p.head & 6 == 2 && p.kind() == kind::PUBLISH
+                    })
+                    .publish()
+            })
+            .collect();
+        assert_eq!(
+            (&two[0].payload[..], &two[1].payload[..]),
+            (&[n][..], &[n + 1][..])
+        );
+        client.ping();
+        assert!(
+            client
+                .drain()
+                .iter()
+                .all(|packet| packet.publish().qos == 0),
+            "more than two on the way"
+        );
+        for publish in two {
+            client.send(&acknowledge(kind::PUBACK, publish.packet_id));
+        }
+    }
+}
+
+/// A message that is too large for a client is dropped for it, and what comes after is not.
+#[test]
+fn the_clients_maximum_packet_size() {
+    let server = Server::start();
+    let connect = Connect::new("small").with(Property::MaximumPacketSize(100));
+    let mut small = Client::connect(server.address(), &connect);
+    let mut large = server.connect("large");
+    for client in [&mut small, &mut large] {
+        client.subscribe("a", 1);
+    }
+    let mut publisher = server.connect("publisher");
+    for size in [10, 1000, 20] {
+        publisher.publish(Publish::new("a", vec![b'x'; size]).qos(1));
+    }
+    for (client, sizes) in [(&mut small, vec![10, 20]), (&mut large, vec![10, 1000, 20])] {
+        for size in sizes {
+            assert_eq!(client.next().publish().payload.len(), size);
+        }
+        client.expect_nothing();
+    }
+}
+
+/// The server tells its own limits and keeps them.
+#[test]
+fn the_servers_maximum_packet_size() {
+    let server = Server::with_config("max_packet_bytes = 65536");
+    let mut client = server.connect("client");
+    let connack = client.connack.clone().unwrap();
+    assert!(
+        connack
+            .properties
+            .contains(&Property::MaximumPacketSize(65_536)),
+        "{connack:?}"
+    );
+    client.publish(Publish::new("a", vec![0; 60_000]).qos(1));
+    // What comes after the head may find the connection closed.
+    let _ = client.try_send(&Publish::new("a", vec![0; 70_000]).bytes());
+    client.expect_disconnect(0x95);
+}
+
+/// A server that keeps less than asked says what it keeps.
+#[test]
+fn what_the_connack_says() {
+    let server = Server::start();
+    let connect = Connect::resume("client", u32::MAX);
+    let client = Client::connect(server.address(), &connect);
+    let properties = client.connack.clone().unwrap().properties;
+    for property in &properties {
+        match property {
+            Property::MaximumQos(_) => panic!("QoS 2 is there, so none is announced"),
+            Property::RetainAvailable(n)
+            | Property::WildcardAvailable(n)
+            | Property::SubscriptionIdAvailable(n) => {
+                assert_eq!(*n, 1, "{properties:?}");
+            }
+            _ => {}
+        }
+    }
+    assert!(properties.contains(&Property::SharedAvailable(0)));
+}

@@ -1,0 +1,153 @@
+//! What a message keeps on its way: properties bit for bit, and what has to change.
+
+use std::{thread, time::Duration};
+
+use statehouse_tests::{Property, Publish, Server};
+
+#[test]
+fn properties_pass_bit_for_bit() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("#", 1);
+    let mut publisher = server.connect("publisher");
+    let sent = Publish::new("a", [0, 255, 13, 10])
+        .qos(1)
+        .with(Property::user("z", "last first"))
+        .with(Property::ContentType("text/plain; ü".into()))
+        .with(Property::user("a", "1"))
+        .with(Property::PayloadFormat(0))
+        .with(Property::user("a", "1"))
+        .with(Property::user("a", "2"))
+        .with(Property::CorrelationData(vec![0, 1, 255, 0]))
+        .with(Property::user("", ""))
+        .with(Property::ResponseTopic("answers/ü".into()))
+        .with(Property::user("ключ", "値\u{10FFFF}\r\n\t"));
+    publisher.publish(sent.clone());
+    let got = client.next().publish();
+    assert_eq!(got.payload, sent.payload);
+    // User properties in their order; the others are there, wherever they stand.
+    let users = statehouse_tests::property::users;
+    assert_eq!(users(&got.properties), users(&sent.properties));
+    let others = |publish: &Publish| {
+        let mut others: Vec<String> = publish
+            .properties
+            .iter()
+            .filter(|property| !matches!(property, Property::User(..)))
+            .map(|property| format!("{property:?}"))
+            .collect();
+        others.sort();
+        others
+    };
+    assert_eq!(others(&got), others(&sent));
+}
+
+#[test]
+fn an_expired_message_is_not_delivered() {
+    let server = Server::start();
+    let resume = statehouse_tests::Connect::resume("client", 60);
+    let mut client = statehouse_tests::Client::connect(server.address(), &resume);
+    client.subscribe("a", 1);
+    client.disconnect();
+    let mut publisher = server.connect("publisher");
+    let expiring = |payload, s| {
+        Publish::new("a", payload)
+            .qos(1)
+            .with(Property::MessageExpiry(s))
+    };
+    publisher.publish(expiring("short", 1));
+    publisher.publish(expiring("long", 3600));
+    publisher.publish(Publish::new("a", "for ever").qos(1));
+    thread::sleep(Duration::from_millis(2100));
+    let mut client = statehouse_tests::Client::connect(server.address(), &resume);
+    let long = client.next().publish();
+    assert_eq!(long.payload, b"long");
+    // What is left of the time, which has gone on meanwhile.
+    let [Property::MessageExpiry(left_s)] = long.properties[..] else {
+        panic!("{long:?}");
+    };
+    assert!((3000..3600).contains(&left_s), "{left_s} s left");
+    let last = client.next().publish();
+    assert_eq!(
+        (&last.payload[..], last.properties.len()),
+        (&b"for ever"[..], 0)
+    );
+    client.expect_nothing();
+}
+
+#[test]
+fn topic_aliases() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("#", 0);
+    let mut publisher = server.connect("publisher");
+    let maximum = publisher
+        .connack
+        .clone()
+        .unwrap()
+        .properties
+        .iter()
+        .find_map(|property| match property {
+            Property::TopicAliasMaximum(n) => Some(*n),
+            _ => None,
+        })
+        .expect("topic aliases are offered");
+    let send = |publisher: &mut statehouse_tests::Client, topic: &str, alias| {
+        publisher.publish(
+            Publish::new(topic, "x")
+                .qos(1)
+                .with(Property::TopicAlias(alias)),
+        );
+    };
+    for (topic, alias, expected) in [
+        ("first", 1, "first"),
+        ("", 1, "first"),
+        ("last", maximum, "last"),
+        ("", maximum, "last"),
+        ("", 1, "first"),
+        // An alias can be given anew.
+        ("second", 1, "second"),
+        ("", 1, "second"),
+    ] {
+        send(&mut publisher, topic, alias);
+        let got = client.next().publish();
+        assert_eq!(got.topic, expected);
+        assert!(got.properties.is_empty(), "an alias was passed on: {got:?}");
+    }
+    // Aliases belong to a connection.
+    let mut again = server.connect("publisher");
+    again.send(&Publish::new("", "x").with(Property::TopicAlias(1)).bytes());
+    let reason = again.expect_closed().unwrap().reason;
+    assert!([0x81, 0x82].contains(&reason), "{reason:#04x}");
+}
+
+/// A request through an alias is a request.
+#[test]
+fn a_request_by_topic_alias() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    for key in ["one", "two"] {
+        let request = store.command(&["SET", key, "v"]);
+        let mut publish = request.publish().with(Property::TopicAlias(3));
+        if key == "two" {
+            publish.topic.clear();
+        }
+        let id = store.client.start(publish);
+        assert_eq!(store.finish(&request, id).payload(), b"+OK\r\n");
+        assert_eq!(store.get(key), Some(b"v".to_vec()));
+    }
+}
+
+#[test]
+fn a_mebibyte_passes() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("a", 1);
+    let payload: Vec<u8> = (0..1 << 20).map(|n: u32| n.to_le_bytes()[1]).collect();
+    server
+        .connect("publisher")
+        .publish(Publish::new("a", &payload).qos(1));
+    assert!(
+        client.next().publish().payload == payload,
+        "it came changed"
+    );
+}

@@ -1,0 +1,100 @@
+//! Retained messages (MQTT 5, section 3.3.1.3).
+
+use std::{thread, time::Duration};
+
+use statehouse_tests::{Property, Publish, Server};
+
+const RETAIN_AS_PUBLISHED: u8 = 8;
+
+/// Retain Handling: 0 sends at every subscribe, 1 only at a new one, 2 never.
+fn handling(how: u8) -> u8 {
+    how << 4
+}
+
+#[test]
+fn the_last_one_is_kept_until_an_empty_one() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    for payload in ["first", "second"] {
+        let message = Publish::new("a/b", payload).qos(1).retained();
+        publisher.publish(message.with(Property::user("k", payload)));
+    }
+    publisher.publish(Publish::new("a/c", "not retained").qos(1));
+    let mut client = server.connect("client");
+    client.subscribe("a/#", 1);
+    let got = client.next().publish();
+    assert_eq!(
+        (got.topic.as_str(), &got.payload[..]),
+        ("a/b", &b"second"[..])
+    );
+    assert!(got.retain);
+    assert_eq!(got.properties, [Property::user("k", "second")]);
+    client.expect_nothing();
+
+    publisher.publish(Publish::new("a/b", "").qos(1).retained());
+    // Those that are subscribed hear of it as of any message.
+    let got = client.next().publish();
+    assert_eq!((got.payload.len(), got.retain), (0, false));
+    let mut later = server.connect("later");
+    later.subscribe("a/#", 1);
+    later.expect_nothing();
+}
+
+#[test]
+fn retain_handling_and_retain_as_published() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    publisher.publish(Publish::new("a", "kept").qos(1).retained());
+    let mut client = server.connect("client");
+    client.subscribe("a", handling(2));
+    client.expect_nothing();
+    // The subscription exists, so 1 sends nothing; 0 does.
+    client.subscribe("a", handling(1));
+    client.expect_nothing();
+    client.subscribe("a", handling(0));
+    assert!(client.next().publish().retain);
+    client.expect_nothing();
+    let mut new = server.connect("new");
+    new.subscribe("a", handling(1));
+    assert!(new.next().publish().retain);
+
+    // The flag of a forwarded message is cut, unless asked for.
+    let mut as_published = server.connect("as published");
+    as_published.subscribe("a", handling(2) | RETAIN_AS_PUBLISHED);
+    publisher.publish(Publish::new("a", "again").qos(1).retained());
+    assert!(as_published.next().publish().retain);
+    assert!(!client.next().publish().retain);
+}
+
+#[test]
+fn a_retained_message_expires() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    for (topic, s) in [("a/short", 1), ("a/long", 1000)] {
+        publisher.publish(
+            Publish::new(topic, "x")
+                .qos(1)
+                .retained()
+                .with(Property::MessageExpiry(s)),
+        );
+    }
+    thread::sleep(Duration::from_millis(2100));
+    let mut client = server.connect("client");
+    client.subscribe("a/#", 0);
+    assert_eq!(client.next().publish().topic, "a/long");
+    client.expect_nothing();
+}
+
+/// A request is done, not kept: the RETAIN flag on it changes nothing for others.
+#[test]
+fn a_request_is_not_retained() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    let request = store.command(&["SET", "k", "v"]);
+    let id = store.client.start(request.publish().retained());
+    store.finish(&request, id);
+    let mut other = server.connect("other");
+    other.subscribe("#", 0);
+    other.subscribe("$services/#", 0);
+    other.expect_nothing();
+}

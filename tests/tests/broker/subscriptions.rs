@@ -1,0 +1,161 @@
+//! Who hears what (MQTT 5, sections 3.8 and 4.7).
+
+use statehouse_tests::{Property, Publish, Server, packet};
+
+#[test]
+fn wildcards() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    let cases: [(&str, &[&str], &[&str]); 9] = [
+        ("a/b", &["a/b"], &["a", "a/b/c", "a/c", "A/b"]),
+        ("a/+", &["a/b", "a/"], &["a", "a/b/c"]),
+        ("a/#", &["a", "a/b", "a/b/c", "a/"], &["b", "ab"]),
+        ("#", &["a", "/a", "a/b/c"], &["$x", "$x/a"]),
+        ("+", &["a"], &["/a", "a/b", "$x"]),
+        ("+/+", &["a/b", "/a"], &["a", "a/b/c", "$x/a"]),
+        ("/+", &["/a"], &["a", "/a/b"]),
+        ("+/b/#", &["a/b", "a/b/c"], &["a/c", "$x/b"]),
+        ("$x/#", &["$x", "$x/a"], &["a", "x"]),
+    ];
+    for (n, (filter, heard, unheard)) in cases.into_iter().enumerate() {
+        let mut subscriber = server.connect(&format!("subscriber{n}"));
+        assert_eq!(subscriber.subscribe(filter, 0), 0);
+        for topic in heard.iter().chain(unheard) {
+            publisher.publish(Publish::new(topic, *topic).qos(1));
+        }
+        for topic in heard {
+            let got = subscriber.next().publish();
+            assert_eq!(got.topic, *topic, "{filter}");
+            assert_eq!(got.payload, topic.as_bytes());
+        }
+        subscriber.expect_nothing();
+    }
+}
+
+#[test]
+fn unsubscribing() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("a/#", 0);
+    client.send(&packet::unsubscribe(7, "a/#"));
+    let (id, reasons) = client.next().suback();
+    assert_eq!((id, &reasons[..]), (7, &[0][..]));
+    client.send(&packet::unsubscribe(8, "a/#"));
+    assert_eq!(client.next().suback().1, [0x11], "no subscription existed");
+    client.publish(Publish::new("a/b", "x").qos(1));
+    client.expect_nothing();
+}
+
+#[test]
+fn several_filters_in_one_packet_are_answered_in_order() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    let filters = [("a", 0), ("b", 1), ("c", 2), ("$share/g/d", 0), ("e", 1)];
+    client.send(&packet::subscribe(3, &[], &filters));
+    assert_eq!(client.next().suback(), (3, vec![0, 1, 2, 0x9E, 1]));
+}
+
+/// What is not there is announced and refused, not ignored.
+#[test]
+fn shared_subscriptions_are_refused() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    let connack = client.connack.clone().unwrap();
+    assert!(connack.properties.contains(&Property::SharedAvailable(0)));
+    assert_eq!(client.subscribe("$share/group/a", 0), 0x9E);
+    client.publish(Publish::new("a", "x").qos(1));
+    client.expect_nothing();
+}
+
+#[test]
+fn no_local() {
+    let server = Server::start();
+    let (mut one, mut two) = (server.connect("one"), server.connect("two"));
+    const NO_LOCAL: u8 = 4;
+    one.subscribe("a", NO_LOCAL);
+    two.subscribe("a", 0);
+    one.publish(Publish::new("a", "mine").qos(1));
+    assert_eq!(two.next().publish().payload, b"mine");
+    one.expect_nothing();
+    two.publish(Publish::new("a", "yours").qos(1));
+    assert_eq!(one.next().publish().payload, b"yours");
+    one.expect_nothing();
+}
+
+/// The answer of the store is not published by the client that asked.
+#[test]
+fn no_local_hears_the_answers_of_the_store() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("clients/client/#", 1 | 4);
+    let mut store = server.store("other");
+    let mut request = store.command(&["GET", "k"]);
+    request.response_topic = Some("clients/client/answers".into());
+    client.publish(request.publish());
+    let answer = client.take_publish("clients/client/answers");
+    assert_eq!(answer.payload, b"$-1\r\n");
+}
+
+/// Overlapping filters: one copy, at the highest QoS, with every identifier.
+#[test]
+fn overlapping_filters_give_one_copy() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    for (id, filter, qos) in [(5, "a/+", 0), (300, "a/#", 1), (70_000, "#", 0)] {
+        client.subscribe_with(filter, qos, &[Property::SubscriptionId(id)]);
+    }
+    let mut publisher = server.connect("publisher");
+    publisher.publish(Publish::new("a/b", "x").qos(1));
+    let got = client.next().publish();
+    assert_eq!(got.qos, 1);
+    let mut ids: Vec<u32> = got
+        .properties
+        .iter()
+        .map(|property| match property {
+            Property::SubscriptionId(id) => *id,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [5, 300, 70_000]);
+    client.expect_nothing();
+}
+
+#[test]
+fn the_lower_qos_of_both_applies() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    for granted in 0..=2 {
+        let mut client = server.connect(&format!("client{granted}"));
+        assert_eq!(client.subscribe("a", granted), granted);
+        for qos in 0..=2 {
+            publisher.publish(Publish::new("a", [qos]).qos(qos));
+            let got = client.take_publish("a");
+            assert_eq!((got.qos, &got.payload[..]), (qos.min(granted), &[qos][..]));
+            assert!(!got.retain && !got.dup);
+        }
+        // The handshakes end: what is left are the releases of QoS 2.
+        client.ping();
+        assert!(
+            client
+                .drain()
+                .iter()
+                .all(|p| p.kind() == packet::kind::PUBREL)
+        );
+    }
+}
+
+/// The order of one publisher is kept (MQTT 5, section 4.6).
+#[test]
+fn order_is_kept() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    client.subscribe("a/#", 1);
+    let mut publisher = server.connect("publisher");
+    for n in 0..500_u32 {
+        publisher.start(Publish::new(&format!("a/{}", n % 3), n.to_be_bytes()).qos(1));
+    }
+    for n in 0..500_u32 {
+        assert_eq!(client.next().publish().payload, n.to_be_bytes());
+    }
+}

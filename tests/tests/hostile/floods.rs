@@ -1,0 +1,157 @@
+//! More than anybody can eat: who does not read is disconnected, the others notice nothing, and memory is bounded.
+
+use std::time::{Duration, Instant};
+
+use statehouse_tests::{Publish, Server, client::PATIENCE};
+
+use crate::witness::Witness;
+
+const CONFIG: &str = "max_queue_bytes = 1048576";
+const MESSAGE: usize = 64 * 1024;
+/// The queue, the sockets' buffers, an allocator's slack; far below what is sent.
+const GROWTH_KIB_MAX: u64 = 48 * 1024;
+
+fn assert_bounded(server: &Server, before_kib: u64) {
+    let grown_kib = server.memory_kib().saturating_sub(before_kib);
+    assert!(grown_kib < GROWTH_KIB_MAX, "memory grew by {grown_kib} KiB");
+}
+
+/// Its connection has to end; with a DISCONNECT it is 0x97.
+fn expect_thrown_out(client: &mut statehouse_tests::Client) {
+    if let Some(disconnect) = client.expect_closed() {
+        assert_eq!(disconnect.reason, 0x97, "{disconnect:?}");
+    }
+}
+
+#[test]
+fn a_subscriber_that_never_reads() {
+    for qos in [0, 1] {
+        let mut witness = Witness::with_config(CONFIG);
+        let mut slow = witness.attacker();
+        slow.subscribe("flood", qos);
+        let mut reader = witness.server.connect("reader");
+        reader.subscribe("flood", qos);
+        let mut publisher = witness.server.connect("publisher");
+        let before_kib = witness.server.memory_kib();
+        // 64 MiB.
+        for n in 0..1024_u32 {
+            let mut payload = vec![b'x'; MESSAGE];
+            payload[..4].copy_from_slice(&n.to_be_bytes());
+            publisher.publish(Publish::new("flood", payload).qos(qos));
+            let got = reader.take_publish("flood");
+            assert_eq!(got.payload[..4], n.to_be_bytes(), "order");
+        }
+        assert_bounded(&witness.server, before_kib);
+        expect_thrown_out(&mut slow);
+        reader.disconnect();
+        publisher.disconnect();
+        witness.unharmed();
+    }
+}
+
+#[test]
+fn a_watcher_that_never_reads() {
+    let mut witness = Witness::with_config(CONFIG);
+    let mut slow = witness.server.store("attacker");
+    slow.watch("flood");
+    let mut writer = witness.server.store("writer");
+    writer.watch("flood");
+    let before_kib = witness.server.memory_kib();
+    for n in 0..512_u32 {
+        let mut value = vec![b'x'; MESSAGE];
+        value[..4].copy_from_slice(&n.to_be_bytes());
+        let version = writer.set("flood", value);
+        let heard = writer.notification();
+        assert_eq!(statehouse_tests::store::version(&heard), Some(version));
+    }
+    assert_bounded(&witness.server, before_kib);
+    expect_thrown_out(&mut slow.client);
+    writer.client.disconnect();
+    witness.unharmed();
+}
+
+/// It asks for large values and reads none of them. Either it is held back or thrown out.
+#[test]
+fn a_requester_that_never_reads() {
+    let mut witness = Witness::with_config(CONFIG);
+    witness.store.set("large", vec![b'x'; MESSAGE]);
+    let before_kib = witness.server.memory_kib();
+    let mut slow = witness.server.store("attacker");
+    let request = slow.command(&["GET", "large"]).publish();
+    slow.client.set_write_timeout(Duration::from_secs(2));
+    let mut refused = false;
+    for n in 0..20_000_u32 {
+        let mut publish = request.clone();
+        publish.packet_id = u16::try_from(n % 60_000 + 1).unwrap();
+        if slow.client.try_send(&publish.bytes()).is_err() {
+            refused = true;
+            break;
+        }
+        if n % 500 == 0 {
+            assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
+        }
+    }
+    // 20 000 answers of 64 KiB would be more than a gigabyte.
+    assert!(refused, "the server took every request");
+    assert_bounded(&witness.server, before_kib);
+    witness.still_served();
+    drop(slow);
+    witness.unharmed();
+}
+
+/// More connections than there is room for are refused; those that are there go on.
+#[test]
+fn connections_over_the_maximum() {
+    let mut witness = Witness::with_config("max_connections = 8");
+    let mut held: Vec<_> = Vec::new();
+    for _ in 0..7 {
+        let n = held.len();
+        held.push(witness.server.connect(&format!("held{n}")));
+    }
+    // Full: closed at once, or refused by its CONNACK.
+    let end = Instant::now() + PATIENCE;
+    for n in 0..5 {
+        assert!(Instant::now() < end);
+        let mut extra = witness.server.open();
+        // The server may have closed already.
+        let _ = extra.try_send(&statehouse_tests::Connect::new(&format!("extra{n}")).bytes());
+        extra.expect_closed();
+        for answer in extra.drain() {
+            assert!(answer.ack().reason >= 0x80, "{answer:?}");
+        }
+    }
+    assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
+    held.into_iter()
+        .for_each(statehouse_tests::Client::disconnect);
+    witness.unharmed();
+}
+
+/// Sixty-four connections claim one client id at once: one is left, and it works.
+#[test]
+fn many_fight_over_one_client_id() {
+    let mut witness = Witness::new();
+    let address = witness.server.address();
+    let fights: Vec<_> = (0..64)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let mut client = statehouse_tests::Client::open(address);
+                // Taken over in the middle of it is what this is about.
+                let _ = client.try_send(&statehouse_tests::Connect::new("contested").bytes());
+                client
+            })
+        })
+        .collect();
+    let clients: Vec<_> = fights
+        .into_iter()
+        .map(|fight| fight.join().unwrap())
+        .collect();
+    let mut last = witness.server.store("contested");
+    for mut client in clients {
+        if let Some(disconnect) = client.expect_closed() {
+            assert_eq!(disconnect.reason, 0x8E, "{disconnect:?}");
+        }
+    }
+    assert_eq!(last.get("data"), Some(b"still there".to_vec()));
+    last.client.disconnect();
+    witness.unharmed();
+}

@@ -1,0 +1,199 @@
+//! Requests that no honest client sends. The bytes of the answers are in the transcripts; here is what
+//! happens to everybody else.
+
+use statehouse_tests::{
+    Publish, Request,
+    script::{self, Step},
+    store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
+};
+
+use crate::witness::Witness;
+
+/// Every malformed payload of the transcripts, and the data looked at after each.
+#[test]
+fn malformed_requests_change_nothing() {
+    let mut witness = Witness::new();
+    let mut attacker = witness.server.store("attacker");
+    let text = include_str!("../../transcripts/malformed-sdk.txt");
+    let mut tried = 0;
+    for (_, step) in script::parse(text).unwrap().steps {
+        let Step::Request {
+            words, raw: true, ..
+        } = step
+        else {
+            continue;
+        };
+        let request = attacker.request(words[0].bytes.clone());
+        let answer = attacker.call(&request);
+        assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+        assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
+        tried += 1;
+    }
+    assert!(tried > 50, "only {tried} malformed requests");
+    attacker.client.disconnect();
+    witness.unharmed();
+}
+
+/// Every prefix of a good request, and every good request with one byte changed: an answer each time.
+#[test]
+fn requests_cut_and_bent_are_answered() {
+    let mut witness = Witness::new();
+    let mut attacker = witness.server.store("attacker");
+    let good = b"*5\r\n$3\r\nSET\r\n$6\r\nbroken\r\n$3\r\nval\r\n$2\r\nPX\r\n$1\r\n9\r\n";
+    for at in 0..good.len() {
+        let request = attacker.request(&good[..at]);
+        assert_eq!(
+            attacker.call(&request).payload(),
+            b"-ERR syntax error\r\n",
+            "cut at {at}"
+        );
+        for byte in [0, b'\r', b'\n', b'0', b'9', b'*', b'$', 0xFF] {
+            let mut bent = good.to_vec();
+            bent[at] = byte;
+            let request = attacker.request(bent);
+            let answer = attacker.call(&request);
+            assert!(
+                matches!(answer.payload().first(), Some(b'-' | b'+')),
+                "byte {at} changed to {byte}: {}",
+                answer.text()
+            );
+        }
+    }
+    attacker.client.disconnect();
+    witness.unharmed();
+}
+
+#[test]
+fn a_mebibyte_of_stars() {
+    let mut witness = Witness::new();
+    let mut attacker = witness.server.store("attacker");
+    for byte in [b'*', b'$', b'\r', 0, 0xFF] {
+        let request = attacker.request(vec![byte; 1 << 20]);
+        let answer = attacker.call(&request);
+        assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+    }
+    // As many arguments as fit.
+    let mut many = b"*100000\r\n".to_vec();
+    many.extend(b"$1\r\nx\r\n".repeat(100_000));
+    let request = attacker.request(many);
+    assert!(attacker.call(&request).payload().starts_with(b"-ERR "));
+    // A pattern that would keep a careless matcher busy for ever.
+    attacker.set("a".repeat(200), "v");
+    attacker.ask(&["SCAN", &format!("{}b", "a*".repeat(100))]);
+    attacker.ask(&["SCAN", &"[".repeat(60_000)]);
+    attacker.ask(&["SCAN", &"*?".repeat(30_000)]);
+    attacker.client.disconnect();
+    witness.unharmed();
+}
+
+/// The store would be made to write where it must not.
+#[test]
+fn forbidden_response_topics_end_the_connection() {
+    let mut witness = Witness::new();
+    let cases = [
+        (REQUEST_TOPIC.to_string(), 0x90),
+        (PREVIEW_TOPIC.to_string(), 0x90),
+        (NOTIFICATION_PREFIX.to_string(), 0x90),
+        (
+            format!("{NOTIFICATION_PREFIX}/7769746E657373/command/notify/6B"),
+            0x90,
+        ),
+        (format!("{NOTIFICATION_PREFIX}X"), 0x90),
+        ("clients/+/response".to_string(), 0x82),
+        ("clients/#".to_string(), 0x82),
+        ("#".to_string(), 0x82),
+    ];
+    for (topic, reason) in cases {
+        for qos in [0, 1, 2] {
+            let mut attacker = witness.server.store("attacker");
+            let mut request = attacker.command(&["SET", "data", "stolen"]);
+            request.response_topic = Some(topic.clone());
+            request.qos = qos;
+            attacker.client.start(request.publish());
+            attacker.client.expect_disconnect(reason);
+            assert!(attacker.client.drain().is_empty(), "{topic} was answered");
+        }
+    }
+    witness.store.client.expect_nothing();
+    witness.unharmed();
+}
+
+/// What cannot be answered is refused where it can be, with words, and not done.
+#[test]
+fn requests_that_cannot_be_answered() {
+    let mut witness = Witness::new();
+    let mut attacker = witness.server.store("attacker");
+    let broken: [(&str, fn(&mut Request)); 2] = [
+        ("response topic", |request| request.response_topic = None),
+        ("correlation data", |request| request.correlation = None),
+    ];
+    for (what, break_it) in broken {
+        for qos in [0, 1, 2] {
+            let mut request = attacker.command(&["SET", "data", "lost"]);
+            break_it(&mut request);
+            request.qos = qos;
+            let ack = attacker.client.publish(request.publish());
+            if qos > 0 {
+                assert_eq!(ack.reason, 0x83, "without {what} at QoS {qos}");
+                assert!(
+                    ack.text().to_lowercase().contains(what),
+                    "{:?} does not name the {what}",
+                    ack.text()
+                );
+            }
+        }
+    }
+    // At QoS 0 there is an answer, which says no.
+    let mut request = attacker.command(&["SET", "data", "lost"]);
+    request.qos = 0;
+    assert_eq!(attacker.call(&request).payload(), b"-ERR syntax error\r\n");
+    attacker.expect_nothing();
+    attacker.client.disconnect();
+    witness.unharmed();
+}
+
+/// Requests are for the store: who subscribes to their topic hears none of them.
+#[test]
+fn requests_are_heard_by_nobody_else() {
+    let mut witness = Witness::new();
+    let mut attacker = witness.attacker();
+    for filter in [
+        "#",
+        "statestore/#",
+        REQUEST_TOPIC,
+        "$services/#",
+        PREVIEW_TOPIC,
+        "clients/+/services/#",
+    ] {
+        attacker.subscribe(filter, 1);
+    }
+    witness.store.watch("data");
+    witness.store.set("data", "secret");
+    witness.store.notification();
+    // Answers go to a topic that anybody may subscribe to; requests and notifications do not.
+    attacker.ping();
+    for packet in attacker.drain() {
+        let topic = packet.publish().topic;
+        assert_eq!(topic, witness.store.response_topic());
+    }
+    witness.store.set("data", "still there");
+    attacker.disconnect();
+    witness.store.notification();
+    witness.unharmed();
+}
+
+/// A client may publish to a notification topic as to any other, but nobody hears it as the store's.
+#[test]
+fn notifications_cannot_be_forged() {
+    let mut witness = Witness::new();
+    witness.store.watch("data");
+    let mut attacker = witness.attacker();
+    let topic = statehouse_tests::store::notification_topic("witness", b"data");
+    let payload = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    attacker.publish(Publish::new(&topic, payload).qos(1));
+    attacker.publish(Publish::new(&topic, payload));
+    attacker.ping();
+    witness.store.expect_nothing();
+    attacker.disconnect();
+    witness.unharmed();
+}

@@ -1,0 +1,163 @@
+//! The lease client: acquire, renew, release, observe, hand over.
+
+use std::time::Duration;
+
+use azure_iot_operations_services::{
+    leased_lock::{Error, ErrorKind, lease},
+    state_store::Operation,
+};
+use statehouse_tests::Server;
+
+use crate::peer::{Peer, TIMEOUT, heard_that, newer};
+
+const LEASE: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(600);
+
+async fn holder(lease: &lease::Client) -> Option<Vec<u8>> {
+    lease.get_holder(TIMEOUT).await.unwrap()
+}
+
+fn held<T: std::fmt::Debug>(result: Result<T, Error>) {
+    let error = result.expect_err("the lease is held");
+    assert!(
+        matches!(error.kind(), ErrorKind::LeaseAlreadyHeld),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn acquire_renew_release() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (first, second) = (one.lease("lease"), two.lease("lease"));
+    assert_eq!(holder(&first).await, None);
+    let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    assert_eq!(first.current_lease_fencing_token(), Some(token.clone()));
+    assert_eq!(holder(&second).await, Some(b"one".to_vec()));
+    held(second.acquire(LEASE, TIMEOUT, None).await);
+    assert_eq!(second.current_lease_fencing_token(), None);
+
+    // The holder may acquire again: that is renewing, with a newer token.
+    let renewed = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    assert!(newer(&renewed, &token));
+
+    // Somebody else's release changes nothing.
+    second.release(TIMEOUT).await.unwrap();
+    assert_eq!(holder(&second).await, Some(b"one".to_vec()));
+    first.release(TIMEOUT).await.unwrap();
+    first.release(TIMEOUT).await.unwrap();
+    assert_eq!(first.current_lease_fencing_token(), None);
+    assert_eq!(holder(&second).await, None);
+    let next = second.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    assert!(newer(&next, &renewed));
+    one.leave().await;
+    two.leave().await;
+}
+
+#[tokio::test]
+async fn a_lease_ends_at_its_time() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (first, second) = (one.lease("lease"), two.lease("lease"));
+    let token = first.acquire(SHORT, TIMEOUT, None).await.unwrap();
+    let mut seen = second.observe(TIMEOUT).await.unwrap();
+    // On a busy machine the lease may have ended before the watch began.
+    if holder(&second).await.is_some() {
+        heard_that(&mut seen, Operation::Del).await;
+    }
+    assert_eq!(holder(&second).await, None);
+    let next = second.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    assert!(newer(&next, &token));
+    held(first.acquire(LEASE, TIMEOUT, None).await);
+    assert!(second.unobserve(TIMEOUT).await.unwrap());
+    one.leave().await;
+    two.leave().await;
+}
+
+#[tokio::test]
+async fn a_release_is_observed() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (first, second) = (one.lease("lease"), two.lease("lease"));
+    let mut seen = second.observe(TIMEOUT).await.unwrap();
+    let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    let version = heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+    assert_eq!(version, token);
+    first.release(TIMEOUT).await.unwrap();
+    heard_that(&mut seen, Operation::Del).await;
+    one.leave().await;
+    two.leave().await;
+}
+
+#[tokio::test]
+async fn auto_renewal_keeps_a_lease_beyond_its_time() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (first, second) = (one.lease("lease"), two.lease("lease"));
+    let mut seen = second.observe(TIMEOUT).await.unwrap();
+    let (lease, period) = (Duration::from_secs(3), Duration::from_millis(200));
+    let mut token = first.acquire(lease, TIMEOUT, Some(period)).await.unwrap();
+    assert_eq!(
+        heard_that(&mut seen, Operation::Set(b"one".to_vec())).await,
+        token
+    );
+    // More renewals than the first lease had time for.
+    for _ in 0..20 {
+        let renewed = heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+        assert!(newer(&renewed, &token));
+        token = renewed;
+    }
+    held(second.acquire(lease, TIMEOUT, None).await);
+    first.release(TIMEOUT).await.unwrap();
+    // A renewal may have been on its way; then comes the deletion, and it stays.
+    while holder(&second).await.is_some() {
+        tokio::time::sleep(period).await;
+    }
+    one.leave().await;
+    two.leave().await;
+}
+
+#[tokio::test]
+async fn a_fenced_key_outlives_its_lease() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (first, second) = (one.lease("lease"), two.lease("lease"));
+    let old = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    one.set_with("shared", "one", Some(old.clone()), Default::default())
+        .await;
+    first.release(TIMEOUT).await.unwrap();
+    let new = second.acquire(LEASE, TIMEOUT, None).await.unwrap();
+    two.set_with("shared", "two", Some(new), Default::default())
+        .await;
+    // The former holder's late write is refused.
+    let late = one
+        .store
+        .set(
+            b"shared".to_vec(),
+            b"late".to_vec(),
+            TIMEOUT,
+            Some(old),
+            Default::default(),
+        )
+        .await;
+    late.expect_err("the token is old");
+    let got = two.store.get(b"shared".to_vec(), TIMEOUT).await.unwrap();
+    assert_eq!(got.response, Some(b"two".to_vec()));
+    one.leave().await;
+    two.leave().await;
+}

@@ -1,0 +1,128 @@
+//! The lock client: it waits where a lease is held, and gets it by release, by expiry, or by the holder's death.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use statehouse_tests::Server;
+
+use crate::peer::{Peer, TIMEOUT, newer};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn lock_and_unlock() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "one");
+    let lock = peer.lock("lock");
+    let token = lock.lock(LEASE, TIMEOUT, None).await.unwrap();
+    assert_eq!(lock.current_lock_fencing_token(), Some(token.clone()));
+    assert_eq!(
+        peer.lease("lock").get_holder(TIMEOUT).await.unwrap(),
+        Some(b"one".to_vec())
+    );
+    lock.unlock(TIMEOUT).await.unwrap();
+    assert_eq!(lock.current_lock_fencing_token(), None);
+    let again = lock.lock(LEASE, TIMEOUT, None).await.unwrap();
+    assert!(newer(&again, &token));
+    peer.leave().await;
+}
+
+/// The second waits until the first unlocks: it has not got the lock before.
+#[tokio::test]
+async fn unlocking_hands_over() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let first = one.lock("lock");
+    let token = first.lock(LEASE, TIMEOUT, None).await.unwrap();
+    let second = two.lock("lock");
+    let waiting = tokio::spawn(async move { second.lock(LEASE, TIMEOUT, None).await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished(), "two holders at once");
+    first.unlock(TIMEOUT).await.unwrap();
+    let next = tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
+    assert!(newer(&next.unwrap().unwrap(), &token));
+    one.leave().await;
+    two.leave().await;
+}
+
+/// Nobody unlocks: the lease ends, and the waiting one is woken by the notification of its expiry.
+#[tokio::test]
+async fn expiry_hands_over() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let lease = Duration::from_secs(1);
+    let token = one.lock("lock").lock(lease, TIMEOUT, None).await.unwrap();
+    let next = tokio::time::timeout(TIMEOUT, two.lock("lock").lock(LEASE, TIMEOUT, None)).await;
+    assert!(newer(&next.unwrap().unwrap(), &token));
+    one.leave().await;
+    two.leave().await;
+}
+
+/// The holder renews, then dies in the middle: its connection breaks and the renewals stop.
+#[tokio::test]
+async fn a_killed_holder_hands_over() {
+    let server = Server::start();
+    let (one, two) = (
+        Peer::connect(server.port(), "one"),
+        Peer::connect(server.port(), "two"),
+    );
+    let (lease, period) = (Duration::from_secs(2), Duration::from_millis(500));
+    let first = one.lock("lock");
+    let token = first.lock(lease, TIMEOUT, Some(period)).await.unwrap();
+    let second = two.lock("lock");
+    let waiting = tokio::spawn(async move { second.lock(LEASE, TIMEOUT, None).await });
+    // Longer than the lease: it is the renewals that keep it.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(!waiting.is_finished(), "the lease was not renewed");
+    one.die();
+    let next = tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
+    assert!(newer(&next.unwrap().unwrap(), &token));
+    two.leave().await;
+}
+
+/// Five clients count under one lock; nobody is ever inside with another, and no count is lost.
+#[tokio::test]
+async fn five_clients_share_one_lock() {
+    let server = Server::start();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..5 {
+        let peer = Peer::connect(server.port(), &format!("client{n}"));
+        let inside = inside.clone();
+        tasks.spawn(async move {
+            let lock = peer.lock("lock");
+            for _ in 0..4 {
+                let token = lock.lock(LEASE, TIMEOUT, None).await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                let got = peer.store.get(b"count".to_vec(), TIMEOUT).await.unwrap();
+                let count: u32 = match got.response {
+                    Some(text) => String::from_utf8(text).unwrap().parse().unwrap(),
+                    None => 0,
+                };
+                let count = (count + 1).to_string();
+                peer.set_with("count", &count, Some(token), Default::default())
+                    .await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                lock.unlock(TIMEOUT).await.unwrap();
+            }
+            peer.leave().await;
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(
+        server.store("reader").get("count"),
+        Some(b"20".to_vec()),
+        "a count was lost"
+    );
+}

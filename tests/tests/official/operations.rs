@@ -1,0 +1,284 @@
+//! SET, GET, DEL and VDEL with every option, the versions they return and the errors they map.
+
+use std::time::Duration;
+
+use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock;
+use azure_iot_operations_services::state_store::{
+    Error, ErrorKind, ServiceError, SetCondition, SetOptions,
+};
+use statehouse_tests::Server;
+
+use crate::peer::{Peer, TIMEOUT, newer};
+
+fn condition(set_condition: SetCondition) -> SetOptions {
+    SetOptions {
+        set_condition,
+        ..SetOptions::default()
+    }
+}
+
+/// The call failed with this error of the service.
+macro_rules! refused {
+    ($result:expr, $expected:pat) => {{
+        let error: Error = $result.expect_err("an error of the service");
+        assert!(
+            matches!(error.kind(), ErrorKind::ServiceError($expected)),
+            "instead of {}: {error:?}",
+            stringify!($expected)
+        );
+    }};
+}
+
+#[tokio::test]
+async fn versions_rise_and_belong_to_the_value() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "versions");
+    let first = peer.set("key", "one").await;
+    let second = peer.set("key", "two").await;
+    assert!(newer(&second, &first), "{second} after {first}");
+    assert_eq!(second.node_id, "StateStore");
+
+    let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
+    assert_eq!(got.response.as_deref(), Some(&b"two"[..]));
+    assert_eq!(got.version.as_ref(), Some(&second));
+
+    let deleted = peer
+        .store
+        .del(b"key".to_vec(), None, TIMEOUT)
+        .await
+        .unwrap();
+    assert_eq!((deleted.response, deleted.version), (1, Some(second)));
+    let deleted = peer
+        .store
+        .del(b"key".to_vec(), None, TIMEOUT)
+        .await
+        .unwrap();
+    assert_eq!((deleted.response, deleted.version), (0, None));
+    let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
+    assert_eq!((got.response, got.version), (None, None));
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn conditions_of_a_set() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "conditions");
+    let set = async |value: &str, options: SetOptions| {
+        let response = peer
+            .store
+            .set(b"key".to_vec(), value.into(), TIMEOUT, None, options)
+            .await
+            .unwrap();
+        (response.response, response.version)
+    };
+    let (done, first) = set("a", condition(SetCondition::OnlyIfDoesNotExist)).await;
+    assert!(done);
+    // A refusal gives the version that is stored.
+    let refused = set("b", condition(SetCondition::OnlyIfDoesNotExist)).await;
+    assert_eq!(refused, (false, first));
+    let (done, second) = set("a", condition(SetCondition::OnlyIfEqualOrDoesNotExist)).await;
+    assert!(done);
+    let refused = set("b", condition(SetCondition::OnlyIfEqualOrDoesNotExist)).await;
+    assert_eq!(refused, (false, second.clone()));
+    assert!(set("b", condition(SetCondition::Unconditional)).await.0);
+
+    let vdel = async |value: &str| {
+        let response = peer
+            .store
+            .vdel(b"key".to_vec(), value.into(), None, TIMEOUT)
+            .await
+            .unwrap();
+        (response.response, response.version)
+    };
+    let (mismatch, third) = vdel("a").await;
+    assert_eq!(mismatch, -1);
+    assert!(newer(&third.clone().unwrap(), &second.unwrap()));
+    assert_eq!(vdel("b").await, (1, third));
+    assert_eq!(vdel("b").await, (0, None));
+    assert!(
+        set("c", condition(SetCondition::OnlyIfEqualOrDoesNotExist))
+            .await
+            .0
+    );
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn a_key_expires() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "expiry");
+    let mut expires = condition(SetCondition::OnlyIfDoesNotExist);
+    expires.expires = Some(Duration::from_millis(300));
+    peer.set_with("key", "a", None, expires.clone()).await;
+    tokio::time::sleep(Duration::from_millis(320)).await;
+    let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
+    assert_eq!(got.response, None);
+    // Free again for whoever comes next.
+    peer.set_with("key", "b", None, expires).await;
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn asking_for_the_disk_is_no_error() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "persist");
+    let persist = SetOptions {
+        persist: true,
+        ..SetOptions::default()
+    };
+    peer.set_with("key", "a", None, persist).await;
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn fencing_tokens() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "fencing");
+    let key = || b"key".to_vec();
+    let plain = SetOptions::default;
+    let mut token = HybridLogicalClock::default();
+    // A token from anywhere fences the key; the version that a SET gives serves as a newer one.
+    for value in ["v1", "v2"] {
+        let version = peer
+            .set_with("key", value, Some(token.clone()), plain())
+            .await;
+        let version = version.unwrap();
+        assert!(newer(&version, &token));
+        token = version;
+    }
+    peer.set_with("key", "v3", Some(token.clone()), plain())
+        .await;
+
+    let store = &peer.store;
+    let set = |value: &str, token| store.set(key(), value.into(), TIMEOUT, token, plain());
+    refused!(set("v4", None).await, ServiceError::MissingFencingToken);
+    refused!(
+        store.del(key(), None, TIMEOUT).await,
+        ServiceError::MissingFencingToken
+    );
+    refused!(
+        store.vdel(key(), b"v3".to_vec(), None, TIMEOUT).await,
+        ServiceError::MissingFencingToken
+    );
+
+    let mut older = token.clone();
+    older.timestamp -= Duration::from_millis(1);
+    let older = || Some(older.clone());
+    refused!(
+        set("v4", older()).await,
+        ServiceError::FencingTokenLowerVersion
+    );
+    refused!(
+        store.del(key(), older(), TIMEOUT).await,
+        ServiceError::FencingTokenLowerVersion
+    );
+    refused!(
+        store.vdel(key(), b"v3".to_vec(), older(), TIMEOUT).await,
+        ServiceError::FencingTokenLowerVersion
+    );
+
+    let mut ahead = token.clone();
+    ahead.timestamp += Duration::from_secs(90);
+    refused!(set("v4", Some(ahead)).await, ServiceError::FencingTokenSkew);
+
+    // Reading needs no token; deleting with the right one forgets it.
+    let got = store.get(key(), TIMEOUT).await.unwrap();
+    assert_eq!(got.response.as_deref(), Some(&b"v3"[..]));
+    let other = store
+        .vdel(key(), b"v9".to_vec(), Some(token.clone()), TIMEOUT)
+        .await;
+    assert_eq!(other.unwrap().response, -1);
+    let deleted = store.del(key(), Some(token.clone()), TIMEOUT).await;
+    assert_eq!(deleted.unwrap().response, 1);
+    peer.set("key", "free").await;
+    peer.set_with("key", "v5", Some(token.clone()), plain())
+        .await;
+    let deleted = store
+        .vdel(key(), b"v5".to_vec(), Some(token), TIMEOUT)
+        .await;
+    assert_eq!(deleted.unwrap().response, 1);
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn the_quota_is_an_error_of_the_service() {
+    let server = Server::with_config("max_keys = 1");
+    let peer = Peer::connect(server.port(), "quota");
+    peer.set("one", "v").await;
+    let second = peer
+        .store
+        .set(
+            b"two".to_vec(),
+            b"v".to_vec(),
+            TIMEOUT,
+            None,
+            SetOptions::default(),
+        )
+        .await;
+    refused!(second, ServiceError::KeyQuotaExceeded);
+    let deleted = peer.store.del(b"one".to_vec(), None, TIMEOUT).await;
+    assert_eq!(deleted.unwrap().response, 1);
+    peer.set("two", "v").await;
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn keys_and_values_are_any_bytes() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "bytes");
+    let all: Vec<u8> = (0..=255).collect();
+    for value in [Vec::new(), all.clone(), vec![0xFF; 200 * 1024]] {
+        let set = peer
+            .store
+            .set(
+                all.clone(),
+                value.clone(),
+                TIMEOUT,
+                None,
+                SetOptions::default(),
+            )
+            .await;
+        assert!(set.unwrap().response);
+        let got = peer.store.get(all.clone(), TIMEOUT).await.unwrap();
+        assert!(got.response == Some(value), "the value came back changed");
+    }
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn many_requests_at_once_are_each_answered() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "many");
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..200 {
+        let store = peer.store.clone();
+        tasks.spawn(async move {
+            let key = format!("key{n}").into_bytes();
+            let set = store
+                .set(
+                    key.clone(),
+                    key.clone(),
+                    TIMEOUT,
+                    None,
+                    SetOptions::default(),
+                )
+                .await
+                .unwrap();
+            let got = store.get(key.clone(), TIMEOUT).await.unwrap();
+            assert_eq!(got.response, Some(key));
+            assert_eq!(got.version, set.version);
+            set.version.unwrap().to_string()
+        });
+    }
+    let versions: std::collections::BTreeSet<String> = tasks.join_all().await.into_iter().collect();
+    assert_eq!(versions.len(), 200, "a version was given twice");
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn leaving_at_once_is_clean() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "leaving");
+    peer.monitor.connected().await;
+    peer.leave().await;
+}

@@ -1,0 +1,135 @@
+//! One official client: a session that runs in a task, and a state store client on it.
+
+use std::{sync::Arc, time::Duration};
+
+use azure_iot_operations_mqtt::{
+    aio::connection_settings::MqttConnectionSettingsBuilder,
+    session::{Session, SessionExitHandle, SessionMonitor, SessionOptionsBuilder},
+};
+use azure_iot_operations_protocol::{
+    application::ApplicationContextBuilder, common::hybrid_logical_clock::HybridLogicalClock,
+};
+use azure_iot_operations_services::{
+    leased_lock::{lease, lock},
+    state_store::{self, KeyNotification, KeyObservation, Operation},
+};
+use tokio::task::JoinHandle;
+
+/// How long a request may take: long, since a machine may be busy.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An official client with its session.
+pub(crate) struct Peer {
+    pub(crate) store: Arc<state_store::Client>,
+    pub(crate) monitor: SessionMonitor,
+    id: String,
+    exit: SessionExitHandle,
+    session: JoinHandle<Result<(), String>>,
+}
+
+impl Peer {
+    /// Connects as the examples do, with the defaults of the crate.
+    pub(crate) fn connect(port: u16, id: &str) -> Peer {
+        let settings = MqttConnectionSettingsBuilder::default()
+            .client_id(id)
+            .hostname("localhost")
+            .tcp_port(port)
+            .keep_alive(Duration::from_secs(5))
+            .use_tls(false)
+            .build()
+            .unwrap();
+        let options = SessionOptionsBuilder::default()
+            .connection_settings(settings)
+            .build()
+            .unwrap();
+        let session = Session::new(options).unwrap();
+        let store = state_store::Client::new(
+            ApplicationContextBuilder::default().build().unwrap(),
+            session.create_managed_client(),
+            session.create_session_monitor(),
+            state_store::ClientOptionsBuilder::default()
+                .build()
+                .unwrap(),
+        )
+        .unwrap();
+        Peer {
+            store: Arc::new(store),
+            monitor: session.create_session_monitor(),
+            id: id.into(),
+            exit: session.create_exit_handle(),
+            session: tokio::spawn(async move { session.run().await.map_err(|e| e.to_string()) }),
+        }
+    }
+
+    /// A lease client whose holder name is the client id.
+    pub(crate) fn lease(&self, name: &str) -> lease::Client {
+        lease::Client::new(self.store.clone(), name.into(), self.id.as_str().into()).unwrap()
+    }
+
+    /// A lock client whose holder name is the client id.
+    pub(crate) fn lock(&self, name: &str) -> lock::Client {
+        lock::Client::new(self.store.clone(), name.into(), self.id.as_str().into()).unwrap()
+    }
+
+    /// SET without options; the version.
+    pub(crate) async fn set(&self, key: &str, value: &str) -> HybridLogicalClock {
+        self.set_with(key, value, None, state_store::SetOptions::default())
+            .await
+            .unwrap()
+    }
+
+    /// SET with a token and options; the version.
+    pub(crate) async fn set_with(
+        &self,
+        key: &str,
+        value: &str,
+        token: Option<HybridLogicalClock>,
+        options: state_store::SetOptions,
+    ) -> Option<HybridLogicalClock> {
+        let response = self
+            .store
+            .set(key.into(), value.into(), TIMEOUT, token, options)
+            .await
+            .unwrap();
+        assert!(response.response, "SET {key} was not applied");
+        response.version
+    }
+
+    /// Leaves as the examples do; every step has to succeed.
+    pub(crate) async fn leave(self) {
+        self.store.shutdown().await.unwrap();
+        self.exit.try_exit().unwrap();
+        self.session.await.unwrap().unwrap();
+    }
+
+    /// Dies: the connection breaks, and nothing is said or cleaned up.
+    pub(crate) fn die(self) {
+        self.session.abort();
+    }
+}
+
+/// The next notification.
+pub(crate) async fn heard(observation: &mut KeyObservation) -> KeyNotification {
+    tokio::time::timeout(TIMEOUT, observation.recv_notification())
+        .await
+        .expect("a notification in time")
+        .expect("a notification, not the end")
+        .0
+}
+
+/// The next notification is this operation; its version.
+pub(crate) async fn heard_that(
+    observation: &mut KeyObservation,
+    operation: Operation,
+) -> HybridLogicalClock {
+    let notification = heard(observation).await;
+    assert_eq!(notification.operation, operation);
+    assert_eq!(notification.key, observation.key);
+    notification.version
+}
+
+/// Versions order by wall clock, counter, node.
+pub(crate) fn newer(one: &HybridLogicalClock, than: &HybridLogicalClock) -> bool {
+    let order = |hlc: &HybridLogicalClock| (hlc.timestamp, hlc.counter, hlc.node_id.clone());
+    order(one) > order(than)
+}

@@ -1,0 +1,105 @@
+//! SCAN through the pager of the newest client.
+
+use azure_iot_operations_services::state_store::SetOptions;
+use statehouse_tests::Server;
+
+use crate::peer::{Peer, TIMEOUT};
+
+async fn keys(peer: &Peer, pattern: &str) -> (Vec<String>, usize) {
+    let mut pager = peer.store.list_keys(pattern.into(), TIMEOUT).unwrap();
+    let (mut keys, mut pages) = (Vec::new(), 0);
+    while let Some(page) = pager.next().await.unwrap() {
+        pages += 1;
+        assert!(pages <= 64, "the pager does not end");
+        keys.extend(page.into_iter().map(|key| String::from_utf8(key).unwrap()));
+    }
+    assert!(pager.next().await.unwrap().is_none());
+    keys.sort();
+    (keys, pages)
+}
+
+fn sorted(keys: &[&str]) -> Vec<String> {
+    let mut keys: Vec<String> = keys.iter().map(|key| (*key).to_string()).collect();
+    keys.sort();
+    keys
+}
+
+#[tokio::test]
+async fn patterns() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "patterns");
+    let all = [
+        "p", "pa", "pb", "pc", "p1", "p2", "pab", "pabc", "p.x", "p*lit",
+    ];
+    for key in all
+        .iter()
+        .chain(&["", "other", "xp"])
+        .filter(|key| !key.is_empty())
+    {
+        peer.set(key, "v").await;
+    }
+    let cases: [(&str, &[&str]); 10] = [
+        ("p*", &all),
+        ("p?", &["pa", "pb", "pc", "p1", "p2"]),
+        ("p??", &["pab", "p.x"]),
+        ("p[ab]", &["pa", "pb"]),
+        ("p[0-9]", &["p1", "p2"]),
+        ("p[!0-9]", &["pa", "pb", "pc"]),
+        ("p[^0-9]", &["p1", "p2"]),
+        ("p*c", &["pc", "pabc"]),
+        ("p[*]lit", &["p*lit"]),
+        ("pnomatch*", &[]),
+    ];
+    for (pattern, expected) in cases {
+        assert_eq!(keys(&peer, pattern).await.0, sorted(expected), "{pattern}");
+    }
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn changes_between_two_scans() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "changes");
+    let mut expected: Vec<String> = (0..100).map(|n| format!("key{n:03}")).collect();
+    for key in &expected {
+        peer.set(key, "v").await;
+    }
+    assert_eq!(keys(&peer, "key*").await.0, expected);
+    for key in expected.drain(..25) {
+        let deleted = peer.store.del(key.into(), None, TIMEOUT).await.unwrap();
+        assert_eq!(deleted.response, 1);
+    }
+    assert_eq!(keys(&peer, "key*").await.0, expected);
+    assert_eq!(keys(&peer, "key03?").await.0.len(), 10);
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn many_keys_come_in_pages_each_once() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "pages");
+    let expected: Vec<String> = (0..3000).map(|n| format!("key{n:05}")).collect();
+    let mut tasks = tokio::task::JoinSet::new();
+    for key in expected.clone() {
+        let store = peer.store.clone();
+        tasks.spawn(async move {
+            store
+                .set(
+                    key.into(),
+                    b"v".to_vec(),
+                    TIMEOUT,
+                    None,
+                    SetOptions::default(),
+                )
+                .await
+                .unwrap()
+                .response
+        });
+    }
+    assert!(tasks.join_all().await.into_iter().all(|done| done));
+    let (found, pages) = keys(&peer, "*").await;
+    assert_eq!(found, expected);
+    assert!(pages > 1, "3000 keys in one answer");
+    assert_eq!(keys(&peer, "key0299?").await.0.len(), 10);
+    peer.leave().await;
+}

@@ -1,0 +1,115 @@
+//! Observe and unobserve, and the notifications in between.
+
+use std::time::Duration;
+
+use azure_iot_operations_services::state_store::{ErrorKind, Operation, SetOptions};
+use statehouse_tests::Server;
+
+use crate::peer::{Peer, TIMEOUT, heard_that, newer};
+
+const KEY: &str = "key";
+
+fn key() -> Vec<u8> {
+    KEY.into()
+}
+
+/// What happens outside of an observation is not heard; what happens inside is, once, in order, with the
+/// versions that the writer was told.
+#[tokio::test]
+async fn changes_are_heard_while_observed() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "observer");
+    let writer = Peer::connect(server.port(), "writer");
+    writer.set(KEY, "before").await;
+    let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
+
+    let set = writer.set(KEY, "v2").await;
+    writer.store.del(key(), None, TIMEOUT).await.unwrap();
+    let own = peer.set(KEY, "v3").await;
+    assert!(peer.store.unobserve(key(), TIMEOUT).await.unwrap().response);
+    writer.set(KEY, "after").await;
+    writer.store.del(key(), None, TIMEOUT).await.unwrap();
+
+    let version = heard_that(&mut seen, Operation::Set(b"v2".to_vec())).await;
+    assert_eq!(version, set);
+    let deleted = heard_that(&mut seen, Operation::Del).await;
+    assert!(newer(&deleted, &set));
+    let version = heard_that(&mut seen, Operation::Set(b"v3".to_vec())).await;
+    assert_eq!(version, own);
+    assert!(newer(&own, &deleted));
+    assert!(seen.recv_notification().await.is_none(), "one too many");
+    peer.leave().await;
+    writer.leave().await;
+}
+
+#[tokio::test]
+async fn observing_twice_and_unobserving_nothing() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "observer");
+    let store = &peer.store;
+    let unobserve = async || store.unobserve(key(), TIMEOUT).await.unwrap().response;
+    assert!(!unobserve().await);
+    let first = store.observe(key(), TIMEOUT).await.unwrap();
+    let twice = store.observe(key(), TIMEOUT).await.unwrap_err();
+    assert!(matches!(twice.kind(), ErrorKind::DuplicateObserve));
+    drop(first);
+    let twice = store.observe(key(), TIMEOUT).await.unwrap_err();
+    assert!(matches!(twice.kind(), ErrorKind::DuplicateObserve));
+    assert!(unobserve().await);
+    assert!(!unobserve().await);
+    let mut again = store.observe(key(), TIMEOUT).await.unwrap().response;
+    peer.set(KEY, "v").await;
+    heard_that(&mut again, Operation::Set(b"v".to_vec())).await;
+    assert!(unobserve().await);
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn expiry_is_heard_as_a_deletion() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "observer");
+    let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
+    let expires = SetOptions {
+        expires: Some(Duration::from_millis(300)),
+        ..SetOptions::default()
+    };
+    let set = peer.set_with(KEY, "v", None, expires).await.unwrap();
+    heard_that(&mut seen, Operation::Set(b"v".to_vec())).await;
+    let gone = heard_that(&mut seen, Operation::Del).await;
+    assert!(newer(&gone, &set));
+    peer.leave().await;
+}
+
+#[tokio::test]
+async fn a_shut_down_client_hears_the_end() {
+    let server = Server::start();
+    let peer = Peer::connect(server.port(), "observer");
+    let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
+    let waiting = tokio::spawn(async move { seen.recv_notification().await.is_none() });
+    peer.leave().await;
+    assert!(waiting.await.unwrap());
+}
+
+#[tokio::test]
+async fn several_observers_hear_the_same() {
+    let server = Server::start();
+    let mut observers = Vec::new();
+    for n in 0..5 {
+        let peer = Peer::connect(server.port(), &format!("observer{n}"));
+        let seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
+        observers.push((peer, seen));
+    }
+    let writer = Peer::connect(server.port(), "writer");
+    for n in 0..20 {
+        writer.set(KEY, &n.to_string()).await;
+    }
+    for (peer, mut seen) in observers {
+        for n in 0..20 {
+            heard_that(&mut seen, Operation::Set(n.to_string().into())).await;
+        }
+        assert!(peer.store.unobserve(key(), TIMEOUT).await.unwrap().response);
+        assert!(seen.recv_notification().await.is_none(), "one too many");
+        peer.leave().await;
+    }
+    writer.leave().await;
+}
