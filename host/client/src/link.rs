@@ -76,6 +76,9 @@ pub(crate) async fn run(session: Arc<Session>, options: MqttOptions) {
             },
             Err(error) => {
                 let why = describe(&error);
+                if link.read_before_loss() {
+                    return;
+                }
                 if is_final(&error) {
                     let why = format!("{} closed the connection for good: {why}", link.address());
                     link.session.close(Error::Transport(why));
@@ -155,14 +158,6 @@ impl Link {
             Event::Outgoing(Sent::AwaitAck(_)) => {
                 return Next::StartAnew("the broker acknowledges out of order");
             }
-            other => self.traffic(other),
-        }
-        Next::Poll
-    }
-
-    /// The events that also count when they come to light after the connection is lost.
-    fn traffic(&self, event: Event) {
-        match event {
             Event::Incoming(Packet::Publish(publish)) => self.session.message(&publish),
             Event::Incoming(Packet::PubAck(ack)) => self.acknowledged(&ack),
             Event::Outgoing(Sent::Publish(packet_id)) => {
@@ -172,6 +167,17 @@ impl Link {
             }
             _ => {}
         }
+        Next::Poll
+    }
+
+    /// rumqttc reads ahead: what came before the loss still counts. True where it is the end.
+    fn read_before_loss(&mut self) -> bool {
+        while let Some(event) = self.events.state.events.pop_front() {
+            if matches!(self.event(event), Next::Leave) {
+                return true;
+            }
+        }
+        false
     }
 
     fn connected(&mut self, ack: &ConnAck) -> Next {
@@ -284,10 +290,6 @@ impl Link {
 
     /// Brings ledger and rumqttc to the same state after the connection is lost.
     fn lost(&mut self, why: String, anew: bool) {
-        // What was read before the loss still counts.
-        while let Some(event) = self.events.state.events.pop_front() {
-            self.traffic(event);
-        }
         let session = Arc::clone(&self.session);
         let mut state = session.state();
         state.connection = Connection::Down(why);

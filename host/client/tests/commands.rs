@@ -1,0 +1,364 @@
+//! What the typed commands send, and what they make of answers.
+// A test fails where a step of it does.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Broker, Greeting, Peer, VERSION, correlation, property};
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{PubAckReason, SubscribeReasonCode};
+use statehouse_client::{
+    Client, Condition, Error, LockOptions, SetOptions, SetResult, VdelResult, Version, WatchEvent,
+};
+
+async fn connected() -> (Broker, Peer, Client) {
+    let (broker, options) = Broker::start().await;
+    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
+    (broker, peer, client.unwrap())
+}
+
+fn version() -> Version {
+    VERSION.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_request_carries_what_the_protocol_asks_for() {
+    let (_broker, mut peer, client) = connected().await;
+    assert!(peer.clean_start);
+    let options = SetOptions {
+        condition: Condition::IfAbsentOrEqual,
+        expiry: Some(Duration::from_secs(10)),
+        fencing_token: Some("5:0:other".parse().unwrap()),
+    };
+    let (request, set) = tokio::join!(
+        async {
+            let request = peer.request().await;
+            peer.answer(&request, b"+OK\r\n", Some(VERSION)).await;
+            request
+        },
+        client.set("key", b"\r\n\0\xff", options)
+    );
+    assert_eq!(
+        set,
+        Ok(SetResult {
+            applied: true,
+            version: version()
+        })
+    );
+    assert_eq!(
+        request.payload.as_ref(),
+        b"*6\r\n$3\r\nSET\r\n$3\r\nkey\r\n$4\r\n\r\n\0\xff\r\n$3\r\nNEX\r\n$2\r\nPX\r\n$5\r\n10000\r\n"
+    );
+    assert_eq!(property(&request, "__protVer"), Some("1.0"));
+    assert_eq!(property(&request, "__srcId"), Some("tester"));
+    assert_eq!(
+        property(&request, "__ft"),
+        Some("000000000000005:00000:other")
+    );
+    let timestamp: Version = property(&request, "__ts").unwrap().parse().unwrap();
+    assert_eq!(timestamp.node(), "tester");
+    assert_eq!(correlation(&request).len(), 16);
+    let properties = request.properties.unwrap();
+    assert_eq!(properties.message_expiry_interval, Some(5));
+}
+
+#[tokio::test]
+async fn answers_become_results() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        let get = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
+        peer.serve(get, b"$2\r\nab\r\n", Some(VERSION)).await;
+        peer.serve(get, b"$-1\r\n", None).await;
+        let set = b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nNX\r\n";
+        peer.serve(set, b":-1\r\n", Some(VERSION)).await;
+        let del = b"*2\r\n$3\r\nDEL\r\n$1\r\nk\r\n";
+        peer.serve(del, b":1\r\n", Some(VERSION)).await;
+        peer.serve(del, b":0\r\n", None).await;
+        let vdel = b"*3\r\n$4\r\nVDEL\r\n$1\r\nk\r\n$1\r\nv\r\n";
+        peer.serve(vdel, b":1\r\n", Some(VERSION)).await;
+        peer.serve(vdel, b":-1\r\n", Some(VERSION)).await;
+        peer.serve(vdel, b":0\r\n", None).await;
+    };
+    let caller = async {
+        let value = client.get("k").await.unwrap().unwrap();
+        assert_eq!(
+            (value.bytes.as_ref(), value.version),
+            (&b"ab"[..], version())
+        );
+        assert_eq!(client.get("k").await, Ok(None));
+        let if_absent = SetOptions {
+            condition: Condition::IfAbsent,
+            ..SetOptions::default()
+        };
+        assert!(!client.set("k", "v", if_absent).await.unwrap().applied);
+        assert_eq!(client.del("k", None).await, Ok(Some(version())));
+        assert_eq!(client.del("k", None).await, Ok(None));
+        let vdel = || client.vdel("k", "v", None);
+        assert_eq!(vdel().await, Ok(VdelResult::Deleted(version())));
+        assert_eq!(vdel().await, Ok(VdelResult::Different(version())));
+        assert_eq!(vdel().await, Ok(VdelResult::Missing));
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn scan_follows_the_token() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        let first = b"*2\r\n$4\r\nSCAN\r\n$1\r\n*\r\n";
+        peer.serve(first, b"*2\r\n*1\r\n$1\r\na\r\n$2\r\n\0\xff\r\n", None)
+            .await;
+        let second = b"*3\r\n$4\r\nSCAN\r\n$1\r\n*\r\n$2\r\n\0\xff\r\n";
+        peer.serve(second, b"*1\r\n*1\r\n$1\r\nb\r\n", None).await;
+    };
+    let caller = async {
+        let mut scan = client.scan("*");
+        assert_eq!(scan.next_page().await, Ok(Some(vec!["a".into()])));
+        assert_eq!(scan.next_page().await, Ok(Some(vec!["b".into()])));
+        assert_eq!(scan.next_page().await, Ok(None));
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn a_page_that_follows_itself_is_an_error() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        for _ in 0..2 {
+            let request = peer.request().await;
+            peer.answer(&request, b"*2\r\n*0\r\n$1\r\nt\r\n", None)
+                .await;
+        }
+    };
+    let caller = async {
+        let mut scan = client.scan("*");
+        assert_eq!(scan.next_page().await, Ok(Some(vec![])));
+        assert!(matches!(scan.next_page().await, Err(Error::Protocol(_))));
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn answers_that_are_errors() {
+    let (_broker, mut peer, client) = connected().await;
+    let ok = [("__stat", "200")];
+    type Answer<'a> = (&'a [u8], &'a [(&'a str, &'a str)]);
+    let answers: [Answer<'_>; 6] = [
+        (b"-ERR syntax error\r\n", &ok),
+        (b"$1\r\na\r\n", &[("__ts", VERSION)]),
+        (b"", &[("__stat", "505")]),
+        (b"$1\r\na\r\n", &ok),
+        (b"$1\r\na\r\n", &[("__stat", "200"), ("__ts", "tomorrow")]),
+        (b"+OK\r\n", &ok),
+    ];
+    let store = async {
+        for (payload, properties) in answers {
+            let request = peer.request().await;
+            peer.answer_with(&request, payload, properties).await;
+            peer.acknowledge(&request, PubAckReason::Success, None)
+                .await;
+        }
+    };
+    let caller = async {
+        assert_eq!(
+            client.get("k").await,
+            Err(Error::Refused("syntax error".into()))
+        );
+        for _ in 1..answers.len() {
+            assert!(matches!(client.get("k").await, Err(Error::Protocol(_))));
+        }
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn a_puback_with_a_bad_reason_is_the_end_at_once() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        let request = peer.request().await;
+        let reason = PubAckReason::ImplementationSpecificError;
+        peer.acknowledge(&request, reason, Some("no correlation data"))
+            .await;
+        let request = peer.request().await;
+        let reason = PubAckReason::NoMatchingSubscribers;
+        peer.acknowledge(&request, reason, None).await;
+    };
+    let caller = async {
+        assert_eq!(
+            client.get("k").await,
+            Err(Error::Rejected("no correlation data".into()))
+        );
+        assert!(matches!(client.get("k").await, Err(Error::Rejected(_))));
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn a_request_that_the_broker_would_not_take_is_not_sent() {
+    let (broker, options) = Broker::start().await;
+    let greeting = Greeting {
+        max_packet_size: Some(1000),
+        ..Greeting::default()
+    };
+    let (peer, client) = tokio::join!(broker.accept(greeting), Client::connect(options));
+    let (mut peer, client) = (peer, client.unwrap());
+    let set = client
+        .set("k", vec![b'x'; 1000], SetOptions::default())
+        .await;
+    assert!(matches!(set, Err(Error::Invalid(_))));
+    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
+    let (get, ()) = tokio::join!(client.get("k"), store);
+    assert_eq!(get, Ok(None));
+}
+
+#[tokio::test]
+async fn without_answers_there_is_no_client() {
+    let (broker, options) = Broker::start().await;
+    let store = async {
+        let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
+        let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
+        peer.answer_subscribe([SubscribeReasonCode::NotAuthorized, granted])
+            .await;
+    };
+    let (client, ()) = tokio::join!(Client::connect(options), store);
+    assert!(matches!(client, Err(Error::Rejected(_))));
+}
+
+#[tokio::test]
+async fn without_notifications_there_is_no_watch() {
+    let (broker, options) = Broker::start().await;
+    let store = async {
+        let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
+        let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
+        peer.answer_subscribe([granted, SubscribeReasonCode::NotAuthorized])
+            .await;
+        peer
+    };
+    let (client, mut peer) = tokio::join!(Client::connect(options), store);
+    let client = client.unwrap();
+    assert!(matches!(client.watch("k").await, Err(Error::Rejected(_))));
+    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
+    let (get, ()) = tokio::join!(client.get("k"), store);
+    assert_eq!(get, Ok(None));
+}
+
+#[tokio::test]
+async fn a_watch_from_first_to_last() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        let request = peer.request().await;
+        assert_eq!(
+            request.payload.as_ref(),
+            b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n"
+        );
+        peer.answer(&request, b"+OK\r\n", None).await;
+        let set = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nv\r\n";
+        peer.notify("6B", set, "8:0:n").await;
+        peer.notify("00", set, "8:1:n").await; // a key that is not watched
+        peer.notify("6B", b"what?", "8:2:n").await;
+        peer.notify("6B", b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", "9:0:n")
+            .await;
+        let request = peer.request().await;
+        assert_eq!(
+            request.payload.as_ref(),
+            b"*3\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n$4\r\nSTOP\r\n"
+        );
+    };
+    let caller = async {
+        let mut watch = client.watch("k").await.unwrap();
+        assert_eq!(
+            watch.next().await,
+            Ok(WatchEvent::Set {
+                value: "v".into(),
+                version: "8:0:n".parse().unwrap()
+            })
+        );
+        assert!(matches!(watch.next().await, Err(Error::Protocol(_))));
+        assert_eq!(
+            watch.next().await,
+            Ok(WatchEvent::Deleted {
+                version: "9:0:n".parse().unwrap()
+            })
+        );
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn a_held_lock_is_waited_for() {
+    let (_broker, mut peer, client) = connected().await;
+    let set =
+        b"*6\r\n$3\r\nSET\r\n$4\r\nlock\r\n$2\r\nme\r\n$3\r\nNEX\r\n$2\r\nPX\r\n$5\r\n60000\r\n";
+    let store = async {
+        let watch = b"*2\r\n$9\r\nKEYNOTIFY\r\n$4\r\nlock\r\n";
+        peer.serve(watch, b"+OK\r\n", None).await;
+        peer.serve(set, b":-1\r\n", Some("1:0:n")).await;
+        let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+        peer.notify("6C6F636B", delete, "2:0:n").await;
+        peer.serve(set, b"+OK\r\n", Some(VERSION)).await;
+        let stop = b"*3\r\n$9\r\nKEYNOTIFY\r\n$4\r\nlock\r\n$4\r\nSTOP\r\n";
+        peer.serve(stop, b"+OK\r\n", None).await;
+        peer.serve(set, b"+OK\r\n", Some("9:0:n")).await;
+        let vdel = b"*3\r\n$4\r\nVDEL\r\n$4\r\nlock\r\n$2\r\nme\r\n";
+        peer.serve(vdel, b":1\r\n", Some("9:0:n")).await;
+    };
+    let caller = async {
+        let options = LockOptions {
+            holder: Some("me".into()),
+            lease: Duration::from_secs(60),
+            wait: None,
+        };
+        let mut lock = client.lock("lock", options).await.unwrap().unwrap();
+        assert_eq!(lock.renew().await, Ok(true));
+        assert_eq!(lock.fencing_token(), &version());
+        assert_eq!(lock.release().await, Ok(true));
+    };
+    tokio::join!(store, caller);
+}
+
+#[tokio::test]
+async fn waiting_for_a_lock_ends() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        loop {
+            let request = peer.request().await;
+            let held = request.payload.starts_with(b"*6\r\n$3\r\nSET");
+            let answer: &[u8] = if held { b":-1\r\n" } else { b"+OK\r\n" };
+            peer.answer(&request, answer, Some(VERSION)).await;
+        }
+    };
+    let options = LockOptions {
+        wait: Some(Duration::from_millis(300)),
+        ..LockOptions::default()
+    };
+    tokio::select! {
+        lock = client.lock("lock", options) => assert!(lock.unwrap().is_none()),
+        () = store => {}
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_that_comes_too_late_is_a_lost_lock() {
+    let (_broker, mut peer, client) = connected().await;
+    let store = async {
+        loop {
+            let request = peer.request().await;
+            peer.answer(&request, b"+OK\r\n", Some(VERSION)).await;
+        }
+    };
+    let caller = async {
+        let options = LockOptions {
+            lease: Duration::from_millis(50),
+            ..LockOptions::default()
+        };
+        let mut lock = client.lock("lock", options).await.unwrap().unwrap();
+        tokio::time::sleep_until(lock.held_until()).await;
+        assert_eq!(lock.renew().await, Ok(false));
+    };
+    tokio::select! {
+        () = caller => {}
+        () = store => {}
+    }
+}

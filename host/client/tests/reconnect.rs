@@ -1,0 +1,281 @@
+//! What happens to requests and watches when the connection is lost.
+// A test fails where a step of it does.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Broker, Greeting, Peer, VERSION, correlation, property};
+use rumqttc::v5::mqttbytes::v5::{DisconnectReasonCode, PubAckReason};
+use statehouse_client::{Client, Error, GapCause, Options, SetOptions, Watch, WatchEvent};
+
+const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
+
+fn resumed() -> Greeting {
+    Greeting {
+        session_present: true,
+        ..Greeting::default()
+    }
+}
+
+async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
+    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
+    (peer, client.unwrap())
+}
+
+async fn watch(peer: &mut Peer, client: &Client) -> Watch {
+    let keynotify = b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n";
+    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(keynotify, b"+OK\r\n", None));
+    watch.unwrap()
+}
+
+/// A SET whose answer is lost must not run twice: the store knows it again by packet id or DUP, and
+/// by its identity (the protocol, section 9).
+#[tokio::test]
+async fn in_a_resumed_session_a_request_is_sent_again_as_a_duplicate() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let store = async {
+        let first = peer.request().await;
+        drop(peer);
+        let mut peer = broker.accept_unsubscribed(resumed()).await;
+        assert!(!peer.clean_start);
+        let again = peer.request().await;
+        assert_eq!(again.payload, first.payload);
+        assert_eq!(correlation(&again), correlation(&first));
+        assert_eq!(property(&again, "__ts"), property(&first, "__ts"));
+        assert_eq!(again.pkid, first.pkid);
+        assert!(!first.dup && again.dup);
+        peer.grant().await;
+        peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
+        peer
+    };
+    let (set, _peer) = tokio::join!(client.set("k", "v", SetOptions::default()), store);
+    assert!(set.unwrap().applied);
+}
+
+#[tokio::test]
+async fn in_a_new_session_a_request_is_sent_again_too() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let store = async {
+        let first = peer.request().await;
+        // Behind a foreign broker the acknowledgement does not mean that there is an answer.
+        peer.acknowledge(&first, PubAckReason::Success, None).await;
+        drop(peer);
+        let mut peer = broker.accept(Greeting::default()).await;
+        let again = peer.request().await;
+        assert_eq!(correlation(&again), correlation(&first));
+        assert!(!again.dup);
+        peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
+        peer
+    };
+    let (set, _peer) = tokio::join!(client.set("k", "v", SetOptions::default()), store);
+    assert!(set.unwrap().applied);
+}
+
+/// rumqttc keeps what was queued while nobody was there, and the session sends what has no answer:
+/// together that would be twice.
+#[tokio::test]
+async fn a_request_made_without_a_connection_is_sent_once() {
+    for greeting in [resumed(), Greeting::default()] {
+        let (broker, options) = Broker::start().await;
+        let (mut peer, client) = connect(&broker, options).await;
+        peer.disconnect(DisconnectReasonCode::ServerShuttingDown)
+            .await;
+        drop(peer);
+        let mut peer = broker.knock().await;
+        let store = async {
+            peer.greet(greeting).await;
+            peer.grant().await;
+            peer.serve(GET, b"$-1\r\n", None).await;
+            peer.serve(GET, b"$1\r\n2\r\n", Some(VERSION)).await;
+        };
+        let caller = async {
+            assert_eq!(client.get("k").await, Ok(None));
+            assert_eq!(client.get("k").await.unwrap().unwrap().bytes.as_ref(), b"2");
+        };
+        tokio::join!(caller, store);
+    }
+}
+
+/// A request that makes the broker close the connection would otherwise do so for ever.
+#[tokio::test]
+async fn a_request_that_nobody_waits_for_is_not_sent_again() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let abandoned = async {
+        let get = tokio::spawn({
+            let client = client.clone();
+            async move { client.get("poison").await }
+        });
+        peer.request().await;
+        get.abort();
+        assert!(get.await.unwrap_err().is_cancelled());
+        drop(peer);
+    };
+    abandoned.await;
+    let mut peer = broker.knock().await;
+    let store = async {
+        peer.greet(resumed()).await;
+        peer.grant().await;
+        peer.serve(GET, b"$-1\r\n", None).await;
+    };
+    let (get, ()) = tokio::join!(client.get("k"), store);
+    assert_eq!(get, Ok(None));
+}
+
+#[tokio::test]
+async fn without_a_connection_the_timeout_says_why() {
+    let (broker, mut options) = Broker::start().await;
+    options.timeout = Duration::from_millis(1500);
+    let (peer, client) = connect(&broker, options).await;
+    drop((peer, broker));
+    let Err(Error::Transport(why)) = client.get("k").await else {
+        panic!("not a transport error");
+    };
+    assert!(why.ends_with("connection refused"), "{why}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_silent_is_a_timeout() {
+    let (broker, mut options) = Broker::start().await;
+    options.timeout = Duration::from_millis(200);
+    let (_peer, client) = connect(&broker, options.clone()).await;
+    assert_eq!(client.get("k").await, Err(Error::Timeout(options.timeout)));
+}
+
+#[tokio::test]
+async fn nobody_at_all() {
+    let (broker, options) = Broker::start().await;
+    drop(broker);
+    let error = Client::connect(options.clone()).await.unwrap_err();
+    let why = format!(
+        "cannot reach a state store at 127.0.0.1:{}: connection refused",
+        options.port
+    );
+    assert_eq!(error, Error::Transport(why));
+}
+
+#[tokio::test]
+async fn a_watch_is_registered_again_and_says_so() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(resumed()).await;
+    let keynotify = b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n";
+    peer.serve(keynotify, b"+OK\r\n", None).await;
+    assert_eq!(
+        watch.next().await,
+        Ok(WatchEvent::Gap(GapCause::Reconnected))
+    );
+    let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    peer.notify("6B", delete, VERSION).await;
+    assert!(matches!(watch.next().await, Ok(WatchEvent::Deleted { .. })));
+}
+
+#[tokio::test]
+async fn a_watch_that_is_refused_afterwards_ends() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(resumed()).await;
+    let request = peer.request().await;
+    peer.answer(&request, b"-ERR the quota has been exceeded\r\n", None)
+        .await;
+    let end = Err(Error::Refused("the quota has been exceeded".into()));
+    assert_eq!(watch.next().await, end);
+    assert_eq!(watch.next().await, end);
+}
+
+/// Coming back would only throw the other one out, and so on for ever.
+#[tokio::test]
+async fn a_session_that_was_taken_over_is_not_taken_back() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = watch(&mut peer, &client).await;
+    peer.disconnect(DisconnectReasonCode::SessionTakenOver)
+        .await;
+    let ended = watch.next().await.unwrap_err();
+    assert!(ended.to_string().contains("SessionTakenOver"), "{ended}");
+    assert_eq!(client.get("k").await, Err(ended));
+}
+
+/// rumqttc counts packet ids up to the Receive Maximum it knew, and then past the smaller one.
+#[tokio::test]
+async fn a_smaller_receive_maximum_does_not_stop_the_client() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let store = async {
+        for _ in 0..5 {
+            peer.serve(GET, b"$-1\r\n", None).await;
+        }
+        let first = peer.request().await;
+        drop(peer);
+        let small = || Greeting {
+            session_present: true,
+            receive_max: Some(3),
+            ..Greeting::default()
+        };
+        drop(broker.accept_unsubscribed(small()).await);
+        let mut peer = broker.accept_unsubscribed(small()).await;
+        let again = peer.request().await;
+        assert_eq!(correlation(&again), correlation(&first));
+        assert!(again.dup);
+        peer.grant().await;
+        peer.answer(&again, b"$-1\r\n", None).await;
+        for _ in 0..10 {
+            peer.serve(GET, b"$-1\r\n", None).await;
+        }
+        peer
+    };
+    let caller = async {
+        for _ in 0..16 {
+            assert_eq!(client.get("k").await, Ok(None));
+        }
+    };
+    tokio::join!(caller, store);
+}
+
+#[tokio::test]
+async fn more_requests_than_may_be_under_way() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let store = async {
+        for _ in 0..1000 {
+            let request = peer.request().await;
+            peer.answer(&request, b"$-1\r\n", None).await;
+        }
+        peer
+    };
+    let caller = async {
+        let gets: Vec<_> = (0..1000)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.get("k").await })
+            })
+            .collect();
+        for get in gets {
+            assert_eq!(get.await.unwrap(), Ok(None));
+        }
+    };
+    tokio::join!(caller, store);
+}
+
+#[tokio::test]
+async fn closing_says_goodbye() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    tokio::join!(client.close(), peer.goodbye());
+}
+
+#[tokio::test]
+async fn dropping_says_goodbye_too() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    drop(client);
+    peer.goodbye().await;
+}
