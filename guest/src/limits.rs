@@ -17,6 +17,6 @@ pub(crate) const SCAN_PAGE_KEYS: u32 = 32;
 /// Pages asked for by one SCAN; with [`SCAN_PAGE_KEYS`] at most 1024 keys are examined.
 pub(crate) const SCAN_PAGES_MAX: usize = 32;
 
-/// Bytes of keys after which a SCAN asks for no further page: a step of the automaton costs up to 40 units
-/// of fuel, and this keeps the whole call well within the budget of 4 million.
+/// Bytes of keys after which a SCAN asks for no further page. With the page of 64 KiB that may come before
+/// it stops, this keeps the automaton's steps within the fuel of one call.
 pub(crate) const SCAN_EXAMINED_BYTES: usize = 32 * 1024;

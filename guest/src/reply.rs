@@ -141,10 +141,8 @@ pub(crate) fn not_deleted(dialect: Dialect) -> Frame {
 
 /// A stored value; the host puts it behind the head.
 pub(crate) fn value(key: Span, len: u32) -> Frame {
-    let mut head = Vec::with_capacity("$4294967295\r\n".len());
-    resp::push_head(&mut head, b'$', u64::from(len));
     Frame {
-        head,
+        head: resp::head(b'$', u64::from(len)),
         body: Body::Stored(Bytes::Span(key)),
     }
 }

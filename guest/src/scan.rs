@@ -58,7 +58,8 @@ pub(crate) fn scan(
         if glob.is_one_key() && !page.keys.is_empty() {
             cursor = None;
         }
-        if cursor.is_none() || examined_bytes >= SCAN_EXAMINED_BYTES {
+        // An empty page cost the host as much as it gives to one: the client may ask again.
+        if cursor.is_none() || page.keys.is_empty() || examined_bytes >= SCAN_EXAMINED_BYTES {
             break;
         }
     }

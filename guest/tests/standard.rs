@@ -311,7 +311,8 @@ impl Host for Faulty {
 
 #[test]
 fn what_the_host_refuses_is_answered_wherever_it_does() {
-    let commands: [(&[&[u8]], &[&str], Repeat); 7] = [
+    type Row<'a> = (&'a [&'a [u8]], &'a [&'a str], Repeat);
+    let commands: [Row<'_>; 7] = [
         (
             &[b"SET", b"k", b"v", b"NEX"],
             &["head", "matches", "put"],

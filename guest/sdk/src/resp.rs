@@ -130,27 +130,36 @@ fn length(payload: &[u8], at: usize, kind: u8) -> Result<(usize, usize), Malform
     Ok((value, at + 1 + digits + 2))
 }
 
-/// Appends a number in decimal.
-pub fn push_number(out: &mut Vec<u8>, mut number: u64) {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
+/// `<kind><number>\r\n`: the head of an array (`*`), of a bulk string (`$`), or an integer (`:`).
+#[must_use]
+pub fn head(kind: u8, number: u64) -> Vec<u8> {
+    line(kind, number, &mut [0; LINE_BYTES_MAX]).to_vec()
+}
+
+/// Appends `<kind><number>\r\n`.
+pub fn push_head(out: &mut Vec<u8>, kind: u8, number: u64) {
+    out.extend_from_slice(line(kind, number, &mut [0; LINE_BYTES_MAX]));
+}
+
+/// A kind, the twenty digits of 64 bits, a line break.
+const LINE_BYTES_MAX: usize = 23;
+
+/// Writes a line from its end, since a number's last digit comes first.
+fn line(kind: u8, mut number: u64, room: &mut [u8; LINE_BYTES_MAX]) -> &[u8] {
+    let mut at = LINE_BYTES_MAX - 2;
+    room[at..].copy_from_slice(b"\r\n");
     loop {
         at -= 1;
-        // A remainder of ten is one digit; twenty digits hold every number of 64 bits.
-        digits[at] = b'0' + (number % 10) as u8;
+        // A remainder of ten is one digit.
+        room[at] = b'0' + (number % 10) as u8;
         number /= 10;
         if number == 0 {
             break;
         }
     }
-    out.extend_from_slice(&digits[at..]);
-}
-
-/// Appends `<kind><number>\r\n`: the head of an array (`*`), of a bulk string (`$`), or an integer (`:`).
-pub fn push_head(out: &mut Vec<u8>, kind: u8, number: u64) {
-    out.push(kind);
-    push_number(out, number);
-    out.extend_from_slice(b"\r\n");
+    at -= 1;
+    room[at] = kind;
+    &room[at..]
 }
 
 /// Appends a whole bulk string.
@@ -231,9 +240,7 @@ mod tests {
     #[test]
     fn numbers_of_every_length() {
         for number in [0, 9, 10, 99, 100, 12_345, u64::from(u32::MAX), u64::MAX] {
-            let mut out = Vec::new();
-            push_number(&mut out, number);
-            assert_eq!(out, number.to_string().into_bytes());
+            assert_eq!(head(b':', number), format!(":{number}\r\n").into_bytes());
         }
     }
 

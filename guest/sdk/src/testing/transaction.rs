@@ -9,8 +9,8 @@ use crate::{
     Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Stamp,
 };
 
-/// The host ends a page where its keys reach this many bytes.
-const PAGE_BYTES: usize = 16 * 1024;
+/// Bytes of the keys of one page, beyond its first.
+const PAGE_BYTES_MAX: usize = 64 * 1024;
 
 /// One request's view of a [`Table`].
 #[derive(Debug)]
@@ -253,10 +253,11 @@ impl Host for Transaction<'_> {
             !hidden && key.starts_with(&prefix) && cursor.is_none_or(|cursor| &key[..] > cursor)
         });
         for (examined, name) in left.enumerate() {
-            if examined >= limit as usize || bytes >= PAGE_BYTES {
+            let key = &name.1;
+            let full = bytes > 0 && bytes + key.len() > PAGE_BYTES_MAX;
+            if examined >= limit as usize || full {
                 return Ok(Page { keys, next: last });
             }
-            let key = &name.1;
             last = Some(key.clone());
             if self.live(name).is_some() && self.allow(key, Right::Read).is_ok() {
                 bytes += key.len();
