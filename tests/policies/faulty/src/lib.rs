@@ -1,0 +1,146 @@
+//! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
+//! then does what `mode` names; `SET key fine` does nothing more and answers `+OK`. `GET key` works.
+//! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
+
+#![deny(unsafe_code)]
+
+use statehouse_policy::{
+    Access, Body, Bytes, Change, Dialect, Frame, Host, Info, Notification, Outcome, Policy, Repeat,
+    Request, Span, Stamp, resp,
+};
+
+struct Faulty;
+
+impl Policy for Faulty {
+    fn describe() -> Info {
+        let commands = ["SET", "GET", "KEYNOTIFY"].map(str::to_owned).to_vec();
+        Info {
+            name: "faulty".to_owned(),
+            version: "0.1.0".to_owned(),
+            commands,
+        }
+    }
+
+    fn configure(_options: &[(String, String)]) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn route(&self, _payload: &[u8]) -> Option<Span> {
+        None
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        let arguments = resp::parse(&request.payload).expect("a request of RESP");
+        let key = arguments.bytes(1).expect("a key");
+        match arguments.get(0) {
+            b"GET" => {
+                let head = host.head(&key, Access::Read).expect("reading is allowed");
+                let Some(entry) = head else {
+                    return answer(b"$-1\r\n", Body::None);
+                };
+                let head = format!("${}\r\n", entry.len);
+                answer(head.as_bytes(), Body::Stored(key))
+            }
+            b"KEYNOTIFY" => {
+                host.watch(&key).expect("there is room");
+                answer(b"+OK\r\n", Body::None)
+            }
+            _ => {
+                let expires = request.now.checked_add(1000);
+                let value = arguments.bytes(2).expect("a mode");
+                host.put(&key, &value, None, None, expires)
+                    .expect("writing is allowed");
+                go_wrong(host, &key, arguments.get(2), request.now)
+            }
+        }
+    }
+
+    fn notify(&self, change: &Change, _dialect: Dialect) -> Notification {
+        assert!(
+            !change.key.starts_with(b"bad-notify"),
+            "asked to fail while telling"
+        );
+        Notification {
+            topic_prefix: "told/".to_owned(),
+            topic_suffix: "/end".to_owned(),
+            payload: Frame {
+                head: b"changed\r\n".to_vec(),
+                body: Body::None,
+            },
+        }
+    }
+}
+
+fn answer(head: &[u8], body: Body) -> Outcome {
+    let reply = Frame {
+        head: head.to_vec(),
+        body,
+    };
+    Outcome {
+        reply,
+        version: None,
+        repeat: Repeat::Same,
+        command: None,
+    }
+}
+
+fn go_wrong(host: &mut impl Host, key: &Bytes, mode: &[u8], now: u64) -> Outcome {
+    let beyond = Span {
+        at: 1 << 30,
+        len: 1,
+    };
+    let wrapping = Span {
+        at: u32::MAX,
+        len: u32::MAX,
+    };
+    match mode {
+        b"fine" => {}
+        b"panic" => panic!("asked to panic"),
+        b"loop" => loop {
+            std::hint::black_box(mode);
+        },
+        b"allocate" => {
+            let mut hoard: Vec<Vec<u8>> = Vec::new();
+            loop {
+                hoard.push(vec![1; 1 << 20]);
+                std::hint::black_box(&hoard);
+            }
+        }
+        b"recurse" => {
+            std::hint::black_box(deeper(1));
+        }
+        b"span-in" => drop(host.head(&Bytes::Span(beyond), Access::Read)),
+        b"span-wrapping" => drop(host.head(&Bytes::Span(wrapping), Access::Read)),
+        b"span-out" => return answer(b"$1\r\n", Body::Given(beyond)),
+        b"stored-absent" => {
+            return answer(b"$1\r\n", Body::Stored(Bytes::Owned(b"absent".to_vec())));
+        }
+        b"long-head" => return answer(&vec![b'+'; 2 << 20], Body::None),
+        b"future" => {
+            let observed = Stamp {
+                wall: now + 60_001,
+                counter: 0,
+            };
+            drop(host.put(key, key, Some(observed), None, None));
+        }
+        b"many-writes" => loop {
+            drop(host.put(key, key, None, None, None));
+        },
+        b"much-random" => drop(host.random(u32::MAX)),
+        _ => panic!("no such mode"),
+    }
+    answer(b"+OK\r\n", Body::None)
+}
+
+/// Each level needs the next one's result, so that no compiler makes a loop of it.
+fn deeper(level: u64) -> u64 {
+    let mut frame = [level; 64];
+    std::hint::black_box(&mut frame);
+    if level == u64::MAX {
+        0
+    } else {
+        deeper(level + frame[3] % 2 + 1) + frame[7]
+    }
+}
+
+statehouse_policy::export!(Faulty);

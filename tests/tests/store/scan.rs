@@ -1,0 +1,113 @@
+//! SCAN in pages: the tokens of real answers.
+
+use std::collections::BTreeSet;
+
+use statehouse_tests::{Server, Store, resp};
+
+fn pages(store: &mut Store, pattern: &str) -> Vec<Vec<Vec<u8>>> {
+    let mut pages = Vec::new();
+    let mut token: Option<Vec<u8>> = None;
+    loop {
+        let mut arguments = vec![b"SCAN".to_vec(), pattern.into()];
+        arguments.extend(token);
+        let answer = store.ask(&arguments);
+        assert_eq!(answer.version(), None);
+        let (keys, next) = resp::scan(answer.payload());
+        pages.push(keys);
+        assert!(pages.len() < 1000, "it does not end");
+        token = next;
+        if token.is_none() {
+            return pages;
+        }
+    }
+}
+
+fn fill(store: &mut Store, keys: &BTreeSet<Vec<u8>>) {
+    let requests: Vec<_> = keys
+        .iter()
+        .map(|key| store.command(&[b"SET", &key[..], b"v"]))
+        .collect();
+    for some in requests.chunks(200) {
+        let ids: Vec<u16> = some
+            .iter()
+            .map(|request| store.client.start(request.publish()))
+            .collect();
+        for (request, id) in some.iter().zip(ids) {
+            assert_eq!(store.finish(request, id).payload(), b"+OK\r\n");
+        }
+    }
+}
+
+#[test]
+fn every_key_once_over_many_pages() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    let mut keys: BTreeSet<Vec<u8>> = (0..2500_u32)
+        .map(|n| [b"key\0\r\n\xFF".as_slice(), &n.to_be_bytes()].concat())
+        .collect();
+    // Long keys fill a page by their bytes.
+    keys.extend((0..30_u8).map(|n| [&[n], &[b'x'; 10_000][..]].concat()));
+    fill(&mut store, &keys);
+    let pages = pages(&mut store, "*");
+    assert!(pages.len() > 2, "{} pages", pages.len());
+    let found: Vec<Vec<u8>> = pages.concat();
+    let expected: Vec<Vec<u8>> = keys.into_iter().collect();
+    assert!(found == expected, "not every key once and in order");
+}
+
+/// Keys that come and go between two pages do not disturb those that stay.
+#[test]
+fn changes_between_pages() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    let keys: BTreeSet<Vec<u8>> = (0..3000).map(|n| format!("k{n:04}").into()).collect();
+    fill(&mut store, &keys);
+    let first = store.ask(&["SCAN", "k*"]);
+    let (mut found, mut token) = resp::scan(first.payload());
+    // The one that the cursor stands on, one before it and one behind it.
+    let last = found.last().unwrap().clone();
+    for gone in [&last, &b"k0000".to_vec(), &b"k2999".to_vec()] {
+        assert_eq!(store.ask(&[b"DEL", &gone[..]]).payload(), b":1\r\n");
+    }
+    store.set("k0000a", "new, and before");
+    while let Some(next) = token {
+        let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), next]);
+        let (more, then) = resp::scan(answer.payload());
+        found.extend(more);
+        token = then;
+    }
+    let expected: Vec<Vec<u8>> = keys.into_iter().filter(|key| key != b"k2999").collect();
+    assert!(
+        found == expected,
+        "a key that stayed was skipped or listed twice"
+    );
+}
+
+/// A token is for its own pattern; bent ones are refused or harmless, never a failure of the policy.
+#[test]
+fn tokens_of_others() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    let keys: BTreeSet<Vec<u8>> = (0..3000).map(|n| format!("k{n:04}").into()).collect();
+    fill(&mut store, &keys);
+    let answer = store.ask(&["SCAN", "k*"]);
+    let token = resp::scan(answer.payload()).1.expect("more to come");
+    let other = store.ask(&[b"SCAN".to_vec(), b"x*".to_vec(), token.clone()]);
+    assert_eq!(other.payload(), b"-ERR syntax error\r\n");
+    for at in 0..token.len() {
+        for bent in [
+            token[..at].to_vec(),
+            [&token[..at], &[token[at] ^ 1], &token[at + 1..]].concat(),
+        ] {
+            let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), bent]);
+            assert!(
+                answer.payload() == b"-ERR syntax error\r\n" || answer.payload()[0] == b'*',
+                "{}",
+                answer.text()
+            );
+        }
+    }
+    // The right one still is.
+    let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), token]);
+    assert!(!resp::scan(answer.payload()).0.is_empty());
+}

@@ -1,0 +1,181 @@
+//! Who is told of a change: the registered client's connection, once, and nobody else.
+
+use statehouse_tests::{
+    Client, Connect, Property, Server, Store,
+    packet::{self, kind},
+    store::{NOTIFICATION_PREFIX, hex, notification_topic, version},
+};
+
+fn resumed(server: &Server, id: &str) -> Store {
+    let client = Client::connect(server.address(), &Connect::resume(id, 60));
+    Store::new(client, id)
+}
+
+#[test]
+fn a_watch_ends_with_its_connection() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    for how in ["disconnect", "abort"] {
+        let mut watcher = resumed(&server, how);
+        watcher.watch("key");
+        match how {
+            "disconnect" => watcher.client.disconnect(),
+            _ => watcher.client.abort(),
+        }
+        // The server learns of an abort when it reads the end of the stream; a take-over makes it certain.
+        let mut watcher = resumed(&server, how);
+        assert!(watcher.client.session_present());
+        writer.set("key", "v");
+        watcher.expect_nothing();
+        assert_eq!(
+            watcher.ask(&["KEYNOTIFY", "key", "STOP"]).payload(),
+            b":0\r\n"
+        );
+        // Registered again, it hears again.
+        watcher.watch("key");
+        let set = writer.set("key", "w");
+        assert_eq!(version(&watcher.notification()), Some(set));
+    }
+}
+
+#[test]
+fn a_watch_ends_with_a_take_over() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let mut old = resumed(&server, "watcher");
+    old.watch("key");
+    let mut new = resumed(&server, "watcher");
+    old.client.expect_disconnect(0x8E);
+    writer.set("key", "unheard");
+    new.expect_nothing();
+    new.watch("key");
+    let set = writer.set("key", "heard");
+    assert_eq!(version(&new.notification()), Some(set));
+    new.expect_nothing();
+}
+
+/// What was sent and not acknowledged is sent again as MQTT asks; what came later is not.
+#[test]
+fn an_unacknowledged_notification_is_sent_again() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let mut watcher = resumed(&server, "watcher");
+    watcher.watch("key");
+    watcher.client.acknowledges = false;
+    let set = writer.set("key", "v");
+    let first = watcher.notification();
+    assert_eq!(version(&first), Some(set.clone()));
+    watcher.client.abort();
+    let mut client = Client::connect(server.address(), &Connect::resume("watcher", 60));
+    writer.set("key", "unheard");
+    let again = client.take_publish(NOTIFICATION_PREFIX);
+    assert_eq!(version(&again), Some(set));
+    assert_eq!((again.dup, again.packet_id), (true, first.packet_id));
+    client.ping();
+    let rest = client.drain();
+    assert!(
+        rest.iter().all(|packet| packet.kind() != kind::PUBLISH
+            || !packet.publish().topic.starts_with(NOTIFICATION_PREFIX)),
+        "{rest:?}"
+    );
+}
+
+/// Subscribed or not, and however often: one copy. The matching subscription lends its QoS and identifier.
+#[test]
+fn one_copy_subscribed_or_not() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let mut plain = server.store("plain");
+    plain.watch("key");
+    let mut subscribed = server.store("subscribed");
+    let id = [Property::SubscriptionId(77)];
+    let filter = format!("{NOTIFICATION_PREFIX}/{}/#", hex(b"subscribed"));
+    subscribed.client.subscribe_with(&filter, 2, &id);
+    subscribed.watch("key");
+    subscribed.watch("key");
+    let mut twice = server.store("twice");
+    for filter in ["#", &notification_topic("twice", b"key")] {
+        assert_eq!(twice.client.subscribe(filter, 1), 1);
+    }
+    twice.watch("key");
+    twice.client.ping();
+    twice.client.drain();
+
+    let set = writer.set("key", "v");
+    for watcher in [&mut plain, &mut subscribed, &mut twice] {
+        let heard = watcher.notification();
+        assert_eq!(version(&heard), Some(set.clone()), "{}", watcher.id);
+        assert_eq!(heard.qos, 1, "{}", watcher.id);
+        let has_id = heard.properties.contains(&id[0]);
+        assert_eq!(has_id, watcher.id == "subscribed");
+        watcher.client.ping();
+        let more = watcher.client.drain();
+        assert!(
+            more.iter().all(|packet| packet.kind() != kind::PUBLISH
+                || !packet.publish().topic.starts_with(NOTIFICATION_PREFIX)),
+            "{} heard {more:?}",
+            watcher.id
+        );
+    }
+}
+
+/// A subscription to somebody else's notifications hears nothing of them.
+#[test]
+fn nobody_else_hears_it() {
+    let server = Server::start();
+    let mut watcher = server.store("watcher");
+    watcher.watch("key");
+    let mut curious = server.connect("curious");
+    for filter in [
+        "clients/statestore/#",
+        &notification_topic("watcher", b"key"),
+        "+/statestore/#",
+    ] {
+        assert_eq!(curious.subscribe(filter, 1), 1);
+    }
+    server.store("writer").set("key", "v");
+    watcher.notification();
+    curious.expect_nothing();
+}
+
+/// An unsubscribe does not end a watch, and a STOP does not end a subscription.
+#[test]
+fn watches_and_subscriptions_are_two_things() {
+    let server = Server::start();
+    let mut watcher = server.store("watcher");
+    let topic = notification_topic("watcher", b"key");
+    watcher.client.subscribe(&topic, 1);
+    watcher.watch("key");
+    watcher.client.send(&packet::unsubscribe(9, &topic));
+    watcher
+        .client
+        .take("an UNSUBACK", |p| p.kind() == kind::UNSUBACK);
+    let mut writer = server.store("writer");
+    let set = writer.set("key", "v");
+    assert_eq!(version(&watcher.notification()), Some(set));
+    watcher.expect_nothing();
+}
+
+/// Its topic would not fit into an MQTT string.
+#[test]
+fn a_key_too_long_to_watch() {
+    let server = Server::start();
+    let mut client = server.store("client");
+    let key = vec![b'k'; 32 * 1024];
+    client.set(&key, "v");
+    let answer = client.ask(&[b"KEYNOTIFY", &key[..]]);
+    assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+    assert_eq!(client.get(&key), Some(b"v".to_vec()));
+    // The longest that does: 65 535 bytes less everything else, halved.
+    let rest = notification_topic("client", b"").len();
+    let longest = vec![b'k'; (65_535 - rest) / 2];
+    client.watch(&longest);
+    client.set(&longest, "v");
+    assert_eq!(
+        client.notification().topic,
+        notification_topic("client", &longest)
+    );
+    let beyond = vec![b'k'; longest.len() + 1];
+    let answer = client.ask(&[b"KEYNOTIFY", &beyond[..]]);
+    assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+}
