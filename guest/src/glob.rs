@@ -55,7 +55,7 @@ impl Glob {
             return Err(TooLarge);
         }
         let mut classes = Vec::new();
-        // Between two `*` there is a segment, possibly empty.
+        // Before the first `*`, between two, behind the last.
         let mut segments = vec![Vec::new()];
         let mut reader = Reader {
             rest: pattern,
@@ -64,7 +64,10 @@ impl Glob {
         while let Some(token) = reader.next() {
             let element = match token {
                 Token::Star => {
-                    segments.push(Vec::new());
+                    // One star after another changes nothing.
+                    if segments.len() == 1 || segments.last().is_some_and(|last| !last.is_empty()) {
+                        segments.push(Vec::new());
+                    }
                     continue;
                 }
                 Token::Byte(byte) => Element::Byte(byte),
@@ -87,7 +90,7 @@ impl Glob {
         };
         let mut segments = segments.into_iter();
         let front = segments.next().unwrap_or_default();
-        let floating: Vec<_> = segments.filter(|segment| !segment.is_empty()).collect();
+        let floating: Vec<_> = segments.collect();
         let middle = Automaton::new(&floating, &classes)?;
         Ok(Self {
             classes,
@@ -168,9 +171,13 @@ impl Automaton {
         for segment in segments {
             automaton.stay |= state;
             for &element in segment {
-                for byte in 0..=u8::MAX {
-                    if holds(element, byte, classes) {
-                        automaton.advance[usize::from(byte)] |= state;
+                if let Element::Byte(byte) = element {
+                    automaton.advance[usize::from(byte)] |= state;
+                } else {
+                    for byte in 0..=u8::MAX {
+                        if holds(element, byte, classes) {
+                            automaton.advance[usize::from(byte)] |= state;
+                        }
                     }
                 }
                 state <<= 1;
@@ -266,8 +273,16 @@ fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
         {
             (last, rest) = member(behind)?;
         }
-        for byte in first.min(last)..=first.max(last) {
-            class[usize::from(byte >> 6)] |= 1 << (byte & 63);
+        add_range(&mut class, first.min(last), first.max(last));
+    }
+}
+
+/// Adds a range by words, not byte by byte: a pattern may be nothing but the widest of ranges.
+fn add_range(class: &mut Class, first: u8, last: u8) {
+    for (word, start) in class.iter_mut().zip([0u8, 64, 128, 192]) {
+        let (low, high) = (first.max(start), last.min(start | 63));
+        if low <= high {
+            *word |= (u64::MAX >> (63 - (high - low))) << (low - start);
         }
     }
 }
@@ -378,6 +393,29 @@ mod tests {
             ("*[0-9]*", "abcd"),
         ] {
             assert!(!matches(pattern, key), "{pattern:?} does not name {key:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_every_size() {
+        for first in 0..=u8::MAX {
+            for last in first..=u8::MAX {
+                let pattern = [b'[', b'\\', first, b'-', b'\\', last, b']'];
+                let glob = Glob::new(&pattern).expect("small");
+                for byte in [
+                    first.wrapping_sub(1),
+                    first,
+                    first.midpoint(last),
+                    last,
+                    last.wrapping_add(1),
+                ] {
+                    assert_eq!(
+                        glob.matches(&[byte]),
+                        (first..=last).contains(&byte),
+                        "{pattern:?} {byte}"
+                    );
+                }
+            }
         }
     }
 

@@ -1,0 +1,281 @@
+//! The table for tests keeps the contract: what is staged is seen and committed, rights are those of the
+//! client, hidden keys are the policy's own, and a transcript that does not hold says where.
+
+use statehouse_policy::testing::{Right, Table, Tabled, cases};
+use statehouse_policy::{
+    Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Level, Notification, Outcome,
+    Policy, Repeat, Request, Span, resp,
+};
+
+/// Counts, in a hidden key, how often it was called; stores what the property `value` says under the key
+/// that the payload is, and answers with the key.
+struct Counting;
+
+impl Policy for Counting {
+    fn describe() -> Info {
+        Info {
+            name: "counting".to_owned(),
+            version: "1".to_owned(),
+            commands: Vec::new(),
+        }
+    }
+
+    fn configure(_: &[(String, String)]) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn route(&self, _: &[u8]) -> Option<Span> {
+        None
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        let counter = Bytes::Owned(b"counter".to_vec());
+        let calls = match host.head(&counter, Access::Hidden) {
+            Ok(Some(_)) => host
+                .load(&counter, 0, 100)
+                .ok()
+                .flatten()
+                .unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let calls = [calls.as_slice(), b"i"].concat();
+        host.put(&counter, &Bytes::Owned(calls.clone()), None, None, None)
+            .expect("no quota");
+        // Staged, and seen at once.
+        assert_eq!(
+            host.load(&counter, 1, 1),
+            Ok(Some(calls.iter().skip(1).take(1).copied().collect()))
+        );
+        host.count("calls", 1);
+        if host.log_enabled(Level::Info) {
+            host.log(Level::Info, "called");
+        }
+        let key = Span {
+            at: 0,
+            len: u32::try_from(request.payload.len()).expect("short"),
+        };
+        let version = host.property("value").and_then(|value| {
+            let stored = host.put(
+                &Bytes::Span(key),
+                &Bytes::Owned(value.into_bytes()),
+                None,
+                None,
+                None,
+            );
+            stored.ok()
+        });
+        let head = format!("{}:", calls.len()).into_bytes();
+        Outcome {
+            reply: Frame {
+                head,
+                body: Body::Given(key),
+            },
+            version,
+            repeat: Repeat::Free,
+            command: None,
+        }
+    }
+
+    fn notify(&self, _: &Change, _: Dialect) -> Notification {
+        unreachable!("nobody watches")
+    }
+}
+
+fn request(payload: &[u8]) -> Request {
+    Request {
+        payload: payload.to_vec(),
+        dialect: Dialect::Sdk,
+        timestamp: None,
+        fencing_token: None,
+        client: Some("client".to_owned()),
+        now: 1000,
+    }
+}
+
+fn owned(bytes: &[u8]) -> Bytes {
+    Bytes::Owned(bytes.to_vec())
+}
+
+#[test]
+fn hidden_keys_are_the_policys_own() {
+    let mut table = Table::new(1000);
+    table.deny(Right::Read, b"counter");
+    table.deny(Right::Write, b"counter");
+    table.set_property("value", "v");
+    table.set_property("value", "second");
+    assert_eq!(
+        table.call(&Counting, &request(b"counter")).bytes,
+        b"1:counter\r\n"
+    );
+    let answer = table.call(&Counting, &request(b"other"));
+    assert_eq!(answer.bytes, b"2:other\r\n");
+    assert_eq!(answer.version.map(|stamp| stamp.wall), Some(1000));
+    assert_eq!((table.counter("calls"), table.counter("none")), (2, 0));
+    assert_eq!(
+        table.lines(),
+        [
+            (Level::Info, "called".to_owned()),
+            (Level::Info, "called".to_owned())
+        ]
+    );
+
+    let request = request(b"");
+    let mut host = table.begin(&request);
+    // The client's `counter` is another key, and not for it to touch.
+    assert_eq!(
+        host.head(&owned(b"counter"), Access::Read),
+        Err(Fault::Denied)
+    );
+    assert_eq!(
+        host.head(&owned(b"counter"), Access::Write),
+        Err(Fault::Denied)
+    );
+    assert_eq!(host.load(&owned(b"other"), 0, 9), Ok(Some(b"v".to_vec())));
+    let page = host.keys(&owned(b""), None, 10).expect("readable");
+    assert_eq!((page.keys, page.next), (vec![b"other".to_vec()], None));
+}
+
+#[test]
+fn what_is_staged_is_seen_and_gone_with_the_transaction() {
+    let mut table = Table::new(1000);
+    let request = request(b"");
+    let mut host = table.begin(&request);
+    let (key, value) = (owned(b"k"), owned(b"v"));
+    let first = host
+        .put(&key, &value, None, None, Some(1001))
+        .expect("no quota");
+    let second = host.put(&key, &value, None, None, None).expect("no quota");
+    assert_eq!(
+        (first.wall, second.wall, second.counter),
+        (1000, 1000, first.counter + 1)
+    );
+    assert_eq!(host.matches(&key, &value), Ok(true));
+    assert_eq!(host.matches(&key, &owned(b"w")), Ok(false));
+    assert_eq!(host.delete(&key), Ok(true));
+    assert_eq!(host.delete(&key), Ok(false));
+    assert_eq!(host.head(&key, Access::Read), Ok(None));
+    // An entry that ends now is not there any more.
+    host.put(&key, &value, None, None, Some(1000))
+        .expect("no quota");
+    assert_eq!(host.head(&key, Access::Read), Ok(None));
+    host.put(&key, &value, None, None, Some(1001))
+        .expect("no quota");
+    assert!(
+        host.head(&key, Access::Read)
+            .is_ok_and(|entry| entry.is_some())
+    );
+    host.watch(&key).expect("allowed");
+    assert_eq!(
+        (host.unwatch(&key), host.unwatch(&key)),
+        (Ok(true), Ok(false))
+    );
+    drop(host);
+    assert_eq!(table.begin(&request).head(&key, Access::Read), Ok(None));
+}
+
+#[test]
+fn a_quota_counts_what_is_there() {
+    let mut table = Table::new(1000);
+    table.limit_keys(1);
+    let request = request(b"");
+    let mut host = table.begin(&request);
+    let mut put = |key: &[u8]| {
+        let stored = host.put(&owned(key), &owned(b"v"), None, None, None);
+        stored.map(|_| ())
+    };
+    assert_eq!(put(b"a"), Ok(()));
+    assert_eq!(put(b"a"), Ok(()));
+    assert_eq!(put(b"b"), Err(Fault::Quota));
+    assert_eq!(host.delete(&owned(b"a")), Ok(true));
+    assert!(
+        host.put(&owned(b"b"), &owned(b"v"), None, None, None)
+            .is_ok()
+    );
+}
+
+#[test]
+fn random_bytes_are_those_of_the_request() {
+    let mut table = Table::new(1000);
+    let mut draw = |payload: &[u8]| {
+        let request = request(payload);
+        let mut host = table.begin(&request);
+        (host.random(20), host.random(20))
+    };
+    let (first, second) = draw(b"a");
+    assert_eq!(first.len(), 20);
+    assert_ne!(first, second);
+    assert_eq!(draw(b"a"), (first.clone(), second));
+    assert_ne!(draw(b"b").0, first);
+}
+
+#[test]
+#[should_panic(expected = "outside of the 2 bytes")]
+fn a_span_beyond_the_payload_is_a_trap() {
+    let request = request(b"ab");
+    let key = Bytes::Span(Span { at: 1, len: 2 });
+    let _ = Table::new(1000).begin(&request).head(&key, Access::Read);
+}
+
+#[test]
+#[should_panic(expected = "beyond the skew")]
+fn a_time_beyond_the_skew_is_a_trap() {
+    let request = request(b"");
+    let observed = statehouse_policy::Stamp {
+        wall: 61_001,
+        counter: 0,
+    };
+    let _ = Table::new(1000).begin(&request).put(
+        &owned(b"k"),
+        &owned(b"v"),
+        Some(observed),
+        None,
+        None,
+    );
+}
+
+#[test]
+fn a_transcript_that_does_not_hold_says_where() {
+    let run = |text: &str| cases::run(text, &mut Tabled::new(&Counting));
+    assert_eq!(
+        run("# nothing\n\n== a case\n>> k\n< free - 1:k\\r\\n\n"),
+        Ok(1)
+    );
+    assert_eq!(
+        run("== a\n>> k\n< free - 1:k\\r\\n\n== b\n>> \\x6b\n< free - 1:k\\r\\n"),
+        Ok(2)
+    );
+    for (text, reason) in [
+        (
+            "== a case\n>> k\n< free - 2:k\\r\\n",
+            "line 3 (case `a case`)",
+        ),
+        (">> k\n< same - 1:k\\r\\n", "got: free - 1:k\\r\\n"),
+        (">> k\n< free * 1:k\\r\\n", "got: free - 1:k\\r\\n"),
+        (
+            ">> k\n< free - 1:k\\r\\n\n< free - 1:k\\r\\n",
+            "no request before",
+        ),
+        (">> k\n>> k", "has no `<`"),
+        (">> k", "at the end"),
+        ("! topic 1:2 x", "nobody was notified"),
+        ("dialect klingon", "is no dialect"),
+        ("now soon", "is no number"),
+        ("what", "begins no line"),
+        (">> \\q", "means nothing"),
+        (">> \\", "at the end"),
+        (">> \\x1", "two digits"),
+        (">> \\xzz", "is no byte"),
+    ] {
+        let error = run(text).expect_err("it does not hold");
+        assert!(error.contains(reason), "{text:?} says {error:?}");
+    }
+    let words = resp::request(&[b"a b", b"", b"\0\\"]);
+    let shown = String::from_utf8_lossy(&words)
+        .replace('\\', "\\\\")
+        .replace('\r', "\\r");
+    let shown = shown.replace('\n', "\\n").replace('\0', "\\x00");
+    assert_eq!(
+        run(&format!("> a\\sb \\e \\0\\\\\n< free - 1:{shown}\\r\\n")),
+        Ok(1)
+    );
+}
