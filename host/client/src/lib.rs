@@ -49,6 +49,7 @@ mod watch;
 pub use client::{Client, Condition, SetOptions, SetResult, Value, VdelResult};
 pub use duration::{DurationError, parse_duration};
 pub use error::Error;
+pub use limits::PACKET_BYTES_MAX;
 pub use lock::{Lock, LockOptions};
 pub use options::Options;
 pub use scan::Scan;

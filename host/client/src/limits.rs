@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The largest packet that is sent or accepted. A store takes packets of 2 MiB by default; twice
 /// that leaves room for one configured larger, and still bounds what a broker can make us hold.
-pub(crate) const PACKET_BYTES_MAX: usize = 4 << 20;
+pub const PACKET_BYTES_MAX: usize = 4 << 20;
 
 /// Requests under way at once; more wait their turn inside their own timeout. Enough to keep a
 /// store busy over a slow link, few enough that a resend after a reconnect is a small burst.

@@ -1,0 +1,263 @@
+//! `statehouse lock`: runs a command while holding a lock. Enters: a lock's name and a command.
+//! Leaves: the command's exit code. It never lets the command run on once the lease is lost.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use statehouse_client::{Client, Lock, LockOptions, parse_duration};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use super::output::{Exit, Failure, notice, printable};
+use super::remote::Remote;
+
+/// A command that has lost its lock gets this long after SIGTERM, then SIGKILL: another holder may
+/// be at work already.
+const TERMINATE_GRACE: Duration = Duration::from_secs(10);
+
+/// Longest pause between attempts to renew a lease that is running out.
+const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Run a command while holding a lock
+///
+/// Waits for the lock, holds it with a lease that is renewed as long as the command runs, and
+/// releases it afterwards. The exit code is the command's (128 + the signal that killed it); 1 where
+/// --wait is over before, 126 or 127 where the command cannot be run. Where the lease is lost, the
+/// command gets SIGTERM and the exit code is 3.
+///
+/// The command finds the lock's name in STATEHOUSE_LOCK and the fencing token in
+/// STATEHOUSE_FENCING_TOKEN. What it writes with that token, no earlier holder can overwrite.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse lock nightly -- ./backup.sh
+  statehouse lock nightly --wait 0s -- ./backup.sh || echo \"it runs elsewhere\"
+  statehouse lock valve -- sh -c \\
+    'statehouse set valve/position open --fencing-token \"$STATEHOUSE_FENCING_TOKEN\"'")]
+pub(super) struct Args {
+    /// The name of the lock, which is a key of the store
+    name: OsString,
+
+    /// How long the lock outlives this program, if the machine or the network fails
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    lease: Duration,
+
+    /// How long to wait for the lock [default: for ever]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    wait: Option<Duration>,
+
+    /// The name of the holder, the value of the key [default: the client id]. Two with the same name
+    /// hold the lock together
+    #[arg(long, value_name = "NAME")]
+    holder: Option<OsString>,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+
+    #[command(flatten)]
+    remote: Remote,
+}
+
+pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+    // From here on the signals are ours, so that none leaves the lock behind.
+    let mut signals = Signals::listen()?;
+    let client = args.remote.connect_for(args.lease).await?;
+    let Some(mut lock) = acquire(&client, &args, &mut signals).await? else {
+        client.close().await;
+        return Err(Failure::negative(format!(
+            "the lock {} is held by another, and the time to wait is over",
+            printable(args.name.as_bytes())
+        )));
+    };
+    let result = match spawn(&args, &lock) {
+        Ok(child) => supervise(child, &mut lock, args.lease, &mut signals).await,
+        Err(failure) => Err(failure),
+    };
+    if let Err(error) = lock.release().await {
+        notice(&format!(
+            "the lock is not released, but ends with its lease: {error}"
+        ));
+    }
+    client.close().await;
+    result
+}
+
+async fn acquire(
+    client: &Client,
+    args: &Args,
+    signals: &mut Signals,
+) -> Result<Option<Lock>, Failure> {
+    let holder = match &args.holder {
+        Some(holder) => holder.clone().into_vec(),
+        None => client.id().as_bytes().to_vec(),
+    };
+    let options = LockOptions {
+        holder: Some(holder.clone().into()),
+        lease: args.lease,
+        wait: args.wait,
+    };
+    let name = args.name.as_bytes();
+    tokio::select! {
+        lock = client.lock(name, options) => Ok(lock?),
+        signal = signals.next() => {
+            // The request that takes the lock may be on its way: this one comes after it.
+            let _ = client.vdel(name, holder, None).await;
+            Err(Failure::new(128 + signal.number, "interrupted while waiting for the lock"))
+        }
+    }
+}
+
+fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
+    // clap does not let it be empty.
+    let (program, arguments) = args
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::usage("name a command after --"))?;
+    Command::new(program)
+        .args(arguments)
+        .env("STATEHOUSE_LOCK", &args.name)
+        .env("STATEHOUSE_FENCING_TOKEN", lock.fencing_token().to_string())
+        .spawn()
+        .map_err(|error| {
+            // As shells do.
+            let code = match error.kind() {
+                io::ErrorKind::NotFound => 127,
+                _ => 126,
+            };
+            let program = printable(program.as_bytes());
+            Failure::new(code, format!("cannot run {program}: {error}"))
+        })
+}
+
+/// Waits for the command, while the lease is renewed and signals are passed on.
+async fn supervise(
+    mut child: Child,
+    lock: &mut Lock,
+    lease: Duration,
+    signals: &mut Signals,
+) -> Result<Exit, Failure> {
+    let kept = keep(lock, lease);
+    tokio::pin!(kept);
+    loop {
+        tokio::select! {
+            status = child.wait() => return Ok(Exit::Code(exit_code(status?))),
+            signal = signals.next() => {
+                // Ctrl-C on a terminal reaches the command without our help, and twice is too much.
+                if signal.name != "INT" || !io::stdin().is_terminal() {
+                    send(&child, signal.name).await;
+                }
+            }
+            why = &mut kept => {
+                stop(&mut child).await;
+                return Err(Failure::transport(format!(
+                    "the lock is lost: {why}. The command was stopped"
+                )));
+            }
+        }
+    }
+}
+
+/// Renews the lease at each third of it. Returns, with the reason, only when the lock is lost.
+async fn keep(lock: &mut Lock, lease: Duration) -> String {
+    loop {
+        sleep_until(Instant::now() + lease / 3).await;
+        let mut failed = None;
+        loop {
+            match timeout_at(lock.held_until(), lock.renew()).await {
+                Ok(Ok(true)) => break,
+                Ok(Ok(false)) => {
+                    return failed.unwrap_or_else(|| "another holder has it".to_owned());
+                }
+                Ok(Err(error)) => failed = Some(format!("its lease cannot be renewed: {error}")),
+                Err(_) => {
+                    return failed
+                        .unwrap_or_else(|| "its lease ended without an answer".to_owned());
+                }
+            }
+            sleep((lease / 10).min(RENEW_PAUSE_MAX)).await;
+        }
+    }
+}
+
+/// SIGTERM, and SIGKILL where that is not heard.
+async fn stop(child: &mut Child) {
+    send(child, "TERM").await;
+    if timeout(TERMINATE_GRACE, child.wait()).await.is_err() {
+        // It fails only for a process that is gone.
+        let _ = child.kill().await;
+    }
+}
+
+/// Sends a signal by the shell's own `kill`: the standard library has none, and this program no
+/// unsafe code to call the system's.
+async fn send(child: &Child, signal: &str) {
+    // Without an id it has ended, and been waited for.
+    let Some(id) = child.id() else { return };
+    let sent = Command::new("sh")
+        .args([
+            "-c",
+            r#"kill -s "$1" "$2""#,
+            "kill",
+            signal,
+            &id.to_string(),
+        ])
+        .status()
+        .await;
+    if !sent.is_ok_and(|status| status.success()) {
+        notice(&format!("cannot send SIG{signal} to the command"));
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    // Both are below 256.
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
+
+/// The signals that end programs.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+struct Caught {
+    name: &'static str,
+    number: u8,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) -> Caught {
+        tokio::select! {
+            _ = self.interrupt.recv() => Caught { name: "INT", number: 2 },
+            _ = self.terminate.recv() => Caught { name: "TERM", number: 15 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes() {
+        assert_eq!(exit_code(ExitStatus::from_raw(0)), 0);
+        assert_eq!(exit_code(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(exit_code(ExitStatus::from_raw(255 << 8)), 255);
+        assert_eq!(exit_code(ExitStatus::from_raw(15)), 143);
+    }
+}

@@ -1,0 +1,250 @@
+//! What the client commands print, and how they end. Enters: results. Leaves: bytes on stdout,
+//! sentences on stderr, exit codes. It never mixes the two streams.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde_json::{Value as Json, json};
+use statehouse_client::Error;
+
+/// Exit code: not found, or not applied.
+const EXIT_NEGATIVE: u8 = 1;
+/// Exit code: the command line cannot be used.
+const EXIT_USAGE: u8 = 2;
+/// Exit code: no store, no answer, or not the answer of a store.
+const EXIT_TRANSPORT: u8 = 3;
+/// Exit code: the store refused.
+const EXIT_REFUSED: u8 = 4;
+
+/// How a command ends that did what it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exit {
+    /// Done.
+    Done,
+    /// Not found, or not applied.
+    Negative,
+    /// Whatever the command under a lock ended with.
+    Code(u8),
+}
+
+/// How a command ends that could not: an exit code and a sentence for stderr.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// What was asked for is not there, or did not happen.
+    pub(super) fn negative(message: impl Into<String>) -> Self {
+        Self::new(EXIT_NEGATIVE, message)
+    }
+
+    /// The command line cannot be used.
+    pub(super) fn usage(message: impl Into<String>) -> Self {
+        Self::new(EXIT_USAGE, message)
+    }
+
+    /// The store cannot be reached, or the connection to it is not good enough any more.
+    pub(super) fn transport(message: impl Into<String>) -> Self {
+        Self::new(EXIT_TRANSPORT, message)
+    }
+
+    /// Any exit code.
+    pub(super) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match &error {
+            Error::Refused(_) | Error::Rejected(_) => EXIT_REFUSED,
+            Error::Invalid(_) => EXIT_USAGE,
+            _ => EXIT_TRANSPORT,
+        };
+        let advice = match &error {
+            Error::Refused(text) => refusal_advice(text),
+            Error::Timeout(_) => {
+                "Is a state store running there? --timeout allows for a slow one. The request may have taken effect"
+            }
+            Error::Protocol(_) => "Is it a state store, and one of this protocol?",
+            _ => "",
+        };
+        let mut message = error.to_string();
+        if !advice.is_empty() {
+            message.push_str(". ");
+            message.push_str(advice);
+        }
+        Self::new(code, message)
+    }
+}
+
+/// What a person can do about a text of the protocol, section 4.
+fn refusal_advice(text: &str) -> &'static str {
+    if text.starts_with("a fencing token is required") {
+        "Give one with --fencing-token: the version of the lock that protects the key"
+    } else if text.contains("lower version tha") {
+        "A later holder of the lock has written since; acquire the lock again"
+    } else if text.contains("too far in the future") {
+        "Set the clocks of this machine and of the store's by NTP"
+    } else if text == "the key length is zero" {
+        "Give a key of at least one byte"
+    } else if text == "the quota has been exceeded" {
+        "Delete keys, or raise the quota of the store"
+    } else {
+        ""
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::transport(format!("cannot read or write: {error}"))
+    }
+}
+
+/// Runs a client command to its end.
+pub(super) fn finish(command: impl Future<Output = Result<Exit, Failure>>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&error.into()),
+    };
+    match runtime.block_on(command) {
+        Ok(Exit::Done) => ExitCode::SUCCESS,
+        Ok(Exit::Negative) => ExitCode::from(EXIT_NEGATIVE),
+        Ok(Exit::Code(code)) => ExitCode::from(code),
+        Err(failure) => report(&failure),
+    }
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    notice(&failure.message);
+    ExitCode::from(failure.code)
+}
+
+/// A sentence for people, on stderr.
+pub(super) fn notice(sentence: &str) {
+    let full_stop = if sentence.ends_with(['.', '?']) {
+        ""
+    } else {
+        "."
+    };
+    // Where even stderr is gone there is nobody to tell.
+    let _ = writeln!(io::stderr(), "statehouse: {sentence}{full_stop}");
+}
+
+/// Writes to stdout. False where nobody reads it any more, as after `| head -1`: then the command
+/// has done enough.
+pub(super) fn emit(bytes: &[u8]) -> Result<bool, Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::transport(format!(
+            "cannot write the output: {error}"
+        ))),
+    }
+}
+
+/// Writes one JSON object on a line of its own.
+pub(super) fn emit_json(object: &Json) -> Result<bool, Failure> {
+    emit(format!("{object}\n").as_bytes())
+}
+
+/// Bytes in JSON: a string where they are UTF-8, else `{"base64": "..."}`.
+pub(super) fn json_bytes(bytes: &[u8]) -> Json {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => json!(text),
+        Err(_) => json!({ "base64": base64(bytes) }),
+    }
+}
+
+/// Bytes on one line for people: what is not printable UTF-8, and the backslash, as escapes.
+pub(super) fn printable(bytes: &[u8]) -> String {
+    let mut line = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || c == '\\' {
+                line.extend(c.escape_default());
+            } else {
+                line.push(c);
+            }
+        }
+        for byte in chunk.invalid() {
+            // Writing to a String cannot fail.
+            let _ = write!(line, "\\x{byte:02x}");
+        }
+    }
+    line
+}
+
+/// Base 64 with padding (RFC 4648 section 4).
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let mut bits = 0_usize;
+        for index in 0..3 {
+            bits = bits << 8 | usize::from(group.get(index).copied().unwrap_or(0));
+        }
+        for index in 0..4 {
+            if index <= group.len() {
+                text.push(char::from(DIGITS[bits >> (18 - 6 * index) & 63]));
+            } else {
+                text.push('=');
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_of_the_rfc() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64(b"\xff\xfe\xfd"), "//79");
+    }
+
+    #[test]
+    fn bytes_in_json() {
+        assert_eq!(json_bytes("21°".as_bytes()).to_string(), "\"21°\"");
+        assert_eq!(json_bytes(b"\xff").to_string(), r#"{"base64":"/w=="}"#);
+    }
+
+    #[test]
+    fn a_line_stays_a_line() {
+        assert_eq!(printable("21°".as_bytes()), "21°");
+        assert_eq!(printable(b"a\nb\\\x1b[2J\xff"), "a\\nb\\\\\\u{1b}[2J\\xff");
+    }
+
+    #[test]
+    fn errors_have_exit_codes() {
+        let code = |error: Error| Failure::from(error).code;
+        assert_eq!(code(Error::Refused("syntax error".into())), 4);
+        assert_eq!(code(Error::Rejected("quota".into())), 4);
+        assert_eq!(code(Error::Transport("gone".into())), 3);
+        assert_eq!(code(Error::Timeout(std::time::Duration::ZERO)), 3);
+        assert_eq!(code(Error::Protocol("odd".into())), 3);
+        assert_eq!(code(Error::Invalid("too long".into())), 2);
+    }
+}

@@ -1,0 +1,120 @@
+//! `statehouse set`: gives a key a value.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
+
+use serde_json::json;
+use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version, parse_duration};
+
+use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
+use super::remote::Remote;
+
+/// Set a key to a value
+///
+/// Exit code 1 where --nx or --nex forbids it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse set room/temperature 21.5
+  statehouse set room/temperature 21.5 --ttl 10s
+  statehouse set firmware < firmware.bin
+  statehouse set leader \"$HOSTNAME\" --nx || echo \"another one leads\"
+  statehouse set valve open --fencing-token 001696374425000:00001:StateStore")]
+pub(super) struct Args {
+    /// The key: any bytes
+    key: OsString,
+
+    /// The value: any bytes. Read from stdin where it is absent or `-`
+    #[arg(allow_negative_numbers = true)]
+    value: Option<OsString>,
+
+    /// Only where there is no such key
+    #[arg(long, conflicts_with = "nex")]
+    nx: bool,
+
+    /// Only where there is no such key, or it has this very value
+    #[arg(long)]
+    nex: bool,
+
+    /// Delete the key after this many milliseconds
+    #[arg(long, value_name = "MS", conflicts_with = "ttl",
+          value_parser = clap::value_parser!(u64).range(1..=i64::MAX.unsigned_abs()))]
+    px: Option<u64>,
+
+    /// Delete the key after this time, such as 500ms, 10s, 5m or 1h
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    ttl: Option<Duration>,
+
+    /// The version of the lock that protects the key
+    #[arg(long, value_name = "VERSION")]
+    fencing_token: Option<Version>,
+
+    /// Print the version that the value got
+    #[arg(long)]
+    with_version: bool,
+
+    #[command(flatten)]
+    remote: Remote,
+}
+
+pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+    let key = args.key.as_bytes();
+    let value = match args.value {
+        Some(value) if value != OsStr::new("-") => value.into_vec(),
+        _ => from_stdin()?,
+    };
+    let options = SetOptions {
+        condition: match (args.nx, args.nex) {
+            (true, _) => Condition::IfAbsent,
+            (_, true) => Condition::IfAbsentOrEqual,
+            _ => Condition::Always,
+        },
+        expiry: args.px.map(Duration::from_millis).or(args.ttl),
+        fencing_token: args.fencing_token,
+    };
+    let client = args.remote.connect().await?;
+    let set = client.set(key, value, options).await?;
+    client.close().await;
+
+    if args.remote.json {
+        emit_json(&json!({
+            "key": json_bytes(key),
+            "applied": set.applied,
+            "version": set.version.to_string(),
+        }))?;
+    } else if set.applied {
+        if args.with_version {
+            emit(format!("{}\n", set.version).as_bytes())?;
+        }
+    } else {
+        notice(&format!(
+            "not applied: {} has a value already, of version {}",
+            printable(key),
+            set.version
+        ));
+    }
+    Ok(if set.applied {
+        Exit::Done
+    } else {
+        Exit::Negative
+    })
+}
+
+fn from_stdin() -> Result<Vec<u8>, Failure> {
+    let mut value = Vec::new();
+    // One byte more than could ever be sent: then it is refused here, and not read to the end.
+    let read_max = PACKET_BYTES_MAX as u64 + 1;
+    io::stdin()
+        .lock()
+        .take(read_max)
+        .read_to_end(&mut value)
+        .map_err(|error| Failure::usage(format!("cannot read the value from stdin: {error}")))?;
+    if value.len() > PACKET_BYTES_MAX {
+        return Err(Failure::usage(format!(
+            "the value on stdin is longer than {PACKET_BYTES_MAX} bytes, the most that can be sent"
+        )));
+    }
+    Ok(value)
+}

@@ -1,0 +1,62 @@
+//! `statehouse vdel`: deletes a key where it has a certain value.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use serde_json::json;
+use statehouse_client::{VdelResult, Version};
+
+use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
+use super::remote::Remote;
+
+/// Delete a key, but only where it has this value
+///
+/// Exit code 1 where it has another one, or there is no such key.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse vdel leader \"$HOSTNAME\"
+  statehouse vdel leader \"$HOSTNAME\" --json")]
+pub(super) struct Args {
+    /// The key: any bytes
+    key: OsString,
+
+    /// The value that it must have: any bytes
+    #[arg(allow_negative_numbers = true)]
+    value: OsString,
+
+    /// The version of the lock that protects the key
+    #[arg(long, value_name = "VERSION")]
+    fencing_token: Option<Version>,
+
+    #[command(flatten)]
+    remote: Remote,
+}
+
+pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+    let client = args.remote.connect().await?;
+    let key = args.key.as_bytes();
+    let result = client
+        .vdel(key, args.value.as_bytes(), args.fencing_token.as_ref())
+        .await?;
+    client.close().await;
+
+    let (deleted, version) = match &result {
+        VdelResult::Deleted(version) => (true, Some(version)),
+        VdelResult::Different(version) => (false, Some(version)),
+        VdelResult::Missing => (false, None),
+    };
+    if args.remote.json {
+        emit_json(&json!({
+            "key": json_bytes(key),
+            "deleted": deleted,
+            "version": version.map(Version::to_string),
+        }))?;
+    } else if let VdelResult::Different(version) = &result {
+        notice(&format!(
+            "not deleted: {} has another value, of version {version}",
+            printable(key)
+        ));
+    }
+    Ok(if deleted { Exit::Done } else { Exit::Negative })
+}
