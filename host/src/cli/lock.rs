@@ -20,6 +20,9 @@ use super::remote::Remote;
 /// be at work already.
 const TERMINATE_GRACE: Duration = Duration::from_secs(10);
 
+/// How long to try to release a lock whose lease has ended: a late renewal may have taken it again.
+const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
+
 /// Longest pause between attempts to renew a lease that is running out.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -79,11 +82,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         Ok(child) => supervise(child, &mut lock, args.lease, &mut signals).await,
         Err(failure) => Err(failure),
     };
-    if let Err(error) = lock.release().await {
-        notice(&format!(
-            "the lock is not released, but ends with its lease: {error}"
-        ));
-    }
+    release(lock).await;
     client.close().await;
     result
 }
@@ -133,6 +132,17 @@ fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
             let program = printable(program.as_bytes());
             Failure::new(code, format!("cannot run {program}: {error}"))
         })
+}
+
+async fn release(lock: Lock) {
+    if lock.held_until() <= Instant::now() {
+        // Probably nothing is left to release, or nobody can be reached.
+        let _ = timeout(RELEASE_LOST_WAIT, lock.release()).await;
+    } else if let Err(error) = lock.release().await {
+        notice(&format!(
+            "the lock is not released, but ends with its lease: {error}"
+        ));
+    }
 }
 
 /// Waits for the command, while the lease is renewed and signals are passed on.
