@@ -21,7 +21,7 @@ fn properties_pass_bit_for_bit() {
         .with(Property::CorrelationData(vec![0, 1, 255, 0]))
         .with(Property::user("", ""))
         .with(Property::ResponseTopic("answers/ü".into()))
-        .with(Property::user("ключ", "値\u{10FFFF}\r\n\t"));
+        .with(Property::user("ключ", "値\u{1F512}\u{FEFF}"));
     publisher.publish(sent.clone());
     let got = client.next().publish();
     assert_eq!(got.payload, sent.payload);

@@ -1,0 +1,261 @@
+//! `get`, `set`, `del`, `vdel` and `scan`: results on standard output, sentences on standard error, exit codes.
+
+use std::{net::TcpListener, os::unix::ffi::OsStrExt};
+
+use serde_json::Value;
+use statehouse_tests::{Hlc, Ran, Server, command, command::finish, run};
+
+/// Runs a command against this server, with bytes on standard input.
+fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
+    let port = server.port().to_string();
+    let (name, rest) = arguments.split_first().unwrap();
+    // Options may stand behind the name; `--` in the arguments ends them.
+    let mut all = vec![*name, "--port", &port];
+    all.extend(rest);
+    run(&all, stdin)
+}
+
+fn ask(server: &Server, arguments: &[&str]) -> Ran {
+    ask_with(server, arguments, b"")
+}
+
+fn json(ran: &Ran) -> Value {
+    let text = String::from_utf8(ran.stdout.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn set_get_del() {
+    let server = Server::start();
+    let set = ask(&server, &["set", "key", "value"]).code(0);
+    assert!(set.stdout.is_empty() && set.stderr.is_empty(), "{set:?}");
+    assert_eq!(ask(&server, &["get", "key"]).code(0).stdout, b"value");
+    assert_eq!(ask(&server, &["del", "key"]).code(0).stdout, b"");
+    assert_eq!(ask(&server, &["get", "key"]).code(1).stdout, b"");
+    ask(&server, &["del", "key"]).code(1);
+}
+
+#[test]
+fn conditions() {
+    let server = Server::start();
+    ask(&server, &["set", "key", "a", "--nx"]).code(0);
+    ask(&server, &["set", "key", "b", "--nx"])
+        .code(1)
+        .says("not applied");
+    ask(&server, &["set", "key", "a", "--nex"]).code(0);
+    ask(&server, &["set", "key", "b", "--nex"]).code(1);
+    ask(&server, &["set", "key", "b", "--nx", "--nex"]).code(2);
+    ask(&server, &["vdel", "key", "b"]).code(1);
+    ask(&server, &["vdel", "key", "a"]).code(0);
+    ask(&server, &["vdel", "key", "a"]).code(1);
+}
+
+#[test]
+fn expiry() {
+    let server = Server::start();
+    for how in [["--px", "300"], ["--ttl", "300ms"]] {
+        ask(&server, &["set", "key", "a", how[0], how[1]]).code(0);
+        // Waits for the end by taking its place.
+        let mut waits = server.store("waits");
+        let mut tries = 0;
+        while waits.ask(&["SET", "key", "b", "NX"]).payload() != b"+OK\r\n" {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            tries += 1;
+            assert!(tries < 1000, "it never expires");
+        }
+    }
+    for wrong in [
+        ["--px", "0"],
+        ["--px", "-5"],
+        ["--px", "x"],
+        ["--ttl", "soon"],
+        ["--ttl", "0s"],
+    ] {
+        ask(&server, &["set", "key", "a", wrong[0], wrong[1]]).code(2);
+    }
+}
+
+/// Any bytes pass through standard input, standard output and arguments.
+#[test]
+fn bytes() {
+    let server = Server::start();
+    let all: Vec<u8> = (0..=255).collect();
+    for arguments in [&["set", "key"][..], &["set", "key", "-"]] {
+        ask_with(&server, arguments, &all).code(0);
+        assert_eq!(ask(&server, &["get", "key"]).code(0).stdout, all);
+        ask(&server, &["del", "key"]).code(0);
+    }
+    ask_with(&server, &["set", "key"], b"").code(0);
+    assert_eq!(ask(&server, &["get", "key"]).code(0).stdout, b"");
+    let large = vec![b'\n'; 900 * 1024];
+    ask_with(&server, &["set", "large"], &large).code(0);
+    assert!(ask(&server, &["get", "large"]).code(0).stdout == large);
+
+    // Not UTF-8, in an argument.
+    let odd = std::ffi::OsStr::from_bytes(b"k\xFF\n");
+    let port = server.port().to_string();
+    let mut set = command(&["set", "--port", &port]);
+    set.arg(odd).arg(odd);
+    finish(set, b"").code(0);
+    assert_eq!(
+        server.store("other").get(b"k\xFF\n"),
+        Some(b"k\xFF\n".to_vec())
+    );
+    let mut get = command(&["get", "--json", "--port", &port]);
+    get.arg(odd);
+    let object = json(&finish(get, b"").code(0));
+    assert_eq!(object["value"]["base64"], "a/8K");
+}
+
+#[test]
+fn scan() {
+    let server = Server::start();
+    assert_eq!(ask(&server, &["scan"]).code(1).stdout, b"");
+    let mut store = server.store("store");
+    for key in ["a1", "a2", "b"] {
+        store.set(key, "v");
+    }
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "a1\na2\nb\n");
+    assert_eq!(ask(&server, &["scan", "a?"]).code(0).text(), "a1\na2\n");
+    assert_eq!(
+        ask(&server, &["scan", "-0", "a*"]).code(0).text(),
+        "a1\0a2\0"
+    );
+    let lines = ask(&server, &["scan", "--json", "a*"]).code(0).text();
+    let keys: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone())
+        .collect();
+    assert_eq!(keys, ["a1", "a2"]);
+    ask(&server, &["scan", "nothing*"]).code(1);
+    // More than a page.
+    for n in 0..1500 {
+        store.set(format!("many{n:04}"), "v");
+    }
+    let text = ask(&server, &["scan", "many*"]).code(0).text();
+    assert_eq!(text.lines().count(), 1500);
+    assert!(text.lines().is_sorted());
+}
+
+#[test]
+fn versions_and_json() {
+    let server = Server::start();
+    let set = json(&ask(&server, &["set", "key", "ü", "--json"]).code(0));
+    assert_eq!(set["applied"], true);
+    let version = Hlc::parse_padded(set["version"].as_str().unwrap()).unwrap();
+    assert_eq!(version.node, "StateStore");
+    let get = json(&ask(&server, &["get", "key", "--json"]).code(0));
+    assert_eq!((&get["value"], &get["key"]), (&"ü".into(), &"key".into()));
+    assert_eq!(get["version"], set["version"]);
+    let text = ask(&server, &["get", "key", "--with-version"])
+        .code(0)
+        .text();
+    assert_eq!(text, format!("{version}\nü"));
+    let missing = json(&ask(&server, &["get", "missing", "--json"]).code(1));
+    assert!(missing["value"].is_null() && missing["version"].is_null());
+    let refused = json(&ask(&server, &["set", "key", "x", "--nx", "--json"]).code(1));
+    assert_eq!(
+        (&refused["applied"], &refused["version"]),
+        (&false.into(), &set["version"])
+    );
+    let other = json(&ask(&server, &["vdel", "key", "x", "--json"]).code(1));
+    assert_eq!(other["deleted"], false);
+    let deleted = json(&ask(&server, &["del", "key", "--json"]).code(0));
+    assert_eq!(
+        (&deleted["deleted"], &deleted["version"]),
+        (&true.into(), &set["version"])
+    );
+}
+
+#[test]
+fn fencing() {
+    let server = Server::start();
+    let lock = json(&ask(&server, &["set", "lock", "me", "--json"]).code(0));
+    let token = lock["version"].as_str().unwrap();
+    ask(&server, &["set", "key", "a", "--fencing-token", token]).code(0);
+    for refused in [
+        &["set", "key", "b"][..],
+        &["del", "key"],
+        &["vdel", "key", "a"],
+    ] {
+        ask(&server, refused)
+            .code(4)
+            .says("fencing token is required");
+    }
+    let older = Hlc::parse_padded(token).unwrap().moved(-1).to_string();
+    ask(&server, &["set", "key", "b", "--fencing-token", &older])
+        .code(4)
+        .says("lower version");
+    ask(&server, &["set", "key", "b", "--fencing-token", "rubbish"])
+        .code(2)
+        .says("rubbish");
+    ask(&server, &["vdel", "key", "a", "--fencing-token", token]).code(0);
+}
+
+#[test]
+fn refusals_are_sentences_with_code_4() {
+    let server = Server::with_config("max_keys = 1");
+    ask(&server, &["set", "one", "v"]).code(0);
+    let ran = ask(&server, &["set", "two", "v"]).code(4).says("quota");
+    assert!(ran.stdout.is_empty());
+    let ran = ask(&server, &["get", ""]);
+    // The client may refuse it itself.
+    assert!(matches!(ran.code, Some(2 | 4)), "{ran:?}");
+    assert!(ran.stderr.contains("key"), "{ran:?}");
+}
+
+#[test]
+fn no_store_is_a_sentence_with_code_3() {
+    // A port that nobody listens on: bound, and let go.
+    let port = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port().to_string()
+    };
+    for name in [
+        &["get", "key"][..],
+        &["set", "key", "v"],
+        &["del", "key"],
+        &["scan"],
+        &["watch", "key"],
+    ] {
+        let mut arguments = name.to_vec();
+        arguments.extend(["--port", &port]);
+        run(&arguments, b"")
+            .code(3)
+            .says(&port)
+            .says("statehouse serve")
+            .says("--host");
+    }
+    // Something listens, and never says a word.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    run(&["get", "key", "--port", &port, "--timeout", "300ms"], b"").code(3);
+    // The environment names the store as well.
+    let mut get = command(&["get", "key"]);
+    get.env("STATEHOUSE_PORT", &port)
+        .env("STATEHOUSE_HOST", "127.0.0.1")
+        .args(["--timeout", "300ms"]);
+    finish(get, b"").code(3).says(&port);
+}
+
+#[test]
+fn wrong_usage_is_code_2() {
+    for wrong in [
+        &["get"][..],
+        &["get", "a", "b"],
+        &["set"],
+        &["del"],
+        &["vdel", "a"],
+        &["watch"],
+        &["lock", "name"],
+        &["lock", "name", "true"],
+        &["get", "key", "--port", "0"],
+        &["get", "key", "--port", "x"],
+        &["get", "key", "--timeout", "soon"],
+        &["scan", "-0", "--json"],
+    ] {
+        let ran = run(wrong, b"").code(2);
+        assert!(ran.stdout.is_empty(), "{ran:?}");
+    }
+}

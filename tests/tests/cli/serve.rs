@@ -1,0 +1,205 @@
+//! `statehouse serve`: what it says, and how it starts and stops.
+
+use std::{
+    fs,
+    net::TcpListener,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{Client, Connect, Property, Publish, Server, command, run, run_in};
+
+#[test]
+fn it_says_what_it_is_and_where_it_listens() {
+    let server = Server::start();
+    let lines = server.stdout();
+    assert_eq!(lines.len(), 5, "{lines:#?}");
+    assert_eq!(lines[0], "statehouse 0.1.0");
+    let policy: Vec<&str> = lines[1].split(' ').collect();
+    let [word, name, version, digest] = policy[..] else {
+        panic!("{lines:#?}");
+    };
+    assert_eq!((word, name), ("policy", "standard"));
+    assert_eq!(version.split('.').count(), 3);
+    let digest = digest.strip_prefix("blake3:").unwrap();
+    assert_eq!(digest.len(), 64);
+    assert!(
+        digest
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+    );
+    assert_eq!(
+        lines[2],
+        "the store is in memory: a restart forgets everything"
+    );
+    assert_eq!(
+        lines[3],
+        format!("listening on mqtt://{}", server.address())
+    );
+    assert_eq!(lines[4], "ready");
+    assert_ne!(server.port(), 0);
+}
+
+#[test]
+fn several_listeners_lead_to_one_store() {
+    let server = Server::with("", &["--listen", "[::1]:0", "--listen", "localhost:0"]);
+    let addresses = server.addresses();
+    assert_eq!(addresses.len(), 3);
+    server.store("one").set("key", "value");
+    for (n, address) in addresses.into_iter().enumerate() {
+        let id = format!("client{n}");
+        let client = Client::connect(address, &Connect::new(&id));
+        let mut store = statehouse_tests::Store::new(client, &id);
+        assert_eq!(store.get("key"), Some(b"value".to_vec()), "{address}");
+    }
+}
+
+#[test]
+fn other_machines_need_insecure() {
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:1883"] {
+        run(&["serve", "--listen", address], b"")
+            .code(2)
+            .says("--insecure")
+            .says("authentication");
+        // One open listener among others is enough.
+        run(
+            &["serve", "--listen", "127.0.0.1:0", "--listen", address],
+            b"",
+        )
+        .code(2);
+    }
+    let server = Server::with("", &["--listen", "0.0.0.0:0", "--insecure"]);
+    let open = server.addresses()[1];
+    Client::connect(
+        ([127, 0, 0, 1], open.port()).into(),
+        &Connect::new("client"),
+    )
+    .ping();
+    let server = Server::with("insecure = true", &["--listen", "0.0.0.0:0"]);
+    assert_eq!(server.addresses().len(), 2);
+}
+
+#[test]
+fn an_address_that_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ran = run(&["serve", "--listen", &address], b"").code(3);
+    assert!(!ran.text().contains("ready"));
+    ran.says(&address).says("--listen");
+}
+
+/// The clients are told, the exit code is 0, and it takes at most two seconds, also where a client does not read.
+#[test]
+fn signals_end_it_in_order() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::start();
+        let mut client = server.connect("client");
+        let mut resumed = Client::connect(server.address(), &Connect::resume("resumed", 60));
+        let mut half = server.open();
+        half.send(&[0x10]);
+        let mut slow = server.connect("slow");
+        slow.subscribe("flood", 0);
+        for _ in 0..40 {
+            client.publish(Publish::new("flood", vec![0; 64 * 1024]).qos(1));
+        }
+        let began = Instant::now();
+        server.signal(signal);
+        client.expect_disconnect(0x8B);
+        resumed.expect_disconnect(0x8B);
+        assert_eq!(half.expect_closed(), None);
+        let status = server.wait(Duration::from_secs(20));
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "{:?} after SIG{signal}",
+            began.elapsed()
+        );
+        assert_eq!(status.code(), Some(0), "{:#?}", server.stderr());
+    }
+}
+
+/// What was asked for before the signal is answered: answers are not lost on the way out.
+#[test]
+fn a_stopping_server_answers_what_it_has_taken() {
+    let mut server = Server::start();
+    let mut store = server.store("client");
+    let request = store.command(&["SET", "key", "value"]);
+    let answer = store.call(&request);
+    assert_eq!(answer.payload(), b"+OK\r\n");
+    server.signal("TERM");
+    store.client.expect_disconnect(0x8B);
+    assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
+}
+
+#[test]
+fn json_logs_are_one_object_a_line() {
+    let server = Server::with("", &["--log", "json", "--log-filter", "debug"]);
+    let mut client = server.connect("client");
+    client.send(&[0, 0]);
+    client.expect_closed();
+    server.signal("TERM");
+    server.wait_for_log("stopped");
+    let lines = server.stderr();
+    assert!(!lines.is_empty());
+    for line in lines {
+        let value: serde_json::Value = serde_json::from_str(&line)
+            .unwrap_or_else(|error| panic!("{line:?} is not JSON: {error}"));
+        assert!(value["level"].is_string(), "{line}");
+    }
+}
+
+#[test]
+fn a_policy_that_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let serve = |policy: &str| {
+        run_in(
+            directory.path(),
+            &["serve", "--listen", "127.0.0.1:0", "--policy", policy],
+            b"",
+        )
+    };
+    serve("missing.wasm").code(2).says("missing.wasm");
+    let files: [(&str, &[u8]); 5] = [
+        ("empty.wasm", b""),
+        ("rubbish.wasm", b"this is no policy"),
+        ("module.wasm", b"\0asm\x01\0\0\0"),
+        ("component.wasm", b"\0asm\x0D\0\x01\0"),
+        ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
+    ];
+    for (name, bytes) in files {
+        fs::write(directory.path().join(name), bytes).unwrap();
+        let ran = serve(name).code(2).says(name);
+        assert!(!ran.text().contains("ready"), "{ran:?}");
+        assert!(!ran.stderr.contains("panicked"), "{ran:?}");
+    }
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["--help"], b"").code(0).text();
+    for name in [
+        "serve", "get", "set", "del", "vdel", "scan", "watch", "lock",
+    ] {
+        assert!(help.contains(name), "{help}");
+        let own = run(&[name, "--help"], b"").code(0).text();
+        assert!(own.contains("Usage:"), "{own}");
+        assert!(own.contains("Examples:"), "no example in\n{own}");
+    }
+    let version = run(&["--version"], b"").code(0).text();
+    assert_eq!(version, "statehouse 0.1.0\n");
+    run(&[], b"").code(2);
+    run(&["nonsense"], b"").code(2).says("nonsense");
+    run(&["serve", "--nonsense"], b"")
+        .code(2)
+        .says("--nonsense");
+    run(&["get"], b"").code(2);
+}
+
+/// The environment of the tests is not the server's: what is set here has to matter.
+#[test]
+fn the_environment_sets_the_address() {
+    let mut serve = command(&["serve"]);
+    serve.env("STATEHOUSE_LISTEN", "127.0.0.1:0,[::1]:0");
+    let server = Server::spawn(serve, tempfile::tempdir().unwrap());
+    assert_eq!(server.addresses().len(), 2);
+    let connack = server.connect("client").connack.clone().unwrap();
+    assert!(connack.properties.contains(&Property::SharedAvailable(0)));
+}

@@ -1,0 +1,140 @@
+//! Settings: flags over the environment over the file, and what is said about wrong ones.
+
+use std::fs;
+
+use statehouse_tests::{Server, command, run_in};
+
+fn node(server: &Server) -> String {
+    let answer = server.store("client").ask(&["SET", "key", "value"]);
+    answer.version().unwrap().node
+}
+
+#[test]
+fn flags_win_over_the_environment_and_this_over_the_file() {
+    let directory = || tempfile::tempdir().unwrap();
+    for (file, environment, flag, expected) in [
+        (None, None, None, "StateStore"),
+        (Some("file"), None, None, "file"),
+        (Some("file"), Some("environment"), None, "environment"),
+        (Some("file"), Some("environment"), Some("flag"), "flag"),
+        (None, Some("environment"), Some("flag"), "flag"),
+        (Some("file"), None, Some("flag"), "flag"),
+    ] {
+        let directory = directory();
+        let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+        if let Some(file) = file {
+            let path = directory.path().join("settings.toml");
+            fs::write(&path, format!("# a comment\nnode = \"{file}\"\n")).unwrap();
+            // The file itself may be named by the environment.
+            match environment {
+                Some(_) => serve.env("STATEHOUSE_CONFIG", path),
+                None => serve.arg("--config").arg(path),
+            };
+        }
+        if let Some(environment) = environment {
+            serve.env("STATEHOUSE_NODE", environment);
+        }
+        if let Some(flag) = flag {
+            serve.args(["--node", flag]);
+        }
+        let server = Server::spawn(serve, directory);
+        assert_eq!(node(&server), expected);
+    }
+}
+
+#[test]
+fn every_setting_of_the_file_is_known() {
+    let server = Server::with_config(
+        r#"
+listen = ["127.0.0.1:0"]
+dialect = "auto"
+node = "Node"
+log = "text"
+log_filter = "warn"
+insecure = false
+max_keys = 10
+max_bytes = 100000
+max_key_bytes = 1000
+max_value_bytes = 10000
+max_packet_bytes = 65536
+max_queue_bytes = 1000000
+max_connections = 100
+"#,
+    );
+    assert_eq!(node(&server), "Node");
+}
+
+#[test]
+fn settings_that_are_none_name_their_line() {
+    let directory = tempfile::tempdir().unwrap();
+    for (line, named) in [
+        ("max_kyes = 5", "max_kyes"),
+        ("max_keys = \"many\"", "max_keys"),
+        ("max_keys = 0", "max_keys"),
+        ("max_keys = -1", "max_keys"),
+        ("max_keys = 1.5", "max_keys"),
+        ("dialect = \"klingon\"", "dialect"),
+        ("listen = \"127.0.0.1:0\"", "listen"),
+        ("listen = [\"nowhere\"]", "nowhere"),
+        ("listen = [\"127.0.0.1:99999\"]", "99999"),
+        ("node = \"\"", "node"),
+        ("node = \"a:b\"", "node"),
+        ("insecure = 1", "insecure"),
+        ("max_packet_bytes = 1", "max_packet_bytes"),
+        ("[table]\nmax_keys = 5", "table"),
+        ("this is no TOML", "3"),
+        ("policy = 5", "policy"),
+    ] {
+        fs::write(
+            directory.path().join("wrong.toml"),
+            format!("# one\nlog = \"text\"\n{line}\n"),
+        )
+        .unwrap();
+        let ran = run_in(
+            directory.path(),
+            &["serve", "--listen", "127.0.0.1:0", "--config", "wrong.toml"],
+            b"",
+        );
+        let ran = ran.code(2).says("wrong.toml").says(named).says("line 3");
+        assert!(ran.stdout.is_empty(), "{ran:?}");
+    }
+}
+
+#[test]
+fn files_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("bytes.toml"), b"node = \"\xFF\"").unwrap();
+    fs::write(directory.path().join("large.toml"), vec![b'#'; 2 << 20]).unwrap();
+    for name in ["missing.toml", ".", "bytes.toml", "large.toml"] {
+        run_in(
+            directory.path(),
+            &["serve", "--listen", "127.0.0.1:0", "--config", name],
+            b"",
+        )
+        .code(2)
+        .says(name);
+    }
+}
+
+#[test]
+fn flags_and_variables_that_are_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    for (flag, value) in [
+        ("--listen", "nowhere"),
+        ("--max-keys", "many"),
+        ("--max-keys", "0"),
+        ("--dialect", "klingon"),
+        ("--node", "a:b"),
+        ("--log", "xml"),
+        ("--log-filter", "=="),
+    ] {
+        run_in(directory.path(), &["serve", flag, value], b"")
+            .code(2)
+            .says(value);
+    }
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+    serve.env("STATEHOUSE_MAX_KEYS", "several");
+    statehouse_tests::command::finish(serve, b"")
+        .code(2)
+        .says("several");
+}

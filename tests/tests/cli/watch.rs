@@ -1,0 +1,111 @@
+//! `statehouse watch`: a line for each change, until enough or interrupted.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, ChildStderr, ChildStdout, Stdio},
+    time::Duration,
+};
+
+use statehouse_tests::{Server, Store, command, server};
+
+/// A running `watch`, killed with the test.
+struct Watch {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+    _notices: BufReader<ChildStderr>,
+}
+
+impl Watch {
+    /// Starts, and waits until it watches.
+    fn start(server: &Server, arguments: &[&str]) -> Watch {
+        let port = server.port().to_string();
+        let mut all = vec!["watch", "--port", &port];
+        all.extend(arguments);
+        let mut child = command(&all)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut notices = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        notices.read_line(&mut line).unwrap();
+        assert!(line.contains("watching"), "{line:?}");
+        Watch {
+            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
+            _notices: notices,
+            child,
+        }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().expect("a line").unwrap()
+    }
+
+    fn end(mut self) -> Option<i32> {
+        let status = server::wait(&mut self.child, Duration::from_secs(20));
+        assert!(self.lines.next().is_none(), "one line too many");
+        status.expect("it ends").code()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn change(store: &mut Store) -> Vec<String> {
+    let one = store.set("one", "a\tb");
+    let two = store.set("two", b"\xFF");
+    assert_eq!(store.ask(&["DEL", "one"]).payload(), b":1\r\n");
+    store.set("other", "unheard");
+    vec![one.to_string(), two.to_string()]
+}
+
+#[test]
+fn a_line_for_each_change() {
+    let server = Server::start();
+    let mut watch = Watch::start(&server, &["one", "two", "--count", "3"]);
+    let versions = change(&mut server.store("writer"));
+    // Two watches, so two orders.
+    let mut lines: Vec<String> = (0..3).map(|_| watch.line()).collect();
+    lines.sort();
+    assert!(lines[0].starts_with("deleted\tone\t"), "{lines:?}");
+    assert_eq!(lines[1], format!("set\tone\t{}\ta\\tb", versions[0]));
+    assert_eq!(lines[2], format!("set\ttwo\t{}\t\\xff", versions[1]));
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn json_lines() {
+    let server = Server::start();
+    let mut watch = Watch::start(&server, &["--json", "one", "--count", "2"]);
+    let versions = change(&mut server.store("writer"));
+    let mut object = || serde_json::from_str::<serde_json::Value>(&watch.line()).unwrap();
+    let set = object();
+    assert_eq!(set["event"], "set");
+    assert_eq!(
+        (&set["key"], &set["value"]),
+        (&"one".into(), &"a\tb".into())
+    );
+    assert_eq!(set["version"], versions[0]);
+    let deleted = object();
+    assert_eq!(
+        (&deleted["event"], &deleted["key"]),
+        (&"deleted".into(), &"one".into())
+    );
+    assert!(deleted["version"].as_str().unwrap() > versions[0].as_str());
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn an_interrupt_ends_it() {
+    let server = Server::start();
+    let mut watch = Watch::start(&server, &["key"]);
+    server.store("writer").set("key", "v");
+    assert!(watch.line().ends_with("\tv"));
+    server::signal(watch.child.id(), "INT");
+    assert_eq!(watch.end(), Some(0));
+}
