@@ -152,12 +152,8 @@ fn key_notify(
     stop: bool,
 ) -> Result<Done, Refusal> {
     // Without a client there is nobody to notify.
-    let client = request.client.as_deref().ok_or(Refusal::NotAuthorized);
-    if !client
-        .as_ref()
-        .is_ok_and(|client| notify::topic_fits(client, key))
-    {
-        client?;
+    let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
+    if !notify::topic_fits(client, key) {
         return Err(Refusal::Syntax);
     }
     let key = Bytes::Span(key);

@@ -178,6 +178,22 @@ fn a_write_onto_an_expired_key_tells_of_its_end_first() {
 }
 
 #[test]
+fn an_expiry_beyond_all_time_is_the_end_of_time() {
+    let now = u64::MAX - 10;
+    let mut table = Table::new(now);
+    let set = Request {
+        now,
+        ..request(&[b"SET", b"k", b"v", b"PX", b"9223372036854775807"])
+    };
+    table.call(&policy(), &set);
+    let get = Request {
+        now,
+        ..request(&[b"GET", b"k"])
+    };
+    assert_eq!(table.call(&policy(), &get).bytes, b"$1\r\nv\r\n");
+}
+
+#[test]
 fn a_topic_that_no_packet_can_carry_is_refused() {
     // 59 bytes before the client and 16 behind it leave 65,460: 32,730 bytes of client id and key.
     let prefix = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/".len();

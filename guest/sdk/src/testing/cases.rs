@@ -18,7 +18,8 @@
 //! >> *1\r\n$4\r\nPING     a request: these bytes
 //! < same 1:2 +OK\r\n      its answer: what a duplicate is owed (same, free), the version (wall:counter,
 //!                         `-` for none, `*` for any), the bytes
-//! ! TOPIC 1:2 *2\r\n…     a notification since the last request; all are listed, in order
+//! ! TOPIC 1:2 *2\r\n…     a notification since the last request: all are listed, those of one
+//!                         change in any order
 //! ```
 //!
 //! In words and bytes `\r`, `\n`, `\0`, `\\`, `\xNN` mean what they mean in Rust, `\s` is a space and `\e`
@@ -171,9 +172,20 @@ impl<'a, S: Subject> Script<'a, S> {
         )
     }
 
+    /// Watchers of one change are told in any order, changes in theirs.
     fn expect_delivery(&mut self, expected: &str) -> Result<(), String> {
-        let delivery = self.deliveries.pop_front().ok_or("nobody was notified")?;
-        compare(expected, &shown(&delivery))
+        let first = self.deliveries.front().ok_or("nobody was notified")?;
+        let mut change = self
+            .deliveries
+            .iter()
+            .take_while(|delivery| delivery.version == first.version);
+        match change.position(|delivery| shown(delivery) == expected) {
+            Some(index) => {
+                self.deliveries.remove(index);
+                Ok(())
+            }
+            None => compare(expected, &shown(first)),
+        }
     }
 
     /// Nothing is left that the transcript does not mention.
