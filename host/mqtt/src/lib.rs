@@ -7,7 +7,7 @@
 //!
 //! The way of a packet:
 //!
-//! * [`connection`](self): a reader and a writer task per socket, time-outs, back pressure;
+//! * `connection`: a reader and a writer task per socket, time-outs, back pressure;
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
@@ -16,11 +16,20 @@
 
 mod broker;
 mod codec;
+mod connection;
+mod core;
+mod dispatch;
 mod limits;
+mod link;
 mod message;
+mod outbox;
+mod output;
 mod properties;
 mod reason;
+mod retained;
+mod router;
 mod service;
+mod session;
 mod stats;
 mod topic;
 

@@ -97,8 +97,8 @@ impl Default for Limits {
 /// flood of empty messages is bounded as well.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
 
-/// The longest packet that MQTT can express (section 1.5.5: four bytes of seven bits).
-pub(crate) const REMAINING_LENGTH_MAX: usize = 268_435_455;
+/// The Remaining Length ends here (section 1.5.5: four bytes of seven bits), so no packet is larger than about this.
+pub(crate) const PACKET_BYTES_MAX: u32 = 268_435_455;
 
 /// A buffer that grew beyond this is given back to the allocator once it is empty.
 pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 64 << 10;

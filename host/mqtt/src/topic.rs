@@ -40,7 +40,7 @@ pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
 }
 
 /// The levels between the slashes; there is always one, maybe empty.
-pub(crate) fn levels(topic: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn levels(topic: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
     topic.split(|byte| *byte == b'/')
 }
 

@@ -4,9 +4,22 @@
 //! are slices of it. The decoder never asks for memory that a length field claims: it looks at the packet type, its
 //! direction and its size before it waits for the body. It keeps no state but the buffer.
 
+mod connect;
+mod decode;
+mod encode;
+mod publish;
 mod reader;
+mod subscribe;
 
+pub(crate) use connect::{Connect, Will};
+pub(crate) use decode::{Ack, Bounds, Disconnect, Packet, decode, decode_connect};
+pub(crate) use encode::{
+    Connack, Delivery, ack, connack, connack_refused, disconnect, pingresp, publish, publish_bytes,
+    suback, unsuback,
+};
+pub(crate) use publish::Publish;
 pub(crate) use reader::{Reader, Span};
+pub(crate) use subscribe::{Filter, RetainHandling, Subscribe, Unsubscribe};
 
 use thiserror::Error;
 

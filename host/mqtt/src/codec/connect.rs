@@ -1,0 +1,179 @@
+//! CONNECT (section 3.1).
+
+use bytes::Bytes;
+
+use super::{
+    Violation, property as id, publish,
+    reader::{Reader, bits},
+};
+use crate::{Message, QoS, ReasonCode, topic};
+
+/// A CONNECT as it came. User name and password are checked for form and not kept: there is nobody to ask yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Connect {
+    pub(crate) client_id: String,
+    pub(crate) clean_start: bool,
+    pub(crate) keep_alive_s: u16,
+    pub(crate) session_expiry_s: u32,
+    pub(crate) receive_max: u16,
+    pub(crate) packet_bytes_max: u32,
+    /// Whether the client wants Reason Strings with acknowledgements.
+    pub(crate) problem_info: bool,
+    /// Whether it asks for enhanced authentication.
+    pub(crate) authentication: bool,
+    pub(crate) will: Option<Will>,
+}
+
+/// What to publish when the client is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Will {
+    pub(crate) message: Message,
+    pub(crate) delay_s: u32,
+    /// Counts from the publication.
+    pub(crate) expiry_s: Option<u32>,
+}
+
+/// Why a CONNECT was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConnectFault {
+    pub(crate) violation: Violation,
+    /// Whether the peer is known to speak MQTT and understands a CONNACK. Others get no answer.
+    pub(crate) answer: bool,
+}
+
+const PROPERTIES: u64 = bits(&[
+    id::SESSION_EXPIRY,
+    id::RECEIVE_MAX,
+    id::MAXIMUM_PACKET_SIZE,
+    id::TOPIC_ALIAS_MAX,
+    id::REQUEST_RESPONSE_INFO,
+    id::REQUEST_PROBLEM_INFO,
+    id::USER_PROPERTY,
+    id::AUTH_METHOD,
+    id::AUTH_DATA,
+]);
+
+/// Reads the variable header and payload of a CONNECT.
+pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
+    let silent = |violation| ConnectFault {
+        violation,
+        answer: false,
+    };
+    let mut reader = Reader::new(body);
+    let name = reader.binary().map_err(silent)?;
+    let version = reader.u8().map_err(silent)?;
+    match (name.of(body), version) {
+        (b"MQTT", 5) => {}
+        // MQTT 3.1.1, and MQTT 3.1 under its older name.
+        (b"MQTT" | b"MQIsdp", _) => {
+            let text = "this broker speaks MQTT 5 only";
+            let violation = Violation {
+                reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
+                text,
+            };
+            return Err(ConnectFault {
+                violation,
+                answer: true,
+            });
+        }
+        _ => {
+            return Err(silent(Violation::malformed(
+                "the protocol name is not MQTT",
+            )));
+        }
+    }
+    rest(reader, body).map_err(|violation| ConnectFault {
+        violation,
+        answer: true,
+    })
+}
+
+fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
+    let flags = reader.u8()?;
+    if flags & 1 != 0 {
+        return Err(Violation::malformed("the reserved flag of CONNECT is set"));
+    }
+    let keep_alive_s = reader.u16()?;
+    let mut connect = Connect {
+        client_id: String::new(),
+        clean_start: flags & 2 != 0,
+        keep_alive_s,
+        session_expiry_s: 0,
+        receive_max: u16::MAX,
+        packet_bytes_max: u32::MAX,
+        problem_info: true,
+        authentication: false,
+        will: None,
+    };
+    let mut auth_data = false;
+    reader.property_section(PROPERTIES, |item| {
+        match item.id {
+            id::SESSION_EXPIRY => connect.session_expiry_s = item.number,
+            id::RECEIVE_MAX => {
+                connect.receive_max = u16::try_from(item.positive()?).unwrap_or(u16::MAX)
+            }
+            id::MAXIMUM_PACKET_SIZE => connect.packet_bytes_max = item.positive()?,
+            id::REQUEST_PROBLEM_INFO => connect.problem_info = item.flag()?,
+            // We have no response information to give; its absence is an answer (section 3.1.2.11.6).
+            id::REQUEST_RESPONSE_INFO => _ = item.flag()?,
+            id::AUTH_METHOD => connect.authentication = true,
+            id::AUTH_DATA => auth_data = true,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    if auth_data && !connect.authentication {
+        return Err(Violation::protocol(
+            "authentication data without an authentication method",
+        ));
+    }
+    let client_id = reader.text()?.of(body);
+    connect.client_id = String::from_utf8_lossy(client_id).into_owned();
+    connect.will = will(&mut reader, body, flags)?;
+    if flags & 0x80 != 0 {
+        reader.text()?;
+    }
+    if flags & 0x40 != 0 {
+        reader.binary()?;
+    }
+    if !reader.is_empty() {
+        return Err(Violation::malformed(
+            "bytes follow the last field of CONNECT",
+        ));
+    }
+    Ok(connect)
+}
+
+fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>, Violation> {
+    let qos = QoS::from_bits(flags >> 3 & 3).ok_or(Violation::malformed("QoS 3 does not exist"))?;
+    let retain = flags & 0x20 != 0;
+    if flags & 4 == 0 {
+        if retain || qos != QoS::AtMostOnce {
+            return Err(Violation::malformed(
+                "will QoS or will retain without a will",
+            ));
+        }
+        return Ok(None);
+    }
+    let properties = publish::properties(reader, body, publish::WILL_PROPERTIES)?;
+    let topic = body.slice(reader.text()?.range());
+    let payload = body.slice(reader.binary()?.range());
+    topic::check_name(&topic).map_err(|text| Violation {
+        reason: ReasonCode::TOPIC_NAME_INVALID,
+        text,
+    })?;
+    let message = Message {
+        topic,
+        payload,
+        properties: properties.forwarded(),
+        qos,
+        retain,
+        expires: None,
+    };
+    let (delay_s, expiry_s) = (properties.will_delay_s, properties.message_expiry_s);
+    Ok(Some(Will {
+        message: message.detached(),
+        delay_s,
+        expiry_s,
+    }))
+}

@@ -1,0 +1,205 @@
+//! The fixed header, the choice of a packet's reader, and the short packets.
+
+use bytes::{Buf, BytesMut};
+
+use super::{
+    Connect, Publish, Subscribe, Unsubscribe, Violation, connect,
+    connect::ConnectFault,
+    packet_type as kind, property as id, publish,
+    reader::{Reader, bits, variable},
+    subscribe,
+};
+use crate::ReasonCode;
+
+/// A packet of a connected client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Packet {
+    Publish(Publish),
+    Puback(Ack),
+    Pubrec(Ack),
+    Pubrel(Ack),
+    Pubcomp(Ack),
+    Subscribe(Subscribe),
+    Unsubscribe(Unsubscribe),
+    Pingreq,
+    Disconnect(Disconnect),
+}
+
+/// PUBACK, PUBREC, PUBREL or PUBCOMP (sections 3.4 to 3.7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ack {
+    pub(crate) packet_id: u16,
+    pub(crate) reason: ReasonCode,
+}
+
+/// The client's DISCONNECT (section 3.14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Disconnect {
+    pub(crate) reason: ReasonCode,
+    pub(crate) session_expiry_s: Option<u32>,
+}
+
+/// What the decoder may buffer and produce.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) packet_bytes_max: usize,
+    pub(crate) filters_max: usize,
+}
+
+/// Takes the next packet of a connected client from the buffer; `None` where it is not complete.
+pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Packet>, Violation> {
+    let Some(&first) = buffer.first() else {
+        return Ok(None);
+    };
+    check_first(first)?;
+    let Some(size) = frame(buffer, bounds.packet_bytes_max)? else {
+        return Ok(None);
+    };
+    if first >> 4 == kind::PUBLISH {
+        let frame = buffer.split_to(size.total);
+        return publish::read(first & 0xF, frame, size.header)
+            .map(Packet::Publish)
+            .map(Some);
+    }
+    let body = buffer.get(size.header..size.total).unwrap_or_default();
+    let packet = match first >> 4 {
+        kind::PUBACK => Packet::Puback(read_ack(body)?),
+        kind::PUBREC => Packet::Pubrec(read_ack(body)?),
+        kind::PUBREL => Packet::Pubrel(read_ack(body)?),
+        kind::PUBCOMP => Packet::Pubcomp(read_ack(body)?),
+        kind::SUBSCRIBE => Packet::Subscribe(subscribe::read_subscribe(body, bounds.filters_max)?),
+        kind::UNSUBSCRIBE => {
+            Packet::Unsubscribe(subscribe::read_unsubscribe(body, bounds.filters_max)?)
+        }
+        kind::PINGREQ if body.is_empty() => Packet::Pingreq,
+        kind::PINGREQ => return Err(Violation::malformed("PINGREQ has a body")),
+        // The types that a client may not send were refused by their first byte.
+        _ => Packet::Disconnect(read_disconnect(body)?),
+    };
+    buffer.advance(size.total);
+    Ok(Some(packet))
+}
+
+/// Takes the CONNECT that has to come first. Anything else is refused by its first byte.
+pub(crate) fn decode_connect(
+    buffer: &mut BytesMut,
+    bytes_max: usize,
+) -> Result<Option<Connect>, ConnectFault> {
+    let silent = |violation| ConnectFault {
+        violation,
+        answer: false,
+    };
+    let Some(&first) = buffer.first() else {
+        return Ok(None);
+    };
+    if first != kind::CONNECT << 4 {
+        return Err(silent(Violation::protocol(
+            "the first packet is not a CONNECT",
+        )));
+    }
+    let Some(size) = frame(buffer, bytes_max).map_err(silent)? else {
+        return Ok(None);
+    };
+    let mut frame = buffer.split_to(size.total);
+    frame.advance(size.header);
+    connect::read(&frame.freeze()).map(Some)
+}
+
+/// Type, direction and flags of a packet after CONNECT (section 2.1).
+fn check_first(first: u8) -> Result<(), Violation> {
+    let flags = first & 0xF;
+    let required = match first >> 4 {
+        kind::PUBLISH => return Ok(()),
+        kind::PUBREL | kind::SUBSCRIBE | kind::UNSUBSCRIBE => 2,
+        kind::PUBACK | kind::PUBREC | kind::PUBCOMP | kind::PINGREQ | kind::DISCONNECT => 0,
+        kind::CONNECT => return Err(Violation::protocol("a second CONNECT")),
+        kind::AUTH => {
+            return Err(Violation::protocol(
+                "AUTH without an authentication method in CONNECT",
+            ));
+        }
+        kind::CONNACK | kind::SUBACK | kind::UNSUBACK | kind::PINGRESP => {
+            return Err(Violation::protocol("a packet that only a server sends"));
+        }
+        _ => return Err(Violation::malformed("packet type 0 does not exist")),
+    };
+    if flags != required {
+        return Err(Violation::malformed(
+            "the flags of the fixed header are wrong",
+        ));
+    }
+    Ok(())
+}
+
+struct FrameSize {
+    header: usize,
+    total: usize,
+}
+
+/// The size of the frame at the front, if all of it is there. One that is too large is refused before any of its
+/// body is waited for.
+fn frame(buffer: &[u8], bytes_max: usize) -> Result<Option<FrameSize>, Violation> {
+    let Some((remaining, length)) = variable(buffer.get(1..).unwrap_or_default())? else {
+        return Ok(None);
+    };
+    let header = 1 + length;
+    let total = header + remaining as usize;
+    if total > bytes_max {
+        return Err(Violation {
+            reason: ReasonCode::PACKET_TOO_LARGE,
+            text: "the packet is larger than allowed",
+        });
+    }
+    Ok((buffer.len() >= total).then_some(FrameSize { header, total }))
+}
+
+fn read_ack(body: &[u8]) -> Result<Ack, Violation> {
+    let mut reader = Reader::new(body);
+    let packet_id = reader.packet_id()?;
+    let reason = if reader.is_empty() {
+        ReasonCode::SUCCESS
+    } else {
+        ReasonCode(reader.u8()?)
+    };
+    if !reader.is_empty() {
+        reader.property_section(bits(&[id::REASON_STRING, id::USER_PROPERTY]), |_| Ok(()))?;
+    }
+    end(&reader)?;
+    Ok(Ack { packet_id, reason })
+}
+
+fn read_disconnect(body: &[u8]) -> Result<Disconnect, Violation> {
+    let mut reader = Reader::new(body);
+    let reason = if reader.is_empty() {
+        ReasonCode::SUCCESS
+    } else {
+        ReasonCode(reader.u8()?)
+    };
+    let mut session_expiry_s = None;
+    if !reader.is_empty() {
+        reader.property_section(
+            bits(&[id::SESSION_EXPIRY, id::REASON_STRING, id::USER_PROPERTY]),
+            |item| {
+                if item.id == id::SESSION_EXPIRY {
+                    session_expiry_s = Some(item.number);
+                }
+                Ok(())
+            },
+        )?;
+    }
+    end(&reader)?;
+    Ok(Disconnect {
+        reason,
+        session_expiry_s,
+    })
+}
+
+fn end(reader: &Reader<'_>) -> Result<(), Violation> {
+    if reader.is_empty() {
+        Ok(())
+    } else {
+        Err(Violation::malformed(
+            "bytes follow the last field of the packet",
+        ))
+    }
+}

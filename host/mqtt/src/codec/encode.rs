@@ -1,0 +1,246 @@
+//! Packets that the broker sends, appended to an output buffer.
+
+use bytes::{BufMut, BytesMut};
+
+use super::{packet_type as kind, property as id};
+use crate::{Message, QoS, ReasonCode, limits::REASON_TEXT_BYTES_MAX};
+
+/// What CONNACK tells beside its reason (section 3.2.2.3). Absent values are the standard's defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Connack<'a> {
+    pub(crate) session_present: bool,
+    pub(crate) session_expiry_s: Option<u32>,
+    pub(crate) receive_max: Option<u16>,
+    pub(crate) packet_bytes_max: Option<u32>,
+    pub(crate) assigned_client_id: Option<&'a str>,
+    pub(crate) topic_alias_max: u16,
+    pub(crate) server_keep_alive_s: Option<u16>,
+}
+
+/// A CONNACK with success.
+pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
+    let mut properties = BytesMut::with_capacity(64);
+    if let Some(value) = connack.session_expiry_s {
+        properties.put_u8(id::SESSION_EXPIRY);
+        properties.put_u32(value);
+    }
+    if let Some(value) = connack.receive_max {
+        properties.put_u8(id::RECEIVE_MAX);
+        properties.put_u16(value);
+    }
+    if let Some(value) = connack.packet_bytes_max {
+        properties.put_u8(id::MAXIMUM_PACKET_SIZE);
+        properties.put_u32(value);
+    }
+    if let Some(value) = connack.assigned_client_id {
+        put_text(&mut properties, id::ASSIGNED_CLIENT_ID, value);
+    }
+    if connack.topic_alias_max > 0 {
+        properties.put_u8(id::TOPIC_ALIAS_MAX);
+        properties.put_u16(connack.topic_alias_max);
+    }
+    properties.extend_from_slice(&[id::SHARED_AVAILABLE, 0]);
+    if let Some(value) = connack.server_keep_alive_s {
+        properties.put_u8(id::SERVER_KEEP_ALIVE);
+        properties.put_u16(value);
+    }
+    out.put_u8(kind::CONNACK << 4);
+    put_variable(out, 2 + variable_bytes(properties.len()) + properties.len());
+    out.extend_from_slice(&[connack.session_present.into(), ReasonCode::SUCCESS.0]);
+    put_variable(out, properties.len());
+    out.extend_from_slice(&properties);
+}
+
+/// A CONNACK that refuses.
+pub(crate) fn connack_refused(out: &mut BytesMut, reason: ReasonCode, text: Option<&str>) {
+    let text = text.map(cut);
+    let properties = text.map_or(0, |text| 3 + text.len());
+    out.put_u8(kind::CONNACK << 4);
+    put_variable(out, 2 + variable_bytes(properties) + properties);
+    out.extend_from_slice(&[0, reason.0]);
+    put_variable(out, properties);
+    if let Some(text) = text {
+        put_text(out, id::REASON_STRING, text);
+    }
+}
+
+/// How a message goes to one client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Delivery<'a> {
+    pub(crate) qos: QoS,
+    pub(crate) dup: bool,
+    pub(crate) retain: bool,
+    /// Ignored at QoS 0.
+    pub(crate) packet_id: u16,
+    pub(crate) subscription_ids: &'a [u32],
+    /// What remains of the Message Expiry Interval.
+    pub(crate) expiry_s: Option<u32>,
+}
+
+impl Delivery<'_> {
+    fn property_bytes(&self, message: &Message) -> usize {
+        let ids: usize = self
+            .subscription_ids
+            .iter()
+            .map(|id| 1 + variable_bytes(*id as usize))
+            .sum();
+        message.properties.len() + ids + self.expiry_s.map_or(0, |_| 5)
+    }
+}
+
+/// Remaining Length and length of the properties of a PUBLISH.
+fn publish_lengths(message: &Message, delivery: &Delivery<'_>) -> (usize, usize) {
+    let properties = delivery.property_bytes(message);
+    let packet_id = if delivery.qos == QoS::AtMostOnce {
+        0
+    } else {
+        2
+    };
+    (
+        2 + message.topic.len()
+            + packet_id
+            + variable_bytes(properties)
+            + properties
+            + message.payload.len(),
+        properties,
+    )
+}
+
+/// The size of a PUBLISH on the wire.
+pub(crate) fn publish_bytes(message: &Message, delivery: &Delivery<'_>) -> usize {
+    let (remaining, _) = publish_lengths(message, delivery);
+    1 + variable_bytes(remaining) + remaining
+}
+
+/// A PUBLISH. The properties of the message go out as they are, after the Message Expiry Interval and before the
+/// Subscription Identifiers. The caller has checked the size.
+pub(crate) fn publish(out: &mut BytesMut, message: &Message, delivery: &Delivery<'_>) {
+    let (remaining, properties) = publish_lengths(message, delivery);
+    out.reserve(5 + remaining);
+    let flags = u8::from(delivery.dup) << 3 | (delivery.qos as u8) << 1 | u8::from(delivery.retain);
+    out.put_u8(kind::PUBLISH << 4 | flags);
+    put_variable(out, remaining);
+    out.put_u16(message.topic.len() as u16);
+    out.extend_from_slice(&message.topic);
+    if delivery.qos != QoS::AtMostOnce {
+        out.put_u16(delivery.packet_id);
+    }
+    put_variable(out, properties);
+    if let Some(expiry_s) = delivery.expiry_s {
+        out.put_u8(id::MESSAGE_EXPIRY);
+        out.put_u32(expiry_s);
+    }
+    out.extend_from_slice(&message.properties);
+    for subscription_id in delivery.subscription_ids {
+        out.put_u8(id::SUBSCRIPTION_ID);
+        put_variable(out, *subscription_id as usize);
+    }
+    out.extend_from_slice(&message.payload);
+}
+
+/// PUBACK, PUBREC, PUBREL or PUBCOMP. The text is left out where the packet would be larger than the client takes
+/// (section 3.4.2.2.2).
+pub(crate) fn ack(
+    out: &mut BytesMut,
+    packet_type: u8,
+    packet_id: u16,
+    reason: ReasonCode,
+    text: Option<&str>,
+    bytes_max: usize,
+) {
+    let flags = if packet_type == kind::PUBREL { 2 } else { 0 };
+    let first = packet_type << 4 | flags;
+    let [high, low] = packet_id.to_be_bytes();
+    match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
+        None if reason == ReasonCode::SUCCESS => out.extend_from_slice(&[first, 2, high, low]),
+        None => out.extend_from_slice(&[first, 3, high, low, reason.0]),
+        Some(text) => {
+            let properties = 3 + text.len();
+            out.put_u8(first);
+            put_variable(out, 3 + variable_bytes(properties) + properties);
+            out.extend_from_slice(&[high, low, reason.0]);
+            put_variable(out, properties);
+            put_text(out, id::REASON_STRING, text);
+        }
+    }
+}
+
+/// SUBACK: one reason per filter.
+pub(crate) fn suback(out: &mut BytesMut, packet_id: u16, reasons: &[ReasonCode]) {
+    put_reasons(out, kind::SUBACK, packet_id, reasons);
+}
+
+/// UNSUBACK: one reason per filter.
+pub(crate) fn unsuback(out: &mut BytesMut, packet_id: u16, reasons: &[ReasonCode]) {
+    put_reasons(out, kind::UNSUBACK, packet_id, reasons);
+}
+
+fn put_reasons(out: &mut BytesMut, packet_type: u8, packet_id: u16, reasons: &[ReasonCode]) {
+    out.put_u8(packet_type << 4);
+    put_variable(out, 3 + reasons.len());
+    out.put_u16(packet_id);
+    out.put_u8(0);
+    out.extend(reasons.iter().map(|reason| reason.0));
+}
+
+/// PINGRESP.
+pub(crate) fn pingresp(out: &mut BytesMut) {
+    out.extend_from_slice(&[kind::PINGRESP << 4, 0]);
+}
+
+/// DISCONNECT.
+pub(crate) fn disconnect(
+    out: &mut BytesMut,
+    reason: ReasonCode,
+    text: Option<&str>,
+    bytes_max: usize,
+) {
+    out.put_u8(kind::DISCONNECT << 4);
+    match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
+        None => out.extend_from_slice(&[1, reason.0]),
+        Some(text) => {
+            let properties = 3 + text.len();
+            put_variable(out, 1 + variable_bytes(properties) + properties);
+            out.put_u8(reason.0);
+            put_variable(out, properties);
+            put_text(out, id::REASON_STRING, text);
+        }
+    }
+}
+
+/// At most so many bytes of the text, cut between characters.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(REASON_TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn put_text(out: &mut BytesMut, property: u8, text: &str) {
+    out.put_u8(property);
+    // Client ids came with two bytes of length, texts are cut.
+    out.put_u16(text.len() as u16);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn variable_bytes(value: usize) -> usize {
+    match value {
+        0..=0x7F => 1,
+        0x80..=0x3FFF => 2,
+        0x4000..=0x1F_FFFF => 3,
+        _ => 4,
+    }
+}
+
+fn put_variable(out: &mut BytesMut, value: usize) {
+    let mut rest = value;
+    loop {
+        let byte = (rest & 0x7F) as u8;
+        rest >>= 7;
+        out.put_u8(if rest > 0 { byte | 0x80 } else { byte });
+        if rest == 0 {
+            return;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! SUBSCRIBE and UNSUBSCRIBE (sections 3.8 and 3.10). Filters are copied: they are kept.
+
+use bytes::Bytes;
+
+use super::{
+    Violation, property as id,
+    reader::{Reader, bits},
+};
+use crate::{QoS, ReasonCode};
+
+/// A SUBSCRIBE as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Subscribe {
+    pub(crate) packet_id: u16,
+    pub(crate) subscription_id: Option<u32>,
+    pub(crate) filters: Vec<Filter>,
+}
+
+/// One filter with its options (section 3.8.3.1). That it is a valid filter is not checked yet: its fault has a code
+/// of its own in the SUBACK.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Filter {
+    pub(crate) filter: Bytes,
+    pub(crate) qos: QoS,
+    pub(crate) no_local: bool,
+    pub(crate) retain_as_published: bool,
+    pub(crate) retain_handling: RetainHandling,
+}
+
+/// When a subscription is handed the retained messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetainHandling {
+    Always,
+    IfNew,
+    Never,
+}
+
+/// An UNSUBSCRIBE as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unsubscribe {
+    pub(crate) packet_id: u16,
+    pub(crate) filters: Vec<Bytes>,
+}
+
+const TOO_MANY: Violation = Violation {
+    reason: ReasonCode::QUOTA_EXCEEDED,
+    text: "too many topic filters in one packet",
+};
+
+pub(super) fn read_subscribe(body: &[u8], filters_max: usize) -> Result<Subscribe, Violation> {
+    let mut reader = Reader::new(body);
+    let packet_id = reader.packet_id()?;
+    let mut subscription_id = None;
+    reader.property_section(bits(&[id::SUBSCRIPTION_ID, id::USER_PROPERTY]), |item| {
+        if item.id == id::SUBSCRIPTION_ID {
+            subscription_id = Some(item.positive()?);
+        }
+        Ok(())
+    })?;
+    let mut filters = Vec::new();
+    while !reader.is_empty() {
+        if filters.len() == filters_max {
+            return Err(TOO_MANY);
+        }
+        let filter = Bytes::copy_from_slice(reader.text()?.of(body));
+        let options = reader.u8()?;
+        if options & 0xC0 != 0 {
+            return Err(Violation::malformed(
+                "reserved subscription options are set",
+            ));
+        }
+        filters.push(Filter {
+            filter,
+            qos: QoS::from_bits(options & 3).ok_or(Violation::protocol("QoS 3 does not exist"))?,
+            no_local: options & 4 != 0,
+            retain_as_published: options & 8 != 0,
+            retain_handling: match options >> 4 {
+                0 => RetainHandling::Always,
+                1 => RetainHandling::IfNew,
+                2 => RetainHandling::Never,
+                _ => return Err(Violation::protocol("retain handling 3 does not exist")),
+            },
+        });
+    }
+    if filters.is_empty() {
+        return Err(Violation::protocol("SUBSCRIBE without a topic filter"));
+    }
+    Ok(Subscribe {
+        packet_id,
+        subscription_id,
+        filters,
+    })
+}
+
+pub(super) fn read_unsubscribe(body: &[u8], filters_max: usize) -> Result<Unsubscribe, Violation> {
+    let mut reader = Reader::new(body);
+    let packet_id = reader.packet_id()?;
+    reader.property_section(bits(&[id::USER_PROPERTY]), |_| Ok(()))?;
+    let mut filters = Vec::new();
+    while !reader.is_empty() {
+        if filters.len() == filters_max {
+            return Err(TOO_MANY);
+        }
+        filters.push(Bytes::copy_from_slice(reader.text()?.of(body)));
+    }
+    if filters.is_empty() {
+        return Err(Violation::protocol("UNSUBSCRIBE without a topic filter"));
+    }
+    Ok(Unsubscribe { packet_id, filters })
+}

@@ -1,0 +1,305 @@
+//! One socket: a task that reads and one that writes.
+//!
+//! In come a byte stream's halves; out go packets to the dispatch and bytes to the peer. Keeps the time: for the CONNECT,
+//! between packets, for a write, for the last words. Never interprets a packet but the first.
+
+use std::{future::pending, io, net::SocketAddr, sync::Arc, time::Instant};
+
+use bytes::BytesMut;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    task::JoinHandle,
+    time::{sleep_until, timeout},
+};
+
+use crate::{
+    Broker, Limits, Origin, ReasonCode,
+    codec::{self, Connect, Violation},
+    core::{Accepted, Refusal},
+    dispatch::{Dispatch, Turn, check_will},
+    limits::IDLE_BUFFER_BYTES_MAX,
+    output::{Output, Work},
+    router::SessionKey,
+};
+
+/// Serves a connection from its first byte to its last.
+pub(crate) async fn run<R, W>(broker: &Broker, mut reader: R, mut writer: W, peer: SocketAddr)
+where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = broker.limits();
+    let mut buffer = BytesMut::new();
+    let first = timeout(
+        limits.connect_timeout,
+        read_connect(&mut reader, &mut buffer, limits),
+    )
+    .await;
+    let Ok(Some(connect)) = first else {
+        tracing::debug!(%peer, "closed: no CONNECT");
+        return;
+    };
+    let output = Arc::new(Output::new(limits.output_bytes_high));
+    let accepted = match connect.and_then(|connect| accept(broker, connect, &output)) {
+        Ok(accepted) => accepted,
+        Err((reason, text)) => {
+            tracing::debug!(%peer, %reason, text, "refused a client");
+            let mut refusal = BytesMut::new();
+            codec::connack_refused(&mut refusal, reason, Some(text));
+            let answer = async {
+                writer.write_all(&refusal).await?;
+                writer.shutdown().await
+            };
+            if let Ok(Ok(())) = timeout(limits.close_timeout, answer).await {
+                linger(&mut reader, &mut buffer, limits).await;
+            }
+            return;
+        }
+    };
+    tracing::debug!(%peer, client = %accepted.origin.client.escape_debug(), "connected");
+
+    let Accepted {
+        session,
+        origin,
+        silence_max,
+        previous,
+    } = accepted;
+    let attached = Attached {
+        broker: broker.clone(),
+        session,
+        origin: origin.clone(),
+        output: output.clone(),
+    };
+    let mut writing = Writing(tokio::spawn(write(
+        broker.clone(),
+        session,
+        origin.connection,
+        output.clone(),
+        writer,
+    )));
+    // The connection that was taken over first hands over what it has; it has been told to end.
+    if let Some(previous) = previous {
+        previous.ended().await;
+    }
+    let mut dispatch = Dispatch::new(broker.clone(), session, origin);
+    let read = read(
+        &mut reader,
+        &mut buffer,
+        &mut dispatch,
+        &output,
+        silence_max,
+        limits,
+    );
+    let ended = tokio::select! {
+        ended = read => ended,
+        () = output.closed() => Ended::ByBroker,
+    };
+    if ended == Ended::Silent {
+        let text = "no packet came for one and a half times the keep alive";
+        let violation = Violation {
+            reason: ReasonCode::KEEP_ALIVE_TIMEOUT,
+            text,
+        };
+        broker
+            .lock()
+            .punish(attached.session, attached.origin.connection, violation);
+    }
+    drop(dispatch);
+    drop(attached);
+    // What is in the output still goes out, the DISCONNECT at its end above all.
+    if timeout(limits.close_timeout, &mut writing.0).await.is_ok() && ended != Ended::ByPeer {
+        linger(&mut reader, &mut buffer, limits).await;
+    }
+}
+
+/// A connection that the core knows. However its task ends, the session is told, then the service, then a successor.
+struct Attached {
+    broker: Broker,
+    session: SessionKey,
+    origin: Origin,
+    output: Arc<Output>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.output.close(|_| {});
+        self.broker
+            .lock()
+            .detach(self.session, self.origin.connection, Instant::now());
+        self.broker.service().gone(&self.broker, &self.origin);
+        self.output.end();
+    }
+}
+
+/// The writer's task; it does not outlive the connection's.
+struct Writing(JoinHandle<()>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    ByPeer,
+    ByBroker,
+    Silent,
+}
+
+/// The CONNECT, or how it is refused; `None` where the peer does not deserve an answer.
+async fn read_connect<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    buffer: &mut BytesMut,
+    limits: &Limits,
+) -> Option<Result<Connect, Refusal>> {
+    loop {
+        match codec::decode_connect(buffer, limits.connect_bytes_max) {
+            Ok(Some(connect)) => return Some(Ok(connect)),
+            Ok(None) => {}
+            Err(fault) if fault.answer => {
+                return Some(Err((fault.violation.reason, fault.violation.text)));
+            }
+            Err(_) => return None,
+        }
+        // Most CONNECTs are small, and a peer that has sent nothing yet gets no more than this.
+        buffer.reserve(512);
+        if reader.read_buf(buffer).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+fn accept(broker: &Broker, connect: Connect, output: &Arc<Output>) -> Result<Accepted, Refusal> {
+    if let Some(will) = &connect.will {
+        check_will(
+            &**broker.service(),
+            &will.message.topic,
+            broker.limits().topic_levels_max,
+        )
+        .map_err(|text| (ReasonCode::TOPIC_NAME_INVALID, text))?;
+    }
+    broker.lock().connect(connect, output, Instant::now())
+}
+
+/// Reads packets until the connection ends. Pauses while the peer does not read what we write.
+async fn read<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    buffer: &mut BytesMut,
+    dispatch: &mut Dispatch,
+    output: &Output,
+    silence_max: Option<std::time::Duration>,
+    limits: &Limits,
+) -> Ended {
+    let mut last_packet = tokio::time::Instant::now();
+    // Reset when it fires rather than at every packet.
+    let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
+    tokio::pin!(silence);
+    loop {
+        loop {
+            output.room().await;
+            let before = buffer.len();
+            let turn = dispatch.turn(buffer, Instant::now());
+            if buffer.len() != before {
+                last_packet = tokio::time::Instant::now();
+            }
+            match turn {
+                Turn::Drained => break,
+                Turn::More => tokio::task::yield_now().await,
+                // What was the cause has been said; a DISCONNECT of the client wants no answer.
+                Turn::Over => {
+                    return if output.is_closing() {
+                        Ended::ByBroker
+                    } else {
+                        Ended::ByPeer
+                    };
+                }
+            }
+        }
+        make_room(buffer, limits.read_bytes);
+        loop {
+            tokio::select! {
+                biased;
+                read = reader.read_buf(buffer) => match read {
+                    Ok(0) | Err(_) => return Ended::ByPeer,
+                    Ok(_) => break,
+                },
+                () = async { if silence_max.is_some() { silence.as_mut().await } else { pending().await } } => {
+                    let due = last_packet + silence_max.unwrap_or_default();
+                    if due <= tokio::time::Instant::now() {
+                        return Ended::Silent;
+                    }
+                    silence.as_mut().reset(due);
+                }
+            }
+        }
+    }
+}
+
+/// Room for one read. The buffer grows only with what has come, and shrinks again after a large packet.
+fn make_room(buffer: &mut BytesMut, read_bytes: usize) {
+    if buffer.is_empty() && buffer.capacity() > IDLE_BUFFER_BYTES_MAX {
+        *buffer = BytesMut::new();
+    }
+    if buffer.capacity() - buffer.len() < read_bytes / 2 {
+        buffer.reserve(read_bytes);
+    }
+}
+
+/// Writes what comes into the output, all of it at once, until that is closed or the peer does not take it.
+async fn write<W: AsyncWrite + Unpin>(
+    broker: Broker,
+    session: SessionKey,
+    connection: u64,
+    output: Arc<Output>,
+    mut writer: W,
+) {
+    let mut chunk = BytesMut::new();
+    while output.take(&mut chunk).await == Work::Write {
+        if let Err(error) = write_chunk(&mut writer, &chunk, &broker).await {
+            tracing::debug!(connection, %error, "cannot write to a client");
+            output.close(|_| {});
+            return;
+        }
+        if output.written(&mut chunk) {
+            let mut core = broker.lock();
+            if core.is_open(session, connection) {
+                core.pump(session, Instant::now());
+            }
+        }
+    }
+    // The peer may be gone already.
+    _ = writer.shutdown().await;
+}
+
+async fn write_chunk<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    chunk: &[u8],
+    broker: &Broker,
+) -> io::Result<()> {
+    let mut rest = chunk;
+    while !rest.is_empty() {
+        let written = timeout(broker.limits().write_stall, writer.write(rest)).await;
+        match written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => rest = &rest[count..],
+        }
+    }
+    // Does nothing for TCP; other streams may buffer.
+    writer.flush().await
+}
+
+/// Reads and forgets until the peer closes. A socket that is closed with unread bytes is reset, and the reset can
+/// overtake the last packet on its way to the peer.
+async fn linger<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut, limits: &Limits) {
+    let drain = async {
+        loop {
+            buffer.clear();
+            make_room(buffer, limits.read_bytes);
+            if !matches!(reader.read_buf(buffer).await, Ok(1..)) {
+                return;
+            }
+        }
+    };
+    _ = timeout(limits.close_timeout, drain).await;
+}

@@ -1,0 +1,290 @@
+//! Connections come and go: new and resumed sessions, takeover, session expiry, wills (sections 3.1, 3.14, 4.1).
+
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::Core;
+use crate::{
+    Origin, ReasonCode,
+    codec::{self, Connack, Connect, Disconnect, Violation},
+    limits::PACKET_BYTES_MAX,
+    link::{Link, LinkOptions},
+    output::Output,
+    router::SessionKey,
+    session::Session,
+};
+
+/// A connection that got its CONNACK.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) session: SessionKey,
+    pub(crate) origin: Origin,
+    /// Silence that ends the connection: one and a half times the Keep Alive.
+    pub(crate) silence_max: Option<Duration>,
+    /// The connection that was taken over. Its last request comes before the first of this one.
+    pub(crate) previous: Option<Arc<Output>>,
+}
+
+/// Why there is no connection.
+pub(crate) type Refusal = (ReasonCode, &'static str);
+
+impl Core {
+    /// A CONNECT: puts the CONNACK and what a resumed session has to send into the output.
+    pub(crate) fn connect(
+        &mut self,
+        connect: Connect,
+        output: &Arc<Output>,
+        now: Instant,
+    ) -> Result<Accepted, Refusal> {
+        if self.shutting_down {
+            return Err((
+                ReasonCode::SERVER_UNAVAILABLE,
+                "the broker is shutting down",
+            ));
+        }
+        if connect.authentication {
+            return Err((
+                ReasonCode::BAD_AUTHENTICATION_METHOD,
+                "enhanced authentication is not available",
+            ));
+        }
+        if connect.client_id.len() > self.limits.client_id_bytes_max {
+            return Err((
+                ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
+                "the client identifier is too long",
+            ));
+        }
+        let assigned = connect.client_id.is_empty();
+        let client: Arc<str> = if assigned {
+            self.assign_id()
+        } else {
+            connect.client_id.as_str().into()
+        };
+
+        let mut existing = self.by_client.get(&client).copied();
+        let mut previous = None;
+        if let Some(key) = existing {
+            previous = self.take_over(key, now);
+            if connect.clean_start {
+                self.end_session(key, now);
+            }
+            // Ended just now, or by the takeover of a session without expiry.
+            existing = self.by_client.get(&client).copied();
+        }
+        let present = existing.is_some();
+        let key = match existing {
+            Some(key) => key,
+            None if self.by_client.len() >= self.limits.sessions_max => {
+                return Err((ReasonCode::QUOTA_EXCEEDED, "there are too many sessions"));
+            }
+            None => self.insert(Session::new(client.clone(), self.queued_bytes.clone())),
+        };
+
+        let session_expiry_s = connect
+            .session_expiry_s
+            .min(self.limits.session_expiry_max_s);
+        let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
+            (asked, 0) => asked,
+            (0, max) => max,
+            (asked, max) => asked.min(max),
+        };
+        self.last_connection += 1;
+        let connection = self.last_connection;
+        let (will_delay_max_s, receive_max, window) = (
+            self.limits.will_delay_max_s,
+            self.limits.receive_max.max(1),
+            connect.receive_max.min(self.limits.in_flight_max).max(1),
+        );
+        let Some(session) = self.session(key) else {
+            return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
+        };
+        session.expiry_s = session_expiry_s;
+        session.will = connect.will.map(|mut will| {
+            will.delay_s = will.delay_s.min(will_delay_max_s);
+            will
+        });
+        (session.will_due, session.ends, session.drop_logged) = (None, None, false);
+        let options = LinkOptions {
+            window,
+            packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
+            problem_info: connect.problem_info,
+            receive_max,
+            resend: session.outbox.in_order(),
+        };
+        session.link = Some(Link::new(connection, output.clone(), options));
+        self.counts.connections += 1;
+        self.schedule(key);
+
+        let connack = Connack {
+            session_present: present,
+            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
+                .then_some(session_expiry_s),
+            receive_max: (receive_max != u16::MAX).then_some(receive_max),
+            packet_bytes_max: Some(
+                u32::try_from(self.limits.packet_bytes_max)
+                    .unwrap_or(PACKET_BYTES_MAX)
+                    .min(PACKET_BYTES_MAX),
+            ),
+            assigned_client_id: assigned.then_some(&*client),
+            topic_alias_max: self.limits.topic_alias_max,
+            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
+        };
+        output.put(|out| codec::connack(out, &connack));
+        self.pump(key, now);
+        let silence_max =
+            (keep_alive_s > 0).then(|| Duration::from_millis(1500 * u64::from(keep_alive_s)));
+        Ok(Accepted {
+            session: key,
+            origin: Origin { client, connection },
+            silence_max,
+            previous,
+        })
+    }
+
+    /// The client's DISCONNECT. The connection ends right after it, by its own task.
+    pub(crate) fn client_disconnects(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        disconnect: Disconnect,
+    ) -> Result<(), Violation> {
+        let expiry_max_s = self.limits.session_expiry_max_s;
+        let Some(session) = self.linked(key, connection) else {
+            return Ok(());
+        };
+        if let Some(expiry_s) = disconnect.session_expiry_s {
+            if session.expiry_s == 0 && expiry_s > 0 {
+                return Err(Violation::protocol(
+                    "a session expiry of zero cannot be raised by DISCONNECT",
+                ));
+            }
+            session.expiry_s = expiry_s.min(expiry_max_s);
+        }
+        if disconnect.reason == ReasonCode::SUCCESS {
+            session.will = None;
+        }
+        Ok(())
+    }
+
+    /// The task of a connection has ended. Nothing where another connection has the session by now.
+    pub(crate) fn detach(&mut self, key: SessionKey, connection: u64, now: Instant) {
+        let current = self.session(key).and_then(|session| session.link.as_ref());
+        if current.is_some_and(|link| link.connection == connection) {
+            self.unlink(key, now);
+        }
+    }
+
+    /// Closes the connection that a session has, for another one.
+    fn take_over(&mut self, key: SessionKey, now: Instant) -> Option<Arc<Output>> {
+        let output = self
+            .session(key)?
+            .link
+            .as_ref()
+            .map(|link| link.output.clone())?;
+        self.close(key, ReasonCode::SESSION_TAKEN_OVER, None);
+        self.unlink(key, now);
+        Some(output)
+    }
+
+    /// The session is without a connection: its will and its end are due, now or later. In a shutdown wills wait for the
+    /// next start, as section 3.1.2.5 allows.
+    fn unlink(&mut self, key: SessionKey, now: Instant) {
+        let shutting_down = self.shutting_down;
+        let Some(session) = self.session(key) else {
+            return;
+        };
+        session.link = None;
+        let dropped = session.outbox.drop_transient();
+        let seconds = |seconds: u32| now.checked_add(Duration::from_secs(seconds.into()));
+        // u32::MAX means for ever (section 3.1.2.11.2), where the limit lets it pass.
+        session.ends = (session.expiry_s != u32::MAX)
+            .then(|| seconds(session.expiry_s))
+            .flatten();
+        session.will_due = session
+            .will
+            .as_ref()
+            .filter(|_| !shutting_down)
+            .and_then(|will| seconds(will.delay_s));
+        let (ended, will) = (
+            session.expiry_s == 0,
+            session.will_due.is_some_and(|due| due <= now),
+        );
+        self.counts.connections -= 1;
+        self.counts.dropped += dropped as u64;
+        if ended {
+            self.end_session(key, now);
+        } else {
+            if will {
+                self.send_will(key, now);
+            }
+            self.schedule(key);
+        }
+    }
+
+    /// Publishes the will, once.
+    pub(super) fn send_will(&mut self, key: SessionKey, now: Instant) {
+        let Some(session) = self.session(key) else {
+            return;
+        };
+        session.will_due = None;
+        let Some(will) = session.will.take() else {
+            return;
+        };
+        let mut message = will.message;
+        message.expires = will
+            .expiry_s
+            .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
+        if self.publish(&message, Some(key), now).is_err() {
+            self.counts.dropped += 1;
+        }
+    }
+
+    /// The session is no more. A will that has not been sent is sent now (section 3.1.2.5).
+    pub(super) fn end_session(&mut self, key: SessionKey, now: Instant) {
+        let Some(slot) = self.sessions.get_mut(key as usize) else {
+            return;
+        };
+        let Some(session) = slot else { return };
+        for filter in session.filters() {
+            self.router.unsubscribe(filter, key);
+        }
+        if let Some(deadline) = session.deadline.take() {
+            self.deadlines.remove(&(deadline, key));
+        }
+        if self.shutting_down {
+            session.will = None;
+        }
+        self.send_will(key, now);
+        if let Some(session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
+            self.by_client.remove(&session.client);
+            self.free.push(key);
+        }
+    }
+
+    fn insert(&mut self, session: Session) -> SessionKey {
+        let client = session.client.clone();
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.sessions.push(None);
+            self.sessions.len() as SessionKey - 1
+        });
+        self.sessions[key as usize] = Some(Box::new(session));
+        self.by_client.insert(client, key);
+        key
+    }
+
+    /// A client identifier that nobody has (section 3.1.3.1).
+    fn assign_id(&mut self) -> Arc<str> {
+        loop {
+            self.last_assigned_id += 1;
+            let mut id = String::with_capacity(32);
+            // Writing to a String does not fail.
+            _ = write!(id, "auto-{:016x}-{}", self.run_id, self.last_assigned_id);
+            if !self.by_client.contains_key(id.as_str()) {
+                return id.into();
+            }
+        }
+    }
+}

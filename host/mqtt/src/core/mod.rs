@@ -1,0 +1,226 @@
+//! Sessions, subscriptions, retained messages, wills and deadlines behind one lock.
+//!
+//! In come packets of connected clients and calls of the embedder, with the time as an argument; out go packets into the
+//! outputs of connections. Does no I/O, reads no clock and waits for nothing, so tests need no sockets and no sleeping.
+
+mod connect;
+mod publish;
+mod subscribe;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+pub(crate) use connect::{Accepted, Refusal};
+pub(crate) use publish::Begun;
+
+use crate::{
+    Limits, Origin, ReasonCode, Stats,
+    codec::{self, Violation},
+    output::Output,
+    retained::Retained,
+    router::{Match, Router, SessionKey},
+    session::Session,
+};
+
+/// All state of a broker.
+pub(crate) struct Core {
+    limits: Limits,
+    sessions: Vec<Option<Box<Session>>>,
+    free: Vec<SessionKey>,
+    by_client: HashMap<Arc<str>, SessionKey>,
+    router: Router,
+    retained: Retained,
+    /// When something is to happen to a session without its client: at most one entry for each.
+    deadlines: BTreeSet<(Instant, SessionKey)>,
+    last_connection: u64,
+    last_assigned_id: u64,
+    /// Makes assigned client ids different from those of another run.
+    run_id: u64,
+    queued_bytes: Arc<AtomicUsize>,
+    counts: Counts,
+    /// Writers to wake once the lock is given back.
+    wakes: Vec<Arc<Output>>,
+    /// The earliest deadline has changed: the timers have to look again.
+    earlier: bool,
+    shutting_down: bool,
+    matches: Vec<Match>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    connections: usize,
+    messages_in: u64,
+    messages_out: u64,
+    dropped: u64,
+    disconnected: u64,
+}
+
+/// What has to be done after the lock is given back.
+pub(crate) struct Wakes {
+    pub(crate) writers: Vec<Arc<Output>>,
+    pub(crate) timers: bool,
+}
+
+impl Core {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            sessions: Vec::new(),
+            free: Vec::new(),
+            by_client: HashMap::new(),
+            router: Router::default(),
+            retained: Retained::default(),
+            deadlines: BTreeSet::new(),
+            last_connection: 0,
+            last_assigned_id: 0,
+            run_id: RandomState::new().hash_one(0),
+            queued_bytes: Arc::default(),
+            counts: Counts::default(),
+            wakes: Vec::new(),
+            earlier: false,
+            shutting_down: false,
+            matches: Vec::new(),
+        }
+    }
+
+    pub(crate) fn take_wakes(&mut self) -> Wakes {
+        Wakes {
+            writers: std::mem::take(&mut self.wakes),
+            timers: std::mem::take(&mut self.earlier),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            connections: self.counts.connections,
+            sessions: self.by_client.len(),
+            subscriptions: self.router.count(),
+            retained: self.retained.count(),
+            retained_bytes: self.retained.bytes(),
+            queued_bytes: self.queued_bytes.load(Ordering::Relaxed),
+            messages_in: self.counts.messages_in,
+            messages_out: self.counts.messages_out,
+            dropped: self.counts.dropped,
+            disconnected: self.counts.disconnected,
+            turned_away: 0,
+        }
+    }
+
+    /// A message was lost outside of the core (refused at QoS 0).
+    pub(crate) fn count_dropped(&mut self) {
+        self.counts.dropped += 1;
+    }
+
+    fn session(&mut self, key: SessionKey) -> Option<&mut Session> {
+        self.sessions.get_mut(key as usize)?.as_deref_mut()
+    }
+
+    /// The session of a connection that may still be served.
+    fn linked(&mut self, key: SessionKey, connection: u64) -> Option<&mut Session> {
+        self.session(key).filter(|session| {
+            session
+                .link
+                .as_ref()
+                .is_some_and(|link| link.connection == connection && !link.output.is_closing())
+        })
+    }
+
+    /// Whether packets of this connection still count: it was not taken over and is not being closed.
+    pub(crate) fn is_open(&mut self, key: SessionKey, connection: u64) -> bool {
+        self.linked(key, connection).is_some()
+    }
+
+    fn find(&mut self, who: &Origin) -> Option<SessionKey> {
+        let key = *self.by_client.get(&who.client)?;
+        self.is_open(key, who.connection).then_some(key)
+    }
+
+    /// Ends a connection for the embedder.
+    pub(crate) fn disconnect(&mut self, who: &Origin, reason: ReasonCode, text: Option<&str>) {
+        if let Some(key) = self.find(who) {
+            self.close(key, reason, text);
+        }
+    }
+
+    /// Ends a connection whose client did something wrong.
+    pub(crate) fn punish(&mut self, key: SessionKey, connection: u64, violation: Violation) {
+        if self.is_open(key, connection) {
+            self.close(key, violation.reason, Some(violation.text));
+        }
+    }
+
+    /// DISCONNECT and close. The session keeps its link until the connection's task has ended and says so.
+    fn close(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) {
+        let Some(session) = self.session(key) else {
+            return;
+        };
+        let Some(link) = &session.link else { return };
+        if link.output.is_closing() {
+            return;
+        }
+        link.output
+            .close(|out| codec::disconnect(out, reason, text, link.packet_bytes_max));
+        if reason != ReasonCode::SESSION_TAKEN_OVER && reason != ReasonCode::SERVER_SHUTTING_DOWN {
+            tracing::info!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
+            self.counts.disconnected += 1;
+        }
+    }
+
+    /// Disconnects everybody and takes nobody any more.
+    pub(crate) fn shut_down(&mut self) {
+        self.shutting_down = true;
+        for key in 0..self.sessions.len() as SessionKey {
+            self.close(key, ReasonCode::SERVER_SHUTTING_DOWN, None);
+        }
+    }
+
+    /// Puts the next thing that happens to a session among the deadlines.
+    fn schedule(&mut self, key: SessionKey) {
+        let Some(session) = self
+            .sessions
+            .get_mut(key as usize)
+            .and_then(|slot| slot.as_mut())
+        else {
+            return;
+        };
+        let next = [session.will_due, session.ends].into_iter().flatten().min();
+        if next == session.deadline {
+            return;
+        }
+        if let Some(old) = session.deadline {
+            self.deadlines.remove(&(old, key));
+        }
+        session.deadline = next;
+        if let Some(at) = next {
+            self.deadlines.insert((at, key));
+            self.earlier |= self.deadlines.first() == Some(&(at, key));
+        }
+    }
+
+    /// Does what is due, a bounded number of things; returns when to come again.
+    pub(crate) fn run_deadlines(&mut self, now: Instant) -> Option<Instant> {
+        for _ in 0..self.limits.packets_per_turn_max {
+            let (at, key) = *self.deadlines.first()?;
+            if at > now {
+                return Some(at);
+            }
+            let session = self.session(key)?;
+            if session.ends.is_some_and(|ends| ends <= now) {
+                self.end_session(key, now);
+            } else {
+                self.send_will(key, now);
+                self.schedule(key);
+            }
+        }
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+}

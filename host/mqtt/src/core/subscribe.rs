@@ -1,0 +1,151 @@
+//! SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer a SUBSCRIBE (sections 3.8 to 3.11).
+
+use std::{mem, time::Instant};
+
+use bytes::Bytes;
+
+use super::Core;
+use crate::{
+    Message, ReasonCode,
+    codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
+    core::publish::remaining_s,
+    router::{SessionKey, Subscription},
+    topic,
+};
+
+impl Core {
+    /// The SUBACK goes out first, then the retained messages.
+    pub(crate) fn subscribe(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        subscribe: &Subscribe,
+        now: Instant,
+    ) {
+        if !self.is_open(key, connection) {
+            return;
+        }
+        let mut reasons = Vec::with_capacity(subscribe.filters.len());
+        let mut replay = Vec::new();
+        for filter in &subscribe.filters {
+            match self.subscribe_one(key, filter, subscribe.subscription_id) {
+                Ok((subscription, wants_retained)) => {
+                    reasons.push(ReasonCode(subscription.qos as u8));
+                    if wants_retained {
+                        replay.push((filter, subscription));
+                    }
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        self.put(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
+        for (filter, subscription) in replay {
+            self.replay(key, &filter.filter, subscription, now);
+        }
+    }
+
+    fn subscribe_one(
+        &mut self,
+        key: SessionKey,
+        filter: &Filter,
+        id: Option<u32>,
+    ) -> Result<(Subscription, bool), ReasonCode> {
+        if topic::is_shared(&filter.filter) {
+            return Err(ReasonCode::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED);
+        }
+        let too_deep = topic::levels(&filter.filter)
+            .nth(self.limits.topic_levels_max)
+            .is_some();
+        if too_deep || topic::check_filter(&filter.filter).is_err() {
+            return Err(ReasonCode::TOPIC_FILTER_INVALID);
+        }
+        let subscriptions_max = self.limits.subscriptions_per_session_max;
+        let session = self.session(key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
+        if session.subscription_count() >= subscriptions_max
+            && session.subscription(&filter.filter).is_none()
+        {
+            return Err(ReasonCode::QUOTA_EXCEEDED);
+        }
+        let Filter {
+            qos,
+            no_local,
+            retain_as_published,
+            ..
+        } = *filter;
+        let subscription = Subscription {
+            qos,
+            no_local,
+            retain_as_published,
+            id,
+        };
+        let new = session.subscribe(&filter.filter, subscription);
+        self.router.subscribe(&filter.filter, key, subscription);
+        let wants_retained = match filter.retain_handling {
+            RetainHandling::Always => true,
+            RetainHandling::IfNew => new,
+            RetainHandling::Never => false,
+        };
+        Ok((subscription, wants_retained))
+    }
+
+    /// Sends the retained messages of a filter.
+    fn replay(
+        &mut self,
+        key: SessionKey,
+        filter: &Bytes,
+        subscription: Subscription,
+        now: Instant,
+    ) {
+        let Some(client) = self.session(key).map(|session| session.client.clone()) else {
+            return;
+        };
+        // Cloned bytes are shared, and what is in the queue counts against its bound.
+        let retained = mem::take(&mut self.retained);
+        for entry in retained.matching(filter, now) {
+            if subscription.no_local && entry.from.as_ref() == Some(&client) {
+                continue;
+            }
+            let message = &entry.message;
+            let delivery = Delivery {
+                qos: message.qos.min(subscription.qos),
+                dup: false,
+                retain: true,
+                packet_id: 0,
+                subscription_ids: subscription.id.as_slice(),
+                expiry_s: remaining_s(message, now),
+            };
+            // Retained messages own their bytes, so they are kept as they are.
+            let mut kept: Option<Message> = Some(message.clone());
+            self.forward(key, message, &mut kept, &delivery, now);
+        }
+        self.retained = retained;
+    }
+
+    pub(crate) fn unsubscribe(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        unsubscribe: &Unsubscribe,
+    ) {
+        if !self.is_open(key, connection) {
+            return;
+        }
+        let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
+        for filter in &unsubscribe.filters {
+            let existed = self
+                .session(key)
+                .is_some_and(|session| session.unsubscribe(filter));
+            if existed {
+                self.router.unsubscribe(filter, key);
+            }
+            reasons.push(if existed {
+                ReasonCode::SUCCESS
+            } else {
+                ReasonCode::NO_SUBSCRIPTION_EXISTED
+            });
+        }
+        self.put(key, |out| {
+            codec::unsuback(out, unsubscribe.packet_id, &reasons)
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! The state of one client that outlives its connections (section 4.1).
+//!
+//! Every change of what a session has to remember is a method of this file or of outbox.rs.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicUsize},
+    time::Instant,
+};
+
+use bytes::Bytes;
+
+use crate::{
+    ReasonCode,
+    codec::{Violation, Will},
+    link::{Link, Received},
+    outbox::Outbox,
+    router::Subscription,
+};
+
+/// One session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) client: Arc<str>,
+    /// Session Expiry Interval: how long it lives without a connection.
+    pub(crate) expiry_s: u32,
+    subscriptions: HashMap<Bytes, Subscription>,
+    /// How many of these hold a wildcard.
+    wildcards: usize,
+    pub(crate) outbox: Outbox,
+    pub(crate) received: HashMap<u16, Received>,
+    pub(crate) will: Option<Will>,
+    /// When the will is to be sent, once the connection is lost.
+    pub(crate) will_due: Option<Instant>,
+    /// When it ends, while there is no connection.
+    pub(crate) ends: Option<Instant>,
+    /// The entry of this session among the core's deadlines.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) link: Option<Link>,
+    /// Whether a dropped message was logged since the last connection.
+    pub(crate) drop_logged: bool,
+}
+
+/// What is to be done with a QoS 2 PUBLISH.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Seen for the first time; the sequence of its PUBREC.
+    New(u64),
+    /// A repetition: answered, or to be answered with the original.
+    Repeated,
+}
+
+impl Session {
+    pub(crate) fn new(client: Arc<str>, total_bytes: Arc<AtomicUsize>) -> Self {
+        Self {
+            client,
+            expiry_s: 0,
+            subscriptions: HashMap::new(),
+            wildcards: 0,
+            outbox: Outbox::new(total_bytes),
+            received: HashMap::new(),
+            will: None,
+            will_due: None,
+            ends: None,
+            deadline: None,
+            link: None,
+            drop_logged: false,
+        }
+    }
+
+    /// Adds or replaces a subscription. True where it is new.
+    pub(crate) fn subscribe(&mut self, filter: &Bytes, subscription: Subscription) -> bool {
+        let new = self
+            .subscriptions
+            .insert(filter.clone(), subscription)
+            .is_none();
+        self.wildcards += usize::from(new && crate::topic::has_wildcard(filter));
+        new
+    }
+
+    /// Removes a subscription. False where there was none.
+    pub(crate) fn unsubscribe(&mut self, filter: &Bytes) -> bool {
+        let existed = self.subscriptions.remove(filter).is_some();
+        self.wildcards -= usize::from(existed && crate::topic::has_wildcard(filter));
+        existed
+    }
+
+    pub(crate) fn subscription(&self, filter: &[u8]) -> Option<Subscription> {
+        self.subscriptions.get(filter).copied()
+    }
+
+    pub(crate) fn filters(&self) -> impl Iterator<Item = &Bytes> {
+        self.subscriptions.keys()
+    }
+
+    pub(crate) fn subscription_count(&self) -> usize {
+        self.subscriptions.len()
+    }
+
+    pub(crate) fn has_wildcards(&self) -> bool {
+        self.wildcards > 0
+    }
+
+    /// A QoS 2 PUBLISH over the current connection.
+    pub(crate) fn receive(&mut self, packet_id: u16) -> Result<Arrival, Violation> {
+        let Some(link) = &mut self.link else {
+            return Ok(Arrival::Repeated);
+        };
+        let after = self.outbox.progress().0;
+        match self.received.get_mut(&packet_id) {
+            None => {
+                let sequence = link.owe(packet_id, true)?;
+                let owed = (link.connection, sequence);
+                self.received.insert(
+                    packet_id,
+                    Received {
+                        asked: owed,
+                        owed,
+                        answer: None,
+                        counted_by: 0,
+                    },
+                );
+                Ok(Arrival::New(sequence))
+            }
+            Some(entry) => {
+                match entry.answer {
+                    Some(reason) => {
+                        let sequence = link.owe(packet_id, true)?;
+                        link.answer(sequence, reason, None, after);
+                    }
+                    // The PUBREC that this connection owes anyway answers both.
+                    None if entry.owed.0 == link.connection => {}
+                    None => entry.owed = (link.connection, link.owe(packet_id, true)?),
+                }
+                Ok(Arrival::Repeated)
+            }
+        }
+    }
+
+    /// The answer to a QoS 2 PUBLISH is known. A failure frees its identifier (section 4.3.3).
+    pub(crate) fn settle_received(
+        &mut self,
+        packet_id: u16,
+        asked: (u64, u64),
+        reason: ReasonCode,
+        text: Option<&str>,
+    ) {
+        let Some(entry) = self.received.get_mut(&packet_id) else {
+            return;
+        };
+        if entry.asked != asked || entry.answer.is_some() {
+            return;
+        }
+        let owed = entry.owed;
+        entry.answer = Some(reason);
+        if reason.is_error() {
+            self.received.remove(&packet_id);
+        }
+        self.answer(owed, reason, text);
+    }
+
+    /// Fills in an acknowledgement that the current connection owes; nothing where it is another's.
+    pub(crate) fn answer(&mut self, owed: (u64, u64), reason: ReasonCode, text: Option<&str>) {
+        let after = self.outbox.progress().0;
+        if let Some(link) = self.link.as_mut().filter(|link| link.connection == owed.0) {
+            link.answer(owed.1, reason, text, after);
+        }
+    }
+
+    /// A PUBREL came. False where no answered message has that identifier.
+    pub(crate) fn release_received(&mut self, packet_id: u16) -> bool {
+        if self
+            .received
+            .get(&packet_id)
+            .is_none_or(|entry| entry.answer.is_none())
+        {
+            return false;
+        }
+        if let (Some(entry), Some(link)) = (self.received.remove(&packet_id), &mut self.link)
+            && entry.counted_by == link.connection
+        {
+            link.unreleased -= 1;
+        }
+        true
+    }
+}
