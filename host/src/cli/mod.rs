@@ -1,14 +1,30 @@
 //! The command line: one file per command.
+//!
+//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.
 
+mod del;
+mod get;
+mod lock;
+mod output;
+mod remote;
+mod scan;
 mod serve;
+mod set;
+mod vdel;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::Flags;
+
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
 #[command(name = "statehouse", version, about, max_term_width = 100)]
+#[command(after_help = "\
+Start with `statehouse serve` in one terminal and `statehouse set greeting hello` in another.
+Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -22,15 +38,31 @@ Examples:
   statehouse serve
   statehouse serve --listen 127.0.0.1:1884 --policy my-policy.wasm
   STATEHOUSE_LISTEN=127.0.0.1:0 statehouse serve --log json
-Every setting can also stand in the file that --config names, under its name with underscores:
+
+Every setting but --config can stand in the file that --config names, under its name with underscores:
+  listen = [\"127.0.0.1:1883\", \"[::1]:1883\"]
   max_keys = 100000
 Flags win over environment variables, these over the file.")]
-    Serve(crate::config::Flags),
+    Serve(Flags),
+    Get(get::Args),
+    Set(set::Args),
+    Del(del::Args),
+    Vdel(vdel::Args),
+    Scan(scan::Args),
+    Watch(watch::Args),
+    Lock(lock::Args),
 }
 
 /// Runs the program.
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(flags) => serve::run(flags),
+        Command::Get(args) => output::finish(get::run(args)),
+        Command::Set(args) => output::finish(set::run(args)),
+        Command::Del(args) => output::finish(del::run(args)),
+        Command::Vdel(args) => output::finish(vdel::run(args)),
+        Command::Scan(args) => output::finish(scan::run(args)),
+        Command::Watch(args) => output::finish(watch::run(args)),
+        Command::Lock(args) => output::finish(lock::run(args)),
     }
 }

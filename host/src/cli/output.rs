@@ -124,7 +124,7 @@ pub(super) fn finish(command: impl Future<Output = Result<Exit, Failure>>) -> Ex
     }
 }
 
-fn report(failure: &Failure) -> ExitCode {
+pub(super) fn report(failure: &Failure) -> ExitCode {
     notice(&failure.message);
     ExitCode::from(failure.code)
 }

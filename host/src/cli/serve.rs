@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use super::output::{self, Failure};
 use crate::clock::{Clock, SystemSource};
 use crate::config::{Config, Flags, LogFormat};
 use crate::journal::{Journal, Memory};
@@ -20,39 +21,26 @@ use crate::store::{Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits};
 
-/// Exit code for what the operator can mend in flags, environment, file or policy.
-const EXIT_USAGE: u8 = 2;
-/// Exit code for an address that cannot be listened on.
-const EXIT_TRANSPORT: u8 = 3;
-
 /// Runs until SIGTERM or SIGINT.
-pub fn run(flags: Flags) -> ExitCode {
-    let config = match Config::load(flags) {
-        Ok(config) => config,
-        Err(error) => return fail(EXIT_USAGE, &anyhow::Error::new(error)),
-    };
-    if let Err(error) = start_logging(&config) {
-        return fail(EXIT_USAGE, &error);
-    }
-    let policies = match load_policies(&config) {
-        Ok(policies) => policies,
-        Err(error) => return fail(EXIT_USAGE, &error),
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let served = runtime
-        .context("cannot start the threads that serve connections")
-        .and_then(|runtime| runtime.block_on(serve(config, policies)));
-    match served {
+pub(super) fn run(flags: Flags) -> ExitCode {
+    let usage = |error: anyhow::Error| Failure::usage(format!("{error:#}"));
+    let transport = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
+    let ended = Config::load(flags)
+        .map_err(|error| usage(error.into()))
+        .and_then(|config| {
+            start_logging(&config).map_err(usage)?;
+            let policies = load_policies(&config).map_err(usage)?;
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .context("cannot start the threads that serve connections")
+                .map_err(transport)?;
+            runtime.block_on(serve(config, policies)).map_err(transport)
+        });
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(EXIT_TRANSPORT, &error),
+        Err(failure) => output::report(&failure),
     }
-}
-
-fn fail(code: u8, error: &anyhow::Error) -> ExitCode {
-    eprintln!("statehouse: {error:#}");
-    ExitCode::from(code)
 }
 
 fn start_logging(config: &Config) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use super::watch::Peer;
 use super::{Change, Quota};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Body, Call, Failure, Frame, Given, Registry};
+use crate::policy::{self, Body, Call, Failure, Frame, Given, Registry, Repeat};
 use crate::request::{Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
@@ -39,12 +39,16 @@ pub struct Effects {
 }
 
 /// An answer.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Answer {
     /// Its payload.
     pub payload: Bytes,
     /// The version it is about.
     pub version: Option<Stamp>,
+    /// What a redelivery of the request is owed.
+    pub repeat: Repeat,
+    /// Which of the policy's commands it was.
+    pub command: Option<u16>,
 }
 
 /// One change, told to the watchers of one dialect.
@@ -150,6 +154,9 @@ impl Store {
                 effects.answer = Some(Answer {
                     payload,
                     version: None,
+                    // It changed nothing, so it may well run again.
+                    repeat: Repeat::Free,
+                    command: None,
                 });
                 transaction.roll_back()
             }
@@ -168,7 +175,7 @@ fn decide(
         dialect: request.dialect.into(),
         timestamp: request.timestamp,
         fencing_token: request.fencing_token,
-        client: Some(&request.peer.client),
+        client: request.peer.known(),
         now: now_ms,
     })?;
     let transaction = call.host();
@@ -176,6 +183,8 @@ fn decide(
     let answer = Answer {
         payload,
         version: outcome.version.map(Stamp::from),
+        repeat: outcome.repeat,
+        command: outcome.command,
     };
     if transaction.changes().is_empty() || transaction.state().watches.is_empty() {
         return Ok((answer, Vec::new()));

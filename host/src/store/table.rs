@@ -37,7 +37,7 @@ impl Entry {
 }
 
 /// What an entry counts against `max_bytes`.
-pub fn weight(key: &[u8], value_bytes: usize) -> u64 {
+pub(super) fn weight(key: &[u8], value_bytes: usize) -> u64 {
     key.len() as u64 + value_bytes as u64 + ENTRY_OVERHEAD_BYTES
 }
 

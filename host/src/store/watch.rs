@@ -13,10 +13,17 @@ use crate::request::Dialect;
 /// A connection: the client id and a number that no other connection of this process has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
-    /// The client id, as the transport knows it.
+    /// The client id, as the transport knows it; empty where it does not.
     pub client: Arc<str>,
     /// The connection's number.
     pub connection: u64,
+}
+
+impl Peer {
+    /// The client id, where the transport knows it.
+    pub fn known(&self) -> Option<&str> {
+        (!self.client.is_empty()).then_some(&*self.client)
+    }
 }
 
 /// All watches.

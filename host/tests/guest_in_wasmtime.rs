@@ -1,0 +1,165 @@
+//! The standard policy's own transcripts, run as a component by the host's engine: the same bytes must
+//! come out as from the same code natively.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::limits;
+use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::request::{Dialect, Request};
+use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_mqtt::Properties;
+use statehouse_policy::testing::cases::{self, Subject};
+use statehouse_policy::testing::{Answer, Delivery};
+
+/// A store under the standard policy, as a transcript sees it.
+struct Host {
+    policy: Arc<Policy<Transaction>>,
+    /// A new instance for every request, so that nothing can hide in an old one.
+    fresh: bool,
+    store: Store,
+    quota: Quota,
+    now_ms: u64,
+    told: Vec<Delivery>,
+}
+
+impl Host {
+    fn new(policy: Arc<Policy<Transaction>>, fresh: bool) -> Self {
+        let quota = quota(None);
+        let store = Store::new(Registry::new(policy.clone(), None), quota);
+        Self {
+            policy,
+            fresh,
+            store,
+            quota,
+            now_ms: 0,
+            told: Vec::new(),
+        }
+    }
+
+    fn note(&mut self, effects: &Effects) {
+        assert_eq!(effects.failures, 0, "the standard policy never fails");
+        for notice in &effects.notices {
+            for (peer, topic) in &notice.to {
+                self.told.push(Delivery {
+                    client: peer.client.to_string(),
+                    topic: String::from_utf8(topic.to_vec()).unwrap(),
+                    version: statehouse_policy::Stamp {
+                        wall: notice.version.wall,
+                        counter: notice.version.counter,
+                    },
+                    payload: notice.payload.to_vec(),
+                });
+            }
+        }
+    }
+}
+
+fn quota(keys_max: Option<usize>) -> Quota {
+    Quota {
+        keys_max: keys_max.map_or(limits::KEYS_MAX_DEFAULT, |keys| keys as u64),
+        bytes_max: limits::BYTES_MAX_DEFAULT,
+        key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
+        value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+    }
+}
+
+fn peer(client: &str) -> Peer {
+    Peer {
+        client: client.into(),
+        connection: 1,
+    }
+}
+
+impl Subject for Host {
+    fn begin(&mut self, now_ms: u64, keys_max: Option<usize>) {
+        self.quota = quota(keys_max);
+        self.store = Store::new(Registry::new(self.policy.clone(), None), self.quota);
+        self.now_ms = now_ms;
+        self.told.clear();
+    }
+
+    fn advance(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+        let effects = self.store.step(Event::Sweep, now_ms);
+        self.note(&effects);
+    }
+
+    fn call(&mut self, request: &statehouse_policy::Request) -> Answer {
+        if self.fresh {
+            *self.store.registry() = Registry::new(self.policy.clone(), None);
+        }
+        let peer = peer(request.client.as_deref().unwrap_or_default());
+        let payload = Bytes::from(request.payload.clone());
+        let properties = Properties::default();
+        let request = Request {
+            dialect: match request.dialect {
+                statehouse_policy::Dialect::Sdk => Dialect::Sdk,
+                statehouse_policy::Dialect::Documents => Dialect::Documents,
+                statehouse_policy::Dialect::Preview => Dialect::Preview,
+            },
+            payload: &payload,
+            timestamp: request.timestamp.as_deref(),
+            fencing_token: request.fencing_token.as_deref(),
+            peer: &peer,
+            properties: &properties,
+        };
+        let mut effects = self.store.step(Event::Request(&request), self.now_ms);
+        self.note(&effects);
+        let answer = effects.answer.take().expect("every request has an answer");
+        Answer {
+            bytes: answer.payload.to_vec(),
+            version: answer.version.map(|version| statehouse_policy::Stamp {
+                wall: version.wall,
+                counter: version.counter,
+            }),
+            repeat: match answer.repeat {
+                statehouse::policy::Repeat::Free => statehouse_policy::Repeat::Free,
+                statehouse::policy::Repeat::Same => statehouse_policy::Repeat::Same,
+            },
+            command: answer.command,
+        }
+    }
+
+    fn disconnect(&mut self, client: &str) {
+        let effects = self.store.step(Event::Gone(&peer(client)), self.now_ms);
+        self.note(&effects);
+    }
+
+    fn deliveries(&mut self) -> Vec<Delivery> {
+        std::mem::take(&mut self.told)
+    }
+}
+
+fn run_all(fresh: bool) {
+    let engine = Engine::new().unwrap();
+    let policy = Arc::new(engine.load(STANDARD_POLICY).unwrap());
+    let mut host = Host::new(policy, fresh);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/cases");
+    let mut requests = 0;
+    for file in fs::read_dir(directory).unwrap() {
+        let path = file.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        match cases::run(&text, &mut host) {
+            Ok(count) => requests += count,
+            Err(error) => panic!("{}: {error}", path.display()),
+        }
+    }
+    assert!(
+        requests > 100,
+        "only {requests} requests were found in the transcripts"
+    );
+}
+
+#[test]
+fn the_transcripts_hold_on_a_long_lived_instance() {
+    run_all(false);
+}
+
+#[test]
+fn the_transcripts_hold_on_a_fresh_instance_for_every_request() {
+    run_all(true);
+}
