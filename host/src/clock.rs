@@ -220,31 +220,31 @@ mod tests {
 
     #[test]
     fn now_follows_the_wall_and_never_goes_back() {
-        let source = Arc::new(ManualSource::at(1_000_000));
+        let source = Arc::new(ManualSource::at(10_000_000));
         let mut clock = Clock::new(source.clone());
         assert_eq!(
             clock.read(),
             Reading {
-                now_ms: 1_000_000,
+                now_ms: 10_000_000,
                 wall_behind_ms: 0
             }
         );
         source.advance(5);
-        assert_eq!(clock.read().now_ms, 1_000_005);
+        assert_eq!(clock.read().now_ms, 10_000_005);
 
         // Stepped back by an hour: time goes on, and the gap is reported.
-        source.set_wall(1_000_005 - 3_600_000 + 3_600_000 / 2);
+        source.set_wall(10_000_005 - 3_600_000);
         source.advance(10);
         let reading = clock.read();
-        assert_eq!(reading.now_ms, 1_000_015);
-        assert_eq!(reading.wall_behind_ms, 1_800_000);
+        assert_eq!(reading.now_ms, 10_000_015);
+        assert_eq!(reading.wall_behind_ms, 3_600_000);
 
         // Stepped ahead: followed at once.
-        source.set_wall(2_000_000);
+        source.set_wall(20_000_000);
         assert_eq!(
             clock.read(),
             Reading {
-                now_ms: 2_000_000,
+                now_ms: 20_000_000,
                 wall_behind_ms: 0
             }
         );
