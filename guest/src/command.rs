@@ -230,10 +230,7 @@ fn expected(arguments: &Arguments<'_>, at: usize) -> Result<Option<Span>, Refusa
 
 /// 1 to 2^63-1, in digits: an expiry of zero would be a deletion, and clients count in signed numbers.
 fn milliseconds(digits: &[u8]) -> Option<u64> {
-    let value = digits.iter().try_fold(0u64, |n, &byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        n.checked_mul(10)?.checked_add(digit)
-    })?;
+    let value = resp::decimal(digits)?;
     (value > 0 && i64::try_from(value).is_ok()).then_some(value)
 }
 

@@ -3,7 +3,7 @@
 //! The bytes of a request enter; table operations and one reply leave. This is the only place that knows
 //! RESP, the names of commands, or a word of a reply: the host moves bytes.
 //!
-//! * `command`: from bytes to a [`Command`](command::Command), or the error of form.
+//! * `command`: from bytes to a `Command`, or the error of form.
 //! * `semantics`: what SET, GET, DEL, VDEL and KEYNOTIFY do, check by check.
 //! * `fence`: what a fencing token must be.
 //! * `scan`, `glob`: which keys a pattern names, page by page.

@@ -27,7 +27,10 @@ pub(crate) fn scan(
 ) -> Result<Frame, Refusal> {
     let bytes = |span| request.payload.get(resp::range(span)).unwrap_or_default();
     let text = bytes(pattern);
-    let glob = Glob::new(text).map_err(|_| Refusal::Syntax)?;
+    // The host compares what every named key starts with; the pattern proper is what follows.
+    let literal = literal_bytes(text);
+    let (_, special) = text.split_at_checked(literal).unwrap_or_default();
+    let glob = Glob::new(special).map_err(|_| Refusal::Syntax)?;
     let mut cursor = match token {
         Some(token) => Some(
             read_token(bytes(token), text)
@@ -37,8 +40,8 @@ pub(crate) fn scan(
         None => None,
     };
     let prefix = Bytes::Span(Span {
-        at: pattern.at,
-        len: literal_bytes(text),
+        len: u32::try_from(literal).unwrap_or(pattern.len),
+        ..pattern
     });
 
     let mut listed = Vec::new();
@@ -49,7 +52,7 @@ pub(crate) fn scan(
         cursor = page.next;
         for key in &page.keys {
             examined_bytes += key.len();
-            if glob.matches(key) {
+            if key.get(literal..).is_some_and(|rest| glob.matches(rest)) {
                 resp::push_bulk(&mut listed, key);
                 count += 1;
             }
@@ -68,11 +71,9 @@ pub(crate) fn scan(
 }
 
 /// How much of a pattern every named key starts with.
-fn literal_bytes(pattern: &[u8]) -> u32 {
+fn literal_bytes(pattern: &[u8]) -> usize {
     let special = |byte: &u8| matches!(byte, b'*' | b'?' | b'[' | b'\\');
-    let len = pattern.iter().position(special).unwrap_or(pattern.len());
-    // A pattern is a span, so its length fits.
-    u32::try_from(len).unwrap_or(u32::MAX)
+    pattern.iter().position(special).unwrap_or(pattern.len())
 }
 
 fn write_token(cursor: &[u8], pattern: &[u8]) -> Vec<u8> {
@@ -90,12 +91,17 @@ fn read_token<'a>(token: &'a [u8], pattern: &[u8]) -> Option<&'a [u8]> {
     (version == TOKEN_VERSION && *sum == checksum(cursor, pattern)).then_some(cursor)
 }
 
-/// FNV-1a over both, the length of the first between them.
+/// Multiplies and folds both, eight bytes at a time: a cursor may be as long as a key.
 fn checksum(cursor: &[u8], pattern: &[u8]) -> [u8; 8] {
-    let len = (cursor.len() as u64).to_be_bytes();
-    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in cursor.iter().chain(&len).chain(pattern) {
-        sum = (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    // The length tells where one ends and the other begins.
+    let mut sum = cursor.len() as u64;
+    for bytes in [cursor, pattern] {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            sum = (sum ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            sum ^= sum >> 32;
+        }
     }
     sum.to_be_bytes()
 }

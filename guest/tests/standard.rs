@@ -545,23 +545,29 @@ fn a_scan_passes_over_keys_that_the_client_may_not_read() {
 #[test]
 fn a_pattern_has_a_size() {
     let mut table = Table::new(cases::NOW_MS);
-    let literal = vec![b'a'; 65_535];
+    // What is literal has none of its own.
+    let literal = vec![b'a'; 100_000];
+    call(&mut table, &[b"SET", &literal, b"v"]);
     assert_eq!(
-        call(&mut table, &[b"SCAN", &literal]).bytes,
-        b"*1\r\n*0\r\n"
+        page(&call(&mut table, &[b"SCAN", &literal]).bytes).0,
+        std::slice::from_ref(&literal)
     );
-    let literal = vec![b'a'; 65_536];
+    let stars = |len| [literal.as_slice(), &vec![b'*'; len]].concat();
     assert_eq!(
-        call(&mut table, &[b"SCAN", &literal]).bytes,
+        page(&call(&mut table, &[b"SCAN", &stars(4096)]).bytes).0,
+        std::slice::from_ref(&literal)
+    );
+    assert_eq!(
+        call(&mut table, &[b"SCAN", &stars(4097)]).bytes,
         error("syntax error")
     );
     let floating = |len| [b"*".as_slice(), &vec![b'a'; len], b"*"].concat();
     assert_eq!(
-        call(&mut table, &[b"SCAN", &floating(127)]).bytes,
-        b"*1\r\n*0\r\n"
+        page(&call(&mut table, &[b"SCAN", &floating(63)]).bytes).0,
+        std::slice::from_ref(&literal)
     );
     assert_eq!(
-        call(&mut table, &[b"SCAN", &floating(128)]).bytes,
+        call(&mut table, &[b"SCAN", &floating(64)]).bytes,
         error("syntax error")
     );
 }

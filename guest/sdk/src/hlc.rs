@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 
+use crate::resp::decimal;
 use crate::{Hlc, Stamp};
 
 /// A clock reading whose node is still part of the text it was read from.
@@ -60,34 +61,18 @@ pub struct Malformed;
 ///
 /// [`Malformed`] for anything else: another number of parts, a sign, a number that does not fit, no node.
 pub fn parse(text: &str) -> Result<Reading<'_>, Malformed> {
-    let mut parts = text.split(':');
-    let (Some(wall), Some(counter), Some(node), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return Err(Malformed);
-    };
-    if node.is_empty() {
+    let (wall, rest) = text.split_once(':').ok_or(Malformed)?;
+    let (counter, node) = rest.split_once(':').ok_or(Malformed)?;
+    if node.is_empty() || node.contains(':') {
         return Err(Malformed);
     }
-    let wall = decimal(wall).ok_or(Malformed)?;
-    let counter = decimal(counter)
-        .and_then(|n| u32::try_from(n).ok())
-        .ok_or(Malformed)?;
+    let wall = decimal(wall.as_bytes()).ok_or(Malformed)?;
+    let counter = decimal(counter.as_bytes()).ok_or(Malformed)?;
+    let counter = u32::try_from(counter).map_err(|_| Malformed)?;
     Ok(Reading {
         wall,
         counter,
         node,
-    })
-}
-
-/// Digits and nothing else; zeros in front are fine, a sign is not (`str::parse` would take `+5`).
-fn decimal(digits: &str) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.bytes().try_fold(0u64, |n, byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        n.checked_mul(10)?.checked_add(digit)
     })
 }
 

@@ -130,6 +130,23 @@ fn length(payload: &[u8], at: usize, kind: u8) -> Result<(usize, usize), Malform
     Ok((value, at + 1 + digits + 2))
 }
 
+/// Digits and nothing else; zeros in front are fine, a sign is not (`str::parse` would take `+5`).
+#[must_use]
+pub fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    let mut value = 0u64;
+    for &byte in digits {
+        // A comparison instead of a checked product, which takes 128 bits where a word has 32.
+        if !byte.is_ascii_digit() || value > u64::MAX / 10 {
+            return None;
+        }
+        value = (value * 10).checked_add(u64::from(byte - b'0'))?;
+    }
+    Some(value)
+}
+
 /// `<kind><number>\r\n`: the head of an array (`*`), of a bulk string (`$`), or an integer (`:`).
 #[must_use]
 pub fn head(kind: u8, number: u64) -> Vec<u8> {
