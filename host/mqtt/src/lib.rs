@@ -31,6 +31,8 @@ mod router;
 mod service;
 mod session;
 mod stats;
+#[cfg(test)]
+mod testing;
 mod topic;
 
 pub use broker::{Batch, Broker, Options};

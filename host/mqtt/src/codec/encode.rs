@@ -197,7 +197,8 @@ pub(crate) fn disconnect(
 ) {
     out.put_u8(kind::DISCONNECT << 4);
     match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
-        None => out.extend_from_slice(&[1, reason.0]),
+        // The property length could be left out, but some clients do not read a reason without one.
+        None => out.extend_from_slice(&[2, reason.0, 0]),
         Some(text) => {
             let properties = 3 + text.len();
             put_variable(out, 1 + variable_bytes(properties) + properties);

@@ -10,6 +10,8 @@ mod encode;
 mod publish;
 mod reader;
 mod subscribe;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use connect::{Connect, Will};
 pub(crate) use decode::{Ack, Bounds, Disconnect, Packet, decode, decode_connect};

@@ -1,0 +1,395 @@
+//! The codec against rumqttc's as an independent one, and against bytes that nobody should send.
+
+use bytes::{Bytes, BytesMut};
+use proptest::prelude::*;
+use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
+
+use super::{Bounds, Delivery, Packet, Violation, decode, decode_connect, publish, publish_bytes};
+use crate::{Message, QoS, ReasonCode};
+
+const BOUNDS: Bounds = Bounds {
+    packet_bytes_max: 1 << 20,
+    filters_max: 8,
+};
+
+fn read(bytes: &[u8]) -> Result<Option<Packet>, Violation> {
+    decode(&mut BytesMut::from(bytes), BOUNDS)
+}
+
+fn text() -> impl Strategy<Value = String> {
+    "[^\0]{0,12}"
+}
+
+fn name() -> impl Strategy<Value = String> {
+    "[^\0#+]{1,12}"
+}
+
+fn qos() -> impl Strategy<Value = Q> {
+    prop_oneof![
+        Just(Q::AtMostOnce),
+        Just(Q::AtLeastOnce),
+        Just(Q::ExactlyOnce)
+    ]
+}
+
+fn data() -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+}
+
+prop_compose! {
+    fn properties()(
+        payload_format_indicator in prop::option::of(0..=1_u8),
+        message_expiry_interval in any::<Option<u32>>(),
+        topic_alias in any::<Option<u16>>(),
+        response_topic in prop::option::of(name()),
+        correlation_data in prop::option::of(data()),
+        user_properties in prop::collection::vec((text(), text()), 0..4),
+        content_type in prop::option::of(text()),
+    ) -> wire::PublishProperties {
+        wire::PublishProperties {
+            payload_format_indicator,
+            message_expiry_interval,
+            topic_alias,
+            response_topic,
+            correlation_data,
+            user_properties,
+            subscription_identifiers: Vec::new(),
+            content_type,
+        }
+    }
+}
+
+prop_compose! {
+    fn publishes()(
+        qos in qos(),
+        dup in any::<bool>(),
+        retain in any::<bool>(),
+        topic in name(),
+        id in 1..=u16::MAX,
+        payload in data(),
+        properties in properties(),
+    ) -> wire::Publish {
+        let mut publish = wire::Publish::new(topic, qos, payload, Some(properties));
+        publish.dup = dup && qos != Q::AtMostOnce;
+        publish.retain = retain;
+        publish.pkid = if qos == Q::AtMostOnce { 0 } else { id };
+        publish
+    }
+}
+
+fn encoded(packet: &wire::Packet) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    packet.write(&mut bytes, None).unwrap();
+    bytes
+}
+
+proptest! {
+    /// What rumqttc writes we read, and what we forward of it rumqttc reads as the same message.
+    #[test]
+    fn publish_goes_through_unchanged(sent in publishes(), ids in prop::collection::vec(1..200_000_u32, 0..3)) {
+        let bytes = encoded(&wire::Packet::Publish(sent.clone()));
+        let Some(Packet::Publish(got)) = read(&bytes).unwrap() else { panic!("not a PUBLISH") };
+        let mut expected = sent.properties.clone().unwrap();
+        prop_assert_eq!(got.properties.response_topic(), expected.response_topic.as_deref());
+        prop_assert_eq!(got.properties.correlation_data(), expected.correlation_data.clone());
+        prop_assert_eq!(got.properties.content_type(), expected.content_type.as_deref());
+        prop_assert_eq!(got.properties.message_expiry_s(), expected.message_expiry_interval);
+        prop_assert_eq!(got.properties.payload_is_utf8(), expected.payload_format_indicator == Some(1));
+        let user: Vec<_> = got.properties.user().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        prop_assert_eq!(&user, &expected.user_properties);
+
+        let message = Message {
+            topic: got.topic.clone(),
+            payload: got.payload.clone(),
+            properties: got.properties.forwarded(),
+            qos: got.qos,
+            retain: got.retain,
+            expires: None,
+        };
+        prop_assert_eq!(&message.detached(), &message);
+        let delivery = Delivery {
+            qos: got.qos,
+            dup: got.dup,
+            retain: got.retain,
+            packet_id: got.packet_id,
+            subscription_ids: &ids,
+            expiry_s: got.properties.message_expiry_s(),
+        };
+        let mut forwarded = BytesMut::new();
+        publish(&mut forwarded, &message, &delivery);
+        prop_assert_eq!(forwarded.len(), publish_bytes(&message, &delivery));
+        expected.topic_alias = None;
+        expected.subscription_identifiers = ids.iter().map(|id| *id as usize).collect();
+        let wire::Packet::Publish(mut again) = wire::Packet::read(&mut forwarded, None).unwrap() else {
+            panic!("not a PUBLISH")
+        };
+        let properties = again.properties.take().unwrap_or_default();
+        prop_assert_eq!(properties, expected);
+        let mut sent = sent;
+        sent.properties = None;
+        prop_assert_eq!(again, sent);
+        prop_assert!(forwarded.is_empty());
+    }
+
+    /// However a packet is cut into reads, the same comes out, and nothing before its last byte.
+    #[test]
+    fn cut_at_every_byte(sent in publishes()) {
+        let bytes = encoded(&wire::Packet::Publish(sent));
+        let whole = read(&bytes).unwrap();
+        for cut in 0..bytes.len() {
+            let mut buffer = BytesMut::from(&bytes[..cut]);
+            prop_assert_eq!(decode(&mut buffer, BOUNDS).unwrap(), None);
+            prop_assert_eq!(buffer.len(), cut, "an incomplete packet stays in the buffer");
+            buffer.extend_from_slice(&bytes[cut..]);
+            prop_assert_eq!(&decode(&mut buffer, BOUNDS).unwrap(), &whole);
+            prop_assert!(buffer.is_empty());
+        }
+    }
+
+    /// No bytes panic the decoder or make it ask for more than there is.
+    #[test]
+    fn arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut buffer = BytesMut::from(&bytes[..]);
+        while let Ok(Some(_)) = decode(&mut buffer, BOUNDS) {}
+        _ = decode_connect(&mut BytesMut::from(&bytes[..]), 1000);
+    }
+
+    /// The same for bytes that look like packets up to a point.
+    #[test]
+    fn damaged_packets(sent in publishes(), at in any::<prop::sample::Index>(), byte in any::<u8>(), first in any::<u8>()) {
+        let mut bytes = encoded(&wire::Packet::Publish(sent));
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        _ = read(&bytes);
+        bytes[0] = first;
+        _ = read(&bytes);
+        bytes[0] = 0x10;
+        _ = decode_connect(&mut bytes, 1000);
+    }
+
+    #[test]
+    fn damaged_connects(client in text(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut bytes = crate::testing::Hello::new(&client).will("w", "x", 3).bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        _ = decode_connect(&mut bytes, 1000);
+    }
+}
+
+#[test]
+fn connect_as_rumqttc_writes_it() {
+    let hello = crate::testing::Hello::new("client")
+        .will("w/t", "gone", 9)
+        .clean()
+        .set(|properties| {
+            properties.receive_maximum = Some(3);
+            properties.max_packet_size = Some(4000);
+            properties.request_problem_info = Some(0);
+            properties.request_response_info = Some(1);
+            properties.topic_alias_max = Some(7);
+            properties
+                .user_properties
+                .push(("a".to_owned(), "b".to_owned()));
+        });
+    let mut bytes = BytesMut::new();
+    let login = wire::Login {
+        username: "user".to_owned(),
+        password: "word".to_owned(),
+    };
+    wire::Packet::Connect(hello.connect, hello.will, Some(login))
+        .write(&mut bytes, None)
+        .unwrap();
+    for cut in 0..bytes.len() {
+        assert_eq!(
+            decode_connect(&mut BytesMut::from(&bytes[..cut]), 1000),
+            Ok(None),
+            "{cut}"
+        );
+    }
+    let connect = decode_connect(&mut bytes, 1000).unwrap().unwrap();
+    assert_eq!(
+        (
+            &*connect.client_id,
+            connect.clean_start,
+            connect.keep_alive_s
+        ),
+        ("client", true, 60)
+    );
+    assert_eq!(
+        (
+            connect.receive_max,
+            connect.packet_bytes_max,
+            connect.problem_info
+        ),
+        (3, 4000, false)
+    );
+    assert_eq!(
+        (connect.session_expiry_s, connect.authentication),
+        (1000, false)
+    );
+    let will = connect.will.unwrap();
+    assert_eq!(
+        (will.delay_s, will.expiry_s, will.message.qos),
+        (9, None, QoS::AtLeastOnce)
+    );
+    assert_eq!(
+        will.message.properties,
+        &b"\x26\0\x01w\0\x011"[..],
+        "the delay is not forwarded"
+    );
+    assert!(bytes.is_empty());
+}
+
+/// A CONNECT of protocol version 5 from what follows the version.
+fn connect(rest: &[u8]) -> BytesMut {
+    let body = [&b"\0\x04MQTT\x05"[..], rest].concat();
+    BytesMut::from(&[&[0x10, body.len() as u8][..], &body].concat()[..])
+}
+
+#[test]
+fn connects_that_are_refused() {
+    for (rest, reason) in [
+        (&b"\x03\0\x3c\0\0\0"[..], ReasonCode::MALFORMED_PACKET), // reserved flag
+        (b"\x0a\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // will QoS without a will
+        (b"\x1e\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // will QoS 3
+        (b"\x02\0\x3c\x03\x21\0\0\0\0", ReasonCode::PROTOCOL_ERROR), // receive maximum 0
+        (
+            b"\x02\0\x3c\x05\x27\0\0\0\0\0\0",
+            ReasonCode::PROTOCOL_ERROR,
+        ), // maximum packet size 0
+        (b"\x02\0\x3c\x02\x17\x02\0\0", ReasonCode::PROTOCOL_ERROR), // problem information 2
+        (
+            b"\x02\0\x3c\x04\x17\0\x17\0\0\0",
+            ReasonCode::PROTOCOL_ERROR,
+        ), // a property twice
+        (b"\x02\0\x3c\x03\x23\0\x01\0\0", ReasonCode::PROTOCOL_ERROR), // a property of PUBLISH
+        (b"\x02\0\x3c\x02\x7f\0\0\0", ReasonCode::MALFORMED_PACKET), // an unknown one
+        (b"\x02\0\x3c\x04\x16\0\x01a\0\0", ReasonCode::PROTOCOL_ERROR), // authentication data alone
+        (b"\x02\0\x3c\0\0\x01\0", ReasonCode::MALFORMED_PACKET),  // U+0000 in the client id
+        (b"\x02\0\x3c\0\0\x01\xff", ReasonCode::MALFORMED_PACKET), // not UTF-8
+        (b"\x02\0\x3c\0\0\0\0", ReasonCode::MALFORMED_PACKET),    // a byte too many
+        (b"\x82\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // no user name
+        (
+            b"\x06\0\x3c\0\0\0\0\0\0\0\0",
+            ReasonCode::TOPIC_NAME_INVALID,
+        ), // empty will topic
+        (
+            b"\x06\0\x3c\0\0\0\0\0\x01#\0\0",
+            ReasonCode::TOPIC_NAME_INVALID,
+        ), // wildcard in it
+        (
+            b"\x06\0\x3c\0\0\0\x02\x0b\x01\0\x01w\0\0",
+            ReasonCode::PROTOCOL_ERROR,
+        ), // bad will property
+    ] {
+        let fault = decode_connect(&mut connect(rest), 1000).unwrap_err();
+        assert_eq!(
+            (fault.violation.reason, fault.answer),
+            (reason, true),
+            "{rest:02x?}"
+        );
+    }
+    let old = b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab";
+    let fault = decode_connect(&mut BytesMut::from(&old[..]), 1000).unwrap_err();
+    assert_eq!(
+        (fault.violation.reason, fault.answer),
+        (ReasonCode::UNSUPPORTED_PROTOCOL_VERSION, true)
+    );
+    let other = b"\x10\x0e\0\x04HTTP\x05\x02\0\x3c\0\x02ab";
+    assert!(
+        !decode_connect(&mut BytesMut::from(&other[..]), 1000)
+            .unwrap_err()
+            .answer
+    );
+}
+
+#[test]
+fn packets_that_are_refused() {
+    use ReasonCode as R;
+    for (bytes, reason) in [
+        (&b"\x00\x00"[..], R::MALFORMED_PACKET),            // type 0
+        (b"\x10\x00", R::PROTOCOL_ERROR),                   // a second CONNECT
+        (b"\x20\x03\0\0\0", R::PROTOCOL_ERROR),             // CONNACK from a client
+        (b"\x90\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // SUBACK
+        (b"\xb0\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // UNSUBACK
+        (b"\xd0\x00", R::PROTOCOL_ERROR),                   // PINGRESP
+        (b"\xf0\x00", R::PROTOCOL_ERROR),                   // AUTH
+        (b"\xc1\x00", R::MALFORMED_PACKET),                 // PINGREQ with flags
+        (b"\xc0\x01\0", R::MALFORMED_PACKET),               // PINGREQ with a body
+        (b"\x80\x00", R::MALFORMED_PACKET),                 // SUBSCRIBE without its flag
+        (b"\x36\x05\0\x01t\0\x01\0", R::MALFORMED_PACKET),  // QoS 3
+        (b"\x38\x04\0\x01t\0", R::MALFORMED_PACKET),        // DUP at QoS 0
+        (b"\x32\x06\0\x01t\0\0\0", R::PROTOCOL_ERROR),      // packet identifier 0
+        (b"\x30\x03\0\0\0", R::PROTOCOL_ERROR),             // no topic
+        (b"\x30\x04\0\x01#\0", R::PROTOCOL_ERROR),          // a wildcard
+        (b"\x30\x04\0\x01\0\0", R::MALFORMED_PACKET),       // U+0000
+        (b"\x30\x05\0\x02\xc3\x28\0", R::MALFORMED_PACKET), // not UTF-8
+        (b"\x30\x03\0\x09t", R::MALFORMED_PACKET),          // topic longer than the packet
+        (b"\x30\x05\0\x01t\x09\0", R::MALFORMED_PACKET),    // properties longer than it
+        (
+            b"\x30\x09\0\x01t\x80\x80\x80\x80\x01\0",
+            R::MALFORMED_PACKET,
+        ), // five-byte property length
+        (b"\x30\x06\0\x01t\x80\0\0", R::MALFORMED_PACKET),  // property length too long
+        (b"\x30\x06\0\x01t\x02\x0b\x01", R::PROTOCOL_ERROR), // subscription identifier from a client
+        (b"\x30\x06\0\x01t\x02\x01\x02", R::PROTOCOL_ERROR), // payload format 2
+        (b"\x30\x08\0\x01t\x04\x08\0\x01+", R::PROTOCOL_ERROR), // wildcard in the response topic
+        (b"\x30\x07\0\x01t\x03\x08\0\0", R::PROTOCOL_ERROR), // empty response topic
+        (b"\x30\x0a\0\x01t\x06\x03\0\0\x03\0\0", R::PROTOCOL_ERROR), // content type twice
+        (b"\x30\x08\0\x01t\x04\x26\0\x01a", R::MALFORMED_PACKET), // user property without a value
+        (b"\x40\x01\0", R::MALFORMED_PACKET),                // short PUBACK
+        (b"\x40\x02\0\0", R::PROTOCOL_ERROR),                // PUBACK of identifier 0
+        (b"\x40\x06\0\x01\0\0\0\0", R::MALFORMED_PACKET),    // PUBACK with a rest
+        (b"\x82\x03\0\x01\0", R::PROTOCOL_ERROR),            // SUBSCRIBE without a filter
+        (b"\x82\x07\0\x01\0\0\x01t\x03", R::PROTOCOL_ERROR), // QoS 3
+        (b"\x82\x07\0\x01\0\0\x01t\x30", R::PROTOCOL_ERROR), // retain handling 3
+        (b"\x82\x07\0\x01\0\0\x01t\x40", R::MALFORMED_PACKET), // reserved option
+        (b"\x82\x09\0\x01\x02\x0b\0\0\x01t\0", R::PROTOCOL_ERROR), // subscription identifier 0
+        (b"\xa2\x03\0\x01\0", R::PROTOCOL_ERROR),            // UNSUBSCRIBE without a filter
+        (b"\xe0\x04\0\x02\x1c\0", R::MALFORMED_PACKET),      // DISCONNECT cut short
+        (b"\x30\xff\xff\xff\x7f", R::PACKET_TOO_LARGE),      // 256 MiB
+        (b"\x30\xff\xff\xff\xff\x7f", R::MALFORMED_PACKET),  // five-byte remaining length
+        (b"\x30\x80\x00", R::MALFORMED_PACKET),              // a length longer than needed
+    ] {
+        let violation = read(bytes).expect_err(&format!("{bytes:02x?}"));
+        assert_eq!(violation.reason, reason, "{bytes:02x?}: {}", violation.text);
+    }
+}
+
+#[test]
+fn a_forbidden_type_is_refused_by_its_first_byte() {
+    for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0xf0, 0x00, 0xc1] {
+        assert!(read(&[first]).is_err(), "{first:02x}");
+    }
+    assert!(decode_connect(&mut BytesMut::from(&[0x30][..]), 1000).is_err());
+}
+
+#[test]
+fn the_shortest_forms() {
+    let disconnect = super::Disconnect {
+        reason: ReasonCode::SUCCESS,
+        session_expiry_s: None,
+    };
+    assert_eq!(read(b"\xe0\x00"), Ok(Some(Packet::Disconnect(disconnect))));
+    assert_eq!(
+        read(b"\xe0\x01\x00"),
+        Ok(Some(Packet::Disconnect(disconnect)))
+    );
+    assert_eq!(
+        read(b"\xe0\x02\x00\x00"),
+        Ok(Some(Packet::Disconnect(disconnect)))
+    );
+    let ack = super::Ack {
+        packet_id: 1,
+        reason: ReasonCode(0x10),
+    };
+    assert_eq!(read(b"\x40\x03\0\x01\x10"), Ok(Some(Packet::Puback(ack))));
+    assert_eq!(read(b"\x40\x04\0\x01\x10\0"), Ok(Some(Packet::Puback(ack))));
+    assert_eq!(read(b"\xc0\x00"), Ok(Some(Packet::Pingreq)));
+    let nine = [&b"\x82\x27\0\x01\0"[..], &b"\0\x01t\0".repeat(9)].concat();
+    assert_eq!(
+        read(&nine).unwrap_err().reason,
+        ReasonCode::QUOTA_EXCEEDED,
+        "more filters than allowed"
+    );
+}

@@ -1,0 +1,263 @@
+//! Windows, repetitions, QoS 2 towards the client, bounded queues.
+
+use std::time::Instant;
+
+use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRecReason, PubRel};
+
+use crate::{Broker, Limits, Message, QoS, testing::*};
+
+fn start(limits: Limits) -> (Broker, Instant) {
+    (broker(limits), Instant::now())
+}
+
+fn flood(broker: &Broker, count: usize, qos: QoS) {
+    broker.batch(|batch| {
+        for number in 0..count {
+            batch.publish(Message::new("t", number.to_string(), qos));
+        }
+    });
+}
+
+#[test]
+fn the_clients_receive_maximum_is_its_window() {
+    let (broker, now) = start(Limits::default());
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(3)),
+        now,
+    );
+    a.subscribe("t", Q::AtLeastOnce, now);
+    flood(&broker, 5, QoS::AtLeastOnce);
+    let first = a.messages();
+    assert_eq!(first.len(), 3);
+    a.send(&[puback(first[1].pkid)], now);
+    assert_eq!(a.payloads(), ["3"]);
+    a.send(&[puback(first[1].pkid), puback(999)], now);
+    assert_eq!(
+        a.payloads(),
+        [""; 0],
+        "a second acknowledgement opens nothing"
+    );
+    a.send(&[puback(first[0].pkid)], now);
+    assert_eq!(a.payloads(), ["4"]);
+    assert!(broker.stats().queued_bytes > 0);
+    a.send(&[puback(first[2].pkid), puback(4), puback(5)], now);
+    assert_eq!(broker.stats().queued_bytes, 0);
+}
+
+#[test]
+fn a_resumed_session_repeats_in_order_with_the_same_identifiers() {
+    let (broker, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::ExactlyOnce, now);
+    flood(&broker, 3, QoS::AtLeastOnce);
+    flood(&broker, 2, QoS::ExactlyOnce);
+    let before = a.messages();
+    assert_eq!(before.len(), 5);
+    // The second is done, the fourth is half done.
+    a.send(
+        &[
+            puback(before[1].pkid),
+            Packet::PubRec(PubRec::new(before[3].pkid, None)),
+        ],
+        now,
+    );
+    assert_eq!(
+        a.receive(),
+        [Packet::PubRel(PubRel::new(before[3].pkid, None))]
+    );
+    a.lose(now);
+    flood(&broker, 1, QoS::AtLeastOnce);
+
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(2)),
+        now,
+    );
+    let repeated = |index: usize| {
+        let mut message = before[index].clone();
+        message.dup = true;
+        Packet::Publish(message)
+    };
+    assert_eq!(
+        a.receive(),
+        [
+            repeated(0),
+            repeated(2),
+            Packet::PubRel(PubRel::new(before[3].pkid, None))
+        ]
+    );
+    a.send(&[puback(before[0].pkid)], now);
+    assert_eq!(
+        a.receive(),
+        [repeated(4)],
+        "the new window holds for repetitions"
+    );
+    a.send(
+        &[
+            Packet::PubComp(PubComp::new(before[3].pkid, None)),
+            puback(before[2].pkid),
+        ],
+        now,
+    );
+    let newer = a.messages();
+    assert_eq!(
+        (newer.len(), newer[0].dup),
+        (1, false),
+        "what is new comes after the repetitions"
+    );
+}
+
+#[test]
+fn qos_2_to_the_client() {
+    let (broker, now) = start(Limits::default());
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(1)),
+        now,
+    );
+    a.subscribe("t", Q::ExactlyOnce, now);
+    flood(&broker, 3, QoS::ExactlyOnce);
+    let id = a.messages()[0].pkid;
+    a.send(&[Packet::PubRec(PubRec::new(id, None))], now);
+    assert_eq!(
+        a.receive(),
+        [Packet::PubRel(PubRel::new(id, None))],
+        "the window opens at PUBCOMP"
+    );
+    a.send(
+        &[
+            Packet::PubRec(PubRec::new(id, None)),
+            Packet::PubComp(PubComp::new(id, None)),
+        ],
+        now,
+    );
+    assert_eq!(a.receive().len(), 2, "PUBREL again, and the next message");
+    // A PUBREC with a failure ends the exchange at once.
+    let mut refused = PubRec::new(2, None);
+    refused.reason = PubRecReason::QuotaExceeded;
+    a.send(&[Packet::PubRec(refused)], now);
+    assert_eq!(a.payloads(), ["2"]);
+    a.send(&[Packet::PubRec(PubRec::new(77, None))], now);
+    let Some(Packet::PubRel(rel)) = a.receive().pop() else {
+        panic!("no PUBREL")
+    };
+    assert_eq!(rel.reason, wire::PubRelReason::PacketIdentifierNotFound);
+    a.send(&[puback(3)], now);
+    assert_eq!(
+        disconnected(&a.receive()),
+        Some(DisconnectReasonCode::ProtocolError),
+        "PUBACK for QoS 2"
+    );
+}
+
+#[test]
+fn a_connected_client_over_its_queue_is_disconnected_and_others_are_not() {
+    let limits = Limits {
+        queue_bytes_max: 10_000,
+        in_flight_max: 2,
+        ..Limits::default()
+    };
+    let (broker, now) = start(limits);
+    let mut slow = Peer::new(&broker, &Hello::new("slow"), now);
+    slow.subscribe("t", Q::AtLeastOnce, now);
+    let mut quick = Peer::new(&broker, &Hello::new("quick"), now);
+    quick.subscribe("t", Q::AtMostOnce, now);
+    flood(&broker, 100, QoS::AtLeastOnce);
+    assert_eq!(quick.messages().len(), 100);
+    assert_eq!(
+        disconnected(&slow.receive()),
+        Some(DisconnectReasonCode::QuotaExceeded)
+    );
+    assert!(broker.stats().queued_bytes <= 10_000);
+    assert_eq!(broker.stats().disconnected, 1);
+    slow.lose(now);
+    let mut slow = Peer::new(&broker, &Hello::new("slow"), now);
+    assert!(
+        slow.connack.session_present,
+        "the session is kept by its expiry"
+    );
+    assert_eq!(slow.payloads(), ["0", "1"]);
+}
+
+#[test]
+fn an_absent_client_loses_the_newest() {
+    let (broker, now) = start(Limits {
+        queue_bytes_max: 2000,
+        ..Limits::default()
+    });
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    a.lose(now);
+    flood(&broker, 100, QoS::AtLeastOnce);
+    let stats = broker.stats();
+    assert!(stats.queued_bytes <= 2000 && stats.dropped > 90);
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let kept = a.payloads();
+    assert_eq!(kept.len() as u64, 100 - stats.dropped);
+    assert_eq!(kept[0], "0");
+}
+
+#[test]
+fn all_queues_together_are_bounded() {
+    let limits = Limits {
+        queue_bytes_max: 5000,
+        queue_bytes_total_max: 6000,
+        ..Limits::default()
+    };
+    let (broker, now) = start(limits);
+    for client in ["a", "b", "c"] {
+        let mut peer = Peer::new(&broker, &Hello::new(client), now);
+        peer.subscribe("t", Q::AtLeastOnce, now);
+        peer.lose(now);
+    }
+    flood(&broker, 100, QoS::AtLeastOnce);
+    assert!((5000..=6000).contains(&broker.stats().queued_bytes));
+    for client in ["a", "b", "c"] {
+        Peer::new(&broker, &Hello::new(client).clean().expiry(0), now).lose(now);
+    }
+    assert_eq!(
+        broker.stats().queued_bytes,
+        0,
+        "an ended session gives its bytes back"
+    );
+}
+
+#[test]
+fn output_above_its_mark_waits_in_the_queue_and_keeps_its_order() {
+    let (broker, now) = start(Limits {
+        output_bytes_high: 500,
+        ..Limits::default()
+    });
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    flood(&broker, 1000, QoS::AtMostOnce);
+    assert!(
+        broker.stats().queued_bytes > 0,
+        "it did not all go into the output"
+    );
+    let expected: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+    assert_eq!(a.payloads(), expected);
+    assert_eq!(broker.stats().queued_bytes, 0);
+}
+
+#[test]
+fn packet_identifiers_go_round_and_skip_those_in_use() {
+    let (broker, now) = start(Limits::default());
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(2)),
+        now,
+    );
+    a.subscribe("t", Q::AtLeastOnce, now);
+    flood(&broker, 1, QoS::AtLeastOnce);
+    assert_eq!(a.messages()[0].pkid, 1, "and it is never acknowledged");
+    let mut last = 1;
+    for _ in 0..70_000 {
+        flood(&broker, 1, QoS::AtLeastOnce);
+        let id = a.messages()[0].pkid;
+        assert_eq!(id, if last == u16::MAX { 2 } else { last + 1 });
+        a.send(&[puback(id)], now);
+        last = id;
+    }
+}

@@ -1,0 +1,420 @@
+//! PUBLISHes that the service takes: tokens, the order of acknowledgements, QoS 2 from the client, direct delivery.
+
+use std::{sync::Arc, time::Instant};
+
+use wire::{
+    DisconnectReasonCode, Filter, Packet, PubAckReason, PubCompReason, PubRec, PubRecReason, PubRel,
+};
+
+use crate::{Broker, Limits, Message, Options, Origin, QoS, ReasonCode, Request, testing::*};
+
+fn start(limits: Limits) -> (Broker, Arc<Recorder>, Instant) {
+    let recorder = Arc::new(Recorder::default());
+    (
+        Broker::new(Options { limits }, recorder.clone()),
+        recorder,
+        Instant::now(),
+    )
+}
+
+fn taken(recorder: &Recorder) -> Vec<(Origin, Request)> {
+    std::mem::take(&mut recorder.requests.lock().unwrap())
+}
+
+fn settle(broker: &Broker, request: &Request, reason: ReasonCode) {
+    broker.batch(|batch| batch.settle(request.token.unwrap(), reason, None));
+}
+
+fn rec(packet_id: u16) -> Packet {
+    Packet::PubRec(PubRec::new(packet_id, None))
+}
+
+#[test]
+fn acknowledgements_leave_in_the_order_of_the_messages() {
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtMostOnce, now);
+    let request = |id| Packet::Publish(publish("req/x", Q::AtLeastOnce, id, &id.to_string()));
+    let message = |id| Packet::Publish(publish("t", Q::AtLeastOnce, id, ""));
+    let refused = Packet::Publish(publish("no/x", Q::AtLeastOnce, 14, ""));
+    a.send(
+        &[
+            request(10),
+            request(11),
+            message(12),
+            request(13),
+            refused,
+            Packet::PingReq(wire::PingReq),
+        ],
+        now,
+    );
+    let requests = taken(&recorder);
+    assert_eq!(
+        requests
+            .iter()
+            .map(|(_, request)| request.packet_id)
+            .collect::<Vec<_>>(),
+        [10, 11, 13]
+    );
+    assert!(
+        !a.receive()
+            .iter()
+            .any(|packet| matches!(packet, Packet::PubAck(_))),
+        "the first is not settled"
+    );
+    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), []);
+    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), [puback(10), puback(11), puback(12)]);
+    let token = requests[2].1.token.unwrap();
+    broker.batch(|batch| {
+        batch.settle(
+            token,
+            ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR,
+            Some("no response topic"),
+        );
+        batch.settle(token, ReasonCode::SUCCESS, None);
+    });
+    let acks = a.receive();
+    let [Packet::PubAck(failed), Packet::PubAck(refused)] = &acks[..] else {
+        panic!("{acks:?}")
+    };
+    assert_eq!(
+        (failed.pkid, failed.reason),
+        (13, PubAckReason::ImplementationSpecificError)
+    );
+    assert_eq!(
+        failed.properties.as_ref().unwrap().reason_string.as_deref(),
+        Some("no response topic")
+    );
+    assert_eq!(
+        (refused.pkid, refused.reason),
+        (14, PubAckReason::NotAuthorized)
+    );
+    assert_eq!(
+        refused
+            .properties
+            .as_ref()
+            .unwrap()
+            .reason_string
+            .as_deref(),
+        Some("not there")
+    );
+}
+
+#[test]
+fn a_client_that_wants_no_problem_information_gets_no_reason_strings() {
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.request_problem_info = Some(0)),
+        now,
+    );
+    a.send(
+        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
+        now,
+    );
+    let token = taken(&recorder)[0].1.token.unwrap();
+    broker.batch(|batch| batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some("text")));
+    let Some(Packet::PubAck(ack)) = a.receive().pop() else {
+        panic!("no PUBACK")
+    };
+    assert_eq!(
+        (ack.reason, ack.properties),
+        (PubAckReason::QuotaExceeded, None)
+    );
+}
+
+#[test]
+fn more_than_the_receive_maximum_is_a_violation() {
+    let (broker, recorder, now) = start(Limits {
+        receive_max: 3,
+        ..Limits::default()
+    });
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let request = |qos, id| Packet::Publish(publish("req/x", qos, id, ""));
+    a.send(
+        &[
+            request(Q::AtLeastOnce, 1),
+            request(Q::AtLeastOnce, 2),
+            request(Q::ExactlyOnce, 3),
+        ],
+        now,
+    );
+    for (_, request) in taken(&recorder) {
+        settle(&broker, &request, ReasonCode::SUCCESS);
+    }
+    // The QoS 2 exchange counts until its PUBREL.
+    a.send(
+        &[request(Q::AtLeastOnce, 1), request(Q::AtLeastOnce, 2)],
+        now,
+    );
+    assert_eq!(disconnected(&a.receive()), None);
+    a.send(&[request(Q::AtLeastOnce, 4)], now);
+    assert_eq!(
+        disconnected(&a.receive()),
+        Some(DisconnectReasonCode::ReceiveMaximumExceeded)
+    );
+    assert_eq!(taken(&recorder).len(), 2, "what came before is handed over");
+}
+
+#[test]
+fn a_million_qos_2_messages_with_one_identifier_cost_nothing() {
+    // mosquitto kept state for each of them (CVE-2023-28366).
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let mut repeated = bytes::BytesMut::new();
+    for _ in 0..1000 {
+        Packet::Publish(publish("req/x", Q::ExactlyOnce, 7, ""))
+            .write(&mut repeated, None)
+            .unwrap();
+    }
+    for _ in 0..1000 {
+        a.send_raw(&repeated, now);
+    }
+    let requests = taken(&recorder);
+    assert_eq!(requests.len(), 1, "handed over once");
+    assert_eq!(a.receive(), [], "and the PUBREC that is owed answers all");
+    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), [rec(7)]);
+    a.send_raw(&repeated, now);
+    assert_eq!(a.receive(), vec![rec(7); 1000]);
+}
+
+#[test]
+fn qos_2_requests_are_handed_over_once_across_connections() {
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let request = Packet::Publish(publish("req/x", Q::ExactlyOnce, 5, "q"));
+    a.send(std::slice::from_ref(&request), now);
+    let requests = taken(&recorder);
+    a.lose(now);
+    // The repetition comes before the answer is known.
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.send(std::slice::from_ref(&request), now);
+    assert_eq!(a.receive(), []);
+    a.send(&[Packet::PubRel(PubRel::new(5, None))], now);
+    let Some(Packet::PubComp(comp)) = a.receive().pop() else {
+        panic!("no PUBCOMP")
+    };
+    assert_eq!(
+        comp.reason,
+        PubCompReason::PacketIdentifierNotFound,
+        "there was no PUBREC yet"
+    );
+    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), [rec(5)]);
+    a.lose(now);
+    // And once more after it.
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.send(
+        &[request.clone(), Packet::PubRel(PubRel::new(5, None))],
+        now,
+    );
+    assert_eq!(
+        a.receive(),
+        [rec(5), Packet::PubComp(wire::PubComp::new(5, None))]
+    );
+    assert_eq!(taken(&recorder).len(), 0);
+    // After PUBREL the identifier is new. A failure frees it without one.
+    for _ in 0..2 {
+        a.send(std::slice::from_ref(&request), now);
+        settle(&broker, &taken(&recorder)[0].1, ReasonCode::QUOTA_EXCEEDED);
+        let Some(Packet::PubRec(rec)) = a.receive().pop() else {
+            panic!("no PUBREC")
+        };
+        assert_eq!(rec.reason, PubRecReason::QuotaExceeded);
+    }
+}
+
+#[test]
+fn ordinary_qos_2_messages_are_routed_once() {
+    let (broker, _, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtMostOnce, now);
+    let message = Packet::Publish(publish("t", Q::ExactlyOnce, 5, "x"));
+    a.send(&[message.clone(), message.clone()], now);
+    assert_eq!(
+        a.receive()
+            .iter()
+            .filter(|packet| matches!(packet, Packet::Publish(_)))
+            .count(),
+        1
+    );
+    a.lose(now);
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.send(&[message], now);
+    assert_eq!(a.receive(), [rec(5)]);
+}
+
+#[test]
+fn a_stale_token_does_nothing() {
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.send(
+        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
+        now,
+    );
+    a.lose(now);
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.send(
+        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
+        now,
+    );
+    let requests = taken(&recorder);
+    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), []);
+    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    assert_eq!(a.receive(), [puback(1)]);
+}
+
+#[test]
+fn requests_before_another_packet_are_handed_over_first() {
+    let (broker, recorder, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let request = |id| Packet::Publish(publish("req/x", Q::AtLeastOnce, id, ""));
+    let leave = Packet::Disconnect(wire::Disconnect::new(
+        DisconnectReasonCode::NormalDisconnection,
+    ));
+    a.send(&[request(1), leave, request(2)], now);
+    assert_eq!(taken(&recorder).len(), 1, "nothing after DISCONNECT counts");
+}
+
+#[test]
+fn deliver_reaches_one_connection_only_subscribed_or_not() {
+    let (broker, _, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    b.subscribe("#", Q::AtLeastOnce, now);
+    let deliver = |to: &Peer, qos| {
+        broker.batch(|batch| batch.deliver(&to.origin, Message::new("n/1", "x", qos)))
+    };
+    assert!(deliver(&a, QoS::AtLeastOnce));
+    assert_eq!(a.messages()[0].qos, Q::AtLeastOnce);
+    assert_eq!(b.payloads(), [""; 0]);
+    // A subscription lends its QoS and identifiers, No Local does not matter, and there is one copy.
+    a.subscribe_with(
+        Filter {
+            nolocal: true,
+            ..Filter::new("n/1", Q::AtMostOnce)
+        },
+        Some(3),
+        now,
+    );
+    assert!(deliver(&a, QoS::AtLeastOnce));
+    let messages = a.messages();
+    assert_eq!((messages.len(), messages[0].qos), (1, Q::AtMostOnce));
+    assert_eq!(
+        messages[0]
+            .properties
+            .as_ref()
+            .unwrap()
+            .subscription_identifiers,
+        [3]
+    );
+    a.subscribe_with(Filter::new("n/+", Q::AtLeastOnce), Some(4), now);
+    assert!(deliver(&a, QoS::AtLeastOnce));
+    let messages = a.messages();
+    assert_eq!((messages.len(), messages[0].qos), (1, Q::AtLeastOnce));
+    assert_eq!(
+        messages[0]
+            .properties
+            .as_ref()
+            .unwrap()
+            .subscription_identifiers
+            .len(),
+        2
+    );
+}
+
+#[test]
+fn deliver_ends_with_the_connection() {
+    let (broker, _, now) = start(Limits::default());
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(1)),
+        now,
+    );
+    let deliver = |to: &Origin, payload: &'static str| {
+        broker.batch(|batch| batch.deliver(to, Message::new("n/1", payload, QoS::AtLeastOnce)))
+    };
+    assert!(deliver(&a.origin, "sent") && deliver(&a.origin, "waits"));
+    assert_eq!(a.payloads(), ["sent"]);
+    let mut new = Peer::new(&broker, &Hello::new("a"), now);
+    assert!(!deliver(&a.origin, "late"), "the connection was taken over");
+    let messages = new.messages();
+    assert_eq!(
+        (messages.len(), messages[0].dup),
+        (1, true),
+        "unsent is dropped, unacknowledged is repeated"
+    );
+    assert_eq!(broker.stats().dropped, 1);
+    let origin = new.origin.clone();
+    new.lose(now);
+    assert!(!deliver(&origin, "later"));
+}
+
+#[test]
+fn an_acknowledgement_follows_its_answer_but_does_not_wait_for_the_client() {
+    let (broker, recorder, now) = start(Limits {
+        output_bytes_high: 100,
+        ..Limits::default()
+    });
+    let mut a = Peer::new(
+        &broker,
+        &Hello::new("a").set(|p| p.receive_maximum = Some(2)),
+        now,
+    );
+    let ask = |a: &mut Peer, id| {
+        a.send(
+            &[Packet::Publish(publish("req/x", Q::AtLeastOnce, id, ""))],
+            now,
+        );
+        let (origin, request) = taken(&recorder).remove(0);
+        broker.batch(|batch| {
+            // The first fills the output above its mark, so that the second waits.
+            assert!(batch.deliver(
+                &origin,
+                Message::new("n", "x".repeat(200), QoS::AtLeastOnce)
+            ));
+            assert!(batch.deliver(&origin, Message::new("n", "answer", QoS::AtLeastOnce)));
+            batch.settle(request.token.unwrap(), ReasonCode::SUCCESS, None);
+        });
+    };
+    ask(&mut a, 1);
+    let packets = a.receive();
+    assert_eq!(packets.len(), 3);
+    assert_eq!(packets[2], puback(1));
+    // Now the window is full: the answer waits for the client, the acknowledgement may not (section 3.3.4).
+    ask(&mut a, 2);
+    assert_eq!(a.receive(), [puback(2)]);
+}
+
+#[test]
+fn the_embedder_can_disconnect_a_client() {
+    let (broker, _, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    broker.batch(|batch| {
+        batch.disconnect(&a.origin, ReasonCode::TOPIC_NAME_INVALID, Some("why"));
+        batch.disconnect(&a.origin, ReasonCode::NOT_AUTHORIZED, None);
+        assert!(!batch.deliver(&a.origin, Message::new("n", "x", QoS::AtMostOnce)));
+    });
+    let packets = a.receive();
+    let [Packet::Disconnect(disconnect)] = &packets[..] else {
+        panic!("{packets:?}")
+    };
+    assert_eq!(
+        disconnect.reason_code,
+        DisconnectReasonCode::TopicNameInvalid
+    );
+    assert_eq!(
+        disconnect
+            .properties
+            .as_ref()
+            .unwrap()
+            .reason_string
+            .as_deref(),
+        Some("why")
+    );
+}

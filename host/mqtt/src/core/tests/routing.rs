@@ -1,0 +1,382 @@
+//! Subscriptions and their options, retained messages, properties on their way through.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use wire::{Filter, Packet, PubAckReason, RetainForwardRule, SubscribeReasonCode};
+
+use crate::{Limits, Message, PropertiesBuilder, QoS, testing::*};
+
+fn two(limits: Limits) -> (Peer, Peer, Instant) {
+    let (broker, now) = (broker(limits), Instant::now());
+    (
+        Peer::new(&broker, &Hello::new("a"), now),
+        Peer::new(&broker, &Hello::new("b"), now),
+        now,
+    )
+}
+
+#[test]
+fn the_lower_qos_counts_and_puback_says_whether_somebody_listens() {
+    let (mut a, mut b, now) = two(Limits::default());
+    assert_eq!(
+        b.subscribe("t/+", Q::AtLeastOnce, now),
+        SubscribeReasonCode::Success(Q::AtLeastOnce)
+    );
+    for (qos, id, expected) in [
+        (Q::AtMostOnce, 0, Q::AtMostOnce),
+        (Q::AtLeastOnce, 1, Q::AtLeastOnce),
+    ] {
+        a.send(&[Packet::Publish(publish("t/1", qos, id, "x"))], now);
+        assert_eq!(b.messages()[0].qos, expected);
+    }
+    assert_eq!(a.receive(), [puback(1)]);
+    a.send(
+        &[Packet::Publish(publish("t/1", Q::ExactlyOnce, 2, "x"))],
+        now,
+    );
+    assert_eq!(b.messages()[0].qos, Q::AtLeastOnce);
+    a.receive();
+    a.send(
+        &[Packet::Publish(publish("nobody", Q::AtLeastOnce, 3, "x"))],
+        now,
+    );
+    let mut none = wire::PubAck::new(3, None);
+    none.reason = PubAckReason::NoMatchingSubscribers;
+    assert_eq!(a.receive(), [Packet::PubAck(none)]);
+}
+
+#[test]
+fn overlapping_subscriptions_give_one_copy_with_the_highest_qos_and_all_identifiers() {
+    let (mut a, mut b, now) = two(Limits::default());
+    b.subscribe_with(Filter::new("t/#", Q::ExactlyOnce), Some(7), now);
+    b.subscribe_with(Filter::new("t/1", Q::AtMostOnce), Some(300), now);
+    b.subscribe_with(Filter::new("+/1", Q::AtLeastOnce), None, now);
+    a.send(
+        &[Packet::Publish(publish("t/1", Q::ExactlyOnce, 1, "x"))],
+        now,
+    );
+    let messages = b.messages();
+    assert_eq!(messages.len(), 1);
+    assert_eq!(messages[0].qos, Q::ExactlyOnce);
+    let mut ids = messages[0]
+        .properties
+        .clone()
+        .unwrap()
+        .subscription_identifiers;
+    ids.sort_unstable();
+    assert_eq!(ids, [7, 300]);
+}
+
+#[test]
+fn no_local_and_retain_as_published() {
+    let (mut a, mut b, now) = two(Limits::default());
+    a.subscribe_with(
+        Filter {
+            nolocal: true,
+            ..Filter::new("t", Q::AtLeastOnce)
+        },
+        None,
+        now,
+    );
+    b.subscribe_with(
+        Filter {
+            nolocal: true,
+            preserve_retain: true,
+            ..Filter::new("t", Q::AtLeastOnce)
+        },
+        None,
+        now,
+    );
+    let mut message = publish("t", Q::AtLeastOnce, 1, "x");
+    message.retain = true;
+    a.send(&[Packet::Publish(message)], now);
+    assert_eq!(a.receive(), [puback(1)], "not to the publisher itself");
+    assert!(b.messages()[0].retain);
+    // Also of a retained message (section 3.8.3.1).
+    a.subscribe_with(
+        Filter {
+            nolocal: true,
+            ..Filter::new("t", Q::AtLeastOnce)
+        },
+        None,
+        now,
+    );
+    assert_eq!(a.payloads(), [""; 0]);
+    // The broker itself is nobody's own.
+    a.broker
+        .batch(|batch| assert_eq!(batch.publish(Message::new("t", "y", QoS::AtMostOnce)), 2));
+    assert_eq!(a.payloads(), ["y"]);
+    assert_eq!(b.payloads(), ["y"]);
+    b.subscribe("t", Q::AtMostOnce, now);
+    b.receive();
+    let mut message = publish("t", Q::AtMostOnce, 0, "z");
+    message.retain = true;
+    a.send(&[Packet::Publish(message)], now);
+    assert!(
+        !b.messages()[0].retain,
+        "without the option the flag is cleared"
+    );
+}
+
+#[test]
+fn retained_messages_by_retain_handling() {
+    let (mut a, mut b, now) = two(Limits::default());
+    let mut message = publish("r/1", Q::AtLeastOnce, 1, "kept");
+    message.retain = true;
+    a.send(&[Packet::Publish(message.clone())], now);
+    let filter = |rule| Filter {
+        retain_forward_rule: rule,
+        ..Filter::new("r/#", Q::AtMostOnce)
+    };
+    b.subscribe_with(filter(RetainForwardRule::Never), None, now);
+    assert_eq!(b.payloads(), [""; 0]);
+    b.subscribe_with(filter(RetainForwardRule::OnNewSubscribe), None, now);
+    assert_eq!(b.payloads(), [""; 0], "the subscription existed");
+    b.subscribe_with(filter(RetainForwardRule::OnEverySubscribe), Some(5), now);
+    let messages = b.messages();
+    assert!(messages[0].retain && messages[0].qos == Q::AtMostOnce);
+    assert_eq!(
+        messages[0]
+            .properties
+            .as_ref()
+            .unwrap()
+            .subscription_identifiers,
+        [5]
+    );
+    let mut other = Peer::new(&a.broker, &Hello::new("c"), now);
+    other.subscribe_with(filter(RetainForwardRule::OnNewSubscribe), None, now);
+    assert_eq!(other.payloads(), ["kept"]);
+    message.payload = Bytes::new();
+    message.pkid = 2;
+    a.send(&[Packet::Publish(message)], now);
+    assert_eq!(other.payloads(), [""], "the empty message itself is routed");
+    assert_eq!(b.payloads(), [""]);
+    b.subscribe_with(filter(RetainForwardRule::OnEverySubscribe), None, now);
+    assert_eq!(b.payloads(), [""; 0]);
+    assert_eq!(a.broker.stats().retained, 0);
+}
+
+#[test]
+fn retained_messages_have_a_quota() {
+    let (mut a, _, now) = two(Limits {
+        retained_max: 1,
+        ..Limits::default()
+    });
+    for (topic, id) in [("r/1", 1), ("r/2", 2)] {
+        let mut message = publish(topic, Q::AtLeastOnce, id, "x");
+        message.retain = true;
+        a.send(&[Packet::Publish(message)], now);
+    }
+    let Some(Packet::PubAck(ack)) = a.receive().pop() else {
+        panic!("no PUBACK")
+    };
+    assert_eq!((ack.pkid, ack.reason), (2, PubAckReason::QuotaExceeded));
+}
+
+#[test]
+fn filters_that_are_refused_do_not_end_the_connection() {
+    let limits = Limits {
+        subscriptions_per_session_max: 2,
+        topic_levels_max: 3,
+        ..Limits::default()
+    };
+    let (mut a, _, now) = two(limits);
+    assert_eq!(
+        a.subscribe("a/#/b", Q::AtMostOnce, now),
+        SubscribeReasonCode::TopicFilterInvalid
+    );
+    assert_eq!(
+        a.subscribe("a/b/c/d", Q::AtMostOnce, now),
+        SubscribeReasonCode::TopicFilterInvalid
+    );
+    assert_eq!(
+        a.subscribe("$share/g/t", Q::AtMostOnce, now),
+        SubscribeReasonCode::SharedSubscriptionsNotSupported
+    );
+    for filter in ["1", "2", "2"] {
+        assert_eq!(
+            a.subscribe(filter, Q::AtMostOnce, now),
+            SubscribeReasonCode::Success(Q::AtMostOnce)
+        );
+    }
+    assert_eq!(
+        a.subscribe("3", Q::AtMostOnce, now),
+        SubscribeReasonCode::QuotaExceeded
+    );
+    assert_eq!(a.broker.stats().subscriptions, 2);
+    let mut unsubscribe = wire::Unsubscribe::new("2", None);
+    unsubscribe.filters.push("3".to_owned());
+    unsubscribe.pkid = 9;
+    a.send(&[Packet::Unsubscribe(unsubscribe)], now);
+    let Some(Packet::UnsubAck(ack)) = a.receive().pop() else {
+        panic!("no UNSUBACK")
+    };
+    assert_eq!(
+        ack.reasons,
+        [
+            wire::UnsubAckReason::Success,
+            wire::UnsubAckReason::NoSubscriptionExisted
+        ]
+    );
+    a.send(
+        &[Packet::Publish(publish("a/b/c/d", Q::AtLeastOnce, 4, ""))],
+        now,
+    );
+    let Some(Packet::PubAck(ack)) = a.receive().pop() else {
+        panic!("no PUBACK")
+    };
+    assert_eq!(ack.reason, PubAckReason::TopicNameInvalid);
+}
+
+/// A PUBLISH at QoS 0 with these raw properties.
+fn raw_publish(topic: &str, properties: &[u8], payload: &str) -> Vec<u8> {
+    let mut body = vec![0, topic.len() as u8];
+    body.extend_from_slice(topic.as_bytes());
+    body.push(properties.len() as u8);
+    body.extend_from_slice(properties);
+    body.extend_from_slice(payload.as_bytes());
+    let mut packet = vec![0x30, body.len() as u8];
+    packet.extend_from_slice(&body);
+    packet
+}
+
+#[test]
+fn properties_pass_bit_for_bit_but_for_topic_alias() {
+    let (mut a, mut b, now) = two(Limits::default());
+    b.subscribe("t", Q::AtMostOnce, now);
+    // User properties repeated, empty and out of order, an explicit payload format 0, an alias in the middle.
+    let before = b"\x26\0\x01a\0\x012\x01\0\x03\0\0\x26\0\0\0\0\x09\0\x02\xff\0";
+    let after = b"\x26\0\x01a\0\x02\xc3\xbc\x08\0\x01r\x26\0\x01a\0\x012";
+    let sent = [&before[..], b"\x23\0\x04", after].concat();
+    assert_eq!(
+        a.send_raw(&raw_publish("t", &sent, "x"), now),
+        crate::dispatch::Turn::Drained
+    );
+    assert_eq!(
+        b.output.drain(),
+        raw_publish("t", &[&before[..], after].concat(), "x")
+    );
+    // The alias stands for the topic now.
+    a.send_raw(&raw_publish("", b"\x23\0\x04", "y"), now);
+    assert_eq!(b.output.drain(), raw_publish("t", b"", "y"));
+}
+
+#[test]
+fn message_expiry_counts_down_and_ends() {
+    let (mut a, b, now) = two(Limits::default());
+    let (mut b, second) = (b, Duration::from_secs(1));
+    b.subscribe("t", Q::AtLeastOnce, now);
+    b.lose(now);
+    let a_sends = |a: &mut Peer, expiry: u32, id| {
+        let mut message = publish("t", Q::AtLeastOnce, id, &format!("{expiry}"));
+        message.properties = Some(wire::PublishProperties {
+            message_expiry_interval: Some(expiry),
+            ..Default::default()
+        });
+        a.send(&[Packet::Publish(message)], now);
+    };
+    a_sends(&mut a, 2, 1);
+    a_sends(&mut a, 6, 2);
+    let mut b = Peer::new(&a.broker, &Hello::new("b"), now + 2 * second + second / 2);
+    let messages = b.messages();
+    assert_eq!(messages.len(), 1);
+    assert_eq!(
+        messages[0]
+            .properties
+            .as_ref()
+            .unwrap()
+            .message_expiry_interval,
+        Some(4)
+    );
+    assert_eq!(a.broker.stats().dropped, 1);
+}
+
+#[test]
+fn topic_aliases_are_bounded_and_have_to_be_known() {
+    for (alias, topic, expected) in [
+        (0_u16, "t", wire::DisconnectReasonCode::TopicAliasInvalid),
+        (33, "t", wire::DisconnectReasonCode::TopicAliasInvalid),
+        (3, "", wire::DisconnectReasonCode::ProtocolError),
+    ] {
+        let (mut a, _, now) = two(Limits::default());
+        let [high, low] = alias.to_be_bytes();
+        a.send_raw(&raw_publish(topic, &[0x23, high, low], "x"), now);
+        assert_eq!(disconnected(&a.receive()), Some(expected), "alias {alias}");
+    }
+}
+
+#[test]
+fn a_message_too_large_for_a_client_is_not_sent_to_it() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let mut b = Peer::new(
+        &broker,
+        &Hello::new("b").set(|p| p.max_packet_size = Some(100)),
+        now,
+    );
+    b.subscribe("t", Q::AtLeastOnce, now);
+    for (id, size) in [(1, 200), (2, 10), (3, 91), (4, 92)] {
+        a.send(
+            &[Packet::Publish(publish(
+                "t",
+                Q::AtLeastOnce,
+                id,
+                &"x".repeat(size),
+            ))],
+            now,
+        );
+    }
+    let sizes: Vec<usize> = b
+        .messages()
+        .iter()
+        .map(|message| message.payload.len())
+        .collect();
+    assert_eq!(
+        sizes,
+        [10, 91, 92],
+        "2 of fixed header, 3 of topic, 2 of identifier, 1 of properties and the payload"
+    );
+    a.send(
+        &[Packet::Publish(publish(
+            "t",
+            Q::AtMostOnce,
+            0,
+            &"x".repeat(200),
+        ))],
+        now,
+    );
+    assert_eq!(b.payloads(), [""; 0]);
+    assert_eq!(broker.stats().dropped, 2);
+}
+
+#[test]
+fn what_the_embedder_publishes_has_its_properties() {
+    let (mut a, _, now) = two(Limits::default());
+    a.subscribe_with(Filter::new("t", Q::AtLeastOnce), Some(9), now);
+    let properties = PropertiesBuilder::new()
+        .correlation_data(b"\0\xff")
+        .user("k", "v")
+        .user("k", "w");
+    let mut message = Message::new("t", "x", QoS::AtLeastOnce);
+    message.properties = properties
+        .content_type("application/octet-stream")
+        .finish()
+        .unwrap();
+    message.expires = Some(Instant::now() + OPEN);
+    a.broker.batch(|batch| batch.publish(message));
+    let got = a.messages().remove(0).properties.unwrap();
+    assert_eq!(got.correlation_data.unwrap(), &b"\0\xff"[..]);
+    assert_eq!(
+        got.user_properties,
+        [
+            ("k".to_owned(), "v".to_owned()),
+            ("k".to_owned(), "w".to_owned())
+        ]
+    );
+    assert_eq!(got.content_type.unwrap(), "application/octet-stream");
+    assert_eq!(
+        (got.subscription_identifiers, got.message_expiry_interval),
+        (vec![9], Some(1000))
+    );
+}

@@ -1,0 +1,306 @@
+//! Sessions that end, resume and are taken over; wills.
+
+use std::time::{Duration, Instant};
+
+use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
+
+use crate::{Broker, Limits, dispatch::Turn, testing::*};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn start() -> (Broker, Instant) {
+    (broker(Limits::default()), Instant::now())
+}
+
+#[test]
+fn connack_tells_what_there_is_and_what_there_is_not() {
+    let (broker, now) = (
+        broker(Limits {
+            keep_alive_max_s: 30,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let peer = Peer::new(&broker, &Hello::new("").expiry(u32::MAX), now);
+    let properties = peer.connack.properties.unwrap();
+    assert!(!peer.connack.session_present);
+    assert_eq!(
+        properties.session_expiry_interval,
+        Some(7 * 24 * 3600),
+        "for ever is too long"
+    );
+    assert_eq!(properties.receive_max, Some(1024));
+    assert_eq!(properties.max_packet_size, Some(2 << 20));
+    assert_eq!(properties.topic_alias_max, Some(32));
+    assert_eq!(properties.shared_subscription_available, Some(0));
+    assert_eq!(properties.server_keep_alive, Some(30));
+    assert_eq!(
+        properties.assigned_client_identifier.as_deref(),
+        Some(&*peer.origin.client)
+    );
+    assert!(peer.origin.client.starts_with("auto-"));
+    let other = Peer::new(&broker, &Hello::new(""), now);
+    assert_ne!(other.origin.client, peer.origin.client);
+    assert_eq!(
+        other.connack.properties.unwrap().session_expiry_interval,
+        None,
+        "as asked"
+    );
+}
+
+#[test]
+fn a_session_resumes_with_what_came_meanwhile() {
+    let (broker, now) = start();
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    a.disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    for (qos, id) in [(Q::AtLeastOnce, 1), (Q::AtMostOnce, 0), (Q::ExactlyOnce, 2)] {
+        b.send(
+            &[Packet::Publish(publish("t", qos, id, &format!("{id}")))],
+            now,
+        );
+    }
+    let mut a = Peer::new(&broker, &Hello::new("a"), now + 999 * SECOND);
+    assert!(a.connack.session_present);
+    assert_eq!(a.payloads(), ["1", "2"], "QoS 0 is not kept");
+}
+
+#[test]
+fn a_session_ends_by_its_expiry() {
+    let (broker, now) = start();
+    let mut a = Peer::new(&broker, &Hello::new("a").expiry(5), now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    a.lose(now);
+    assert_eq!(
+        broker.lock().run_deadlines(now + 4 * SECOND),
+        Some(now + 5 * SECOND)
+    );
+    assert_eq!(
+        (broker.stats().sessions, broker.stats().subscriptions),
+        (1, 1)
+    );
+    assert_eq!(broker.lock().run_deadlines(now + 5 * SECOND), None);
+    assert_eq!(
+        (broker.stats().sessions, broker.stats().subscriptions),
+        (0, 0)
+    );
+    let a = Peer::new(&broker, &Hello::new("a").expiry(0), now + 6 * SECOND);
+    assert!(!a.connack.session_present);
+    a.lose(now);
+    assert_eq!(
+        broker.stats().sessions,
+        0,
+        "an expiry of zero ends it with the connection"
+    );
+}
+
+#[test]
+fn disconnect_can_change_the_expiry_but_not_from_zero() {
+    let disconnect = |expiry| {
+        let properties = DisconnectProperties {
+            session_expiry_interval: Some(expiry),
+            reason_string: None,
+            user_properties: Vec::new(),
+            server_reference: None,
+        };
+        let reason_code = DisconnectReasonCode::NormalDisconnection;
+        [Packet::Disconnect(Disconnect {
+            reason_code,
+            properties: Some(properties),
+        })]
+    };
+    let (broker, now) = start();
+    let mut a = Peer::new(&broker, &Hello::new("a").expiry(1), now);
+    a.send(&disconnect(9), now);
+    a.lose(now);
+    assert_eq!(
+        broker.lock().run_deadlines(now + 8 * SECOND),
+        Some(now + 9 * SECOND)
+    );
+    let mut a = Peer::new(&broker, &Hello::new("a").expiry(1), now);
+    a.send(&disconnect(0), now);
+    a.lose(now);
+    assert_eq!(broker.stats().sessions, 0);
+    let mut a = Peer::new(&broker, &Hello::new("a").expiry(0), now);
+    assert_eq!(a.send(&disconnect(9), now), Turn::Over);
+    assert_eq!(
+        disconnected(&a.receive()),
+        Some(DisconnectReasonCode::ProtocolError)
+    );
+}
+
+#[test]
+fn clean_start_forgets() {
+    let (broker, now) = start();
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    a.lose(now);
+    let a = Peer::new(&broker, &Hello::new("a").clean(), now);
+    assert!(!a.connack.session_present);
+    assert_eq!(broker.stats().subscriptions, 0);
+}
+
+#[test]
+fn a_takeover_tells_the_old_connection_and_ignores_it_from_then_on() {
+    let (broker, now) = start();
+    let mut old = Peer::new(&broker, &Hello::new("a"), now);
+    old.subscribe("t", Q::AtLeastOnce, now);
+    let mut new = Peer::new(&broker, &Hello::new("a"), now);
+    assert!(new.connack.session_present);
+    assert_eq!(
+        disconnected(&old.receive()),
+        Some(DisconnectReasonCode::SessionTakenOver)
+    );
+    assert_eq!(
+        old.send(
+            &[Packet::Publish(publish("t", Q::AtMostOnce, 0, "late"))],
+            now
+        ),
+        Turn::Over
+    );
+    old.lose(now);
+    assert_eq!(new.payloads(), [""; 0]);
+    new.send(
+        &[Packet::Publish(publish("t", Q::AtMostOnce, 0, "here"))],
+        now,
+    );
+    assert_eq!(
+        new.payloads(),
+        ["here"],
+        "the late end of the old one removed nothing"
+    );
+    assert_eq!(broker.stats().connections, 1);
+}
+
+/// A client with a will, and one that listens for it.
+fn with_will(delay_s: u32, expiry_s: u32) -> (Peer, Peer, Instant) {
+    let (broker, now) = start();
+    let mut listener = Peer::new(&broker, &Hello::new("listener"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let owner = Peer::new(
+        &broker,
+        &Hello::new("owner")
+            .expiry(expiry_s)
+            .will("will", "gone", delay_s),
+        now,
+    );
+    (owner, listener, now)
+}
+
+#[test]
+fn a_will_is_sent_when_the_connection_is_lost() {
+    let (owner, mut listener, now) = with_will(0, 1000);
+    owner.lose(now);
+    let messages = listener.messages();
+    assert_eq!(messages[0].payload, "gone");
+    assert_eq!(
+        messages[0].properties.as_ref().unwrap().user_properties,
+        [("w".to_owned(), "1".to_owned())]
+    );
+}
+
+#[test]
+fn a_normal_disconnect_forgets_the_will_and_another_sends_it() {
+    let (owner, mut listener, now) = with_will(0, 1000);
+    owner.disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    assert_eq!(listener.payloads(), [""; 0]);
+    let (owner, mut listener, now) = with_will(0, 1000);
+    owner.disconnect(DisconnectReasonCode::DisconnectWithWillMessage, now);
+    assert_eq!(listener.payloads(), ["gone"]);
+}
+
+#[test]
+fn a_delayed_will_is_sent_in_time_once() {
+    let (owner, mut listener, now) = with_will(10, 1000);
+    let broker = owner.broker.clone();
+    owner.lose(now);
+    assert_eq!(
+        broker.lock().run_deadlines(now + 9 * SECOND),
+        Some(now + 10 * SECOND)
+    );
+    assert_eq!(listener.payloads(), [""; 0]);
+    assert_eq!(
+        broker.lock().run_deadlines(now + 10 * SECOND),
+        Some(now + 1000 * SECOND)
+    );
+    assert_eq!(listener.payloads(), ["gone"]);
+    broker.lock().run_deadlines(now + 1001 * SECOND);
+    assert_eq!(listener.payloads(), [""; 0]);
+}
+
+#[test]
+fn a_resume_in_time_cancels_a_delayed_will() {
+    let (owner, mut listener, now) = with_will(10, 1000);
+    let broker = owner.broker.clone();
+    owner.lose(now);
+    let back = Peer::new(&broker, &Hello::new("owner"), now + 9 * SECOND);
+    broker.lock().run_deadlines(now + 100 * SECOND);
+    back.disconnect(
+        DisconnectReasonCode::DisconnectWithWillMessage,
+        now + 100 * SECOND,
+    );
+    assert_eq!(listener.payloads(), [""; 0]);
+}
+
+#[test]
+fn the_end_of_the_session_does_not_wait_for_the_delay() {
+    let (owner, mut listener, now) = with_will(10, 5);
+    let broker = owner.broker.clone();
+    owner.lose(now);
+    broker.lock().run_deadlines(now + 5 * SECOND);
+    assert_eq!(listener.payloads(), ["gone"]);
+    let (owner, mut listener, now) = with_will(10, 0);
+    owner.lose(now);
+    assert_eq!(listener.payloads(), ["gone"]);
+    // A clean start ends it as well (section 3.1.4), a resuming takeover does not.
+    let (owner, mut listener, now) = with_will(10, 1000);
+    let _resumed = Peer::new(
+        &owner.broker,
+        &Hello::new("owner").will("will", "two", 10),
+        now,
+    );
+    assert_eq!(listener.payloads(), [""; 0]);
+    let _clean = Peer::new(&owner.broker, &Hello::new("owner").clean(), now);
+    assert_eq!(listener.payloads(), ["two"]);
+}
+
+#[test]
+fn a_broker_that_shuts_down_sends_no_wills() {
+    let (mut owner, mut listener, now) = with_will(0, 0);
+    owner.broker.lock().shut_down();
+    assert_eq!(
+        disconnected(&owner.receive()),
+        Some(DisconnectReasonCode::ServerShuttingDown)
+    );
+    owner.lose(now);
+    assert!(
+        !listener
+            .receive()
+            .iter()
+            .any(|packet| matches!(packet, Packet::Publish(_)))
+    );
+}
+
+#[test]
+fn sessions_are_bounded() {
+    let (broker, now) = (
+        broker(Limits {
+            sessions_max: 1,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let a = Peer::new(&broker, &Hello::new("a"), now);
+    let connect = crate::codec::decode_connect(&mut Hello::new("b").bytes(), 1 << 16)
+        .unwrap()
+        .unwrap();
+    let refused = broker.lock().connect(connect, &a.output, now).unwrap_err();
+    assert_eq!(refused.0, crate::ReasonCode::QUOTA_EXCEEDED);
+    a.lose(now);
+    assert!(
+        Peer::new(&broker, &Hello::new("a"), now)
+            .connack
+            .session_present
+    );
+}

@@ -1,0 +1,273 @@
+//! A client without a socket for tests: packets in and out through rumqttc's codec, time as the test says.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
+use wire::Packet;
+
+use crate::{
+    Broker, Claim, Limits, NoService, Options, Origin, ReasonCode, Request, Service, codec,
+    dispatch::{Dispatch, Turn},
+    output::Output,
+    router::SessionKey,
+};
+
+pub(crate) const OPEN: Duration = Duration::from_secs(1000);
+
+/// A broker with these limits that routes everything.
+pub(crate) fn broker(limits: Limits) -> Broker {
+    Broker::new(Options { limits }, Arc::new(NoService))
+}
+
+/// Takes `req/…`, refuses `no/…`, and keeps what it is told.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    pub(crate) requests: Mutex<Vec<(Origin, Request)>>,
+}
+
+impl Service for Recorder {
+    fn claim(&self, topic: &str) -> Claim {
+        match topic {
+            _ if topic.starts_with("req/") => Claim::Take,
+            _ if topic.starts_with("no/") => Claim::Refuse(ReasonCode::NOT_AUTHORIZED, "not there"),
+            _ => Claim::Route,
+        }
+    }
+
+    fn requests(&self, _: &Broker, from: &Origin, requests: &mut Vec<Request>) {
+        let mut kept = self.requests.lock().unwrap();
+        kept.extend(requests.drain(..).map(|request| (from.clone(), request)));
+    }
+
+    fn gone(&self, _: &Broker, _: &Origin) {}
+}
+
+/// How a client connects.
+pub(crate) struct Hello {
+    pub(crate) connect: wire::Connect,
+    pub(crate) will: Option<wire::LastWill>,
+}
+
+impl Hello {
+    /// Clean start 0, a session for a thousand seconds, keep alive 60.
+    pub(crate) fn new(client: &str) -> Self {
+        let mut properties = wire::ConnectProperties::new();
+        properties.session_expiry_interval = Some(1000);
+        let connect = wire::Connect {
+            keep_alive: 60,
+            client_id: client.to_owned(),
+            clean_start: false,
+            properties: Some(properties),
+        };
+        Self {
+            connect,
+            will: None,
+        }
+    }
+
+    pub(crate) fn set(mut self, edit: impl FnOnce(&mut wire::ConnectProperties)) -> Self {
+        edit(self.connect.properties.as_mut().unwrap());
+        self
+    }
+
+    pub(crate) fn expiry(self, seconds: u32) -> Self {
+        self.set(|properties| properties.session_expiry_interval = Some(seconds))
+    }
+
+    pub(crate) fn clean(mut self) -> Self {
+        self.connect.clean_start = true;
+        self
+    }
+
+    pub(crate) fn will(mut self, topic: &str, payload: &str, delay_s: u32) -> Self {
+        let properties = wire::LastWillProperties {
+            delay_interval: Some(delay_s),
+            payload_format_indicator: None,
+            message_expiry_interval: None,
+            content_type: None,
+            response_topic: None,
+            correlation_data: None,
+            user_properties: vec![("w".to_owned(), "1".to_owned())],
+        };
+        self.will = Some(wire::LastWill::new(
+            topic,
+            payload.to_owned(),
+            Q::AtLeastOnce,
+            false,
+            Some(properties),
+        ));
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> BytesMut {
+        let mut bytes = BytesMut::new();
+        Packet::Connect(self.connect.clone(), self.will.clone(), None)
+            .write(&mut bytes, None)
+            .unwrap();
+        bytes
+    }
+}
+
+/// A connected client.
+pub(crate) struct Peer {
+    pub(crate) broker: Broker,
+    pub(crate) session: SessionKey,
+    pub(crate) origin: Origin,
+    pub(crate) output: Arc<Output>,
+    pub(crate) connack: wire::ConnAck,
+    dispatch: Dispatch,
+    inbox: BytesMut,
+}
+
+impl Peer {
+    pub(crate) fn new(broker: &Broker, hello: &Hello, now: Instant) -> Self {
+        let output = Arc::new(Output::new(broker.limits().output_bytes_high));
+        let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
+            .unwrap()
+            .unwrap();
+        let accepted = broker.lock().connect(connect, &output, now).unwrap();
+        let mut inbox = output.drain();
+        let Packet::ConnAck(connack) = Packet::read(&mut inbox, None).unwrap() else {
+            panic!("no CONNACK")
+        };
+        let dispatch = Dispatch::new(broker.clone(), accepted.session, accepted.origin.clone());
+        Self {
+            broker: broker.clone(),
+            session: accepted.session,
+            origin: accepted.origin,
+            output,
+            connack,
+            dispatch,
+            inbox,
+        }
+    }
+
+    /// Sends packets in one read.
+    pub(crate) fn send(&mut self, packets: &[Packet], now: Instant) -> Turn {
+        let mut bytes = BytesMut::new();
+        for packet in packets {
+            packet.write(&mut bytes, None).unwrap();
+        }
+        self.send_raw(&bytes, now)
+    }
+
+    pub(crate) fn send_raw(&mut self, bytes: &[u8], now: Instant) -> Turn {
+        let mut bytes = BytesMut::from(bytes);
+        loop {
+            match self.dispatch.turn(&mut bytes, now) {
+                Turn::More => {}
+                turn => return turn,
+            }
+        }
+    }
+
+    /// Everything that the broker has sent by now.
+    pub(crate) fn receive(&mut self) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        loop {
+            let bytes = self.output.drain();
+            let mut chunk = bytes.clone();
+            if self.output.written(&mut chunk) && !self.output.is_closing() {
+                self.broker.lock().pump(self.session, Instant::now());
+            }
+            self.inbox.unsplit(bytes);
+            if self.inbox.is_empty() {
+                return packets;
+            }
+            while !self.inbox.is_empty() {
+                packets.push(Packet::read(&mut self.inbox, None).unwrap());
+            }
+        }
+    }
+
+    /// The messages among what the broker has sent.
+    pub(crate) fn messages(&mut self) -> Vec<wire::Publish> {
+        let publishes = self
+            .receive()
+            .into_iter()
+            .filter_map(|packet| match packet {
+                Packet::Publish(publish) => Some(publish),
+                _ => None,
+            });
+        publishes.collect()
+    }
+
+    pub(crate) fn payloads(&mut self) -> Vec<String> {
+        self.messages()
+            .iter()
+            .map(|message| String::from_utf8_lossy(&message.payload).into_owned())
+            .collect()
+    }
+
+    pub(crate) fn subscribe(
+        &mut self,
+        filter: &str,
+        qos: Q,
+        now: Instant,
+    ) -> wire::SubscribeReasonCode {
+        self.subscribe_with(wire::Filter::new(filter, qos), None, now)
+    }
+
+    pub(crate) fn subscribe_with(
+        &mut self,
+        filter: wire::Filter,
+        id: Option<usize>,
+        now: Instant,
+    ) -> wire::SubscribeReasonCode {
+        let properties = id.map(|id| wire::SubscribeProperties {
+            id: Some(id),
+            user_properties: Vec::new(),
+        });
+        let mut subscribe = wire::Subscribe::new(filter, properties);
+        subscribe.pkid = 1;
+        assert_eq!(
+            self.send(&[Packet::Subscribe(subscribe)], now),
+            Turn::Drained
+        );
+        // Retained messages may follow; they stay for the test.
+        self.inbox.unsplit(self.output.drain());
+        match Packet::read(&mut self.inbox, None).unwrap() {
+            Packet::SubAck(ack) => ack.return_codes[0],
+            other => panic!("{other:?} instead of SUBACK"),
+        }
+    }
+
+    /// The connection is lost.
+    pub(crate) fn lose(self, now: Instant) {
+        self.broker
+            .lock()
+            .detach(self.session, self.origin.connection, now);
+    }
+
+    /// DISCONNECT with this reason and the end of the connection.
+    pub(crate) fn disconnect(mut self, reason: wire::DisconnectReasonCode, now: Instant) {
+        assert_eq!(
+            self.send(&[Packet::Disconnect(wire::Disconnect::new(reason))], now),
+            Turn::Over
+        );
+        self.lose(now);
+    }
+}
+
+pub(crate) fn publish(topic: &str, qos: Q, packet_id: u16, payload: &str) -> wire::Publish {
+    let mut publish =
+        wire::Publish::new(topic, qos, Bytes::copy_from_slice(payload.as_bytes()), None);
+    publish.pkid = packet_id;
+    publish
+}
+
+pub(crate) fn puback(packet_id: u16) -> Packet {
+    Packet::PubAck(wire::PubAck::new(packet_id, None))
+}
+
+/// The reason of the DISCONNECT that is last.
+pub(crate) fn disconnected(packets: &[Packet]) -> Option<wire::DisconnectReasonCode> {
+    match packets.last() {
+        Some(Packet::Disconnect(disconnect)) => Some(disconnect.reason_code),
+        _ => None,
+    }
+}
