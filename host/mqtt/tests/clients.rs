@@ -1,0 +1,308 @@
+//! The whole broker over sockets, with raw clients and with rumqttc's.
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::*;
+use rumqttc::v5::{AsyncClient, Event, MqttOptions};
+use statehouse_mqtt::{Limits, Message, QoS};
+use tokio::time::timeout;
+use wire::{DisconnectReasonCode, LastWill, Packet};
+
+#[tokio::test]
+async fn everything_in_one_write() {
+    let (broker, _) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let mut client = Client::tcp(address).await;
+    client
+        .send(&[
+            connect("a", true, 0, 60),
+            subscribe("t", Q::AtLeastOnce),
+            publish("t", Q::AtLeastOnce, 2, "x"),
+            request("req/x", Q::AtLeastOnce, 3, "answers"),
+            Packet::PingReq(wire::PingReq),
+            request("req/x", Q::ExactlyOnce, 4, "answers"),
+        ])
+        .await;
+    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    assert!(matches!(client.next().await, Some(Packet::SubAck(_))));
+    let mut rest = Vec::new();
+    while rest.len() < 7 {
+        rest.push(client.next().await.unwrap());
+    }
+    let position = |wanted: &dyn Fn(&Packet) -> bool| rest.iter().position(wanted).unwrap();
+    let answer = |id: u8| {
+        position(&|packet| match packet {
+            Packet::Publish(publish) => publish
+                .properties
+                .as_ref()
+                .is_some_and(|p| p.correlation_data.as_deref() == Some(&[0, id][..])),
+            _ => false,
+        })
+    };
+    let puback = |id| position(&|packet| matches!(packet, Packet::PubAck(ack) if ack.pkid == id));
+    assert!(answer(3) < puback(3) && puback(2) < puback(3), "{rest:?}");
+    assert!(answer(4) < position(&|packet| matches!(packet, Packet::PubRec(rec) if rec.pkid == 4)));
+}
+
+#[tokio::test]
+async fn a_takeover_hands_over_in_order() {
+    let (broker, echo) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let mut old = Client::tcp(address).await.hello("a", 1000).await;
+    old.send(&[request("req/x", Q::AtLeastOnce, 3, "answers")])
+        .await;
+    assert!(matches!(old.next().await, Some(Packet::Publish(_))));
+    let mut new = Client::tcp(address).await;
+    new.send(&[
+        connect("a", false, 1000, 60),
+        request("req/x", Q::AtLeastOnce, 4, "answers"),
+    ])
+    .await;
+    let Some(Packet::ConnAck(ack)) = new.next().await else {
+        panic!("no CONNACK")
+    };
+    assert!(ack.session_present);
+    let Some(Packet::Publish(repeated)) = new.next().await else {
+        panic!("nothing is repeated")
+    };
+    assert!(repeated.dup);
+    assert!(matches!(new.next().await, Some(Packet::Publish(_))));
+    assert_eq!(
+        old.disconnected().await,
+        Some(DisconnectReasonCode::SessionTakenOver)
+    );
+    let log: Vec<_> = echo
+        .log
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(what, who)| (what.clone(), who.connection))
+        .collect();
+    assert_eq!(
+        log,
+        [
+            ("request".to_owned(), 1),
+            ("gone".to_owned(), 1),
+            ("request".to_owned(), 2)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_panic_of_the_service_ends_one_connection() {
+    let (broker, echo) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let mut other = Client::tcp(address).await.hello("other", 0).await;
+    let mut client = Client::tcp(address).await.hello("a", 0).await;
+    client
+        .send(&[request("req/panic", Q::AtLeastOnce, 3, "answers")])
+        .await;
+    assert_eq!(client.rest().await, []);
+    // The log was not poisoned: the assertion fails outside of its lock.
+    assert_eq!(echo.count("gone"), 1);
+    other.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
+    assert_eq!(broker.stats().connections, 1);
+}
+
+#[tokio::test]
+async fn timers_send_a_delayed_will_and_end_sessions() {
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    let timers = tokio::spawn({
+        let broker = broker.clone();
+        async move { broker.run_timers().await }
+    });
+    let mut listener = Client::tcp(address).await.hello("listener", 0).await;
+    listener.listen_to("will", Q::AtMostOnce).await;
+    let mut owner = Client::tcp(address).await;
+    let Packet::Connect(hello, ..) = connect("owner", true, 2, 60) else {
+        unreachable!()
+    };
+    let mut will = LastWill::new("will", "gone", Q::AtMostOnce, false, None);
+    will.properties = Some(wire::LastWillProperties {
+        delay_interval: Some(1),
+        payload_format_indicator: None,
+        message_expiry_interval: Some(30),
+        content_type: None,
+        response_topic: None,
+        correlation_data: None,
+        user_properties: Vec::new(),
+    });
+    owner
+        .send(&[Packet::Connect(hello, Some(will), None)])
+        .await;
+    owner.next().await;
+    drop(owner);
+    let Some(Packet::Publish(will)) = listener.next().await else {
+        panic!("no will")
+    };
+    assert_eq!(
+        will.properties.unwrap().message_expiry_interval,
+        Some(30),
+        "it counts from the publication"
+    );
+    timeout(PATIENCE, async {
+        while broker.stats().sessions > 1 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    broker.shutdown(Duration::from_secs(1)).await;
+    timeout(PATIENCE, timers).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_tells_everybody_and_waits_no_longer_than_its_grace() {
+    let (broker, echo) = Echo::broker(Limits {
+        close_timeout: PATIENCE,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    let mut polite = Client::tcp(address).await.hello("polite", 0).await;
+    // One that never closes and does not read, with output that it does not take.
+    let mut stuck = Client::duplex(&broker, 100).hello("stuck", 0).await;
+    stuck.listen_to("t", Q::AtMostOnce).await;
+    broker.batch(|batch| batch.publish(Message::new("t", vec![0; 10_000], QoS::AtMostOnce)));
+    let shutdown = timeout(PATIENCE, broker.shutdown(Duration::from_millis(300)));
+    let (ended, reason) = tokio::join!(shutdown, polite.disconnected());
+    ended.unwrap();
+    assert_eq!(reason, Some(DisconnectReasonCode::ServerShuttingDown));
+    assert_eq!((broker.stats().connections, echo.count("gone")), (0, 2));
+    let mut late = Client::duplex(&broker, 100);
+    assert_eq!(late.rest().await, []);
+}
+
+#[tokio::test]
+async fn a_packet_as_large_as_allowed_passes_and_a_larger_one_does_not() {
+    let broker = broker(Limits {
+        packet_bytes_max: 300_000,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    let mut client = Client::tcp(address).await.hello("a", 0).await;
+    client.listen_to("t", Q::AtMostOnce).await;
+    // Fixed header 4, topic 3, properties 1.
+    client
+        .send(&[publish("t", Q::AtMostOnce, 0, vec![7; 300_000 - 8])])
+        .await;
+    let Some(Packet::Publish(message)) = client.next().await else {
+        panic!("no message")
+    };
+    assert_eq!(message.payload.len(), 300_000 - 8);
+    client
+        .send(&[publish("t", Q::AtMostOnce, 0, vec![7; 300_000 - 7])])
+        .await;
+    assert_eq!(
+        client.disconnected().await,
+        Some(DisconnectReasonCode::PacketTooLarge)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_requests_in_flight_are_all_answered_in_order() {
+    let (broker, _) = Echo::broker(Limits {
+        receive_max: 64,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    let mut clients = Vec::new();
+    for number in 0..8 {
+        clients.push(tokio::spawn(async move {
+            let mut client = Client::tcp(address)
+                .await
+                .hello(&format!("c{number}"), 0)
+                .await;
+            let (mut sent, mut acked, mut answered) = (0_u16, 0_u16, 0_u16);
+            while acked < 2000 {
+                let mut batch = Vec::new();
+                while sent < 2000 && sent - acked < 64 {
+                    sent += 1;
+                    batch.push(request("req/x", Q::AtLeastOnce, sent, "answers"));
+                }
+                client.send(&batch).await;
+                match client.next().await.unwrap() {
+                    Packet::Publish(answer) => {
+                        answered += 1;
+                        assert_eq!(
+                            answer.properties.unwrap().correlation_data.unwrap(),
+                            answered.to_be_bytes()[..]
+                        );
+                        client
+                            .send(&[Packet::PubAck(wire::PubAck::new(answer.pkid, None))])
+                            .await;
+                    }
+                    Packet::PubAck(ack) => {
+                        acked += 1;
+                        assert_eq!(ack.pkid, acked);
+                        assert!(
+                            answered >= acked,
+                            "the answer comes before the acknowledgement"
+                        );
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }));
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert_eq!(broker.stats().messages_in, 16_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rumqttc_talks_to_rumqttc() {
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    let options = |id: &str| {
+        let mut options = MqttOptions::new(id, address.ip().to_string(), address.port());
+        options.set_keep_alive(Duration::from_secs(30));
+        options
+    };
+    let (subscriber, mut events) = AsyncClient::new(options("subscriber"), 10);
+    subscriber.subscribe("a/+/c", Q::ExactlyOnce).await.unwrap();
+    let subscribed = Arc::new(tokio::sync::Notify::new());
+    let heard = tokio::spawn({
+        let subscribed = subscribed.clone();
+        async move {
+            let mut heard = Vec::new();
+            while heard.len() < 3 {
+                match events.poll().await.unwrap() {
+                    Event::Incoming(Packet::SubAck(_)) => subscribed.notify_one(),
+                    Event::Incoming(Packet::Publish(message)) => {
+                        heard.push((message.qos, message.payload))
+                    }
+                    _ => {}
+                }
+            }
+            heard
+        }
+    });
+    timeout(PATIENCE, subscribed.notified()).await.unwrap();
+    let (publisher, mut events) = AsyncClient::new(options("publisher"), 10);
+    let published = tokio::spawn(async move { while events.poll().await.is_ok() {} });
+    for (qos, payload) in [
+        (Q::AtMostOnce, "0"),
+        (Q::AtLeastOnce, "1"),
+        (Q::ExactlyOnce, "2"),
+    ] {
+        publisher
+            .publish("a/b/c", qos, false, payload)
+            .await
+            .unwrap();
+    }
+    let heard = timeout(PATIENCE, heard).await.unwrap().unwrap();
+    assert_eq!(
+        heard,
+        [
+            (Q::AtMostOnce, "0".into()),
+            (Q::AtLeastOnce, "1".into()),
+            (Q::ExactlyOnce, "2".into())
+        ]
+    );
+    published.abort();
+}

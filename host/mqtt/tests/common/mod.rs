@@ -1,0 +1,252 @@
+//! Raw clients over streams: rumqttc's codec and nothing between.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
+use statehouse_mqtt::{
+    Broker, Claim, Limits, Message, NoService, Options, Origin, Properties, PropertiesBuilder, QoS,
+    ReasonCode, Request, Service,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use wire::Packet;
+
+/// Long enough on any machine; no test waits for it where things work.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PEER: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
+pub(crate) fn broker(limits: Limits) -> Broker {
+    Broker::new(Options { limits }, Arc::new(NoService))
+}
+
+/// Serves a broker on a free port.
+pub(crate) async fn listen(broker: &Broker) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let broker = broker.clone();
+    tokio::spawn(async move { broker.listen(listener).await });
+    address
+}
+
+pub(crate) fn connect(client: &str, clean: bool, expiry_s: u32, keep_alive: u16) -> Packet {
+    let mut properties = wire::ConnectProperties::new();
+    properties.session_expiry_interval = Some(expiry_s);
+    let client_id = client.to_owned();
+    let connect = wire::Connect {
+        keep_alive,
+        client_id,
+        clean_start: clean,
+        properties: Some(properties),
+    };
+    Packet::Connect(connect, None, None)
+}
+
+pub(crate) fn publish(topic: &str, qos: Q, packet_id: u16, payload: impl Into<Bytes>) -> Packet {
+    let mut publish = wire::Publish::new(topic, qos, payload, None);
+    publish.pkid = packet_id;
+    Packet::Publish(publish)
+}
+
+pub(crate) fn request(topic: &str, qos: Q, packet_id: u16, answer_to: &str) -> Packet {
+    let properties = wire::PublishProperties {
+        response_topic: Some(answer_to.to_owned()),
+        correlation_data: Some(Bytes::copy_from_slice(&packet_id.to_be_bytes())),
+        ..Default::default()
+    };
+    let mut publish = wire::Publish::new(topic, qos, "question", Some(properties));
+    publish.pkid = packet_id;
+    Packet::Publish(publish)
+}
+
+pub(crate) fn subscribe(filter: &str, qos: Q) -> Packet {
+    let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
+    subscribe.pkid = 1;
+    Packet::Subscribe(subscribe)
+}
+
+pub(crate) fn bytes(packets: &[Packet]) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    for packet in packets {
+        packet.write(&mut bytes, None).unwrap();
+    }
+    bytes
+}
+
+/// A client on a stream.
+pub(crate) struct Client<S> {
+    pub(crate) stream: S,
+    buffer: BytesMut,
+}
+
+impl Client<TcpStream> {
+    pub(crate) async fn tcp(address: SocketAddr) -> Self {
+        Self::over(TcpStream::connect(address).await.unwrap())
+    }
+}
+
+impl Client<tokio::io::DuplexStream> {
+    /// A client on a stream in memory that holds so many bytes in each direction.
+    pub(crate) fn duplex(broker: &Broker, buffer_bytes: usize) -> Self {
+        let (ours, theirs) = tokio::io::duplex(buffer_bytes);
+        let broker = broker.clone();
+        tokio::spawn(async move { broker.serve_connection(theirs, PEER).await });
+        Self::over(ours)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    pub(crate) fn over(stream: S) -> Self {
+        Self {
+            stream,
+            buffer: BytesMut::new(),
+        }
+    }
+
+    pub(crate) async fn send(&mut self, packets: &[Packet]) {
+        self.stream.write_all(&bytes(packets)).await.unwrap();
+    }
+
+    /// CONNECT and its CONNACK.
+    pub(crate) async fn hello(mut self, client: &str, expiry_s: u32) -> Self {
+        self.send(&[connect(client, false, expiry_s, 60)]).await;
+        match self.next().await {
+            Some(Packet::ConnAck(ack)) => assert_eq!(ack.code, wire::ConnectReturnCode::Success),
+            other => panic!("{other:?} instead of CONNACK"),
+        }
+        self
+    }
+
+    pub(crate) async fn listen_to(&mut self, filter: &str, qos: Q) {
+        self.send(&[subscribe(filter, qos)]).await;
+        let next = self.next().await;
+        assert!(
+            matches!(next, Some(Packet::SubAck(_))),
+            "{next:?} instead of SUBACK"
+        );
+    }
+
+    /// The next packet; `None` where the broker has closed.
+    pub(crate) async fn next(&mut self) -> Option<Packet> {
+        loop {
+            if !self.buffer.is_empty() {
+                let before = self.buffer.len();
+                match Packet::read(&mut self.buffer, None) {
+                    Ok(packet) => return Some(packet),
+                    Err(error) => assert_eq!(before, self.buffer.len(), "{error:?}"),
+                }
+            }
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.buffer))
+                .await
+                .expect("the broker is silent");
+            if !matches!(read, Ok(1..)) {
+                assert!(
+                    self.buffer.is_empty(),
+                    "half a packet: {:02x?}",
+                    self.buffer
+                );
+                return None;
+            }
+        }
+    }
+
+    /// Everything to the end of the connection.
+    pub(crate) async fn rest(&mut self) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        while let Some(packet) = self.next().await {
+            packets.push(packet);
+        }
+        packets
+    }
+
+    /// The reason of the DISCONNECT that ends the connection.
+    pub(crate) async fn disconnected(&mut self) -> Option<wire::DisconnectReasonCode> {
+        match self.rest().await.pop() {
+            Some(Packet::Disconnect(disconnect)) => Some(disconnect.reason_code),
+            _ => None,
+        }
+    }
+}
+
+/// Answers every request under `req/` on its Response Topic with the same Correlation Data, and notes what it is told.
+#[derive(Default)]
+pub(crate) struct Echo {
+    pub(crate) log: Mutex<Vec<(String, Origin)>>,
+}
+
+impl Echo {
+    pub(crate) fn broker(limits: Limits) -> (Broker, Arc<Self>) {
+        let echo = Arc::new(Self::default());
+        (Broker::new(Options { limits }, echo.clone()), echo)
+    }
+
+    pub(crate) fn count(&self, what: &str) -> usize {
+        self.log
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(entry, _)| entry == what)
+            .count()
+    }
+}
+
+fn answer(properties: &Properties) -> Option<Message> {
+    let topic = properties.response_topic()?.to_owned();
+    let mut message = Message::new(topic, "answer", QoS::AtLeastOnce);
+    let builder = PropertiesBuilder::new().correlation_data(&properties.correlation_data()?);
+    message.properties = builder.finish().unwrap();
+    Some(message)
+}
+
+impl Service for Echo {
+    fn claim(&self, topic: &str) -> Claim {
+        if topic.starts_with("req/") {
+            Claim::Take
+        } else {
+            Claim::Route
+        }
+    }
+
+    fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
+        self.log.lock().unwrap().extend(
+            requests
+                .iter()
+                .map(|_| ("request".to_owned(), from.clone())),
+        );
+        assert!(
+            !requests.iter().any(|request| request.topic == "req/panic"),
+            "as the test wants"
+        );
+        broker.batch(|batch| {
+            for request in requests.drain(..) {
+                let delivered =
+                    answer(&request.properties).is_some_and(|message| batch.deliver(from, message));
+                let reason = if delivered {
+                    ReasonCode::SUCCESS
+                } else {
+                    ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR
+                };
+                if let Some(token) = request.token {
+                    batch.settle(token, reason, None);
+                }
+            }
+        });
+    }
+
+    fn gone(&self, _: &Broker, who: &Origin) {
+        self.log
+            .lock()
+            .unwrap()
+            .push(("gone".to_owned(), who.clone()));
+    }
+}

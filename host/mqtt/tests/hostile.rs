@@ -1,0 +1,366 @@
+//! Peers that mean no good, over real sockets and streams: each test is a class of faults that brokers had.
+
+mod common;
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use common::*;
+use statehouse_mqtt::{Limits, Message, QoS};
+use tokio::{io::AsyncWriteExt, time::timeout};
+use wire::{DisconnectReasonCode, Packet};
+
+/// One plain packet of each type.
+const PACKETS: [(&str, &[u8]); 15] = [
+    ("CONNECT", b"\x10\x0f\0\x04MQTT\x05\x02\0\x3c\0\0\x02zz"),
+    ("CONNACK", b"\x20\x03\0\0\0"),
+    ("PUBLISH", b"\x30\x04\0\x01t\0"),
+    ("PUBACK", b"\x40\x02\0\x01"),
+    ("PUBREC", b"\x50\x02\0\x01"),
+    ("PUBREL", b"\x62\x02\0\x01"),
+    ("PUBCOMP", b"\x70\x02\0\x01"),
+    ("SUBSCRIBE", b"\x82\x07\0\x01\0\0\x01t\0"),
+    ("SUBACK", b"\x90\x04\0\x01\0\0"),
+    ("UNSUBSCRIBE", b"\xa2\x06\0\x01\0\0\x01t"),
+    ("UNSUBACK", b"\xb0\x04\0\x01\0\0"),
+    ("PINGREQ", b"\xc0\x00"),
+    ("PINGRESP", b"\xd0\x00"),
+    ("DISCONNECT", b"\xe0\x00"),
+    ("AUTH", b"\xf0\x00"),
+];
+
+#[tokio::test]
+async fn every_packet_type_before_connect() {
+    // rumqttd and sol panicked here without anybody having logged in.
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    for (name, packet) in PACKETS {
+        let mut client = Client::tcp(address).await;
+        client.stream.write_all(packet).await.unwrap();
+        if name == "CONNECT" {
+            assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+        } else {
+            assert_eq!(client.rest().await, [], "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_packet_type_after_connect() {
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    for (name, packet) in PACKETS {
+        let mut client = Client::tcp(address).await.hello(name, 0).await;
+        client.stream.write_all(packet).await.unwrap();
+        match name {
+            "CONNECT" | "CONNACK" | "SUBACK" | "UNSUBACK" | "PINGRESP" | "AUTH" => {
+                assert_eq!(
+                    client.disconnected().await,
+                    Some(DisconnectReasonCode::ProtocolError),
+                    "{name}"
+                );
+            }
+            "DISCONNECT" => assert_eq!(client.rest().await, []),
+            _ => {
+                // Still served.
+                client.send(&[Packet::PingReq(wire::PingReq)]).await;
+                while client.next().await.expect(name) != Packet::PingResp(wire::PingResp) {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_claimed_length_is_refused_before_its_bytes() {
+    // mosquitto allocated what the first packet claimed (CVE-2017-7651, CVE-2023-0809).
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    for first in [0x10, 0x30] {
+        let mut client = Client::tcp(address).await;
+        client
+            .stream
+            .write_all(&[first, 0xff, 0xff, 0xff, 0x7f])
+            .await
+            .unwrap();
+        assert_eq!(client.rest().await, []);
+    }
+    let mut client = Client::tcp(address).await.hello("a", 0).await;
+    client
+        .stream
+        .write_all(&[0x30, 0xff, 0xff, 0xff, 0x7f])
+        .await
+        .unwrap();
+    assert_eq!(
+        client.disconnected().await,
+        Some(DisconnectReasonCode::PacketTooLarge)
+    );
+}
+
+#[tokio::test]
+async fn a_variable_byte_integer_of_five_bytes() {
+    // NanoMQ read past its buffer (CVE-2026-21888).
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    for packet in [
+        &b"\x30\xff\xff\xff\xff\x7f"[..],       // remaining length
+        b"\x30\x08\0\x01t\xff\xff\xff\xff\x7f", // property length
+        b"\x82\x0c\0\x01\x06\x0b\xff\xff\xff\xff\x7f\0\0\0", // subscription identifier
+    ] {
+        let mut client = Client::tcp(address).await.hello("a", 0).await;
+        client.stream.write_all(packet).await.unwrap();
+        assert_eq!(
+            client.disconnected().await,
+            Some(DisconnectReasonCode::MalformedPacket),
+            "{packet:02x?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connect_that_never_ends() {
+    let broker = broker(Limits::default());
+    let started = tokio::time::Instant::now();
+    let mut silent = Client::duplex(&broker, 1024);
+    assert_eq!(silent.rest().await, []);
+    let mut slow = Client::duplex(&broker, 1024);
+    let connect = bytes(&[connect("a", true, 0, 60)]);
+    let mut open = 0;
+    for byte in &connect {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        open += usize::from(slow.stream.write_all(&[*byte]).await.is_ok());
+    }
+    assert!(
+        open < connect.len(),
+        "a byte a second does not keep it open"
+    );
+    assert_eq!(slow.rest().await, []);
+    // On the paused clock: twice the ten seconds of the limit, and the bytes that were not taken any more.
+    assert!(started.elapsed() >= Duration::from_secs(20));
+    assert_eq!(broker.stats().connections, 0);
+}
+
+#[tokio::test]
+async fn a_large_connect_is_refused() {
+    let broker = broker(Limits {
+        connect_bytes_max: 1000,
+        ..Limits::default()
+    });
+    let mut client = Client::duplex(&broker, 4096);
+    client
+        .send(&[connect(&"x".repeat(1000), true, 0, 60)])
+        .await;
+    assert_eq!(client.rest().await, []);
+}
+
+#[tokio::test]
+async fn an_old_protocol_is_told_so() {
+    let broker = broker(Limits::default());
+    let mut client = Client::duplex(&broker, 4096);
+    client
+        .stream
+        .write_all(b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab")
+        .await
+        .unwrap();
+    let Some(Packet::ConnAck(ack)) = client.next().await else {
+        panic!("no CONNACK")
+    };
+    assert_eq!(
+        ack.code,
+        wire::ConnectReturnCode::UnsupportedProtocolVersion
+    );
+    assert_eq!(client.rest().await, []);
+}
+
+#[tokio::test]
+async fn enhanced_authentication_is_refused() {
+    let broker = broker(Limits::default());
+    let mut client = Client::duplex(&broker, 4096);
+    let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
+        unreachable!()
+    };
+    connect.properties.as_mut().unwrap().authentication_method = Some("K8S-SAT".to_owned());
+    client.send(&[Packet::Connect(connect, None, None)]).await;
+    let Some(Packet::ConnAck(ack)) = client.next().await else {
+        panic!("no CONNACK")
+    };
+    assert_eq!(ack.code, wire::ConnectReturnCode::BadAuthenticationMethod);
+}
+
+#[tokio::test]
+async fn a_disconnect_is_heard_over_a_flood_of_unread_bytes() {
+    // A socket closed with unread bytes is reset, and the reset eats what was sent last.
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    for _ in 0..20 {
+        let client = Client::tcp(address).await.hello("a", 0).await;
+        let (reader, mut writer) = client.stream.into_split();
+        let flood = tokio::spawn(async move {
+            _ = writer.write_all(&[0xff; 1 << 20]).await;
+            writer
+        });
+        let mut reader = Client::over(tokio::io::join(reader, tokio::io::sink()));
+        assert_eq!(
+            reader.disconnected().await,
+            Some(DisconnectReasonCode::ProtocolError)
+        );
+        drop(flood.await);
+    }
+}
+
+#[tokio::test]
+async fn a_slow_reader_is_cut_off_and_stalls_nobody() {
+    let limits = Limits {
+        queue_bytes_max: 1 << 20,
+        close_timeout: Duration::from_millis(100),
+        ..Limits::default()
+    };
+    let broker = broker(limits);
+    let mut slow = Client::duplex(&broker, 1000).hello("slow", 1000).await;
+    slow.listen_to("t", Q::AtLeastOnce).await;
+    let mut quick = Client::duplex(&broker, 100_000).hello("quick", 0).await;
+    quick.listen_to("t", Q::AtLeastOnce).await;
+    let mut publisher = Client::duplex(&broker, 100_000).hello("publisher", 0).await;
+    for id in 1..=5000 {
+        publisher
+            .send(&[publish("t", Q::AtLeastOnce, id, vec![0; 1000])])
+            .await;
+        assert!(matches!(publisher.next().await, Some(Packet::PubAck(_))));
+        let Some(Packet::Publish(message)) = quick.next().await else {
+            panic!("no message")
+        };
+        quick
+            .send(&[Packet::PubAck(wire::PubAck::new(message.pkid, None))])
+            .await;
+    }
+    let stats = broker.stats();
+    assert!(stats.dropped > 3000 && stats.disconnected == 1, "{stats:?}");
+    assert!(stats.queued_bytes < (1 << 20) + 10_000, "{stats:?}");
+    timeout(PATIENCE, async {
+        while broker.stats().connections > 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_stalls_ends_the_connection() {
+    let broker = broker(Limits::default());
+    let mut client = Client::duplex(&broker, 100).hello("a", 0).await;
+    client.listen_to("t", Q::AtMostOnce).await;
+    // More than the stream holds, far below any bound of a queue.
+    broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1000], QoS::AtMostOnce)));
+    for _ in 0..19 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(broker.stats().connections, 1);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(broker.stats().connections, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_the_connection_and_pings_do_not() {
+    let broker = broker(Limits::default());
+    let mut client = Client::duplex(&broker, 1000);
+    client.send(&[connect("a", true, 0, 10)]).await;
+    client.next().await;
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(14)).await;
+        client.send(&[Packet::PingReq(wire::PingReq)]).await;
+        assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+    }
+    // Bytes that are no whole packet do not count.
+    tokio::time::sleep(Duration::from_secs(14)).await;
+    client.stream.write_all(&[0x30]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(
+        client.disconnected().await,
+        Some(DisconnectReasonCode::KeepAliveTimeout)
+    );
+}
+
+#[tokio::test]
+async fn sockets_are_bounded() {
+    let broker = broker(Limits {
+        connections_max: 2,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    let first = Client::tcp(address).await.hello("a", 0).await;
+    let _second = Client::tcp(address).await.hello("b", 0).await;
+    let mut third = Client::tcp(address).await;
+    assert_eq!(third.rest().await, []);
+    assert_eq!(broker.stats().turned_away, 1);
+    drop(first);
+    timeout(PATIENCE, async {
+        while broker.stats().connections > 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // The place is free a moment after the session knows.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    })
+    .await
+    .unwrap();
+    Client::tcp(address).await.hello("c", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_that_fight_over_one_client_id() {
+    // NanoMQ used freed subscriptions here (CVE-2026-22040, CVE-2025-59946).
+    let (broker, echo) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let connected = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut fighters = Vec::new();
+    for _ in 0..64 {
+        let connected = connected.clone();
+        fighters.push(tokio::spawn(async move {
+            for round in 0..8 {
+                let mut client = Client::tcp(address).await;
+                let clean = round % 3 == 0;
+                client
+                    .send(&[
+                        connect("same", clean, 1000, 60),
+                        subscribe("#", Q::AtLeastOnce),
+                        publish("t", Q::AtLeastOnce, 2, "x"),
+                        request("req/x", Q::AtLeastOnce, 3, "answers"),
+                        request("req/x", Q::ExactlyOnce, 4, "answers"),
+                    ])
+                    .await;
+                // Until it is taken over, or everything was answered.
+                while let Some(packet) = client.next().await {
+                    match packet {
+                        Packet::ConnAck(_) => _ = connected.fetch_add(1, Ordering::Relaxed),
+                        Packet::PubRec(_) => break,
+                        _ => {}
+                    }
+                }
+            }
+        }));
+    }
+    for fighter in fighters {
+        fighter.await.unwrap();
+    }
+    timeout(PATIENCE, async {
+        while broker.stats().connections > 0 || echo.count("gone") < 512 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .unwrap();
+    let stats = broker.stats();
+    assert_eq!((stats.sessions, echo.count("gone")), (1, 512), "{stats:?}");
+    assert!(connected.load(Ordering::Relaxed) <= 512);
+    // In the order of the connections: each was gone before the next one's first request.
+    let log = echo.log.lock().unwrap();
+    let numbers: Vec<u64> = log.iter().map(|(_, origin)| origin.connection).collect();
+    assert!(
+        numbers.is_sorted(),
+        "requests and ends are in the order of the connections"
+    );
+    let ends: Vec<u64> = log
+        .iter()
+        .filter(|(what, _)| what == "gone")
+        .map(|(_, origin)| origin.connection)
+        .collect();
+    assert_eq!(ends, (1..=512).collect::<Vec<_>>());
+}
