@@ -12,6 +12,23 @@
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
 //! * `output`: the bytes that wait for one socket.
+//!
+//! ```
+//! # async fn example() -> std::io::Result<()> {
+//! use std::sync::Arc;
+//!
+//! use statehouse_mqtt::{Broker, Message, NoService, Options, QoS};
+//!
+//! let broker = Broker::new(Options::default(), Arc::new(NoService));
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:1883").await?;
+//! tokio::spawn({
+//!     let broker = broker.clone();
+//!     async move { broker.run_timers().await }
+//! });
+//! broker.batch(|batch| batch.publish(Message::new("greeting", "hello", QoS::AtMostOnce)));
+//! broker.listen(listener).await
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod broker;

@@ -101,7 +101,7 @@ pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
 pub(crate) const PACKET_BYTES_MAX: u32 = 268_435_455;
 
 /// A buffer that grew beyond this is given back to the allocator once it is empty.
-pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 64 << 10;
+pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
 
 /// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;

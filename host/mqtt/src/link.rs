@@ -28,7 +28,7 @@ pub(crate) struct Link {
     pub(crate) problem_info: bool,
     /// What a resumed session has to send again before anything new.
     pub(crate) resend: VecDeque<u16>,
-    receive_max: usize,
+    pub(crate) receive_max: usize,
     /// QoS 2 messages whose PUBREC left over this connection and whose PUBREL has not come.
     pub(crate) unreleased: usize,
     acks: VecDeque<OwedAck>,

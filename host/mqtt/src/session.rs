@@ -107,7 +107,16 @@ impl Session {
             return Ok(Arrival::Repeated);
         };
         let after = self.outbox.progress().0;
+        // Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
+        let full = self.received.len() >= 2 * link.receive_max;
         match self.received.get_mut(&packet_id) {
+            None if full => {
+                let text = "too many QoS 2 messages wait for their PUBREL";
+                Err(Violation {
+                    reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
+                    text,
+                })
+            }
             None => {
                 let sequence = link.owe(packet_id, true)?;
                 let owed = (link.connection, sequence);

@@ -8,6 +8,7 @@ mod publish;
 mod subscribe;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -8,7 +8,7 @@ use super::Core;
 use crate::{
     Message, ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
-    core::publish::remaining_s,
+    core::window::remaining_s,
     router::{SessionKey, Subscription},
     topic,
 };

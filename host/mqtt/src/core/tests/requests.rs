@@ -418,3 +418,28 @@ fn the_embedder_can_disconnect_a_client() {
         Some("why")
     );
 }
+
+#[test]
+fn unfinished_qos_2_exchanges_do_not_pile_up_over_connections() {
+    let (broker, _, now) = start(Limits {
+        receive_max: 3,
+        ..Limits::default()
+    });
+    for round in 0..3 {
+        let mut a = Peer::new(&broker, &Hello::new("a"), now);
+        for id in 0..3 {
+            a.send(
+                &[Packet::Publish(publish(
+                    "t",
+                    Q::ExactlyOnce,
+                    1 + round * 3 + id,
+                    "",
+                ))],
+                now,
+            );
+        }
+        let expected = (round == 2).then_some(DisconnectReasonCode::ReceiveMaximumExceeded);
+        assert_eq!(disconnected(&a.receive()), expected);
+        a.lose(now);
+    }
+}
