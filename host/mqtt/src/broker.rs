@@ -275,7 +275,7 @@ impl Batch<'_> {
     /// subscription; 0 where a retained message had no room.
     pub fn publish(&mut self, message: Message) -> usize {
         self.core
-            .publish(&message, None, self.now)
+            .publish(&message, true, None, self.now)
             .unwrap_or_else(|_| {
                 self.core.count_dropped();
                 0

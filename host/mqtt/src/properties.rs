@@ -7,7 +7,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use thiserror::Error;
 
-use crate::codec::{Reader, Span, property as id};
+use crate::codec::{self, Reader, Span, property as id};
 
 /// The properties of a received PUBLISH.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,6 +25,12 @@ pub struct Properties {
 }
 
 impl Properties {
+    /// Checks raw properties of a PUBLISH, such as a [`PropertiesBuilder`] makes.
+    pub fn parse(raw: impl Into<Bytes>) -> Result<Self, PropertyError> {
+        codec::parse(raw.into(), codec::PUBLISH_PROPERTIES)
+            .map_err(|fault| PropertyError::Invalid(fault.text))
+    }
+
     /// The Response Topic.
     #[must_use]
     pub fn response_topic(&self) -> Option<&str> {
@@ -126,6 +132,9 @@ pub enum PropertyError {
     /// A Response Topic is a topic name.
     #[error("a response topic may not be empty or hold a wildcard")]
     Topic,
+    /// Raw properties that no PUBLISH may have.
+    #[error("{0}")]
+    Invalid(&'static str),
 }
 
 /// Writes the raw properties of an outgoing [`Message`](crate::Message), in the order of the calls. Each property but
@@ -215,5 +224,58 @@ impl PropertiesBuilder {
             }
             Err(_) => _ = self.error.get_or_insert(PropertyError::TooLong),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_is_read_again() {
+        let built = PropertiesBuilder::with_capacity(64)
+            .payload_is_utf8()
+            .response_topic("r/1")
+            .correlation_data(b"\0\xff")
+            .content_type("text/plain")
+            .user("k", "")
+            .user("k", "v");
+        let properties = Properties::parse(built.finish().unwrap()).unwrap();
+        assert!(properties.payload_is_utf8());
+        assert_eq!(properties.response_topic(), Some("r/1"));
+        assert_eq!(properties.correlation_data().unwrap(), &b"\0\xff"[..]);
+        assert_eq!(properties.content_type(), Some("text/plain"));
+        assert_eq!(
+            properties.user().collect::<Vec<_>>(),
+            [("k", ""), ("k", "v")]
+        );
+        assert_eq!(&properties.forwarded(), properties.raw());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused() {
+        let long = "x".repeat(65_536);
+        let error = |builder: PropertiesBuilder| builder.finish().unwrap_err();
+        assert_eq!(
+            error(PropertiesBuilder::new().user("k", &long)),
+            PropertyError::TooLong
+        );
+        assert_eq!(
+            error(PropertiesBuilder::new().correlation_data(long.as_bytes())),
+            PropertyError::TooLong
+        );
+        assert_eq!(
+            error(PropertiesBuilder::new().user("a\0b", "")),
+            PropertyError::Nul
+        );
+        assert_eq!(
+            error(PropertiesBuilder::new().response_topic("a/#")),
+            PropertyError::Topic
+        );
+        assert!(
+            Properties::parse(&b"\x0b\x01"[..]).is_err(),
+            "a client may not set it"
+        );
+        assert!(Properties::parse(&b"\x08\0\x01+"[..]).is_err());
     }
 }

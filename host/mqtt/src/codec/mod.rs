@@ -19,7 +19,7 @@ pub(crate) use encode::{
     Connack, Delivery, ack, connack, connack_refused, disconnect, pingresp, publish, publish_bytes,
     suback, unsuback,
 };
-pub(crate) use publish::Publish;
+pub(crate) use publish::{PUBLISH_PROPERTIES, Publish, parse};
 pub(crate) use reader::{Reader, Span};
 pub(crate) use subscribe::{Filter, RetainHandling, Subscribe, Unsubscribe};
 

@@ -4,7 +4,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
     Violation, property as id,
-    reader::{Reader, Span, bits},
+    reader::{Reader, bits, scan},
 };
 use crate::{Properties, QoS, topic};
 
@@ -70,7 +70,7 @@ const SHARED: &[u8] = &[
     id::CORRELATION_DATA,
     id::USER_PROPERTY,
 ];
-const PUBLISH_PROPERTIES: u64 = bits(SHARED) | bits(&[id::TOPIC_ALIAS]);
+pub(crate) const PUBLISH_PROPERTIES: u64 = bits(SHARED) | bits(&[id::TOPIC_ALIAS]);
 pub(super) const WILL_PROPERTIES: u64 = bits(SHARED) | bits(&[id::WILL_DELAY]);
 
 /// Reads the property section at the reader, which reads `body`.
@@ -79,8 +79,21 @@ pub(super) fn properties(
     body: &Bytes,
     allowed: u64,
 ) -> Result<Properties, Violation> {
+    let length = reader.variable()? as usize;
+    let section = reader.skip(length)?;
+    // An empty slice would still hold the read buffer.
+    let raw = if length == 0 {
+        Bytes::new()
+    } else {
+        body.slice(section.range())
+    };
+    parse(raw, allowed)
+}
+
+/// Checks properties without their length and finds what is needed of them.
+pub(crate) fn parse(raw: Bytes, allowed: u64) -> Result<Properties, Violation> {
     let mut found = Properties::default();
-    let section = reader.property_section(allowed, |item| {
+    scan(&raw, allowed, |item| {
         match item.id {
             id::PAYLOAD_FORMAT => found.payload_is_utf8 = item.flag()?,
             id::CONTENT_TYPE => found.content_type = item.value,
@@ -102,11 +115,8 @@ pub(super) fn properties(
         }
         Ok(())
     })?;
-    // An empty slice would still hold the read buffer.
-    if section.start != section.end {
-        found.raw = body.slice(section.range());
-    }
-    if let Some(topic) = found.response_topic.map(|span: Span| span.of(&found.raw)) {
+    found.raw = raw;
+    if let Some(topic) = found.response_topic.map(|span| span.of(&found.raw)) {
         topic::check_name(topic)
             .map_err(|_| Violation::protocol("the response topic is empty or holds a wildcard"))?;
     }

@@ -128,28 +128,37 @@ impl<'a> Reader<'a> {
     pub(crate) fn property_section(
         &mut self,
         allowed: u64,
-        mut visit: impl FnMut(Item) -> Result<(), Violation>,
+        visit: impl FnMut(Item) -> Result<(), Violation>,
     ) -> Result<Span, Violation> {
         let length = self.variable()? as usize;
         let section = self.skip(length)?;
-        let bytes = section.of(self.bytes);
-        let mut seen = 0_u64;
-        for item in Reader::new(bytes).properties() {
-            let item = item?;
-            let bit = bit(item.id);
-            if allowed & bit == 0 {
-                return Err(Violation::protocol(
-                    "a property does not belong into this packet",
-                ));
-            }
-            if seen & bit != 0 && item.id != id::USER_PROPERTY {
-                return Err(Violation::protocol("a property stands twice"));
-            }
-            seen |= bit;
-            visit(item)?;
-        }
+        scan(section.of(self.bytes), allowed, visit)?;
         Ok(section)
     }
+}
+
+/// Checks properties without their length and shows each to `visit`: known, in their place, and once each.
+pub(crate) fn scan(
+    properties: &[u8],
+    allowed: u64,
+    mut visit: impl FnMut(Item) -> Result<(), Violation>,
+) -> Result<(), Violation> {
+    let mut seen = 0_u64;
+    for item in Reader::new(properties).properties() {
+        let item = item?;
+        let bit = bit(item.id);
+        if allowed & bit == 0 {
+            return Err(Violation::protocol(
+                "a property does not belong into this packet",
+            ));
+        }
+        if seen & bit != 0 && item.id != id::USER_PROPERTY {
+            return Err(Violation::protocol("a property stands twice"));
+        }
+        seen |= bit;
+        visit(item)?;
+    }
+    Ok(())
 }
 
 /// A set of property identifiers.

@@ -237,7 +237,7 @@ impl Core {
         message.expires = will
             .expiry_s
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
-        if self.publish(&message, Some(key), now).is_err() {
+        if self.publish(&message, true, Some(key), now).is_err() {
             self.counts.dropped += 1;
         }
     }

@@ -101,7 +101,7 @@ impl Core {
         now: Instant,
     ) -> Result<(), Violation> {
         self.handle(key, connection, publish, None, |core| {
-            match core.publish(message, Some(key), now) {
+            match core.publish(message, false, Some(key), now) {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => reason,
@@ -110,10 +110,12 @@ impl Core {
     }
 
     /// Sends a message to every session that subscribed to its topic, once each, and keeps it where it is retained.
-    /// Returns the number of these sessions, or the reason why it was not accepted.
+    /// Returns the number of these sessions, or the reason why it was not accepted. An owned message is no slice of a
+    /// read buffer and can be kept as it is.
     pub(crate) fn publish(
         &mut self,
         message: &Message,
+        owned: bool,
         from: Option<SessionKey>,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
@@ -134,7 +136,7 @@ impl Core {
         matches.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
         matches.sort_by_key(|(key, _)| *key);
         let mut sessions = 0;
-        let mut kept = None;
+        let mut kept = owned.then(|| message.clone());
         for group in matches.chunk_by(|a, b| a.0 == b.0) {
             let Some(((key, first), others)) = group.split_first() else {
                 continue;
