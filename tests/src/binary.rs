@@ -8,36 +8,44 @@ use std::{
     time::SystemTime,
 };
 
-const REMEDY: &str = "Build it with `cargo build -p statehouse --bin statehouse`, or run the tests with `bash tests/run`, which does that first.";
-
 /// The path of the `statehouse` binary: `STATEHOUSE_BIN`, or the one beside the running test.
 pub fn statehouse() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        if let Some(path) = env::var_os("STATEHOUSE_BIN") {
-            return PathBuf::from(path);
-        }
-        // target/<profile>/deps/<test> → target/<profile>/statehouse
-        let test = env::current_exe().expect("a running test has a path");
-        let path = test
-            .ancestors()
-            .nth(2)
-            .expect("a test lies in target/<profile>/deps")
-            .join("statehouse");
-        assert!(
-            path.exists(),
-            "The binary under test is missing at {}. {REMEDY}",
-            path.display()
-        );
-        if let Some(source) = newer_source(&path) {
-            panic!(
-                "The binary under test at {} is older than {}. {REMEDY}",
-                path.display(),
-                source.display()
-            );
-        }
-        path
+    PATH.get_or_init(|| match env::var_os("STATEHOUSE_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => beside_the_test("statehouse", "statehouse"),
     })
+}
+
+/// The path of an example's binary, beside the running test.
+pub fn example(name: &str) -> PathBuf {
+    beside_the_test(name, name)
+}
+
+fn beside_the_test(package: &str, name: &str) -> PathBuf {
+    let remedy = format!(
+        "Build it with `cargo build -p {package} --bin {name}`, or run the tests with `bash tests/run`, which does that first."
+    );
+    // target/<profile>/deps/<test> → target/<profile>/<name>
+    let test = env::current_exe().expect("a running test has a path");
+    let path = test
+        .ancestors()
+        .nth(2)
+        .expect("a test lies in target/<profile>/deps")
+        .join(name);
+    assert!(
+        path.exists(),
+        "The binary under test is missing at {}. {remedy}",
+        path.display()
+    );
+    if let Some(source) = newer_source(&path) {
+        panic!(
+            "The binary under test at {} is older than {}. {remedy}",
+            path.display(),
+            source.display()
+        );
+    }
+    path
 }
 
 /// The first file that the binary was built from (cargo lists them beside it) and that changed since.

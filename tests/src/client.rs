@@ -105,10 +105,11 @@ impl Client {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Ends the connection without a DISCONNECT.
-    pub fn abort(self) {
-        // Already closed by the server is as good.
-        let _ = self.stream.shutdown(Shutdown::Both);
+    /// Ends the connection without a DISCONNECT, and waits until the server has seen it.
+    pub fn abort(mut self) {
+        self.finish();
+        self.acknowledges = false;
+        self.expect_closed();
     }
 
     /// Ends the connection as MQTT asks.
@@ -252,6 +253,11 @@ impl Client {
 
     /// Reads up to the end of the connection; the DISCONNECT before it, if any. Other packets are set aside.
     pub fn expect_closed(&mut self) -> Option<Ack> {
+        self.expect_closed_after("that")
+    }
+
+    /// The same, naming what should have closed it.
+    pub fn expect_closed_after(&mut self, what: &str) -> Option<Ack> {
         let end = Instant::now() + PATIENCE;
         let mut disconnect = None;
         loop {
@@ -265,7 +271,7 @@ impl Client {
                     self.aside.push_back(packet);
                 }
                 Heard::Closed => return disconnect,
-                Heard::Silence => panic!("the connection was not closed"),
+                Heard::Silence => panic!("after {what} the connection was not closed"),
             }
         }
     }

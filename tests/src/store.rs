@@ -1,7 +1,10 @@
 //! A client of the store on top of the raw one: builds requests in each dialect and matches answers to
 //! them. It checks what holds for every answer (the protocol, section 2) and leaves the rest to the test.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use crate::{
     client::Client,
@@ -192,7 +195,6 @@ pub struct Store {
     pub id: String,
     /// How it writes its requests.
     pub dialect: Dialect,
-    asked: u64,
 }
 
 impl Store {
@@ -204,7 +206,6 @@ impl Store {
             client,
             id: id.into(),
             dialect: Dialect::Sdk,
-            asked: 0,
         }
     }
 
@@ -225,8 +226,9 @@ impl Store {
 
     /// A request as a client of this dialect sends it, with correlation data of its own.
     pub fn request(&mut self, payload: impl Into<Vec<u8>>) -> Request {
-        self.asked += 1;
-        let mut correlation = self.asked.to_be_bytes().to_vec();
+        // Never the same twice, also over several connections of one session.
+        static ASKED: AtomicU64 = AtomicU64::new(1);
+        let mut correlation = ASKED.fetch_add(1, Ordering::Relaxed).to_be_bytes().to_vec();
         // Bytes that text would not survive.
         correlation.extend(*b"\xFF\0\r\n/+#\x80");
         Request {

@@ -445,7 +445,7 @@ fn check_other_properties(publish: &Publish, request: &Request) {
     }
     match (expiry_s, request.expiry_s) {
         (None, None) => {}
-        (Some(left), Some(of)) => assert!(left <= of && left + 30 >= of, "{left} of {of}"),
+        (Some(left), Some(of)) => assert!(left <= of && of - left <= 30, "{left} of {of}"),
         (left, of) => panic!("expiry {left:?} of {of:?}"),
     }
 }

@@ -70,7 +70,9 @@ fn the_clients_maximum_packet_size() {
 /// The server tells its own limits and keeps them.
 #[test]
 fn the_servers_maximum_packet_size() {
-    let server = Server::with_config("max_packet_bytes = 65536");
+    let server = Server::with_config(
+        "max_packet_bytes = 65536\nmax_value_bytes = 1000\nmax_key_bytes = 1000",
+    );
     let mut client = server.connect("client");
     let connack = client.connack.clone().unwrap();
     assert!(

@@ -1,4 +1,4 @@
-//! paho for Python: `paho.py` beside this file does the work.
+//! paho for Python: `paho_client.py` beside this file does the work.
 
 use std::{path::Path, process::Command};
 
@@ -21,7 +21,7 @@ fn python() -> std::ffi::OsString {
 #[test]
 fn paho_for_python() {
     let server = Server::start();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign/paho.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign/paho_client.py");
     let mut command = Command::new(python());
     command.arg(script).arg(server.port().to_string());
     let ran = finish(command, b"").code(0);

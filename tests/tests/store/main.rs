@@ -4,6 +4,7 @@
 
 mod expiry;
 mod order;
+mod policies;
 mod quota;
 mod scan;
 mod watches;
