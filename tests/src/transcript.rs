@@ -30,25 +30,21 @@ pub fn check(path: &Path) {
     let script = script::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let update = std::env::var_os("UPDATE").is_some_and(|value| value == "1");
     let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    let mut wrong = Vec::new();
-    for (number, actual) in run(script, path) {
-        wrong.push(format!(
-            "{}:{}\n  the transcript says {}\n  the server says     {actual}",
-            path.display(),
-            number + 1,
-            lines[number]
-        ));
+    let different = run(script, path, &lines);
+    let count = different.len();
+    for (number, actual) in different {
         lines[number] = actual;
     }
-    if update && !wrong.is_empty() {
+    if update && count > 0 {
         fs::write(path, lines.join("\n") + "\n").unwrap();
         eprintln!("rewritten: {}", path.display());
         return;
     }
-    assert!(
-        wrong.is_empty(),
-        "{}\n(UPDATE=1 writes what the server says into the transcript.)",
-        wrong.join("\n")
+    assert_eq!(
+        count,
+        0,
+        "lines of {} differ; UPDATE=1 writes what the server says into it",
+        path.display()
     );
 }
 
@@ -65,8 +61,8 @@ struct Run {
     dialect: Dialect,
 }
 
-/// The lines that differ and what should stand there.
-fn run(script: Script, path: &Path) -> Vec<(usize, String)> {
+/// The lines that differ and what should stand there. Each is shown at once, since a later step may panic for it.
+fn run(script: Script, path: &Path, lines: &[String]) -> Vec<(usize, String)> {
     let mut run = Run {
         server: Server::with_config(&script.config),
         actors: HashMap::new(),
@@ -78,6 +74,10 @@ fn run(script: Script, path: &Path) -> Vec<(usize, String)> {
         // What the step does may panic deep below; this says where.
         let place = Place(format!("{}:{}", path.display(), number + 1));
         if let Some(actual) = run.step(step) {
+            eprintln!(
+                "{}\n  the transcript says {}\n  the server says     {actual}",
+                place.0, lines[number]
+            );
             different.push((number, actual));
         }
         drop(place);

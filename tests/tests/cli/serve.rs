@@ -41,7 +41,7 @@ fn it_says_what_it_is_and_where_it_listens() {
 
 #[test]
 fn several_listeners_lead_to_one_store() {
-    let server = Server::with("", &["--listen", "[::1]:0", "--listen", "localhost:0"]);
+    let server = Server::with("", &["--listen", "127.0.0.2:0", "--listen", "localhost:0"]);
     let addresses = server.addresses();
     assert_eq!(addresses.len(), 3);
     server.store("one").set("key", "value");
@@ -197,7 +197,7 @@ fn help_and_version() {
 #[test]
 fn the_environment_sets_the_address() {
     let mut serve = command(&["serve"]);
-    serve.env("STATEHOUSE_LISTEN", "127.0.0.1:0,[::1]:0");
+    serve.env("STATEHOUSE_LISTEN", "127.0.0.1:0,127.0.0.2:0");
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());
     assert_eq!(server.addresses().len(), 2);
     let connack = server.connect("client").connack.clone().unwrap();

@@ -41,3 +41,35 @@ fn the_bounds_of_a_key_and_a_value() {
     }
     assert_eq!(client.get("k".repeat(100)), Some(vec![b'v'; 1000]));
 }
+
+/// One connection may watch ten thousand keys; one more is refused, one less makes room.
+#[test]
+fn the_quota_on_watches() {
+    const WATCHES_MAX: usize = 10_000;
+    let server = Server::start();
+    let mut client = server.store("client");
+    let requests: Vec<_> = (0..WATCHES_MAX)
+        .map(|n| client.command(&["KEYNOTIFY", &n.to_string()]))
+        .collect();
+    for some in requests.chunks(500) {
+        let ids: Vec<u16> = some
+            .iter()
+            .map(|request| client.client.start(request.publish()))
+            .collect();
+        for (request, id) in some.iter().zip(ids) {
+            assert_eq!(client.finish(request, id).payload(), b"+OK\r\n");
+        }
+    }
+    let one_more = ["KEYNOTIFY", "one more"];
+    assert_eq!(client.ask(&one_more).payload(), QUOTA);
+    // The same key again is the same watch.
+    assert_eq!(client.ask(&["KEYNOTIFY", "7"]).payload(), b"+OK\r\n");
+    // Others have their own.
+    let mut other = server.store("other");
+    assert_eq!(other.ask(&one_more).payload(), b"+OK\r\n");
+    assert_eq!(
+        client.ask(&["KEYNOTIFY", "7", "STOP"]).payload(),
+        b"+OK\r\n"
+    );
+    assert_eq!(client.ask(&one_more).payload(), b"+OK\r\n");
+}
