@@ -69,7 +69,7 @@ pub struct Flags {
 
     /// Longest key
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
-    pub max_key_bytes: Option<NonZeroU64>,
+    pub max_key_bytes: Option<KeyBytes>,
 
     /// Longest value
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
@@ -101,7 +101,7 @@ struct File {
     insecure: Option<bool>,
     max_keys: Option<NonZeroU64>,
     max_bytes: Option<NonZeroU64>,
-    max_key_bytes: Option<NonZeroU64>,
+    max_key_bytes: Option<KeyBytes>,
     max_value_bytes: Option<NonZeroU64>,
     max_packet_bytes: Option<PacketBytes>,
     max_queue_bytes: Option<NonZeroU64>,
@@ -190,11 +190,10 @@ impl Config {
         let quota = Quota {
             keys_max: pick(flags.max_keys, file.max_keys, limits::KEYS_MAX_DEFAULT),
             bytes_max: pick(flags.max_bytes, file.max_bytes, limits::BYTES_MAX_DEFAULT),
-            key_bytes_max: pick(
-                flags.max_key_bytes,
-                file.max_key_bytes,
-                limits::KEY_BYTES_MAX_DEFAULT,
-            ),
+            key_bytes_max: flags
+                .max_key_bytes
+                .or(file.max_key_bytes)
+                .map_or(limits::KEY_BYTES_MAX_DEFAULT, |KeyBytes(bytes)| bytes),
             value_bytes_max: pick(
                 flags.max_value_bytes,
                 file.max_value_bytes,
@@ -330,6 +329,24 @@ impl FromStr for PacketBytes {
     }
 }
 
+/// The longest key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyBytes(u64);
+
+impl FromStr for KeyBytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(bytes @ 1..=limits::KEY_BYTES_MAX_MAX) => Ok(Self(bytes)),
+            _ => Err(format!(
+                "a key has at most {} bytes",
+                limits::KEY_BYTES_MAX_MAX
+            )),
+        }
+    }
+}
+
 macro_rules! deserialize_by_parsing {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
@@ -339,7 +356,7 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(Listen, Node, PacketBytes);
+deserialize_by_parsing!(Listen, Node, PacketBytes, KeyBytes);
 
 /// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
 struct Parse<T>(std::marker::PhantomData<T>);
@@ -418,6 +435,11 @@ mod tests {
             ("dialect = \"redis\"\n", 1, "unknown variant `redis`"),
             ("max_packet_bytes = 12\n", 1, "at least 1024"),
             ("node = \"a:b\"\n", 1, "no `:`"),
+            (
+                "max_key_bytes = 1000000\n",
+                1,
+                "a key has at most 65535 bytes",
+            ),
         ] {
             let error = file(text).unwrap_err().to_string();
             assert!(

@@ -110,5 +110,9 @@ pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 /// of MQTT's 65 535 bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;
 
+/// What `max_key_bytes` may be raised to. Above twice this, matching a pattern against one page of
+/// such keys would use up the fuel of a SCAN.
+pub const KEY_BYTES_MAX_MAX: u64 = 65_535;
+
 /// Default bound of a value (`max_value_bytes`).
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;

@@ -290,3 +290,225 @@ pub fn notification_properties(dialect: Dialect, version: Stamp, node: &str) -> 
     let version = version.display(node).to_string();
     finish(PropertiesBuilder::new().user(dialect.version_property(), &version))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SDK: &[(&str, &str)] = &[("__protVer", "1.0"), ("__ts", "1:2:a"), ("__ft", "3:4:b")];
+
+    fn properties(
+        response_topic: Option<&str>,
+        correlation_data: Option<&[u8]>,
+        user: &[(&str, &str)],
+    ) -> Properties {
+        let mut builder = PropertiesBuilder::new();
+        if let Some(topic) = response_topic {
+            builder = builder.response_topic(topic);
+        }
+        if let Some(data) = correlation_data {
+            builder = builder.correlation_data(data);
+        }
+        for (name, value) in user {
+            builder = builder.user(name, value);
+        }
+        Properties::parse(builder.finish().unwrap()).unwrap()
+    }
+
+    fn whole(user: &[(&str, &str)]) -> Properties {
+        properties(Some("answers/here"), Some(b"7"), user)
+    }
+
+    /// Parses a PUBLISH with these properties and hands the result to `check`.
+    fn check(
+        topic: &str,
+        qos: QoS,
+        properties: &Properties,
+        forced: Option<Dialect>,
+        check: impl FnOnce(Parsed<'_>),
+    ) {
+        let peer = Peer {
+            client: "c".into(),
+            connection: 1,
+        };
+        let payload = Bytes::new();
+        let incoming = Incoming {
+            topic,
+            payload: &payload,
+            properties,
+            qos,
+            expires: None,
+            peer: &peer,
+        };
+        check(parse(&incoming, forced));
+    }
+
+    #[test]
+    fn the_dialect_is_chosen_by_topic_and_property() {
+        for (topic, user, forced, dialect) in [
+            (REQUEST_TOPIC, SDK, None, Dialect::Sdk),
+            (REQUEST_TOPIC, &[][..], None, Dialect::Documents),
+            (
+                REQUEST_TOPIC,
+                SDK,
+                Some(Dialect::Documents),
+                Dialect::Documents,
+            ),
+            (REQUEST_TOPIC, &[], Some(Dialect::Sdk), Dialect::Sdk),
+            (PREVIEW_TOPIC, SDK, Some(Dialect::Sdk), Dialect::Preview),
+        ] {
+            check(
+                topic,
+                QoS::AtLeastOnce,
+                &whole(user),
+                forced,
+                |parsed| match parsed {
+                    Parsed::Run(request, _) => assert_eq!(request.dialect, dialect),
+                    _ => panic!("not a request"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn each_dialect_reads_its_own_properties_and_the_first_counts() {
+        let user = [
+            ("Timestamp", "p"),
+            ("__ts", "first"),
+            ("__ts", "second"),
+            ("FencingToken", "q"),
+            ("__ft", "r"),
+            ("__invId", "ignored"),
+        ];
+        for (topic, expected) in [(REQUEST_TOPIC, ("first", "r")), (PREVIEW_TOPIC, ("p", "q"))] {
+            check(
+                topic,
+                QoS::ExactlyOnce,
+                &whole(&user),
+                None,
+                |parsed| match parsed {
+                    Parsed::Run(request, _) => {
+                        assert_eq!(request.timestamp, Some(expected.0));
+                        assert_eq!(request.fencing_token, Some(expected.1));
+                    }
+                    _ => panic!("not a request"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for (properties, says) in [
+            (
+                properties(None, Some(b"1"), SDK),
+                "a request needs a Response Topic",
+            ),
+            (
+                properties(Some("a"), None, SDK),
+                "a request needs Correlation Data",
+            ),
+            (
+                properties(None, None, SDK),
+                "a request needs a Response Topic and Correlation Data",
+            ),
+        ] {
+            check(
+                REQUEST_TOPIC,
+                QoS::AtLeastOnce,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Refuse(reason, text) => {
+                        assert_eq!((reason.0, text), (0x83, says));
+                    }
+                    _ => panic!("not refused"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn reserved_response_topics_end_the_connection() {
+        let notification = format!("{NOTIFICATION_TOPICS}/AB/command/notify/CD");
+        for topic in [
+            REQUEST_TOPIC,
+            PREVIEW_TOPIC,
+            NOTIFICATION_TOPICS,
+            &notification,
+        ] {
+            let properties = properties(Some(topic), Some(b"1"), &[]);
+            check(
+                REQUEST_TOPIC,
+                QoS::AtMostOnce,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Disconnect(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
+                    _ => panic!("{topic} was accepted"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn other_versions_and_qos_zero_are_answered_without_a_policy() {
+        for (version, qos, early) in [
+            (
+                "2.0",
+                QoS::AtLeastOnce,
+                Some(Early::UnsupportedVersion("2.0")),
+            ),
+            (
+                "10.0",
+                QoS::AtLeastOnce,
+                Some(Early::UnsupportedVersion("10.0")),
+            ),
+            ("", QoS::AtLeastOnce, Some(Early::UnsupportedVersion(""))),
+            ("1.7", QoS::AtMostOnce, Some(Early::QosZero)),
+            ("1.7", QoS::AtLeastOnce, None),
+        ] {
+            let properties = whole(&[("__protVer", version)]);
+            check(
+                REQUEST_TOPIC,
+                qos,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Answer(_, found) => assert_eq!(Some(found), early, "{version}"),
+                    Parsed::Run(..) => assert_eq!(early, None, "{version}"),
+                    _ => panic!("{version} was refused"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn an_identity_tells_every_part_apart() {
+        let identity = |client: &str, payload: &[u8], properties: &Properties| {
+            self::identity(client, payload, properties, Dialect::Sdk).finalize()
+        };
+        let base = identity("c", b"GET", &whole(SDK));
+        assert_eq!(base, identity("c", b"GET", &whole(SDK)));
+        for other in [
+            identity("d", b"GET", &whole(SDK)),
+            identity("c", b"SET", &whole(SDK)),
+            identity("c", b"GET", &whole(&SDK[..2])),
+            identity("c", b"GET", &whole(&[SDK[0], SDK[2]])),
+            identity(
+                "c",
+                b"GET",
+                &properties(Some("answers/there"), Some(b"7"), SDK),
+            ),
+            identity(
+                "c",
+                b"GET",
+                &properties(Some("answers/here"), Some(b"8"), SDK),
+            ),
+            // The same bytes, divided otherwise.
+            identity("cG", b"ET", &whole(SDK)),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+}

@@ -4,7 +4,7 @@
 //! the steps. One mutex guards everything that decides; it is held for a batch's steps and never
 //! while a socket is touched.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use statehouse_mqtt::{Message, QoS, ReasonCode};
@@ -20,6 +20,9 @@ use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
 const WALL_BEHIND_MS: u64 = 1_000;
+
+/// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
+const EXIT_STATE_LOST: i32 = 70;
 
 /// A running store.
 pub struct Server {
@@ -240,9 +243,12 @@ impl Server {
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
-        // A panic inside a step would leave the store without its state: going on would answer from
-        // nothing, so every later lock stops too.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(|_| {
+            // A panic inside a step lost the state on its way. Answering from nothing would be worse
+            // than not answering: let whoever supervises this process start a new one.
+            tracing::error!("a step of the store panicked; stopping, since its state is lost");
+            std::process::exit(EXIT_STATE_LOST)
+        })
     }
 }
 

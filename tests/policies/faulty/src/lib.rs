@@ -9,7 +9,8 @@ use statehouse_policy::{
     Request, Span, Stamp, resp,
 };
 
-struct Faulty;
+/// The policy: all it knows is in the request.
+pub struct Faulty;
 
 impl Policy for Faulty {
     fn describe() -> Info {
