@@ -46,7 +46,7 @@ impl Host {
             for (peer, topic) in &notice.to {
                 self.told.push(Delivery {
                     client: peer.client.to_string(),
-                    topic: String::from_utf8(topic.to_vec()).unwrap(),
+                    topic: String::from_utf8_lossy(topic).into_owned(),
                     version: statehouse_policy::Stamp {
                         wall: notice.version.wall,
                         counter: notice.version.counter,
@@ -135,14 +135,14 @@ impl Subject for Host {
 }
 
 fn run_all(fresh: bool) {
-    let engine = Engine::new().unwrap();
-    let policy = Arc::new(engine.load(STANDARD_POLICY).unwrap());
+    let engine = Engine::new().expect("an engine");
+    let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
     let mut host = Host::new(policy, fresh);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/cases");
     let mut requests = 0;
-    for file in fs::read_dir(directory).unwrap() {
-        let path = file.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
+    for file in fs::read_dir(directory).expect("guest/cases") {
+        let path = file.expect("guest/cases").path();
+        let text = fs::read_to_string(&path).expect("a transcript");
         match cases::run(&text, &mut host) {
             Ok(count) => requests += count,
             Err(error) => panic!("{}: {error}", path.display()),
