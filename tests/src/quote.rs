@@ -77,8 +77,9 @@ pub fn words(line: &str) -> Result<Vec<Word>, String> {
 /// Writes bytes as one word that [`words`] reads back.
 pub fn quote(bytes: &[u8]) -> String {
     let mut out = String::new();
-    let mut quotes =
-        bytes.is_empty() || bytes == b"--" || matches!(bytes[0], b'$' | b'@' | b'~' | b'#');
+    let mut quotes = bytes.is_empty() || bytes == b"--" || matches!(bytes[0], b'@' | b'#')
+        // A variable; a RESP string begins with `$` and a number.
+        || bytes[0] == b'$' && bytes.get(1).is_some_and(u8::is_ascii_alphabetic);
     for &byte in bytes {
         match byte {
             b'\r' => out.push_str("\\r"),
@@ -94,7 +95,6 @@ pub fn quote(bytes: &[u8]) -> String {
             other => out.push_str(&format!("\\x{other:02X}")),
         }
     }
-    // RESP strings begin with `$` too; a leading `$` is a variable only without quotes.
     if quotes { format!("\"{out}\"") } else { out }
 }
 

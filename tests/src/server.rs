@@ -2,71 +2,19 @@
 //! lines, its memory. Its log is shown when the test fails.
 
 use std::{
-    io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Condvar, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-use crate::{binary, client::Client, connect::Connect, store::Store};
+use crate::{binary, client::Client, connect::Connect, lines::Lines, store::Store};
 
 /// Long enough for a start on a machine with every core busy; nothing is asserted about speed.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The lines that a process has written so far, and whether it has closed the stream.
-#[derive(Clone, Default)]
-struct Lines(Arc<(Mutex<Written>, Condvar)>);
-
-#[derive(Default)]
-struct Written {
-    lines: Vec<String>,
-    ended: bool,
-}
-
-impl Lines {
-    fn follow(stream: impl Read + Send + 'static) -> Lines {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        thread::spawn(move || {
-            let mut reader = BufReader::new(stream);
-            let mut line = Vec::new();
-            while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-                let text = String::from_utf8_lossy(&line).trim_end().to_string();
-                line.clear();
-                writer.0.0.lock().unwrap().lines.push(text);
-                writer.0.1.notify_all();
-            }
-            writer.0.0.lock().unwrap().ended = true;
-            writer.0.1.notify_all();
-        });
-        lines
-    }
-
-    fn all(&self) -> Vec<String> {
-        self.0.0.lock().unwrap().lines.clone()
-    }
-
-    /// Waits for a line; `None` when the stream ends or the time is over.
-    fn wait(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Option<String> {
-        let end = Instant::now() + timeout;
-        let mut state = self.0.0.lock().unwrap();
-        loop {
-            if let Some(line) = state.lines.iter().find(|line| wanted(line)) {
-                return Some(line.clone());
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if state.ended || left.is_zero() {
-                return None;
-            }
-            state = self.0.1.wait_timeout(state, left).unwrap().0;
-        }
-    }
-}
 
 /// A running `statehouse serve`.
 pub struct Server {

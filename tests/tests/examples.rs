@@ -2,12 +2,11 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{
-    io::{BufRead, BufReader},
     process::{Command, Stdio},
     time::Duration,
 };
 
-use statehouse_tests::{Server, binary, server, store};
+use statehouse_tests::{Lines, Server, binary, client::PATIENCE, server, store};
 
 /// It follows the set point that others give, and its readings disappear when it ends.
 #[test]
@@ -21,8 +20,12 @@ fn thermostat() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut line = || lines.next().expect("a line").unwrap();
+    let lines = Lines::follow(child.stdout.take().unwrap());
+    let mut read = 0..;
+    let mut line = || {
+        let number = read.next().unwrap();
+        lines.at(number, PATIENCE).expect("one more line")
+    };
     assert_eq!(line(), "set point 23.5");
     let first = store.notification();
     assert!(first.payload.ends_with(b"\r\n20.5\r\n"), "{first:?}");

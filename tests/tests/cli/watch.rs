@@ -1,18 +1,17 @@
 //! `statehouse watch`: a line for each change, until enough or interrupted.
 
 use std::{
-    io::{BufRead, BufReader},
-    process::{Child, ChildStderr, ChildStdout, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
-use statehouse_tests::{Server, Store, command, server};
+use statehouse_tests::{Lines, Server, Store, client::PATIENCE, command, server};
 
 /// A running `watch`, killed with the test.
 struct Watch {
     child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
-    _notices: BufReader<ChildStderr>,
+    lines: Lines,
+    read: usize,
 }
 
 impl Watch {
@@ -26,24 +25,27 @@ impl Watch {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut notices = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        notices.read_line(&mut line).unwrap();
-        assert!(line.contains("watching"), "{line:?}");
-        Watch {
-            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
-            _notices: notices,
+        let notices = Lines::follow(child.stderr.take().unwrap());
+        let watch = Watch {
+            lines: Lines::follow(child.stdout.take().unwrap()),
+            read: 0,
             child,
-        }
+        };
+        let notice = notices.wait(PATIENCE, |line| line.contains("watching"));
+        assert!(notice.is_some(), "it says {:?}", notices.all());
+        watch
     }
 
     fn line(&mut self) -> String {
-        self.lines.next().expect("a line").unwrap()
+        self.read += 1;
+        self.lines
+            .at(self.read - 1, PATIENCE)
+            .expect("one more line")
     }
 
     fn end(mut self) -> Option<i32> {
         let status = server::wait(&mut self.child, Duration::from_secs(20));
-        assert!(self.lines.next().is_none(), "one line too many");
+        assert_eq!(self.lines.at(self.read, PATIENCE), None, "one too many");
         status.expect("it ends").code()
     }
 }

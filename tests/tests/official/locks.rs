@@ -10,7 +10,7 @@ use std::{
 
 use statehouse_tests::Server;
 
-use crate::peer::{Peer, TIMEOUT, newer};
+use crate::peer::{Peer, TIMEOUT, newer, within};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -47,7 +47,7 @@ async fn unlocking_hands_over() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiting.is_finished(), "two holders at once");
     first.unlock(TIMEOUT).await.unwrap();
-    let next = tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
+    let next = within(waiting).await;
     assert!(newer(&next.unwrap().unwrap(), &token));
     one.leave().await;
     two.leave().await;
@@ -63,8 +63,8 @@ async fn expiry_hands_over() {
     );
     let lease = Duration::from_secs(1);
     let token = one.lock("lock").lock(lease, TIMEOUT, None).await.unwrap();
-    let next = tokio::time::timeout(TIMEOUT, two.lock("lock").lock(LEASE, TIMEOUT, None)).await;
-    assert!(newer(&next.unwrap().unwrap(), &token));
+    let next = within(two.lock("lock").lock(LEASE, TIMEOUT, None)).await;
+    assert!(newer(&next.unwrap(), &token));
     one.leave().await;
     two.leave().await;
 }
@@ -86,7 +86,7 @@ async fn a_killed_holder_hands_over() {
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert!(!waiting.is_finished(), "the lease was not renewed");
     one.die();
-    let next = tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
+    let next = within(waiting).await;
     assert!(newer(&next.unwrap().unwrap(), &token));
     two.leave().await;
 }

@@ -8,7 +8,7 @@ use azure_iot_operations_services::state_store::{
 };
 use statehouse_tests::Server;
 
-use crate::peer::{Peer, TIMEOUT, newer};
+use crate::peer::{Peer, TIMEOUT, newer, within};
 
 fn condition(set_condition: SetCondition) -> SetOptions {
     SetOptions {
@@ -279,6 +279,6 @@ async fn many_requests_at_once_are_each_answered() {
 async fn leaving_at_once_is_clean() {
     let server = Server::start();
     let peer = Peer::connect(server.port(), "leaving");
-    peer.monitor.connected().await;
+    within(peer.monitor.connected()).await;
     peer.leave().await;
 }

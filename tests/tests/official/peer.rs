@@ -97,9 +97,9 @@ impl Peer {
 
     /// Leaves as the examples do; every step has to succeed.
     pub(crate) async fn leave(self) {
-        self.store.shutdown().await.unwrap();
+        within(self.store.shutdown()).await.unwrap();
         self.exit.try_exit().unwrap();
-        self.session.await.unwrap().unwrap();
+        within(self.session).await.unwrap().unwrap();
     }
 
     /// Dies: the connection breaks, and nothing is said or cleaned up.
@@ -108,11 +108,17 @@ impl Peer {
     }
 }
 
+/// Waits for what has to come; a test that waits for ever tells nobody anything.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future)
+        .await
+        .expect("in time")
+}
+
 /// The next notification.
 pub(crate) async fn heard(observation: &mut KeyObservation) -> KeyNotification {
-    tokio::time::timeout(TIMEOUT, observation.recv_notification())
+    within(observation.recv_notification())
         .await
-        .expect("a notification in time")
         .expect("a notification, not the end")
         .0
 }

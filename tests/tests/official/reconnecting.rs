@@ -13,7 +13,7 @@ use tokio::{
     sync::broadcast,
 };
 
-use crate::peer::{Peer, TIMEOUT, heard_that};
+use crate::peer::{Peer, TIMEOUT, heard_that, within};
 
 /// A relay in front of the server that breaks its connections on demand.
 struct Relay {
@@ -57,9 +57,9 @@ async fn a_broken_connection_is_resumed() {
     for round in 0..3 {
         relay.up.store(false, Ordering::SeqCst);
         relay.cut.send(()).unwrap();
-        peer.monitor.disconnected().await;
+        within(peer.monitor.disconnected()).await;
         relay.up.store(true, Ordering::SeqCst);
-        peer.monitor.connected().await;
+        within(peer.monitor.connected()).await;
         let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
         assert_eq!(got.response, Some(b"before".to_vec()), "round {round}");
         assert_eq!(got.version.as_ref(), Some(&version));
@@ -80,9 +80,9 @@ async fn an_observation_ends_with_its_connection_and_begins_again() {
     heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
 
     relay.cut.send(()).unwrap();
-    let end = tokio::time::timeout(TIMEOUT, seen.recv_notification()).await;
-    assert!(end.unwrap().is_none(), "the observation goes on");
-    peer.monitor.connected().await;
+    let end = within(seen.recv_notification()).await;
+    assert!(end.is_none(), "the observation goes on");
+    within(peer.monitor.connected()).await;
     writer.set("key", "unheard").await;
 
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;

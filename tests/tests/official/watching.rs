@@ -5,7 +5,7 @@ use std::time::Duration;
 use azure_iot_operations_services::state_store::{ErrorKind, Operation, SetOptions};
 use statehouse_tests::Server;
 
-use crate::peer::{Peer, TIMEOUT, heard_that, newer};
+use crate::peer::{Peer, TIMEOUT, heard_that, newer, within};
 
 const KEY: &str = "key";
 
@@ -37,7 +37,10 @@ async fn changes_are_heard_while_observed() {
     let version = heard_that(&mut seen, Operation::Set(b"v3".to_vec())).await;
     assert_eq!(version, own);
     assert!(newer(&own, &deleted));
-    assert!(seen.recv_notification().await.is_none(), "one too many");
+    assert!(
+        within(seen.recv_notification()).await.is_none(),
+        "one too many"
+    );
     peer.leave().await;
     writer.leave().await;
 }
@@ -87,7 +90,7 @@ async fn a_shut_down_client_hears_the_end() {
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     let waiting = tokio::spawn(async move { seen.recv_notification().await.is_none() });
     peer.leave().await;
-    assert!(waiting.await.unwrap());
+    assert!(within(waiting).await.unwrap());
 }
 
 #[tokio::test]
@@ -108,7 +111,10 @@ async fn several_observers_hear_the_same() {
             heard_that(&mut seen, Operation::Set(n.to_string().into())).await;
         }
         assert!(peer.store.unobserve(key(), TIMEOUT).await.unwrap().response);
-        assert!(seen.recv_notification().await.is_none(), "one too many");
+        assert!(
+            within(seen.recv_notification()).await.is_none(),
+            "one too many"
+        );
         peer.leave().await;
     }
     writer.leave().await;
