@@ -108,17 +108,21 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
         verb: None,
         refusal,
     };
-    let arguments = resp::parse(payload).map_err(|_| no_verb(Refusal::Syntax))?;
+    // By reference: they are too many bytes to move.
+    let arguments = &resp::parse(payload);
+    let Ok(arguments) = arguments else {
+        return Err(no_verb(Refusal::Syntax));
+    };
     let verb = Verb::read(arguments.get(0))
         .filter(|&verb| verb != Verb::KeyNotify || dialect != Dialect::Preview)
         .ok_or_else(|| no_verb(Refusal::UnknownCommand))?;
     let command = match verb {
-        Verb::Set => set(&arguments),
-        Verb::Get => counted(&arguments, 2).map(|[_, key]| Command::Get { key }),
-        Verb::Del => counted(&arguments, 2).map(|[_, key]| Command::Del { key }),
-        Verb::Vdel => counted(&arguments, 3).map(|[_, key, value]| Command::Vdel { key, value }),
-        Verb::KeyNotify => key_notify(&arguments),
-        Verb::Scan => scan(&arguments),
+        Verb::Set => set(arguments),
+        Verb::Get => counted(arguments, 2).map(|[_, key]| Command::Get { key }),
+        Verb::Del => counted(arguments, 2).map(|[_, key]| Command::Del { key }),
+        Verb::Vdel => counted(arguments, 3).map(|[_, key, value]| Command::Vdel { key, value }),
+        Verb::KeyNotify => key_notify(arguments),
+        Verb::Scan => scan(arguments),
     };
     command.and_then(named).map_err(|refusal| Unreadable {
         verb: Some(verb),

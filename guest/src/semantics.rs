@@ -34,20 +34,26 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
             })
         }
     };
-    let repeat = match &done {
-        _ if !is_remembered(&command) => Repeat::Free,
-        Err(refusal) if refusal.is_of_form() => Repeat::Free,
-        _ => Repeat::Same,
+    let of_form = matches!(&done, Err(refusal) if refusal.is_of_form());
+    let repeat = if is_remembered(&command) && !of_form {
+        Repeat::Same
+    } else {
+        Repeat::Free
     };
-    let Done { reply, version } = done.unwrap_or_else(|refusal| Done {
-        reply: refusal.frame(request.dialect),
-        version: None,
-    });
-    Outcome {
-        reply,
-        version,
-        repeat,
-        command: Some(command.verb() as u16),
+    let command = Some(command.verb() as u16);
+    match done {
+        Ok(Done { reply, version }) => Outcome {
+            reply,
+            version,
+            repeat,
+            command,
+        },
+        Err(refusal) => Outcome {
+            reply: refusal.frame(request.dialect),
+            version: None,
+            repeat,
+            command,
+        },
     }
 }
 

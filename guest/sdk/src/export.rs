@@ -21,23 +21,27 @@ macro_rules! export {
     ($policy:ty) => {
         #[cfg(target_arch = "wasm32")]
         const _: () = {
-            use ::std::cell::OnceCell;
+            use ::std::boxed::Box;
+            use ::std::cell::Cell;
             use ::std::string::String;
             use ::std::vec::Vec;
             use $crate::bindings::exports::statehouse::policy::handler::Guest;
             use $crate::{Change, Dialect, Info, Notification, Outcome, Request, Span};
 
+            #[global_allocator]
+            static ARENA: $crate::arena::Arena = $crate::arena::Arena::new();
+
             ::std::thread_local! {
-                static POLICY: OnceCell<$policy> = const { OnceCell::new() };
+                static POLICY: Cell<Option<&'static $policy>> = const { Cell::new(None) };
             }
 
-            /// Runs `call` with the configured policy. A host that calls before it has configured breaks
-            /// the contract; the trap says so in its backtrace.
-            fn configured<T>(call: impl FnOnce(&$policy) -> T) -> T {
-                POLICY.with(|policy| match policy.get() {
-                    Some(policy) => call(policy),
+            /// The configured policy. A host that calls before it has configured breaks the contract; the
+            /// trap says so in its backtrace.
+            fn configured() -> &'static $policy {
+                match POLICY.get() {
+                    Some(policy) => policy,
                     None => ::core::arch::wasm32::unreachable(),
-                })
+                }
             }
 
             struct Component;
@@ -49,23 +53,28 @@ macro_rules! export {
 
                 fn configure(options: Vec<(String, String)>) -> Result<(), String> {
                     let policy = <$policy as $crate::Policy>::configure(&options)?;
-                    POLICY.with(|cell| cell.set(policy)).map_err(|_| {
-                        String::from("an instance is configured once; make a new one instead")
-                    })
+                    if POLICY.get().is_some() {
+                        return Err(String::from(
+                            "an instance is configured once; make a new one instead",
+                        ));
+                    }
+                    // It lives as long as the instance does.
+                    POLICY.set(Some(Box::leak(Box::new(policy))));
+                    // From here on there are calls, which free what they allocate.
+                    ARENA.open();
+                    Ok(())
                 }
 
                 fn route(payload: Vec<u8>) -> Option<Span> {
-                    configured(|policy| $crate::Policy::route(policy, &payload))
+                    $crate::Policy::route(configured(), &payload)
                 }
 
                 fn handle(request: Request) -> Outcome {
-                    configured(|policy| {
-                        $crate::Policy::handle(policy, &mut $crate::Imports, &request)
-                    })
+                    $crate::Policy::handle(configured(), &mut $crate::Imports, &request)
                 }
 
                 fn notify(change: Change, dialect: Dialect) -> Notification {
-                    configured(|policy| $crate::Policy::notify(policy, &change, dialect))
+                    $crate::Policy::notify(configured(), &change, dialect)
                 }
             }
 

@@ -87,6 +87,10 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(any(target_arch = "wasm32", test))]
+#[doc(hidden)]
+#[cfg_attr(test, allow(unreachable_pub))]
+pub mod arena;
 #[doc(hidden)]
 pub mod bindings;
 mod export;

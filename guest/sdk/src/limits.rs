@@ -8,12 +8,14 @@ pub const PAYLOAD_BYTES_MAX: usize = 268_435_455;
 /// command of the protocol, `SET key value NEX expected PX ms`, has seven.
 pub const ARGUMENTS_KEPT: usize = 8;
 
-/// Digits of a length in RESP: enough for [`PAYLOAD_BYTES_MAX`], too few to overflow 64 bits.
-pub const LENGTH_DIGITS_MAX: usize = 10;
-
 /// How far a version may run ahead of the store's time, in milliseconds. A `put` whose `observed` is
 /// further ahead is a trap; a client that is further ahead is told that its clock is wrong.
 pub const SKEW_MS_MAX: u64 = 60_000;
 
 /// A version's counter stays below this: clients in .NET read 32 bits with a sign.
 pub const COUNTER_END: u32 = i32::MAX as u32;
+
+/// The room for what one call allocates: most payloads and a page of a SCAN fit. What does not is allocated
+/// elsewhere. An instance touches only as much of it as its largest call needed.
+#[cfg(any(target_arch = "wasm32", test))]
+pub(crate) const ARENA_BYTES: usize = 64 * 1024;

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::limits::{ARGUMENTS_KEPT, LENGTH_DIGITS_MAX, PAYLOAD_BYTES_MAX};
+use crate::limits::{ARGUMENTS_KEPT, PAYLOAD_BYTES_MAX};
 use crate::{Bytes, Span};
 
 /// The payload is not one array of bulk strings and nothing else.
@@ -68,25 +68,21 @@ pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(Malformed);
     }
-    let (count, mut at) = length(payload, 0, b'*')?;
+    let (count, mut rest) = length(payload, b'*')?;
     if count == 0 {
         return Err(Malformed);
     }
     let mut kept = [Span { at: 0, len: 0 }; ARGUMENTS_KEPT];
     // Ends with the payload at the latest, however large the count: every element takes bytes of it.
     for index in 0..count {
-        let (len, start) = length(payload, at, b'$')?;
-        let end = start.checked_add(len).ok_or(Malformed)?;
-        let after = end.checked_add(2).ok_or(Malformed)?;
-        if payload.get(end..after) != Some(b"\r\n") {
-            return Err(Malformed);
-        }
+        let (len, behind) = length(rest, b'$')?;
         if let Some(slot) = kept.get_mut(index) {
-            *slot = span(start, len)?;
+            *slot = span(payload.len() - behind.len(), len)?;
         }
-        at = after;
+        let behind = behind.get(len..).ok_or(Malformed)?;
+        rest = behind.strip_prefix(b"\r\n").ok_or(Malformed)?;
     }
-    if at != payload.len() {
+    if !rest.is_empty() {
         return Err(Malformed);
     }
     Ok(Arguments {
@@ -102,32 +98,27 @@ fn span(at: usize, len: usize) -> Result<Span, Malformed> {
     Ok(Span { at, len })
 }
 
-/// Reads `<kind><digits>\r\n` at a position; gives the number and the position behind it.
-fn length(payload: &[u8], at: usize, kind: u8) -> Result<(usize, usize), Malformed> {
-    let rest = payload.get(at..).ok_or(Malformed)?;
-    let (&first, rest) = rest.split_first().ok_or(Malformed)?;
-    if first != kind {
-        return Err(Malformed);
-    }
-    let mut value = 0u64;
-    let mut digits = 0;
-    for &byte in rest.iter().take(LENGTH_DIGITS_MAX + 1) {
-        if !byte.is_ascii_digit() {
-            break;
+/// Reads `<kind><digits>\r\n`; gives the number and what is behind it.
+fn length(bytes: &[u8], kind: u8) -> Result<(usize, &[u8]), Malformed> {
+    let (value, behind) = match bytes {
+        [first, b'0', behind @ ..] if *first == kind => (0, behind),
+        [first, digit @ b'1'..=b'9', behind @ ..] if *first == kind => {
+            let mut value = usize::from(digit - b'0');
+            let mut rest = behind;
+            while let [digit @ b'0'..=b'9', behind @ ..] = rest {
+                // Longer than any payload: it lies, and another digit may be too much for 32 bits.
+                if value > PAYLOAD_BYTES_MAX {
+                    return Err(Malformed);
+                }
+                value = value * 10 + usize::from(digit - b'0');
+                rest = behind;
+            }
+            (value, rest)
         }
-        // At most eleven digits: far from the end of 64 bits.
-        value = value * 10 + u64::from(byte - b'0');
-        digits += 1;
-    }
-    let padded = digits > 1 && rest.first() == Some(&b'0');
-    if digits == 0 || digits > LENGTH_DIGITS_MAX || padded {
-        return Err(Malformed);
-    }
-    if rest.get(digits..digits + 2) != Some(b"\r\n") {
-        return Err(Malformed);
-    }
-    let value = usize::try_from(value).map_err(|_| Malformed)?;
-    Ok((value, at + 1 + digits + 2))
+        _ => return Err(Malformed),
+    };
+    let behind = behind.strip_prefix(b"\r\n").ok_or(Malformed)?;
+    Ok((value, behind))
 }
 
 /// Digits and nothing else; zeros in front are fine, a sign is not (`str::parse` would take `+5`).
