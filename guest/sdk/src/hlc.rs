@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-use crate::resp::decimal;
+use crate::resp::leading_decimal;
 use crate::{Hlc, Stamp};
 
 /// A clock reading whose node is still part of the text it was read from.
@@ -61,19 +61,27 @@ pub struct Malformed;
 ///
 /// [`Malformed`] for anything else: another number of parts, a sign, a number that does not fit, no node.
 pub fn parse(text: &str) -> Result<Reading<'_>, Malformed> {
-    let (wall, rest) = text.split_once(':').ok_or(Malformed)?;
-    let (counter, node) = rest.split_once(':').ok_or(Malformed)?;
-    if node.is_empty() || node.contains(':') {
+    let (wall, rest) = part(text.as_bytes())?;
+    let (counter, node) = part(rest)?;
+    if node.is_empty() || node.contains(&b':') {
         return Err(Malformed);
     }
-    let wall = decimal(wall.as_bytes()).ok_or(Malformed)?;
-    let counter = decimal(counter.as_bytes()).ok_or(Malformed)?;
+    // What is in front of it is ASCII: it is the end of the text, and a text itself.
+    let node = text.get(text.len() - node.len()..).ok_or(Malformed)?;
     let counter = u32::try_from(counter).map_err(|_| Malformed)?;
     Ok(Reading {
         wall,
         counter,
         node,
     })
+}
+
+/// A number and its colon; gives the number and what is behind both.
+fn part(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
+    match leading_decimal(bytes) {
+        Some((number, [b':', rest @ ..])) => Ok((number, rest)),
+        _ => Err(Malformed),
+    }
 }
 
 /// Writes a reading padded, as clients compare it: 15 digits of wall, 5 of counter.

@@ -124,18 +124,28 @@ fn length(bytes: &[u8], kind: u8) -> Result<(usize, &[u8]), Malformed> {
 /// Digits and nothing else; zeros in front are fine, a sign is not (`str::parse` would take `+5`).
 #[must_use]
 pub fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
+    match leading_decimal(digits)? {
+        (value, []) => Some(value),
+        _ => None,
     }
+}
+
+/// The number at the front and what is behind it; none where there is no digit, or too many.
+pub(crate) fn leading_decimal(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    /// Below it, any digit more fits 64 bits.
+    const TENTH: u64 = u64::MAX / 10;
     let mut value = 0u64;
-    for &byte in digits {
+    let mut rest = bytes;
+    while let [digit @ b'0'..=b'9', behind @ ..] = rest {
+        let digit = u64::from(digit - b'0');
         // A comparison instead of a checked product, which takes 128 bits where a word has 32.
-        if !byte.is_ascii_digit() || value > u64::MAX / 10 {
+        if value >= TENTH && (value > TENTH || digit > u64::MAX % 10) {
             return None;
         }
-        value = (value * 10).checked_add(u64::from(byte - b'0'))?;
+        value = value * 10 + digit;
+        rest = behind;
     }
-    Some(value)
+    (rest.len() < bytes.len()).then_some((value, rest))
 }
 
 /// `<kind><number>\r\n`: the head of an array (`*`), of a bulk string (`$`), or an integer (`:`).
