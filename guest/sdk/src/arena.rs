@@ -82,7 +82,7 @@ const fn round_up(bytes: usize) -> usize {
 }
 
 // SAFETY: a block is taken from the front of what is free. What is free grows only by the block in front of
-// it where that is freed, or by all where no block is live: so no block overlaps a live one. The room does
+// it where that is freed or shortened, or by all where no block is live: so no block overlaps a live one. The room does
 // not move, since the caller keeps the arena where it is while it has blocks of it. Nothing here unwinds.
 // Blocks outside of the room are wholly the business of `System`.
 unsafe impl GlobalAlloc for Arena {
@@ -249,6 +249,25 @@ mod tests {
         again.free(&arena);
         assert!(!Block::new(&arena, ARENA_BYTES + 1, 1, 5).is_in(&arena));
         assert!(!Block::new(&arena, 16, 16, 5).is_in(&arena));
+    }
+
+    #[test]
+    fn a_block_that_is_kept_costs_the_room_and_no_more() {
+        let arena = open();
+        let kept = Block::new(&arena, 64, 8, 1);
+        let mut in_the_room = 0;
+        for _ in 0..ARENA_BYTES / 16 {
+            let payload = Block::new(&arena, 100, 1, 2);
+            let text = Block::new(&arena, 27, 1, 3);
+            in_the_room += usize::from(payload.is_in(&arena));
+            payload.free(&arena);
+            text.free(&arena);
+        }
+        assert!(in_the_room < ARENA_BYTES / 100);
+        kept.free(&arena);
+        let again = Block::new(&arena, 64, 8, 4);
+        assert!(again.is_in(&arena));
+        again.free(&arena);
     }
 
     #[test]

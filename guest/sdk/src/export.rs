@@ -1,7 +1,8 @@
 //! From a [`Policy`](crate::Policy) to the exports of a component.
 
-/// Makes a type that implements [`Policy`](crate::Policy) the policy of this component. Expands to nothing
-/// outside of WebAssembly, so that the crate is tested natively.
+/// Makes a type that implements [`Policy`](crate::Policy) the policy of this component, and gives the
+/// component an allocator that is made for calls. Expands to nothing outside of WebAssembly, so that the
+/// crate is tested natively.
 ///
 /// ```
 /// # use statehouse_policy::*;

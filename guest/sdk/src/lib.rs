@@ -89,7 +89,6 @@
 
 #[cfg(any(target_arch = "wasm32", test))]
 #[doc(hidden)]
-#[cfg_attr(test, allow(unreachable_pub))]
 pub mod arena;
 #[doc(hidden)]
 pub mod bindings;
