@@ -82,9 +82,9 @@ const fn round_up(bytes: usize) -> usize {
 }
 
 // SAFETY: a block is taken from the front of what is free. What is free grows only by the block in front of
-// it where that is freed or shortened, or by all where no block is live: so no block overlaps a live one. The room does
-// not move, since the caller keeps the arena where it is while it has blocks of it. Nothing here unwinds.
-// Blocks outside of the room are wholly the business of `System`.
+// it, where that is freed or shortened, or to all, where no block is live: so no block overlaps a live one.
+// The room does not move, since the caller keeps the arena where it is while it has blocks of it. Nothing
+// here unwinds. Blocks outside of the room are wholly the business of `System`.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let free = self.free.get();
