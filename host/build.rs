@@ -24,7 +24,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             "cargo::rerun-if-changed={}",
             Path::new(&ready_made).display()
         );
-        fs::copy(&ready_made, embedded)?;
+        if let Err(error) = fs::copy(&ready_made, embedded) {
+            eprintln!(
+                "{READY_MADE} names {}, which cannot be read ({error}). Give an absolute path.",
+                Path::new(&ready_made).display()
+            );
+            exit(1);
+        }
         return Ok(());
     }
 

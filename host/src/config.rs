@@ -11,6 +11,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
@@ -56,14 +57,14 @@ pub struct Flags {
     pub node: Option<Node>,
 
     /// Listen beyond loopback although nobody has to authenticate
-    #[arg(long, env = "STATEHOUSE_INSECURE")]
+    #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
     /// Most keys that the store holds
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
     pub max_keys: Option<NonZeroU64>,
 
-    /// Most bytes of keys and values, each entry counted with 128 more
+    /// Most bytes of keys and values, each entry counted with 320 more
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
     pub max_bytes: Option<NonZeroU64>,
 
@@ -160,6 +161,16 @@ pub enum ConfigError {
         /// Longest packet.
         packet: u64,
     },
+    /// A value that would end the connection of whoever asks for it.
+    #[error(
+        "a client's queue of max_queue_bytes ({queue}) cannot hold an answer with a value of max_value_bytes ({value}), so whoever asked for one would be disconnected: raise max_queue_bytes or lower max_value_bytes"
+    )]
+    Queue {
+        /// Longest value.
+        value: u64,
+        /// Queue of a client.
+        queue: u64,
+    },
 }
 
 impl Config {
@@ -187,19 +198,6 @@ impl Config {
         let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
             flag.or(file).map_or(default, NonZeroU64::get)
         };
-        let quota = Quota {
-            keys_max: pick(flags.max_keys, file.max_keys, limits::KEYS_MAX_DEFAULT),
-            bytes_max: pick(flags.max_bytes, file.max_bytes, limits::BYTES_MAX_DEFAULT),
-            key_bytes_max: flags
-                .max_key_bytes
-                .or(file.max_key_bytes)
-                .map_or(limits::KEY_BYTES_MAX_DEFAULT, |KeyBytes(bytes)| bytes),
-            value_bytes_max: pick(
-                flags.max_value_bytes,
-                file.max_value_bytes,
-                limits::VALUE_BYTES_MAX_DEFAULT,
-            ),
-        };
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut broker = statehouse_mqtt::Limits::default();
         if let Some(PacketBytes(bytes)) = flags.max_packet_bytes.or(file.max_packet_bytes) {
@@ -213,9 +211,28 @@ impl Config {
             broker.connections_max = size(count.get());
         }
         let packet = broker.packet_bytes_max as u64;
+        let key_bytes_max = flags.max_key_bytes.or(file.max_key_bytes).map_or(
+            limits::KEY_BYTES_MAX_DEFAULT.min(packet / 2),
+            |KeyBytes(bytes)| bytes,
+        );
+        // Where only the packet or the queue was made smaller, keys and values follow.
+        let queue = broker.queue_bytes_max as u64;
+        let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
+        let value_bytes_max =
+            limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
+        let quota = Quota {
+            keys_max: pick(flags.max_keys, file.max_keys, limits::KEYS_MAX_DEFAULT),
+            bytes_max: pick(flags.max_bytes, file.max_bytes, limits::BYTES_MAX_DEFAULT),
+            key_bytes_max,
+            value_bytes_max: pick(flags.max_value_bytes, file.max_value_bytes, value_bytes_max),
+        };
         if quota.value_bytes_max.saturating_add(quota.key_bytes_max) > packet {
             let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
             return Err(ConfigError::Packet { value, key, packet });
+        }
+        if quota.value_bytes_max.saturating_add(limits::ENVELOPE_BYTES) > queue {
+            let value = quota.value_bytes_max;
+            return Err(ConfigError::Queue { value, queue });
         }
         Ok(Self {
             listen,
@@ -320,11 +337,13 @@ impl FromStr for PacketBytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Below the first nothing works any more; above the second no packet can be (MQTT 5,
-        // section 1.5.5), and clients refuse to read it.
+        // Below the first nothing works any more.
         match text.parse() {
-            Ok(bytes @ 1_024..=268_435_455) => Ok(Self(bytes)),
-            _ => Err("a packet has at least 1024 and at most 268435455 bytes".into()),
+            Ok(bytes @ 1_024..=limits::PACKET_BYTES_MAX_MAX) => Ok(Self(bytes)),
+            _ => Err(format!(
+                "a packet has at least 1024 and at most {} bytes",
+                limits::PACKET_BYTES_MAX_MAX
+            )),
         }
     }
 }
@@ -461,6 +480,18 @@ mod tests {
 
     #[test]
     fn a_value_must_fit_into_a_packet() {
+        let config = file("max_packet_bytes = 100000\n").unwrap();
+        assert_eq!(
+            config.quota.value_bytes_max,
+            100_000 - limits::KEY_BYTES_MAX_DEFAULT
+        );
+        let config = file("max_queue_bytes = 500000\n").unwrap();
+        assert!(config.quota.value_bytes_max < 500_000);
+        let error = file("max_queue_bytes = 500000\nmax_value_bytes = 499999\n").unwrap_err();
+        assert!(
+            error.to_string().contains("raise max_queue_bytes"),
+            "{error}"
+        );
         let error = file("max_value_bytes = 5000000\n").unwrap_err();
         assert!(
             error.to_string().contains("raise max_packet_bytes"),

@@ -27,14 +27,21 @@ pub const EPOCH_TICK: Duration = Duration::from_millis(20);
 /// short enough that other clients only notice a hiccup.
 pub const EPOCH_TICKS_PER_CALL: u64 = 25;
 
-/// Linear memory of a policy: the request and its reply lie in it, everything else is small.
+/// Linear memory of a policy: the request and its reply lie in it, everything else is small. It also
+/// bounds `max_packet_bytes`, since a payload is copied into it.
 pub const GUEST_MEMORY_BYTES_MAX: usize = 32 << 20;
 
 /// Elements of a policy's tables (its function pointers).
 pub const GUEST_TABLE_ELEMENTS_MAX: usize = 20_000;
 
-/// Core instances, memories and tables of one component: what wit-component emits is three instances.
+/// Core instances of one component: what wit-component emits is three.
 pub const GUEST_INSTANCES_MAX: usize = 16;
+
+/// Memories of one component. The bound of bytes is one memory's, so that more would multiply it.
+pub const GUEST_MEMORIES_MAX: usize = 1;
+
+/// Tables of one component: one for its function pointers and one of wit-component's.
+pub const GUEST_TABLES_MAX: usize = 4;
 
 /// Native stack of a policy call. A recursion without end stops here instead of in the host's guard page.
 pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
@@ -72,7 +79,7 @@ pub const RANDOM_BYTES_MAX: u32 = 1024;
 /// A log line of a policy; the rest is cut.
 pub const GUEST_LOG_BYTES_MAX: usize = 1024;
 
-/// Log lines of a policy in one second; the rest is counted.
+/// Log lines by and about a policy in one second; the rest is counted.
 pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;
 
 /// Distinct counters that a policy may name.
@@ -81,8 +88,18 @@ pub const GUEST_COUNTERS_MAX: usize = 256;
 /// Watches of one connection. The official clients hold one per observed key.
 pub const WATCHES_PER_CONNECTION_MAX: usize = 10_000;
 
-/// Watches of all connections, at about 200 bytes each.
+/// Watches of all connections.
 pub const WATCHES_MAX: usize = 1_000_000;
+
+/// What a watch costs besides its key: the two indexes that hold it, rounded up.
+pub const WATCH_OVERHEAD_BYTES: usize = 256;
+
+/// Watches of one connection in bytes: all it may have, with keys of 500 bytes. Watched keys need
+/// not exist, so no other quota sees them.
+pub const WATCH_BYTES_PER_CONNECTION_MAX: usize = 8 << 20;
+
+/// Watches of all connections in bytes.
+pub const WATCH_BYTES_MAX: usize = 512 << 20;
 
 /// Keys that one step removes in a sweep: it holds the store's lock, and the next step follows at once.
 pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
@@ -90,9 +107,20 @@ pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 /// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
 
-/// Share of a quota an entry counts besides its key and value: its version, fence, expiry and the
-/// table's own overhead.
-pub const ENTRY_OVERHEAD_BYTES: u64 = 128;
+/// What an entry counts against `max_bytes` besides its key, value and fence's node: its version,
+/// expiry, three allocations and its share of the table's nodes, rounded up.
+pub const ENTRY_OVERHEAD_BYTES: u64 = 320;
+
+/// The longest packet that can be configured: its payload and what a policy makes of it have to fit
+/// into the policy's memory.
+pub const PACKET_BYTES_MAX_MAX: usize = GUEST_MEMORY_BYTES_MAX / 2;
+
+/// What an answer or notification adds to a value in a client's queue: topic, properties, overhead.
+pub const ENVELOPE_BYTES: u64 = 4096;
+
+/// Answers that may wait for delivery while a batch of requests runs. One small request can ask for
+/// the longest value, and a batch has hundreds.
+pub const BATCH_REPLY_BYTES_MAX: usize = 4 << 20;
 
 /// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);

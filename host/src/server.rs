@@ -15,7 +15,7 @@ use crate::journal::Journal;
 use crate::limits;
 use crate::outbox::Outbox;
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo};
-use crate::store::{Effects, Event, Store};
+use crate::store::{Effects, Event, Notice, Store};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
@@ -42,6 +42,14 @@ struct Core {
     journal: Box<dyn Journal>,
     stats: Stats,
     wall_behind: bool,
+}
+
+/// What one inbound thing came to.
+enum Stepped {
+    /// Queued, with an answer of so many bytes.
+    Queued(usize),
+    /// Its client is to be disconnected.
+    Kicked,
 }
 
 /// What a server has done since it started.
@@ -105,8 +113,13 @@ impl Server {
                 self.expiry.notified().await;
                 continue;
             };
+            if next_ms <= now_ms {
+                // A sleep of nothing would still wait for the timer's next tick.
+                tokio::task::yield_now().await;
+                continue;
+            }
             // Not asleep for longer than a bound: `now` follows the wall, which may be stepped.
-            let wait = Duration::from_millis(next_ms.saturating_sub(now_ms));
+            let wait = Duration::from_millis(next_ms - now_ms);
             tokio::select! {
                 () = tokio::time::sleep(wait.min(limits::SWEEP_SLEEP_MAX)) => {}
                 () = self.expiry.notified() => {}
@@ -146,8 +159,9 @@ impl Server {
         }
     }
 
-    /// One inbound thing: what it leads to is queued, nothing is sent yet.
-    fn step(&self, core: &mut Core, inbound: Inbound<'_>, now_ms: u64) {
+    /// One inbound thing: what it leads to is queued, nothing is sent yet. The bytes of its answer,
+    /// or that its client is to be disconnected.
+    fn step(&self, core: &mut Core, inbound: Inbound<'_>, now_ms: u64) -> Stepped {
         let (incoming, ticket) = match inbound {
             Inbound::Publish(incoming, ticket) => (incoming, ticket),
             Inbound::Gone(peer) => {
@@ -159,7 +173,7 @@ impl Server {
             Parsed::Run(request, reply_to) => {
                 core.stats.requests += 1;
                 let effects = core.store.step(Event::Request(&request), now_ms);
-                self.record(core, effects, Some((reply_to, ticket)));
+                self.record(core, effects, Some((reply_to, ticket)))
             }
             Parsed::Answer(reply_to, early) => {
                 core.stats.refused += 1;
@@ -172,67 +186,92 @@ impl Server {
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-                self.queue(
-                    core,
-                    &Effects::default(),
-                    [Some(Outbound::Publish(answer)), settle],
-                );
+                self.queue(core, [Some(Outbound::Publish(answer)), settle]);
+                Stepped::Queued(payload.len())
             }
             Parsed::Refuse(reason, text) => {
                 core.stats.refused += 1;
-                tracing::debug!(client = %incoming.peer.client, text, "a message that is no request");
-                let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));
-                self.queue(core, &Effects::default(), [settle]);
+                let client = incoming.peer.client.escape_debug();
+                tracing::debug!(%client, text, "a message that is no request");
+                self.queue(
+                    core,
+                    [ticket.map(|ticket| settle(ticket, reason, Some(text)))],
+                );
+                Stepped::Queued(0)
             }
             Parsed::Disconnect(reason, text) => {
                 core.stats.kicked += 1;
-                tracing::warn!(client = %incoming.peer.client, text, "disconnecting a client");
+                let client = incoming.peer.client.escape_debug();
+                tracing::warn!(%client, text, "disconnecting a client");
                 let kick = Outbound::Kick(incoming.peer.clone(), reason, text);
-                self.queue(core, &Effects::default(), [Some(kick)]);
+                // Settled too: a QoS 2 exchange outlives the connection, and must not wait for ever.
+                let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));
+                self.queue(core, [Some(kick), settle]);
+                Stepped::Kicked
             }
         }
     }
 
-    /// Journals effects and queues what they lead to: the answer, the notifications, the PUBACK.
-    fn record(&self, core: &mut Core, effects: Effects, asked: Option<(ReplyTo, Option<Ticket>)>) {
+    /// What came behind a message that ended its connection does not happen.
+    fn skip(&self, core: &mut Core, inbound: Inbound<'_>) {
+        if let Inbound::Publish(_, Some(ticket)) = inbound {
+            core.stats.refused += 1;
+            let reason = ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR;
+            self.queue(core, [Some(settle(ticket, reason, None))]);
+        }
+    }
+
+    /// Journals effects and queues what they lead to: what had expired before, the answer, the
+    /// notifications, the PUBACK.
+    fn record(
+        &self,
+        core: &mut Core,
+        effects: Effects,
+        asked: Option<(ReplyTo, Option<Ticket>)>,
+    ) -> Stepped {
         core.stats.policy_failures += effects.failures;
         let position = core.journal.append(&effects);
-        let Effects {
-            answer, notices, ..
-        } = effects;
         let (reply_to, ticket) = asked.unzip();
-        let answer = reply_to.zip(answer).map(|(to, answer)| {
+        let mut reply_bytes = 0;
+        let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
+            reply_bytes = answer.payload.len();
             let properties = to.properties(answer.version, &self.node);
             Outbound::Publish(message(to.topic, answer.payload, properties, to.expires))
-        });
-        let told = notices.into_iter().flat_map(|notice| {
-            let properties =
-                request::notification_properties(notice.dialect, notice.version, &self.node);
-            let payload = notice.payload;
-            notice.to.into_iter().map(move |(peer, topic)| {
-                Outbound::Notify(
-                    peer,
-                    message(topic, payload.clone(), properties.clone(), None),
-                )
-            })
         });
         let settle = ticket
             .flatten()
             .map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-        let mut notifications = 0;
-        let told = told.inspect(|_| notifications += 1);
+        for notice in effects.expired.iter().chain(&effects.notices) {
+            core.stats.notifications += notice.to.len() as u64;
+        }
+        let before = effects
+            .expired
+            .into_iter()
+            .flat_map(|notice| self.tell(notice));
+        let after = effects
+            .notices
+            .into_iter()
+            .flat_map(|notice| self.tell(notice));
         self.outbox
-            .push(position, answer.into_iter().chain(told).chain(settle));
-        core.stats.notifications += notifications;
+            .push(position, before.chain(answer).chain(after).chain(settle));
+        Stepped::Queued(reply_bytes)
     }
 
-    fn queue<const N: usize>(
-        &self,
-        core: &mut Core,
-        effects: &Effects,
-        out: [Option<Outbound>; N],
-    ) {
-        let position = core.journal.append(effects);
+    /// One message for each watcher of a notice.
+    fn tell(&self, notice: Notice) -> impl Iterator<Item = Outbound> + use<> {
+        let properties =
+            request::notification_properties(notice.dialect, notice.version, &self.node);
+        let payload = notice.payload;
+        notice.to.into_iter().map(move |(peer, topic)| {
+            Outbound::Notify(
+                peer,
+                message(topic, payload.clone(), properties.clone(), None),
+            )
+        })
+    }
+
+    fn queue<const N: usize>(&self, core: &mut Core, out: [Option<Outbound>; N]) {
+        let position = core.journal.append(&Effects::default());
         self.outbox.push(position, out.into_iter().flatten());
     }
 
@@ -254,20 +293,37 @@ impl Server {
 
 impl Intake for Server {
     fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let durable = {
-            let mut core = self.lock();
-            let now_ms = core.now();
-            let before = core.store.next_expiry_ms();
-            for inbound in batch {
-                self.step(&mut core, inbound, now_ms);
-            }
-            let after = core.store.next_expiry_ms();
-            if after.is_some() && (before.is_none() || after < before) {
-                self.expiry.notify_one();
-            }
-            core.journal.durable()
-        };
-        self.release(durable);
+        let mut kicked = false;
+        let mut more = true;
+        while more {
+            let durable = {
+                let mut core = self.lock();
+                let now_ms = core.now();
+                let before = core.store.next_expiry_ms();
+                let mut reply_bytes = 0;
+                // Answers are let go now and then, so that a client's own bound sees them in time.
+                while reply_bytes <= limits::BATCH_REPLY_BYTES_MAX {
+                    let Some(inbound) = batch.next() else {
+                        more = false;
+                        break;
+                    };
+                    if kicked {
+                        self.skip(&mut core, inbound);
+                        continue;
+                    }
+                    match self.step(&mut core, inbound, now_ms) {
+                        Stepped::Queued(bytes) => reply_bytes += bytes,
+                        Stepped::Kicked => kicked = true,
+                    }
+                }
+                let after = core.store.next_expiry_ms();
+                if after.is_some() && (before.is_none() || after < before) {
+                    self.expiry.notify_one();
+                }
+                core.journal.durable()
+            };
+            self.release(durable);
+        }
     }
 }
 

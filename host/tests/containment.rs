@@ -123,7 +123,12 @@ fn every_fault_is_contained() {
                 "{mode} changed something"
             );
             assert_eq!(store.state().hlc, clock, "{mode} moved the clock");
-            // The instance was replaced.
+            // The instance was replaced, also where it only returned nonsense.
+            assert_eq!(
+                ask(&mut store, &["COUNT", "-"], NOW_MS).1,
+                ":1\r\n",
+                "{mode}"
+            );
             assert_eq!(
                 ask(&mut store, &["GET", "kept"], NOW_MS).1,
                 "$4\r\nfine\r\n",
@@ -167,11 +172,28 @@ fn an_expired_key_goes_even_where_the_policy_cannot_tell_of_it() {
         let effects = store.step(Event::Sweep, NOW_MS + 1000);
         assert_eq!((effects.failures, store.state().table.keys()), (1, 0));
         // Where there is a policy before the active one, it speaks: a lock's waiters must hear.
-        assert_eq!(effects.notices.len(), usize::from(falls_back));
-        if let Some(notice) = effects.notices.first() {
+        assert_eq!(effects.expired.len(), usize::from(falls_back));
+        if let Some(notice) = effects.expired.first() {
             assert_eq!(notice.payload, "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
         }
     }
+}
+
+#[test]
+fn hidden_keys_are_nobodys_and_expire_too() {
+    let mut store = store(None);
+    assert_eq!(ask(&mut store, &["HIDE", "books"], NOW_MS).1, "+OK\r\n");
+    assert_eq!(ask(&mut store, &["GET", "books"], NOW_MS).1, "$-1\r\n");
+    assert_eq!(
+        (store.state().hidden.keys(), store.state().table.keys()),
+        (1, 0)
+    );
+    assert_eq!(store.next_expiry_ms(), Some(NOW_MS + 1000));
+    store.step(Event::Sweep, NOW_MS + 1000);
+    assert_eq!(
+        (store.state().hidden.keys(), store.next_expiry_ms()),
+        (0, None)
+    );
 }
 
 #[test]

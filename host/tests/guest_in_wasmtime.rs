@@ -42,7 +42,7 @@ impl Host {
 
     fn note(&mut self, effects: &Effects) {
         assert_eq!(effects.failures, 0, "the standard policy never fails");
-        for notice in &effects.notices {
+        for notice in effects.expired.iter().chain(&effects.notices) {
             for (peer, topic) in &notice.to {
                 self.told.push(Delivery {
                     client: peer.client.to_string(),

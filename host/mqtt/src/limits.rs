@@ -36,7 +36,11 @@ pub struct Limits {
     /// disconnected with 0x97, an offline session drops the newest.
     pub queue_bytes_max: usize,
     /// The same over all sessions: the ceiling of what clients that do not read can cost.
+    /// Absent clients together may use half of it.
     pub queue_bytes_total_max: usize,
+    /// What a connected client may always have waiting, whatever others hold: room for answers and acknowledgements
+    /// on their way, so that a client that keeps up is not cut off because others do not.
+    pub queue_bytes_reserve: usize,
     /// Encoded output of one connection above which messages stay in the queue and the reader stops reading.
     /// Large enough that a socket buffer is always filled by one write.
     pub output_bytes_high: usize,
@@ -79,6 +83,7 @@ impl Default for Limits {
             filters_per_packet_max: 64,
             queue_bytes_max: 16 << 20,
             queue_bytes_total_max: 512 << 20,
+            queue_bytes_reserve: 64 << 10,
             output_bytes_high: 256 << 10,
             write_stall: Duration::from_secs(20),
             close_timeout: Duration::from_secs(2),

@@ -70,6 +70,11 @@ impl Outbox {
             && self.total_bytes.load(Ordering::Relaxed) + cost_bytes <= total_bytes_max
     }
 
+    /// What is queued and in flight, with overhead.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn push(&mut self, queued: Queued) {
         self.count(queued.message.cost_bytes());
         self.pushed += 1;

@@ -18,8 +18,8 @@ pub(super) fn store_limits() -> StoreLimits {
         .memory_size(limits::GUEST_MEMORY_BYTES_MAX)
         .table_elements(limits::GUEST_TABLE_ELEMENTS_MAX)
         .instances(limits::GUEST_INSTANCES_MAX)
-        .memories(limits::GUEST_INSTANCES_MAX)
-        .tables(limits::GUEST_INSTANCES_MAX)
+        .memories(limits::GUEST_MEMORIES_MAX)
+        .tables(limits::GUEST_TABLES_MAX)
         // A guest that was told "no" could go on differently on a host with more room.
         .trap_on_grow_failure(true)
         .build()

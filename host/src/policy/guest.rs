@@ -81,8 +81,6 @@ pub(super) struct Guest<H> {
     pub(super) phase: Phase,
     pub(super) limits: StoreLimits,
     pub(super) counters: Arc<Counters>,
-    log_second: u64,
-    log_lines: u32,
 }
 
 impl<H: Host> Guest<H> {
@@ -93,8 +91,6 @@ impl<H: Host> Guest<H> {
             phase: Phase::Setup,
             limits,
             counters,
-            log_second: 0,
-            log_lines: 0,
         }
     }
 
@@ -234,18 +230,15 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
-        let second = self.host.as_ref().map_or(0, Host::now_ms) / 1000;
-        if second != self.log_second {
-            self.log_second = second;
-            self.log_lines = 0;
-        }
-        self.log_lines += 1;
-        if self.log_lines > limits::GUEST_LOG_LINES_PER_SECOND_MAX {
-            self.counters.add("log_lines_dropped", 1);
+        if !self
+            .counters
+            .may_log(self.host.as_ref().map_or(0, Host::now_ms))
+        {
             return Ok(());
         }
         let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
-        let (message, policy) = (&message[..end], &*self.counters.policy);
+        // Escaped, so that a message cannot look like a line of the host.
+        let (message, policy) = (message[..end].escape_debug(), &*self.counters.policy);
         match level {
             log::Level::Debug => tracing::debug!(policy, "{message}"),
             log::Level::Info => tracing::info!(policy, "{message}"),

@@ -141,6 +141,12 @@ impl<H: Host> Call<'_, H> {
         held.expect("begin put the host into one of the two places, and only end takes it out")
     }
 
+    /// What the policy returned was no outcome: an instance that broke the contract once is replaced,
+    /// as after a trap.
+    pub fn discard(&mut self, failure: &Failure) {
+        self.fail(failure.clone());
+    }
+
     /// Ends the call and gives the host back.
     pub fn end(mut self) -> H {
         let live = self.instance.live.as_mut();

@@ -43,6 +43,8 @@ pub struct Counters {
     /// The policy's name, version and short digest, for log lines.
     pub policy: String,
     values: Mutex<BTreeMap<String, u64>>,
+    /// The second of the last log line about this policy, and how many there were in it.
+    logged: Mutex<(u64, u32)>,
 }
 
 impl Counters {
@@ -50,6 +52,7 @@ impl Counters {
         Self {
             policy,
             values: Mutex::default(),
+            logged: Mutex::default(),
         }
     }
 
@@ -64,6 +67,23 @@ impl Counters {
         {
             values.insert(name.to_owned(), by);
         }
+    }
+
+    /// Whether one more line by or about this policy may be logged: it and its clients decide how many
+    /// there would be, and an instance that is replaced after a trap must not begin anew.
+    pub fn may_log(&self, now_ms: u64) -> bool {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let second = now_ms / 1000;
+        if logged.0 != second {
+            *logged = (second, 0);
+        }
+        logged.1 = logged.1.saturating_add(1);
+        let allowed = logged.1 <= limits::GUEST_LOG_LINES_PER_SECOND_MAX;
+        drop(logged);
+        if !allowed {
+            self.add("log_lines_dropped", 1);
+        }
+        allowed
     }
 
     /// All of them.

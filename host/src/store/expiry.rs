@@ -5,24 +5,31 @@
 
 use super::step::{Effects, notices_of};
 use super::transaction::{State, Transaction};
-use super::{Change, Key, Quota};
+use super::{Change, Key, Quota, Table};
 use crate::limits;
 use crate::policy::{Failure, Instance, Registry};
 
 /// Removes keys that have expired, at most one step's worth.
 pub(super) fn sweep(
-    state: Box<State>,
+    mut state: Box<State>,
     registry: &mut Registry<Transaction>,
     quota: Quota,
     now_ms: u64,
     effects: &mut Effects,
 ) -> Box<State> {
-    let expired: Vec<Key> = state
-        .table
-        .expired(now_ms)
-        .take(limits::SWEEP_KEYS_PER_STEP_MAX)
-        .cloned()
-        .collect();
+    let due = |table: &Table| -> Vec<Key> {
+        table
+            .expired(now_ms)
+            .take(limits::SWEEP_KEYS_PER_STEP_MAX)
+            .cloned()
+            .collect()
+    };
+    let expired = due(&state.table);
+    // Nobody watches a policy's own bookkeeping, so there is nobody to tell.
+    let forgotten = due(&state.hidden);
+    for key in &forgotten {
+        state.hidden.remove(key);
+    }
     let mut transaction = Transaction::sweep(state, quota, now_ms);
     for key in &expired {
         transaction.expire(key);
@@ -35,12 +42,16 @@ pub(super) fn sweep(
         (transaction, told) = tell(registry.active(), transaction, &change, effects);
         if let Err(failure) = told {
             let active = registry.active().policy().clone();
-            tracing::error!(policy = %active, digest = %active.digest, %failure, "a policy failed to tell of an expired key");
+            if active.counters.may_log(now_ms) {
+                tracing::error!(policy = %active, digest = %active.digest, %failure, "a policy failed to tell of an expired key");
+            }
             effects.failures += 1;
             if let Some(previous) = registry.previous() {
                 let told;
                 (transaction, told) = tell(previous, transaction, &change, effects);
-                if let Err(failure) = told {
+                if let Err(failure) = told
+                    && previous.policy().counters.may_log(now_ms)
+                {
                     tracing::error!(%failure, "the previous policy failed to tell of it as well");
                 }
             }
@@ -58,9 +69,12 @@ fn tell(
 ) -> (Transaction, Result<(), Failure>) {
     let mut call = policy.begin(transaction, change.key.clone());
     let notices = notices_of(&mut call, std::slice::from_ref(change));
+    if let Err(failure) = &notices {
+        call.discard(failure);
+    }
     let transaction = call.end();
     (
         transaction,
-        notices.map(|notices| effects.notices.extend(notices)),
+        notices.map(|notices| effects.expired.extend(notices)),
     )
 }

@@ -3,6 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::expiry;
+use super::table::Table;
 use super::transaction::{State, Transaction};
 use super::watch::Peer;
 use super::{Change, Quota};
@@ -32,6 +33,8 @@ pub enum Event<'a> {
 pub struct Effects {
     /// For the client that asked.
     pub answer: Option<Answer>,
+    /// For the watchers of what had expired before this step began: they come before the answer.
+    pub expired: Vec<Notice>,
     /// For the watchers of what changed, in order.
     pub notices: Vec<Notice>,
     /// How many policy calls failed.
@@ -96,7 +99,7 @@ impl Store {
 
     /// When the next key expires, in the store's milliseconds.
     pub fn next_expiry_ms(&self) -> Option<u64> {
-        self.state().table.next_expiry_ms()
+        next_expiry_ms(self.state())
     }
 
     /// Handles one event at `now_ms`, which must not lie below that of an earlier step.
@@ -108,11 +111,7 @@ impl Store {
             .expect("every step puts the state back before it returns");
         // What has expired goes first, so that no quota counts it and its watchers hear of its end
         // before they hear of what comes after.
-        if state
-            .table
-            .next_expiry_ms()
-            .is_some_and(|expires_ms| expires_ms <= now_ms)
-        {
+        if next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, &mut effects);
         }
         self.state = Some(match event {
@@ -139,6 +138,9 @@ impl Store {
             .active()
             .begin(transaction, request.payload.clone());
         let decided = decide(&mut call, request, now_ms);
+        if let Err(failure) = &decided {
+            call.discard(failure);
+        }
         let transaction = call.end();
         match decided {
             Ok((answer, notices)) => {
@@ -148,7 +150,10 @@ impl Store {
             }
             Err(failure) => {
                 let policy = self.registry.active().policy();
-                tracing::error!(%policy, digest = %policy.digest, client = %request.peer.client, %failure, "a policy failed; the request changed nothing");
+                if policy.counters.may_log(now_ms) {
+                    let client = request.peer.client.escape_debug();
+                    tracing::error!(%policy, digest = %policy.digest, %client, %failure, "a policy failed; the request changed nothing");
+                }
                 effects.failures += 1;
                 let payload = Bytes::from_static(INTERNAL_ERROR);
                 effects.answer = Some(Answer {
@@ -162,6 +167,12 @@ impl Store {
             }
         }
     }
+}
+
+/// When the next key expires, visible or hidden.
+fn next_expiry_ms(state: &State) -> Option<u64> {
+    let tables = [&state.table, &state.hidden];
+    tables.into_iter().filter_map(Table::next_expiry_ms).min()
 }
 
 /// Lets the policy decide and tell, in one budget.

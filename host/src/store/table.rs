@@ -36,9 +36,10 @@ impl Entry {
     }
 }
 
-/// What an entry counts against `max_bytes`.
-pub(super) fn weight(key: &[u8], value_bytes: usize) -> u64 {
-    key.len() as u64 + value_bytes as u64 + ENTRY_OVERHEAD_BYTES
+/// What an entry counts against `max_bytes`: whatever of it a client chose the length of, and the rest.
+pub(super) fn weight(key: &[u8], entry: &Entry) -> u64 {
+    let fence_bytes = entry.fence.as_ref().map_or(0, |fence| fence.node.len());
+    (key.len() + entry.value.len() + fence_bytes) as u64 + ENTRY_OVERHEAD_BYTES
 }
 
 /// All keys.
@@ -58,14 +59,14 @@ impl Table {
 
     /// Puts an entry and returns the one it replaces.
     pub fn insert(&mut self, key: Key, entry: Arc<Entry>) -> Option<Arc<Entry>> {
-        self.bytes += weight(&key, entry.value.len());
+        self.bytes += weight(&key, &entry);
         if let Some(expires_ms) = entry.expires_ms {
             self.expiries.insert((expires_ms, key.clone()));
         }
         let new_expiry = entry.expires_ms;
         let old = self.entries.insert(key.clone(), entry);
         if let Some(old) = &old {
-            self.bytes -= weight(&key, old.value.len());
+            self.bytes -= weight(&key, old);
             if let Some(expires_ms) = old.expires_ms
                 && new_expiry != Some(expires_ms)
             {
@@ -78,7 +79,7 @@ impl Table {
     /// Takes an entry out.
     pub fn remove(&mut self, key: &[u8]) -> Option<Arc<Entry>> {
         let (key, old) = self.entries.remove_entry(key)?;
-        self.bytes -= weight(&key, old.value.len());
+        self.bytes -= weight(&key, &old);
         if let Some(expires_ms) = old.expires_ms {
             self.expiries.remove(&(expires_ms, key));
         }
@@ -143,7 +144,7 @@ mod tests {
         let bytes = table
             .entries
             .iter()
-            .map(|(key, entry)| weight(key, entry.value.len()))
+            .map(|(key, entry)| weight(key, entry))
             .sum();
         let expiring = table
             .entries
@@ -179,6 +180,28 @@ mod tests {
         assert_eq!(
             (table.keys(), table.bytes(), table.expiries.len()),
             (0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn whatever_a_client_chooses_the_length_of_counts() {
+        let version = Stamp::default();
+        let node = "n".repeat(60_000).into();
+        let fence = Some(Fence {
+            wall: 1,
+            counter: 1,
+            node,
+        });
+        let value = Bytes::from_static(b"v");
+        let fenced = Entry {
+            value,
+            version,
+            fence,
+            expires_ms: None,
+        };
+        assert_eq!(
+            weight(b"key", &fenced),
+            3 + 1 + 60_000 + ENTRY_OVERHEAD_BYTES
         );
     }
 

@@ -209,11 +209,11 @@ impl Transaction {
             };
             if let Some(before) = before {
                 keys -= 1;
-                bytes -= weight(&staged.key, before.value.len());
+                bytes -= weight(&staged.key, before);
             }
             if let Some(after) = &staged.entry {
                 keys += 1;
-                bytes += weight(&staged.key, after.value.len());
+                bytes += weight(&staged.key, after);
             }
         }
         (keys, bytes)
@@ -391,6 +391,12 @@ impl Host for Transaction {
     }
 
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
+        // A cursor is the last key of the page before, so it lies within the prefix.
+        if cursor.is_some_and(|cursor| {
+            !cursor.starts_with(prefix) || cursor.len() as u64 > limits::KEY_BYTES_MAX_MAX
+        }) {
+            return Err(other("syntax error".into()));
+        }
         let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
         let mut keys = Vec::new();
         let mut bytes = 0;

@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::table::Key;
-use crate::limits::{WATCHES_MAX, WATCHES_PER_CONNECTION_MAX};
+use crate::limits::{
+    WATCH_BYTES_MAX, WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES, WATCHES_MAX,
+    WATCHES_PER_CONNECTION_MAX,
+};
 use crate::request::Dialect;
 
 /// A connection: the client id and a number that no other connection of this process has.
@@ -31,25 +34,43 @@ impl Peer {
 pub struct Watches {
     // Notifications speak the dialect of the request that registered.
     by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
-    by_peer: HashMap<Peer, BTreeSet<Key>>,
+    by_peer: HashMap<Peer, Held>,
     count: usize,
+    bytes: usize,
+}
+
+/// What one connection watches.
+#[derive(Default)]
+struct Held {
+    keys: BTreeSet<Key>,
+    bytes: usize,
+}
+
+fn weight(key: &[u8]) -> usize {
+    key.len() + WATCH_OVERHEAD_BYTES
 }
 
 impl Watches {
     /// Whether `peer` may add a watch of `key`.
     pub fn has_room(&self, peer: &Peer, key: &[u8]) -> bool {
-        let held = self.by_peer.get(peer);
-        held.is_some_and(|keys| keys.contains(key))
+        let none = Held::default();
+        let held = self.by_peer.get(peer).unwrap_or(&none);
+        held.keys.contains(key)
             || (self.count < WATCHES_MAX
-                && held.map_or(0, BTreeSet::len) < WATCHES_PER_CONNECTION_MAX)
+                && held.keys.len() < WATCHES_PER_CONNECTION_MAX
+                && self.bytes + weight(key) <= WATCH_BYTES_MAX
+                && held.bytes + weight(key) <= WATCH_BYTES_PER_CONNECTION_MAX)
     }
 
     /// Registers. A second time changes nothing but the dialect.
     pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) {
         let watchers = self.by_key.entry(key.clone()).or_default();
         if watchers.insert(peer.clone(), dialect).is_none() {
-            self.by_peer.entry(peer.clone()).or_default().insert(key);
+            let held = self.by_peer.entry(peer.clone()).or_default();
+            held.bytes += weight(&key);
+            self.bytes += weight(&key);
             self.count += 1;
+            held.keys.insert(key);
         }
     }
 
@@ -57,15 +78,16 @@ impl Watches {
     pub fn contains(&self, key: &[u8], peer: &Peer) -> bool {
         self.by_peer
             .get(peer)
-            .is_some_and(|keys| keys.contains(key))
+            .is_some_and(|held| held.keys.contains(key))
     }
 
     /// Ends one watch.
     pub fn remove(&mut self, key: &[u8], peer: &Peer) {
-        if let Some(keys) = self.by_peer.get_mut(peer)
-            && keys.remove(key)
+        if let Some(held) = self.by_peer.get_mut(peer)
+            && held.keys.remove(key)
         {
-            if keys.is_empty() {
+            held.bytes -= weight(key);
+            if held.keys.is_empty() {
                 self.by_peer.remove(peer);
             }
             self.forget(key, peer);
@@ -74,7 +96,7 @@ impl Watches {
 
     /// Ends all watches of a connection.
     pub fn gone(&mut self, peer: &Peer) {
-        for key in self.by_peer.remove(peer).unwrap_or_default() {
+        for key in self.by_peer.remove(peer).unwrap_or_default().keys {
             self.forget(&key, peer);
         }
     }
@@ -86,6 +108,7 @@ impl Watches {
                 self.by_key.remove(key);
             }
             self.count -= 1;
+            self.bytes -= weight(key);
         }
     }
 
@@ -168,5 +191,22 @@ mod tests {
             "registering again is always possible"
         );
         assert!(watches.has_room(&peer("b", 2), b"one more"));
+    }
+
+    #[test]
+    fn long_keys_count_in_bytes() {
+        let mut watches = Watches::default();
+        let greedy = peer("a", 1);
+        let long = |n: usize| Key::from(format!("{n:032000}"));
+        let mut held = 0;
+        while watches.has_room(&greedy, &long(held)) {
+            watches.add(long(held), &greedy, Dialect::Sdk);
+            held += 1;
+        }
+        assert_eq!(held, WATCH_BYTES_PER_CONNECTION_MAX / weight(&long(0)));
+        watches.remove(&long(0), &greedy);
+        assert!(watches.has_room(&greedy, &long(held)));
+        watches.gone(&greedy);
+        assert_eq!((watches.bytes, watches.len()), (0, 0));
     }
 }

@@ -2,7 +2,7 @@
 //! happens to everybody else.
 
 use statehouse_tests::{
-    Publish,
+    Client, Connect, Publish, Store,
     script::{self, Step},
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
@@ -115,6 +115,44 @@ fn forbidden_response_topics_end_the_connection() {
         }
     }
     witness.store.client.expect_nothing();
+    witness.unharmed();
+}
+
+/// The client was disconnected, but its QoS 2 exchange stayed open: after a resume the repeated PUBLISH was never
+/// answered, nor, since acknowledgements keep their order, anything after it. And a request that came in the same read
+/// behind the forbidden one was still carried out.
+#[test]
+fn a_disconnected_requester_leaves_nothing_open() {
+    let mut witness = Witness::new();
+    let session = Connect::resume("attacker", 60);
+    let connect = || Client::connect(witness.server.address(), &session);
+    let mut attacker = Store::new(connect(), "attacker");
+    let mut forbidden = attacker.command(&["SET", "data", "stolen"]);
+    forbidden.qos = 2;
+    forbidden.response_topic = Some(REQUEST_TOPIC.to_string());
+    let mut behind = attacker.command(&["SET", "data", "stolen too"]);
+    behind.qos = 2;
+    let mut bytes = Vec::new();
+    let ids = [30_001, 30_002];
+    for (request, packet_id) in [&forbidden, &behind].into_iter().zip(ids) {
+        let mut publish = request.publish();
+        publish.packet_id = packet_id;
+        bytes.extend(publish.bytes());
+    }
+    attacker.client.send(&bytes);
+    attacker.client.expect_disconnect(0x90);
+    assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
+
+    let mut again = connect();
+    assert!(again.session_present());
+    for packet_id in ids {
+        let mut publish = Publish::new("nobody/listens", "").qos(2);
+        publish.packet_id = packet_id;
+        again.send(&publish.bytes());
+        // 0x10: both identifiers are free again, so these are new messages.
+        assert_eq!(again.take_ack(5, packet_id).reason, 0x10);
+    }
+    again.disconnect();
     witness.unharmed();
 }
 

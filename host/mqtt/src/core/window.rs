@@ -44,9 +44,10 @@ impl Core {
     /// Puts a message into a session's queue and sends what can be sent. Over the bound the newest is lost: an absent
     /// client is missed by it, a present one does not read and is disconnected.
     pub(super) fn enqueue(&mut self, key: SessionKey, queued: Queued, now: Instant) {
-        let (bytes_max, total_max) = (
+        let (bytes_max, total_max, reserve) = (
             self.limits.queue_bytes_max,
             self.limits.queue_bytes_total_max,
+            self.limits.queue_bytes_reserve,
         );
         let Some(session) = self.session(key) else {
             return;
@@ -59,10 +60,15 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
-        if session
-            .outbox
-            .has_room(queued.message.cost_bytes(), bytes_max, total_max)
-        {
+        let cost_bytes = queued.message.cost_bytes();
+        // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer
+        // for what others have left lying.
+        let total_max = match present {
+            false => total_max / 2,
+            true if session.outbox.bytes() + cost_bytes <= reserve => usize::MAX,
+            true => total_max,
+        };
+        if session.outbox.has_room(cost_bytes, bytes_max, total_max) {
             session.outbox.push(queued);
             if present {
                 self.pump(key, now);

@@ -1,8 +1,12 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
 //! then does what `mode` names; `SET key fine` does nothing more and answers `+OK`. `GET key` works.
+//! `HIDE key` writes a hidden key that lives for a second.
+//! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
 
 #![deny(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehouse_policy::{
     Access, Body, Bytes, Change, Dialect, Frame, Host, Info, Notification, Outcome, Policy, Repeat,
@@ -33,6 +37,8 @@ impl Policy for Faulty {
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
         let arguments = resp::parse(&request.payload).expect("a request of RESP");
         let key = arguments.bytes(1).expect("a key");
+        static HANDLED: AtomicU64 = AtomicU64::new(0);
+        let handled = HANDLED.fetch_add(1, Ordering::Relaxed) + 1;
         match arguments.get(0) {
             b"GET" => {
                 let head = host.head(&key, Access::Read).expect("reading is allowed");
@@ -41,6 +47,14 @@ impl Policy for Faulty {
                 };
                 let head = format!("${}\r\n", entry.len);
                 answer(head.as_bytes(), Body::Stored(key))
+            }
+            b"COUNT" => answer(format!(":{handled}\r\n").as_bytes(), Body::None),
+            b"HIDE" => {
+                host.head(&key, Access::Hidden).expect("hiding is allowed");
+                let expires = request.now.checked_add(1000);
+                host.put(&key, &key, None, None, expires)
+                    .expect("writing is allowed");
+                answer(b"+OK\r\n", Body::None)
             }
             b"KEYNOTIFY" => {
                 host.watch(&key).expect("there is room");

@@ -202,7 +202,7 @@ fn an_absent_client_loses_the_newest() {
 fn all_queues_together_are_bounded() {
     let limits = Limits {
         queue_bytes_max: 5000,
-        queue_bytes_total_max: 6000,
+        queue_bytes_total_max: 12_000,
         ..Limits::default()
     };
     let (broker, now) = start(limits);
@@ -221,6 +221,34 @@ fn all_queues_together_are_bounded() {
         0,
         "an ended session gives its bytes back"
     );
+}
+
+/// Absent clients had filled the bound of all queues, and a present one that read everything was disconnected for it.
+#[test]
+fn a_client_that_keeps_up_does_not_suffer_for_absent_ones() {
+    let limits = Limits {
+        queue_bytes_max: 5000,
+        queue_bytes_total_max: 6000,
+        queue_bytes_reserve: 4000,
+        ..Limits::default()
+    };
+    let (broker, now) = start(limits);
+    for client in ["a", "b", "c"] {
+        let mut peer = Peer::new(&broker, &Hello::new(client), now);
+        peer.subscribe("t", Q::AtLeastOnce, now);
+        peer.lose(now);
+    }
+    flood(&broker, 100, QoS::AtLeastOnce);
+    assert!(
+        broker.stats().queued_bytes <= 3000,
+        "absent clients have half"
+    );
+    let mut present = Peer::new(&broker, &Hello::new("present"), now);
+    present.subscribe("t", Q::AtLeastOnce, now);
+    flood(&broker, 10, QoS::AtLeastOnce);
+    let expected: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+    assert_eq!(present.payloads(), expected);
+    assert_eq!(broker.stats().disconnected, 0);
 }
 
 #[test]
