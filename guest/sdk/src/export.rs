@@ -4,19 +4,7 @@
 /// component an allocator that is made for calls. Expands to nothing outside of WebAssembly, so that the
 /// crate is tested natively.
 ///
-/// ```
-/// # use statehouse_policy::*;
-/// # struct Mine;
-/// # impl Policy for Mine {
-/// #     fn describe() -> Info { unimplemented!() }
-/// #     fn configure(_: &[(String, String)]) -> Result<Self, String> { Ok(Self) }
-/// #     fn route(&self, _: &[u8]) -> Option<Span> { None }
-/// #     fn handle(&self, _: &mut impl Host, _: &Request) -> Outcome { unimplemented!() }
-/// #     fn notify(&self, _: &Change, _: Dialect) -> Notification { unimplemented!() }
-/// # }
-/// statehouse_policy::export!(Mine);
-/// # fn main() {}
-/// ```
+/// The documentation of this crate shows a whole policy with it.
 #[macro_export]
 macro_rules! export {
     ($policy:ty) => {
