@@ -28,10 +28,7 @@ fn held<T: std::fmt::Debug>(result: Result<T, Error>) {
 #[tokio::test]
 async fn acquire_renew_release() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     assert_eq!(holder(&first).await, None);
     let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
@@ -60,10 +57,7 @@ async fn acquire_renew_release() {
 #[tokio::test]
 async fn a_lease_ends_at_its_time() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let token = first.acquire(SHORT, TIMEOUT, None).await.unwrap();
     let mut seen = second.observe(TIMEOUT).await.unwrap();
@@ -83,10 +77,7 @@ async fn a_lease_ends_at_its_time() {
 #[tokio::test]
 async fn a_release_is_observed() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let mut seen = second.observe(TIMEOUT).await.unwrap();
     let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
@@ -101,10 +92,7 @@ async fn a_release_is_observed() {
 #[tokio::test]
 async fn auto_renewal_keeps_a_lease_beyond_its_time() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let mut seen = second.observe(TIMEOUT).await.unwrap();
     let (lease, period) = (Duration::from_secs(3), Duration::from_millis(200));
@@ -132,10 +120,7 @@ async fn auto_renewal_keeps_a_lease_beyond_its_time() {
 #[tokio::test]
 async fn a_fenced_key_outlives_its_lease() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let old = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
     one.set_with("shared", "one", Some(old.clone()), Default::default())

@@ -36,10 +36,7 @@ async fn lock_and_unlock() {
 #[tokio::test]
 async fn unlocking_hands_over() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let first = one.lock("lock");
     let token = first.lock(LEASE, TIMEOUT, None).await.unwrap();
     let second = two.lock("lock");
@@ -57,10 +54,7 @@ async fn unlocking_hands_over() {
 #[tokio::test]
 async fn expiry_hands_over() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let lease = Duration::from_secs(1);
     let token = one.lock("lock").lock(lease, TIMEOUT, None).await.unwrap();
     let next = within(two.lock("lock").lock(LEASE, TIMEOUT, None)).await;
@@ -73,10 +67,7 @@ async fn expiry_hands_over() {
 #[tokio::test]
 async fn a_killed_holder_hands_over() {
     let server = Server::start();
-    let (one, two) = (
-        Peer::connect(server.port(), "one"),
-        Peer::connect(server.port(), "two"),
-    );
+    let (one, two) = Peer::pair(&server);
     let (lease, period) = (Duration::from_secs(2), Duration::from_millis(500));
     let first = one.lock("lock");
     let token = first.lock(lease, TIMEOUT, Some(period)).await.unwrap();

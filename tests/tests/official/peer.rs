@@ -13,6 +13,7 @@ use azure_iot_operations_services::{
     leased_lock::{lease, lock},
     state_store::{self, KeyNotification, KeyObservation, Operation},
 };
+use statehouse_tests::Server;
 use tokio::task::JoinHandle;
 
 /// How long a request may take: long, since a machine may be busy.
@@ -28,6 +29,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Two clients of one server, `one` and `two`.
+    pub(crate) fn pair(server: &Server) -> (Peer, Peer) {
+        let connect = |id| Peer::connect(server.port(), id);
+        (connect("one"), connect("two"))
+    }
+
     /// Connects as the examples do, with the defaults of the crate.
     pub(crate) fn connect(port: u16, id: &str) -> Peer {
         let settings = MqttConnectionSettingsBuilder::default()
