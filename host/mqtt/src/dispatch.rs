@@ -74,7 +74,17 @@ impl Dispatch {
         let mut turn = Turn::More;
         while self.packets.len() < self.packets_max {
             match self.decode(buffer) {
-                Ok(Some(packet)) => self.packets.push(packet),
+                Ok(Some(packet)) => {
+                    // It may have to look at every retained message, so nothing else is done under the same lock.
+                    let is_last = matches!(packet.0, Packet::Subscribe(_));
+                    self.packets.push(packet);
+                    if is_last {
+                        if buffer.is_empty() {
+                            turn = Turn::Drained;
+                        }
+                        break;
+                    }
+                }
                 Ok(None) => {
                     turn = Turn::Drained;
                     break;

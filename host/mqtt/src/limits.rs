@@ -30,12 +30,18 @@ pub struct Limits {
     pub topic_levels_max: usize,
     /// Subscriptions of one session. One more is answered 0x97 in the SUBACK.
     pub subscriptions_per_session_max: usize,
+    /// What the subscriptions of one session may cost the router, in bytes: a thousand ordinary filters, or a hundred
+    /// long ones. One more is answered 0x97.
+    pub subscription_bytes_per_session_max: usize,
+    /// The same over all sessions, since they last without a connection.
+    pub subscription_bytes_total_max: usize,
     /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker.
     pub filters_per_packet_max: usize,
     /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
     /// disconnected with 0x97, an offline session drops the newest.
     pub queue_bytes_max: usize,
-    /// The same over all sessions: the ceiling of what clients that do not read can cost.
+    /// The same over all sessions. What is already encoded for a socket comes on top: at most `output_bytes_high`
+    /// and one packet for each connection.
     /// Absent clients together may use half of it.
     pub queue_bytes_total_max: usize,
     /// What a connected client may always have waiting, whatever others hold: room for answers and acknowledgements
@@ -80,6 +86,8 @@ impl Default for Limits {
             topic_alias_max: 32,
             topic_levels_max: 64,
             subscriptions_per_session_max: 1024,
+            subscription_bytes_per_session_max: 8 << 20,
+            subscription_bytes_total_max: 256 << 20,
             filters_per_packet_max: 64,
             queue_bytes_max: 16 << 20,
             queue_bytes_total_max: 512 << 20,
@@ -110,3 +118,12 @@ pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
 
 /// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
+
+/// What a subscription costs beside its filter: its entries in the session and in the router, rounded up.
+pub(crate) const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
+
+/// What a node of the router's tree costs: a hash table with one entry, and its level, rounded up.
+pub(crate) const ROUTER_NODE_BYTES: usize = 512;
+
+/// How often a full queue is searched for expired messages: a flood of messages must not search it for each.
+pub(crate) const EXPIRED_SEARCH_PERIOD: Duration = Duration::from_secs(1);

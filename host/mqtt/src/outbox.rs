@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Instant,
 };
 
 use crate::{Message, QoS};
@@ -20,6 +21,13 @@ pub(crate) struct Queued {
     pub(crate) subscription_ids: Box<[u32]>,
     /// For this connection only: dropped where it ends before the message was sent.
     pub(crate) transient: bool,
+}
+
+impl Queued {
+    /// Bytes that keeping it is counted with.
+    pub(crate) fn cost_bytes(&self) -> usize {
+        self.message.cost_bytes() + size_of_val(&*self.subscription_ids)
+    }
 }
 
 /// A QoS 1 or 2 message that was sent.
@@ -76,7 +84,7 @@ impl Outbox {
     }
 
     pub(crate) fn push(&mut self, queued: Queued) {
-        self.count(queued.message.cost_bytes());
+        self.count(queued.cost_bytes());
         self.pushed += 1;
         self.queue.push_back(queued);
     }
@@ -158,15 +166,21 @@ impl Outbox {
 
     /// The connection has ended: what was for it only is dropped. Returns how many.
     pub(crate) fn drop_transient(&mut self) -> usize {
+        self.drop_queued(|queued| queued.transient)
+    }
+
+    /// Drops queued messages that nobody will be sent any more. Returns how many.
+    pub(crate) fn drop_expired(&mut self, now: Instant) -> usize {
+        self.drop_queued(|queued| queued.message.is_expired(now))
+    }
+
+    fn drop_queued(&mut self, goes: impl Fn(&Queued) -> bool) -> usize {
         let before = self.queue.len();
         let mut freed = 0;
         self.queue.retain(|queued| {
-            freed += if queued.transient {
-                queued.message.cost_bytes()
-            } else {
-                0
-            };
-            !queued.transient
+            let goes = goes(queued);
+            freed += if goes { queued.cost_bytes() } else { 0 };
+            !goes
         });
         self.bytes -= freed;
         self.total_bytes.fetch_sub(freed, Ordering::Relaxed);
@@ -196,7 +210,7 @@ impl Outbox {
     }
 
     fn discount(&mut self, queued: &Queued) {
-        let bytes = queued.message.cost_bytes();
+        let bytes = queued.cost_bytes();
         self.bytes -= bytes;
         self.total_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -7,7 +7,11 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use crate::{QoS, topic};
+use crate::{
+    QoS,
+    limits::{ROUTER_NODE_BYTES, SUBSCRIPTION_OVERHEAD_BYTES},
+    topic,
+};
 
 /// Number of a session within the core.
 pub(crate) type SessionKey = u32;
@@ -30,6 +34,18 @@ pub(crate) struct Router {
     exact: HashMap<Bytes, Vec<Match>>,
     wild: Node,
     count: usize,
+    bytes: usize,
+}
+
+/// What a subscription to a filter costs at most: the filter in two places, and for one with wildcards a node of the
+/// tree for each level, since nobody else may share them.
+pub(crate) fn cost_bytes(filter: &[u8]) -> usize {
+    let nodes = if topic::has_wildcard(filter) {
+        topic::levels(filter).count()
+    } else {
+        0
+    };
+    2 * filter.len() + SUBSCRIPTION_OVERHEAD_BYTES + nodes * ROUTER_NODE_BYTES
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +77,7 @@ impl Router {
             None => {
                 list.push((session, subscription));
                 self.count += 1;
+                self.bytes += cost_bytes(filter);
             }
         }
     }
@@ -80,6 +97,7 @@ impl Router {
             false
         };
         self.count -= usize::from(removed);
+        self.bytes -= if removed { cost_bytes(filter) } else { 0 };
     }
 
     /// Appends every subscription that matches a valid topic name.
@@ -92,6 +110,11 @@ impl Router {
             self.wild
                 .matches(&mut topic::levels(name), name.first() == Some(&b'$'), found);
         }
+    }
+
+    /// What the subscriptions of all sessions cost.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Subscriptions of all sessions.
@@ -225,7 +248,7 @@ mod tests {
             for (key, filter) in filters.iter().enumerate() {
                 router.unsubscribe(&Bytes::from(filter.clone()), key as u32);
             }
-            prop_assert!(router.exact.is_empty() && router.wild.is_empty() && router.count() == 0);
+            prop_assert!(router.exact.is_empty() && router.wild.is_empty() && router.count() == 0 && router.bytes() == 0);
         }
     }
 

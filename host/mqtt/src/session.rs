@@ -15,7 +15,7 @@ use crate::{
     codec::{Violation, Will},
     link::{Link, Received},
     outbox::Outbox,
-    router::Subscription,
+    router::{Subscription, cost_bytes},
 };
 
 /// One session.
@@ -25,6 +25,8 @@ pub(crate) struct Session {
     /// Session Expiry Interval: how long it lives without a connection.
     pub(crate) expiry_s: u32,
     subscriptions: HashMap<Bytes, Subscription>,
+    /// What they cost the router, in bytes.
+    subscription_bytes: usize,
     /// How many of these hold a wildcard.
     wildcards: usize,
     pub(crate) outbox: Outbox,
@@ -37,6 +39,8 @@ pub(crate) struct Session {
     /// The entry of this session among the core's deadlines.
     pub(crate) deadline: Option<Instant>,
     pub(crate) link: Option<Link>,
+    /// When its full queue was last searched for expired messages.
+    pub(crate) searched: Option<Instant>,
     /// Whether a dropped message was logged since the last connection.
     pub(crate) drop_logged: bool,
 }
@@ -56,6 +60,7 @@ impl Session {
             client,
             expiry_s: 0,
             subscriptions: HashMap::new(),
+            subscription_bytes: 0,
             wildcards: 0,
             outbox: Outbox::new(total_bytes),
             received: HashMap::new(),
@@ -64,6 +69,7 @@ impl Session {
             ends: None,
             deadline: None,
             link: None,
+            searched: None,
             drop_logged: false,
         }
     }
@@ -75,6 +81,7 @@ impl Session {
             .insert(filter.clone(), subscription)
             .is_none();
         self.wildcards += usize::from(new && crate::topic::has_wildcard(filter));
+        self.subscription_bytes += if new { cost_bytes(filter) } else { 0 };
         new
     }
 
@@ -82,6 +89,7 @@ impl Session {
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes) -> bool {
         let existed = self.subscriptions.remove(filter).is_some();
         self.wildcards -= usize::from(existed && crate::topic::has_wildcard(filter));
+        self.subscription_bytes -= if existed { cost_bytes(filter) } else { 0 };
         existed
     }
 
@@ -91,6 +99,11 @@ impl Session {
 
     pub(crate) fn filters(&self) -> impl Iterator<Item = &Bytes> {
         self.subscriptions.keys()
+    }
+
+    /// What all its subscriptions cost.
+    pub(crate) fn subscription_bytes(&self) -> usize {
+        self.subscription_bytes
     }
 
     pub(crate) fn subscription_count(&self) -> usize {

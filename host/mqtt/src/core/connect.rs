@@ -68,8 +68,14 @@ impl Core {
         let mut previous = None;
         if let Some(key) = existing {
             previous = self.take_over(key, now);
-            if connect.clean_start {
+            // The timers may be late: what should have happened by now happens first.
+            let over = |session: &mut Session| session.ends.is_some_and(|ends| ends <= now);
+            let will_is_due =
+                |session: &mut Session| session.will_due.is_some_and(|due| due <= now);
+            if connect.clean_start || self.session(key).is_some_and(over) {
                 self.end_session(key, now);
+            } else if self.session(key).is_some_and(will_is_due) {
+                self.send_will(key, now);
             }
             // Ended just now, or by the takeover of a session without expiry.
             existing = self.by_client.get(&client).copied();

@@ -9,7 +9,7 @@ use crate::{
     Message, ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
-    router::{SessionKey, Subscription},
+    router::{SessionKey, Subscription, cost_bytes},
     topic,
 };
 
@@ -59,10 +59,18 @@ impl Core {
         if too_deep || topic::check_filter(&filter.filter).is_err() {
             return Err(ReasonCode::TOPIC_FILTER_INVALID);
         }
-        let subscriptions_max = self.limits.subscriptions_per_session_max;
+        let (subscriptions_max, bytes_max, bytes_total_max) = (
+            self.limits.subscriptions_per_session_max,
+            self.limits.subscription_bytes_per_session_max,
+            self.limits.subscription_bytes_total_max,
+        );
+        let all_bytes = self.router.bytes();
         let session = self.session(key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
-        if session.subscription_count() >= subscriptions_max
-            && session.subscription(&filter.filter).is_none()
+        let cost = cost_bytes(&filter.filter);
+        if session.subscription(&filter.filter).is_none()
+            && (session.subscription_count() >= subscriptions_max
+                || session.subscription_bytes() + cost > bytes_max
+                || all_bytes + cost > bytes_total_max)
         {
             return Err(ReasonCode::QUOTA_EXCEEDED);
         }

@@ -7,6 +7,7 @@ use super::Core;
 use crate::{
     Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
+    limits::EXPIRED_SEARCH_PERIOD,
     link::Link,
     outbox::{Outbox, Queued},
     router::SessionKey,
@@ -60,7 +61,7 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
-        let cost_bytes = queued.message.cost_bytes();
+        let cost_bytes = queued.cost_bytes();
         // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer
         // for what others have left lying.
         let total_max = match present {
@@ -68,8 +69,18 @@ impl Core {
             true if session.outbox.bytes() + cost_bytes <= reserve => usize::MAX,
             true => total_max,
         };
-        if session.outbox.has_room(cost_bytes, bytes_max, total_max) {
+        let mut has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
+        let mut expired = 0;
+        let searched = session.searched;
+        if !has_room && searched.is_none_or(|at| now >= at + EXPIRED_SEARCH_PERIOD) {
+            // What has expired in the queue must not keep out what is fresh.
+            session.searched = Some(now);
+            expired = session.outbox.drop_expired(now) as u64;
+            has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
+        }
+        if has_room {
             session.outbox.push(queued);
+            self.counts.dropped += expired;
             if present {
                 self.pump(key, now);
             }
@@ -78,7 +89,7 @@ impl Core {
         if !present && !mem::replace(&mut session.drop_logged, true) {
             tracing::warn!(client = %session.client.escape_debug(), "the queue of an absent client is full: messages are lost");
         }
-        self.counts.dropped += 1;
+        self.counts.dropped += expired + 1;
         if present {
             self.close(
                 key,

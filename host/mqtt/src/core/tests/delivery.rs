@@ -1,6 +1,6 @@
 //! Windows, repetitions, QoS 2 towards the client, bounded queues.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRecReason, PubRel};
 
@@ -288,4 +288,57 @@ fn packet_identifiers_go_round_and_skip_those_in_use() {
         a.send(&[puback(id)], now);
         last = id;
     }
+}
+
+/// A queue full of messages that had expired lost the fresh ones.
+#[test]
+fn expired_messages_do_not_keep_fresh_ones_out() {
+    let limits = Limits {
+        queue_bytes_max: 5000,
+        ..Limits::default()
+    };
+    let (broker, now) = start(limits);
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    peer.subscribe("t", Q::AtLeastOnce, now);
+    peer.lose(now);
+    let publish = |text: &str, expires, at| {
+        let mut message = Message::new("t", text.to_owned(), QoS::AtLeastOnce);
+        message.expires = expires;
+        broker.lock().publish(&message, false, None, at).unwrap();
+    };
+    for _ in 0..100 {
+        publish("old", Some(now + Duration::from_secs(1)), now);
+    }
+    let later = now + Duration::from_secs(2);
+    publish("fresh", None, later);
+    let mut back = Peer::new(&broker, &Hello::new("a"), later);
+    assert_eq!(back.payloads(), ["fresh"]);
+}
+
+/// A filter of sixty levels cost the router sixty nodes, and nothing counted them.
+#[test]
+fn subscriptions_are_bounded_in_what_they_cost() {
+    let limits = Limits {
+        subscription_bytes_per_session_max: 20_000,
+        subscription_bytes_total_max: 30_000,
+        ..Limits::default()
+    };
+    let (broker, now) = start(limits);
+    let full = wire::SubscribeReasonCode::QuotaExceeded;
+    let granted = wire::SubscribeReasonCode::Success(Q::AtLeastOnce);
+    let deep = |n: usize| format!("{n}/{}+", "x/".repeat(30));
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
+    assert_eq!(a.subscribe(&deep(2), Q::AtLeastOnce, now), full);
+    // Again is no more than once, and an end gives it back.
+    assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
+    let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    assert_eq!(
+        b.subscribe(&deep(3), Q::AtLeastOnce, now),
+        full,
+        "together they are bounded too"
+    );
+    assert_eq!(b.subscribe("plain/one", Q::AtLeastOnce, now), granted);
+    Peer::new(&broker, &Hello::new("a").clean().expiry(0), now).lose(now);
+    assert_eq!(b.subscribe(&deep(3), Q::AtLeastOnce, now), granted);
 }
