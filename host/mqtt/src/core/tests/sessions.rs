@@ -304,3 +304,14 @@ fn sessions_are_bounded() {
             .session_present
     );
 }
+
+/// The timers had not run yet, and a session whose time was over was resumed.
+#[test]
+fn a_session_that_is_over_is_not_resumed_by_late_timers() {
+    let (broker, now) = start();
+    for (seconds, present) in [(1, true), (2, false), (3, false)] {
+        Peer::new(&broker, &Hello::new("a").clean().expiry(2), now).lose(now);
+        let again = Peer::new(&broker, &Hello::new("a"), now + seconds * SECOND);
+        assert_eq!(again.connack.session_present, present, "after {seconds} s");
+    }
+}
