@@ -130,7 +130,7 @@ impl Transaction {
             .get(key)
             .is_some_and(|entry| entry.expired(self.now_ms));
         if expired {
-            self.stage_expiry(key.clone());
+            self.stage_removal(key.clone(), policy::Event::Expired);
         }
         expired
     }
@@ -226,9 +226,9 @@ impl Transaction {
         Ok(())
     }
 
-    fn stage_expiry(&mut self, key: Key) {
+    /// Stages the end of a visible key, which watchers hear of with a version of its own.
+    fn stage_removal(&mut self, key: Key, event: policy::Event) {
         let version = self.hlc.tick(self.now_ms);
-        let event = policy::Event::Expired;
         self.changes.push(Change {
             key: key.clone(),
             event,
@@ -253,7 +253,7 @@ impl Transaction {
                 .get(key)
                 .is_some_and(|entry| entry.expired(self.now_ms))
         {
-            self.stage_expiry(Bytes::copy_from_slice(key));
+            self.stage_removal(Bytes::copy_from_slice(key), policy::Event::Expired);
         }
     }
 }
@@ -372,21 +372,12 @@ impl Host for Transaction {
         }
         self.room_for_effects()?;
         let key = Bytes::copy_from_slice(key);
-        if !hidden {
-            let version = self.hlc.tick(self.now_ms);
-            let event = policy::Event::Deleted;
-            self.changes.push(Change {
-                key: key.clone(),
-                event,
-                version,
-                value: Bytes::new(),
-            });
+        if hidden {
+            let entry = None;
+            self.staged.push(Staged { key, hidden, entry });
+        } else {
+            self.stage_removal(key, policy::Event::Deleted);
         }
-        self.staged.push(Staged {
-            key,
-            hidden,
-            entry: None,
-        });
         Ok(true)
     }
 
