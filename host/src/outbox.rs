@@ -58,7 +58,6 @@ impl Outbox {
 mod tests {
     use super::*;
     use crate::store::Peer;
-    use crate::transport::Capabilities;
     use statehouse_mqtt::ReasonCode;
 
     /// Writes down what it was asked to carry out.
@@ -66,15 +65,6 @@ mod tests {
     struct Notebook(Mutex<Vec<u64>>);
 
     impl Transport for Notebook {
-        fn capabilities(&self) -> Capabilities {
-            Capabilities {
-                proven_clients: false,
-                sees_disconnects: false,
-                can_kick: false,
-                puback_reasons: false,
-            }
-        }
-
         fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
             loop {
                 let out = ready();

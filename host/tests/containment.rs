@@ -94,20 +94,7 @@ fn every_fault_is_contained() {
         .expect("it was set")
         .clone();
     let clock = store.state().hlc;
-    for mode in [
-        "panic",
-        "loop",
-        "allocate",
-        "recurse",
-        "span-in",
-        "span-wrapping",
-        "span-out",
-        "stored-absent",
-        "long-head",
-        "future",
-        "many-writes",
-        "much-random",
-    ] {
+    for mode in include_str!("../../tests/policies/faulty/faults.txt").lines() {
         for key in ["kept", "new"] {
             let (effects, answer) = ask(&mut store, &["SET", key, mode], NOW_MS);
             assert_eq!(answer, "-ERR internal error\r\n", "{mode}");

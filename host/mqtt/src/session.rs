@@ -114,6 +114,13 @@ impl Session {
         self.wildcards > 0
     }
 
+    /// What sending needs, side by side, while there is a connection.
+    pub(crate) fn sending(
+        &mut self,
+    ) -> Option<(&mut Link, &mut Outbox, &mut HashMap<u16, Received>)> {
+        Some((self.link.as_mut()?, &mut self.outbox, &mut self.received))
+    }
+
     /// A QoS 2 PUBLISH over the current connection.
     pub(crate) fn receive(&mut self, packet_id: u16) -> Result<Arrival, Violation> {
         let Some(link) = &mut self.link else {

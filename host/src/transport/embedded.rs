@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service};
 
-use super::{Capabilities, Inbound, Intake, Outbound, Transport};
+use super::{Inbound, Intake, Outbound, Transport};
 use crate::request::{Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -87,15 +87,6 @@ impl Embedded {
 }
 
 impl Transport for Embedded {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            proven_clients: true,
-            sees_disconnects: true,
-            can_kick: true,
-            puback_reasons: true,
-        }
-    }
-
     fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
         self.broker.batch(|batch| {
             loop {

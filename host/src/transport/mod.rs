@@ -42,23 +42,8 @@ pub trait Intake: Send + Sync {
     fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 }
 
-/// What a transport can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// A client id is the connection's, not a claim in a message.
-    pub proven_clients: bool,
-    /// It sees connections end.
-    pub sees_disconnects: bool,
-    /// It can end a connection.
-    pub can_kick: bool,
-    /// It can refuse a request with a reason code.
-    pub puback_reasons: bool,
-}
-
 /// Carries things out.
 pub trait Transport: Send + Sync {
-    /// What it can do.
-    fn capabilities(&self) -> Capabilities;
     /// Carries out everything that `ready` yields, batch by batch, until it yields nothing. One
     /// delivery runs at a time, so that clients see everything in the order it was decided.
     fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>);

@@ -38,20 +38,7 @@ fn a_faulty_policy_is_contained() {
     let mut store = server.store("client");
     let mut other = server.store("other");
     assert_eq!(other.ask(&["SET", "kept", "fine"]).payload(), b"+OK\r\n");
-    for mode in [
-        "panic",
-        "loop",
-        "allocate",
-        "recurse",
-        "span-in",
-        "span-wrapping",
-        "span-out",
-        "stored-absent",
-        "long-head",
-        "future",
-        "many-writes",
-        "much-random",
-    ] {
+    for mode in include_str!("../../policies/faulty/faults.txt").lines() {
         for key in ["kept", "new"] {
             let answer = store.ask(&["SET", key, mode]);
             assert_eq!(answer.payload(), b"-ERR internal error\r\n", "{mode}");

@@ -17,20 +17,11 @@ use crate::{
 impl Core {
     /// Sends what acknowledgements may leave now; the others leave with the queue.
     pub(super) fn flush_acks(&mut self, key: SessionKey) {
-        let Some(session) = self
+        let session = self
             .sessions
             .get_mut(key as usize)
-            .and_then(Option::as_deref_mut)
-        else {
-            return;
-        };
-        let Session {
-            link: Some(link),
-            outbox,
-            received,
-            ..
-        } = session
-        else {
+            .and_then(Option::as_deref_mut);
+        let Some((link, outbox, received)) = session.and_then(Session::sending) else {
             return;
         };
         if link.send_acks(
@@ -102,20 +93,11 @@ impl Core {
     /// Sends what a session has to send: repetitions first, then its queue, then acknowledgements that waited for these.
     /// Ends at the client's Receive Maximum or at the output's high-water mark.
     pub(crate) fn pump(&mut self, key: SessionKey, now: Instant) {
-        let Some(session) = self
+        let session = self
             .sessions
             .get_mut(key as usize)
-            .and_then(Option::as_deref_mut)
-        else {
-            return;
-        };
-        let Session {
-            link: Some(link),
-            outbox,
-            received,
-            ..
-        } = session
-        else {
+            .and_then(Option::as_deref_mut);
+        let Some((link, outbox, received)) = session.and_then(Session::sending) else {
             return;
         };
         let mut tally = Tally::default();

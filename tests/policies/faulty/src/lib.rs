@@ -1,5 +1,6 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
-//! then does what `mode` names; `SET key fine` does nothing more and answers `+OK`. `GET key` works.
+//! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
+//! and answers `+OK`. `GET key` works.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.

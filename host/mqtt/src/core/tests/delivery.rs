@@ -245,8 +245,9 @@ fn a_client_that_keeps_up_does_not_suffer_for_absent_ones() {
     );
     let mut present = Peer::new(&broker, &Hello::new("present"), now);
     present.subscribe("t", Q::AtLeastOnce, now);
-    flood(&broker, 10, QoS::AtLeastOnce);
-    let expected: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+    // More than the absent ones have left of the total, and less than the reserve.
+    flood(&broker, 14, QoS::AtLeastOnce);
+    let expected: Vec<String> = (0..14).map(|number| number.to_string()).collect();
     assert_eq!(present.payloads(), expected);
     assert_eq!(broker.stats().disconnected, 0);
 }
@@ -320,7 +321,7 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
 fn subscriptions_are_bounded_in_what_they_cost() {
     let limits = Limits {
         subscription_bytes_per_session_max: 20_000,
-        subscription_bytes_total_max: 30_000,
+        subscription_bytes_total_max: 40_000,
         ..Limits::default()
     };
     let (broker, now) = start(limits);
@@ -333,12 +334,31 @@ fn subscriptions_are_bounded_in_what_they_cost() {
     // Again is no more than once, and an end gives it back.
     assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    assert_eq!(b.subscribe(&deep(3), Q::AtLeastOnce, now), granted);
+    let mut c = Peer::new(&broker, &Hello::new("c"), now);
     assert_eq!(
-        b.subscribe(&deep(3), Q::AtLeastOnce, now),
+        c.subscribe(&deep(4), Q::AtLeastOnce, now),
         full,
         "together they are bounded too"
     );
-    assert_eq!(b.subscribe("plain/one", Q::AtLeastOnce, now), granted);
+    assert_eq!(c.subscribe("plain/one", Q::AtLeastOnce, now), granted);
     Peer::new(&broker, &Hello::new("a").clean().expiry(0), now).lose(now);
-    assert_eq!(b.subscribe(&deep(3), Q::AtLeastOnce, now), granted);
+    assert_eq!(c.subscribe(&deep(4), Q::AtLeastOnce, now), granted);
+}
+
+/// A thousand identifiers on each queued message were not counted at all.
+#[test]
+fn subscription_identifiers_of_queued_messages_count() {
+    let queued = |ids: usize| {
+        let (broker, now) = start(Limits::default());
+        let mut a = Peer::new(&broker, &Hello::new("a"), now);
+        for (id, filter) in ["t", "+", "#", "t/#"].iter().take(ids).enumerate() {
+            let filter = wire::Filter::new(*filter, Q::AtLeastOnce);
+            a.subscribe_with(filter, Some(id + 1), now);
+        }
+        a.lose(now);
+        flood(&broker, 1, QoS::AtLeastOnce);
+        broker.stats().queued_bytes
+    };
+    assert_eq!(queued(4) - queued(1), 3 * size_of::<u32>());
 }

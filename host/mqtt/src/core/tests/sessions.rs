@@ -315,3 +315,13 @@ fn a_session_that_is_over_is_not_resumed_by_late_timers() {
         assert_eq!(again.connack.session_present, present, "after {seconds} s");
     }
 }
+
+/// A will that was due before the resume was cancelled by it, since the timers had not run yet.
+#[test]
+fn a_resume_too_late_for_the_delay_does_not_cancel_the_will() {
+    let (owner, mut listener, now) = with_will(10, 1000);
+    let broker = owner.broker.clone();
+    owner.lose(now);
+    Peer::new(&broker, &Hello::new("owner"), now + 11 * SECOND);
+    assert_eq!(listener.payloads(), ["gone"]);
+}
