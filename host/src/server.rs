@@ -368,3 +368,85 @@ fn message(
 fn settle(ticket: Ticket, reason: ReasonCode, text: Option<&'static str>) -> Outbound {
     Outbound::Settle(ticket, reason, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use bytes::Bytes;
+    use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+    use super::*;
+    use crate::STANDARD_POLICY;
+    use crate::clock::ManualSource;
+    use crate::journal::Memory;
+    use crate::policy::{Engine, Registry};
+    use crate::request::{Incoming, REQUEST_TOPIC};
+    use crate::store::{Peer, Quota};
+
+    /// Keeps the payloads it was asked to carry out, in order.
+    #[derive(Default)]
+    struct Notebook(Mutex<Vec<Bytes>>);
+
+    impl Transport for Notebook {
+        fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+            let mut notes = self.0.lock().unwrap();
+            notes.extend(ready().into_iter().map(|out| match out {
+                Outbound::Publish(message) | Outbound::Notify(_, message) => message.payload,
+                _ => panic!("nothing here is settled or kicked"),
+            }));
+        }
+    }
+
+    /// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
+    #[test]
+    fn what_had_expired_is_told_before_the_answer_that_follows() {
+        let quota = Quota {
+            keys_max: 10,
+            bytes_max: 10_000,
+            key_bytes_max: 100,
+            value_bytes_max: 100,
+        };
+        let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+        let source = Arc::new(ManualSource::at(1_700_000_000_000));
+        let server = Server::new(
+            Store::new(Registry::new(policy, None), quota),
+            Clock::new(source.clone()),
+            Box::new(Memory::default()),
+            "StateStore".into(),
+            Some(Dialect::Sdk),
+        );
+        let notebook = Arc::new(Notebook::default());
+        server.attach(notebook.clone());
+        let properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(b"1")
+            .user("__ts", "1700000000000:0:client")
+            .finish()
+            .unwrap();
+        let properties = Properties::parse(properties).unwrap();
+        let peer = Peer {
+            client: "client".into(),
+            connection: 1,
+        };
+        let ask = |arguments: &[&[u8]]| {
+            let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+            let incoming = Incoming {
+                topic: REQUEST_TOPIC,
+                payload: &payload,
+                properties: &properties,
+                qos: QoS::AtLeastOnce,
+                expires: None,
+                peer: &peer,
+            };
+            server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+            std::mem::take(&mut *notebook.0.lock().unwrap())
+        };
+        assert_eq!(ask(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
+        assert_eq!(ask(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
+        source.advance(1000);
+        let told = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+        assert_eq!(ask(&[b"KEYNOTIFY", b"k", b"STOP"]), [told, "+OK\r\n"]);
+        assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+    }
+}
