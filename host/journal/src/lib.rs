@@ -1,0 +1,2 @@
+//! A durable log of opaque records.
+#![forbid(unsafe_code)]
