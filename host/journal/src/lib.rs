@@ -1,2 +1,54 @@
-//! A durable log of opaque records.
+//! A durable log of opaque records: group commit, recycled segments, snapshots, recovery.
+//!
+//! Records go in, positions come out; what a record means is for others to know. The path of a record:
+//!
+//! ```text
+//! append ─ pending ── log ─────── segment ─ disk
+//!          a copy     a frame,    a file    a directory,
+//!          under a    one write,  of        or a simulated
+//!          leaf lock  one sync    frames    one
+//! ```
+//!
+//! * `pending`: what is appended and not yet written. It does no I/O.
+//! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
+//! * [`Journal`]: a log with its threads. One commit per wake-up; appenders never wait for the disk.
+//! * `upkeep`: spare segments made ready, snapshots taken, history let go.
+//! * `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
+//!   same for tools, beside a process that writes. `settle` makes durable what was read.
+//! * [`inspect`]: looks at every file and judges it.
+//! * [`Disk`] and [`File`]: the seam to the file system.
+//!
+//! What was reported durable is there after any crash, byte for byte, and the records that survive
+//! are a prefix of those appended. What was durable and cannot be read refuses to open. An error of a
+//! write or a sync is final.
 #![forbid(unsafe_code)]
+
+mod catalogue;
+mod disk;
+mod error;
+mod files;
+mod frame;
+mod inspect;
+pub mod limits;
+mod log;
+mod options;
+mod pending;
+mod position;
+mod recovery;
+mod segment;
+mod settle;
+mod snapshot;
+mod upkeep;
+mod writer;
+
+pub use disk::{Directory, Disk, File};
+pub use error::{Damage, Error, Failure};
+pub use files::Kind;
+pub use inspect::{FileReport, Report, Verdict, inspect};
+pub use log::{Log, Opened};
+pub use options::{Durability, Options};
+pub use position::Position;
+pub use recovery::{Base, Range, Sink, read};
+pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
+pub use upkeep::{Room, Snapshot, create_from_snapshot};
+pub use writer::{Callbacks, Journal};

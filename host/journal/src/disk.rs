@@ -1,0 +1,253 @@
+//! The seam to the disk: one flat directory of files.
+//!
+//! Enters: reads, writes, syncs, renames. Leaves: what the operating system says to them. It never
+//! retries and never caches, so that whoever stands behind the seam, a real directory or a
+//! simulated one, decides alone what a crash leaves.
+
+use std::fs::{self, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::files;
+use crate::limits;
+
+/// The files of one flat directory.
+pub trait Disk: Send + Sync {
+    /// The names of all files.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Creates a file, or empties the one of that name, for reading and writing.
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading and writing.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading.
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Renames a file; one of the new name is replaced.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Returns once every create, rename and remove is durable.
+    fn sync_directory(&self) -> io::Result<()>;
+    /// Bytes that can still be allocated.
+    fn free_bytes(&self) -> io::Result<u64>;
+    /// A number that nobody else can guess.
+    fn entropy(&self) -> u64;
+}
+
+/// One file.
+pub trait File: Send + Sync {
+    /// Reads at an offset; fewer bytes than asked for only at the end.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all bytes at an offset.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Returns once everything written is durable (fdatasync).
+    fn sync(&self) -> io::Result<()>;
+    /// The length of the file.
+    fn bytes(&self) -> io::Result<u64>;
+}
+
+/// A directory of the file system, only for its owner (mode 0700).
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Held, never used: the lock ends with the handle.
+    lock: Option<fs::File>,
+}
+
+impl Directory {
+    /// Creates the directory where it is missing, and locks it for this process.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] where another process has it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_path_buf();
+        let shown = path.display().to_string();
+        if !path.is_dir() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(Error::io("create", &shown))?;
+            if let Some(parent) = path.parent() {
+                let parent = if parent.as_os_str().is_empty() {
+                    Path::new(".")
+                } else {
+                    parent
+                };
+                fs::File::open(parent)
+                    .and_then(|parent| parent.sync_all())
+                    .map_err(Error::io("sync", &shown))?;
+            }
+        }
+        let lock = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path.join(files::LOCK))
+            .map_err(Error::io("open the lock file of", &shown))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self {
+                path,
+                lock: Some(lock),
+            }),
+            Err(TryLockError::WouldBlock) => Err(Error::Locked { directory: shown }),
+            Err(TryLockError::Error(source)) => Err(Error::io("lock", &shown)(source)),
+        }
+    }
+
+    /// Opens a directory for reading, also while another process writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where it is no directory.
+    pub fn read_only(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_path_buf();
+        fs::read_dir(&path).map_err(Error::io("read", &path.display().to_string()))?;
+        Ok(Self { path, lock: None })
+    }
+
+    /// The path that was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn writable(&self) -> io::Result<()> {
+        match self.lock {
+            Some(_) => Ok(()),
+            None => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the directory was opened for reading",
+            )),
+        }
+    }
+}
+
+impl Disk for Directory {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            // A name that is no text is none of ours.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+            if names.len() > limits::FILES_MAX {
+                return Err(io::Error::other("the directory holds too many files"));
+            }
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.writable()?;
+        Ok(Arc::new(PlainFile::create(&self.path.join(name))?))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.writable()?;
+        Ok(Arc::new(PlainFile(
+            fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path.join(name))?,
+        )))
+    }
+
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(PlainFile(fs::File::open(self.path.join(name))?)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.writable()?;
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.writable()?;
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        fs::File::open(&self.path)?.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.path)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn entropy(&self) -> u64 {
+        entropy()
+    }
+}
+
+/// The standard library's only random number: the keys of its hash tables come from the system.
+pub(crate) fn entropy() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// A file of the file system.
+#[derive(Debug)]
+pub(crate) struct PlainFile(pub(crate) fs::File);
+
+impl PlainFile {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map(Self)
+    }
+}
+
+impl File for PlainFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self
+                .0
+                .read_at(&mut buffer[filled..], offset + filled as u64)
+            {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+/// Reads a whole file into `buffer`, which is reused from file to file.
+pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
+    let bytes = file.bytes()?;
+    if bytes > bytes_max {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the file is too large to be one of the journal",
+        ));
+    }
+    // Cannot truncate: bounded by the line above. Only growth is zeroed, the rest is overwritten.
+    buffer.resize(bytes as usize, 0);
+    let read = file.read_at(buffer, 0)?;
+    buffer.truncate(read);
+    Ok(())
+}

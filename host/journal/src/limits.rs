@@ -1,0 +1,75 @@
+//! Every bound of the journal, with its unit in the name and its reason.
+
+/// Largest record. A record holds a request, the entries that it read and its answer: four values
+/// of 16 MiB and their keys fit, and one record still fits in the memory of a small gateway.
+pub const RECORD_BYTES_MAX: usize = 80 << 20;
+
+/// Largest group of records that is appended as one, with 4 bytes per record. A group is one frame
+/// and one segment at most, so this also bounds what a reader holds at once.
+pub const GROUP_BYTES_MAX: usize = 96 << 20;
+
+/// Records in one frame. Far more than are ever buffered at once; a length field that lies cannot
+/// make a reader loop for longer.
+pub const FRAME_RECORDS_MAX: u32 = 1 << 24;
+
+/// Unwritten bytes above which an append waits for the disk. At 100 MB/s that is a sixth of a
+/// second of writing, more than any group commit needs.
+pub const BUFFERED_BYTES_MAX: usize = 16 << 20;
+
+/// What a write buffer keeps allocated from one commit to the next. A burst does not hold memory for ever.
+pub(crate) const BUFFER_KEPT_BYTES_MAX: usize = 2 << 20;
+
+/// Smallest segment: one block of most file systems. Only tests want segments this small.
+pub const SEGMENT_BYTES_MIN: u64 = 4 << 10;
+
+/// Largest segment that can be asked for: recovery reads a segment in one piece.
+pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+
+/// Largest file that is read as a segment: the largest group with its headers, in whole blocks.
+pub(crate) const SEGMENT_FILE_BYTES_MAX: u64 = (GROUP_BYTES_MAX as u64) + (64 << 10);
+
+/// Segments kept ready. One is used next, the other is the reserve for a full disk: with both, a
+/// store that refuses writes can still record deletes.
+pub(crate) const SPARE_SEGMENTS: usize = 2;
+
+/// What the last segment may waste at a start before it is copied to a shorter file, so that a
+/// host that restarts often does not fill its disk with empty segments.
+pub(crate) const TAIL_WASTE_BYTES_MAX: u64 = 64 << 10;
+
+/// Largest block of a snapshot. One entry with its value must fit.
+pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
+
+/// Blocks of a snapshot are gathered up to this before they are written.
+pub(crate) const SNAPSHOT_WRITE_BYTES: usize = 256 << 10;
+
+/// A snapshot is synced each time this much was written, so that its last sync, and the disk
+/// queue in front of the log's own, stay short.
+pub(crate) const SNAPSHOT_SYNC_BYTES: u64 = 4 << 20;
+
+/// How much of a snapshot is read at once.
+pub(crate) const SNAPSHOT_READ_BYTES: usize = 1 << 20;
+
+/// Files in a directory that are looked at. A store with a terabyte of history has a quarter of it.
+pub(crate) const FILES_MAX: usize = 1 << 20;
+
+/// Longest commit delay (see [`crate::Options::commit_delay`]).
+pub const COMMIT_DELAY_MS_MAX: u64 = 5;
+
+/// How often the maintenance thread looks around when nobody wakes it.
+pub(crate) const MAINTENANCE_MS: u64 = 1_000;
+
+/// How long a snapshot that failed, for want of space mostly, is not tried again.
+pub(crate) const SNAPSHOT_RETRY_MS: u64 = 30_000;
+
+/// How long the log waits before it asks a full disk for a segment again.
+pub(crate) const FULL_RETRY_MS: u64 = 100;
+
+/// Room in the current segment below which a full disk leaves no room at all: one more record of
+/// ordinary size and its frame.
+pub(crate) const ROOM_BYTES_MIN: u64 = 64 << 10;
+
+/// How often a reader starts anew where the writer recycled a segment under it, before it gives up.
+pub(crate) const READ_ATTEMPTS_MAX: u32 = 5;
+
+/// How long a reader waits before it looks again at a place that the writer may just be writing.
+pub(crate) const READ_RETRY_MS: u64 = 20;

@@ -1,0 +1,568 @@
+//! The log itself, without a thread: append, write, sync, publish.
+//!
+//! Enters: groups of records, and calls from whoever drives it: the threads of [`crate::Journal`],
+//! or a test. Leaves: positions, and bytes on the disk. It calls nobody while its buffer is locked and
+//! never syncs under that lock.
+//!
+//! Architecture invariant: locks are taken in the order tail, catalogue, pending; appenders take the
+//! last one only.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::catalogue::Catalogue;
+use crate::disk::{Disk, File};
+use crate::error::{Error, Failure};
+use crate::files;
+use crate::frame;
+use crate::limits;
+use crate::options::{Durability, Options};
+use crate::pending::Pending;
+use crate::position::Position;
+use crate::recovery::{self, Link, Recovered, Sink};
+use crate::segment::{HEADER_BYTES, Header, Magic, StoreId};
+use crate::settle;
+
+/// What opening found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// There was nothing: the journal is new.
+    pub fresh: bool,
+    /// The last record.
+    pub position: Position,
+    /// The snapshot that was read; [`Position::NONE`] where there was none.
+    pub base: Position,
+    /// Records that were replayed behind it.
+    pub records: u64,
+    /// Bytes of log behind it.
+    pub bytes: u64,
+    /// The journal was closed properly.
+    pub clean: bool,
+    /// A write that was never acknowledged was found half done, and dropped.
+    pub torn: bool,
+    /// Snapshots that were damaged and put aside, and what is wrong with them.
+    pub damaged_snapshots: Vec<(Position, String)>,
+}
+
+/// Somebody who is told.
+pub(crate) type Hook<T> = Box<dyn Fn(&T) + Send + Sync>;
+
+/// A log of records on a disk. All methods take `&self`: it is shared between threads.
+pub struct Log {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) options: Options,
+    pub(crate) store: StoreId,
+    tail: Mutex<Tail>,
+    pub(crate) catalogue: Mutex<Catalogue>,
+    pending: Mutex<Pending>,
+    /// There is something to write, or the log is to end.
+    pub(crate) work: Condvar,
+    /// There is room in the buffer again.
+    space: Condvar,
+    appended: AtomicU64,
+    durable: AtomicU64,
+    released: AtomicU64,
+    /// Room left in the current segment.
+    pub(crate) tail_bytes: AtomicU64,
+    /// What the disk had free when it was last asked.
+    pub(crate) free_bytes: AtomicU64,
+    /// Bytes of segments at hand.
+    pub(crate) spare_bytes: AtomicU64,
+    /// Length of the last snapshot.
+    pub(crate) snapshot_bytes: AtomicU64,
+    /// Bytes of frames ever written by this process, and as of the last snapshot.
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) snapshot_at_bytes: AtomicU64,
+    pub(crate) snapshotting: Arc<AtomicBool>,
+    segments: AtomicU64,
+    failure: OnceLock<Failure>,
+    pub(crate) on_failure: OnceLock<Hook<Failure>>,
+    /// Called with the tail locked: it only wakes somebody.
+    pub(crate) on_release: OnceLock<Box<dyn Fn(Position) + Send + Sync>>,
+}
+
+/// Where the log is written.
+struct Tail {
+    file: Arc<dyn File>,
+    header: Header,
+    bytes: u64,
+    offset: u64,
+    /// The last position that is written.
+    written: u64,
+    /// Written and not synced.
+    dirty: bool,
+    /// A buffer to swap for the appenders'.
+    spare: Vec<u8>,
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves nothing half done under any of these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What became of an attempt to write.
+enum Step {
+    Done,
+    Rotate(u64),
+}
+
+impl Log {
+    /// Opens a journal, or begins one where there is none, and hands its state to `sink`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where anything is missing that was durable once: then nothing was changed.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        now_ms: u64,
+        sink: &mut dyn Sink,
+    ) -> Result<(Self, Opened), Error> {
+        let options = options.bounded();
+        let recovered = recovery::recover(&*disk, sink)?;
+        // What the last process renamed and did not sync counts from here on.
+        disk.sync_directory()
+            .map_err(Error::io("sync", "the data directory"))?;
+        let Some(recovered) = recovered else {
+            let store = StoreId(disk.entropy(), disk.entropy());
+            let log = Self::begin(disk, options, store, 0, now_ms)?;
+            return Ok((log, Opened::fresh()));
+        };
+        let opened = Opened::of(&recovered);
+        let mut catalogue = settle::settle(&*disk, options.segment_bytes, now_ms, &recovered)?;
+        // A last segment without a record is replaced: opening often makes no more files.
+        let empty = recovered.end_offset == HEADER_BYTES;
+        if empty {
+            catalogue.segments.pop_back();
+        }
+        let last = recovered.links.last().map_or(0, |link| link.header.number);
+        let number = if empty { last } else { last + 1 };
+        let end = recovered.range.end.0;
+        let log = Self::assemble(
+            disk,
+            options,
+            recovered.store,
+            catalogue,
+            number,
+            end,
+            now_ms,
+        )?;
+        log.written_bytes.store(recovered.bytes, Ordering::Release);
+        Ok((log, opened))
+    }
+
+    /// Begins a journal whose first record is the one behind `position`.
+    pub(crate) fn begin(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        store: StoreId,
+        position: u64,
+        now_ms: u64,
+    ) -> Result<Self, Error> {
+        // A start that a crash ended left spares and temporary files only.
+        let catalogue = Catalogue::cleared(&*disk, options.segment_bytes, now_ms)?;
+        Self::assemble(disk, options, store, catalogue, 1, position, now_ms)
+    }
+
+    fn assemble(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        store: StoreId,
+        mut catalogue: Catalogue,
+        number: u64,
+        position: u64,
+        now_ms: u64,
+    ) -> Result<Self, Error> {
+        let header = Header {
+            store,
+            number,
+            position: position + 1,
+            created_ms: now_ms,
+        };
+        let (file, bytes) =
+            catalogue.activate(&*disk, header, options.segment_bytes, options.segment_bytes)?;
+        let free_bytes = disk
+            .free_bytes()
+            .map_err(Error::io("ask for free space in", "the data directory"))?;
+        let spare_bytes = catalogue.spares.len() as u64 * options.segment_bytes;
+        let snapshot_bytes = catalogue.snapshots.back().map_or(0, |last| last.bytes);
+        Ok(Self {
+            disk,
+            options,
+            store,
+            tail: Mutex::new(Tail {
+                file,
+                header,
+                bytes,
+                offset: HEADER_BYTES as u64,
+                written: position,
+                dirty: false,
+                spare: Vec::new(),
+            }),
+            catalogue: Mutex::new(catalogue),
+            pending: Mutex::new(Pending::new(position)),
+            work: Condvar::new(),
+            space: Condvar::new(),
+            appended: AtomicU64::new(position),
+            durable: AtomicU64::new(position),
+            released: AtomicU64::new(position),
+            tail_bytes: AtomicU64::new(bytes - HEADER_BYTES as u64),
+            free_bytes: AtomicU64::new(free_bytes),
+            spare_bytes: AtomicU64::new(spare_bytes),
+            snapshot_bytes: AtomicU64::new(snapshot_bytes),
+            written_bytes: AtomicU64::new(0),
+            snapshot_at_bytes: AtomicU64::new(0),
+            snapshotting: Arc::default(),
+            segments: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            on_failure: OnceLock::new(),
+            on_release: OnceLock::new(),
+        })
+    }
+
+    /// Appends a group, all of which survives or nothing, and returns the position of its last
+    /// record. It does no I/O, and waits only where a thread writes and is far behind.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; then nothing was appended.
+    pub fn append(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.push(records, false)
+    }
+
+    /// Like [`Log::append`], for what may not leave before it is on disk, whatever the mode.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; then nothing was appended.
+    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.push(records, true)
+    }
+
+    fn push(&self, records: &[&[u8]], urgent: bool) -> Result<Position, Error> {
+        let bytes = records.iter().fold(0usize, |bytes, record| {
+            bytes.saturating_add(record.len()).saturating_add(4)
+        });
+        let largest = records.iter().map(|record| record.len()).max().unwrap_or(0);
+        if largest > limits::RECORD_BYTES_MAX {
+            return Err(Error::TooLarge {
+                bytes: largest,
+                bytes_max: limits::RECORD_BYTES_MAX,
+            });
+        }
+        if bytes > limits::GROUP_BYTES_MAX {
+            return Err(Error::TooLarge {
+                bytes,
+                bytes_max: limits::GROUP_BYTES_MAX,
+            });
+        }
+        let mut pending = locked(&self.pending);
+        while pending.full() {
+            pending = self
+                .space
+                .wait(pending)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if records.is_empty() {
+            return Ok(Position(pending.appended));
+        }
+        let last = pending.push(records, urgent);
+        self.appended.store(last, Ordering::Release);
+        if matches!(self.options.durability, Durability::Interval(_)) && !pending.failed {
+            self.released.store(pending.released(), Ordering::Release);
+        }
+        let wake = std::mem::take(&mut pending.idle);
+        drop(pending);
+        if wake {
+            self.work.notify_one();
+        }
+        Ok(Position(last))
+    }
+
+    /// The last record that was appended.
+    #[must_use]
+    pub fn appended(&self) -> Position {
+        Position(self.appended.load(Ordering::Acquire))
+    }
+
+    /// Everything up to here is on disk.
+    #[must_use]
+    pub fn durable(&self) -> Position {
+        Position(self.durable.load(Ordering::Acquire))
+    }
+
+    /// What was done because of records up to here may be told.
+    #[must_use]
+    pub fn released(&self) -> Position {
+        Position(self.released.load(Ordering::Acquire))
+    }
+
+    /// Why nothing becomes durable any more.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Writes everything that is appended, without a sync.
+    ///
+    /// # Errors
+    /// A full disk ([`Error::is_full`]) leaves the log as it was: try again later. Any other error is
+    /// for good.
+    pub fn write(&self) -> Result<(), Error> {
+        self.write_tail(&mut locked(&self.tail))
+    }
+
+    /// Makes durable what is written, and publishes it.
+    ///
+    /// # Errors
+    /// Any error is for good: it is not known what is on disk.
+    pub fn sync(&self) -> Result<Position, Error> {
+        let mut tail = locked(&self.tail);
+        self.sync_tail(&mut tail)?;
+        Ok(self.durable())
+    }
+
+    /// Writes and syncs everything that is appended.
+    ///
+    /// # Errors
+    /// As [`Log::write`] and [`Log::sync`].
+    pub fn commit(&self) -> Result<Position, Error> {
+        let mut tail = locked(&self.tail);
+        let written = self.write_tail(&mut tail);
+        self.sync_tail(&mut tail)?;
+        written.map(|()| self.durable())
+    }
+
+    fn write_tail(&self, tail: &mut Tail) -> Result<(), Error> {
+        loop {
+            match self.write_step(tail)? {
+                Step::Done => return Ok(()),
+                Step::Rotate(bytes) => self.rotate(tail, bytes)?,
+            }
+        }
+    }
+
+    /// Writes what fits the current segment.
+    fn write_step(&self, tail: &mut Tail) -> Result<Step, Error> {
+        self.check()?;
+        let room = tail.bytes.saturating_sub(tail.offset);
+        let (taken, more) = {
+            let mut pending = locked(&self.pending);
+            match pending.next_frame_bytes() {
+                None => return Ok(Step::Done),
+                Some(bytes) if bytes > room => return Ok(Step::Rotate(bytes)),
+                Some(_) => {}
+            }
+            let taken = pending.take(room, std::mem::take(&mut tail.spare));
+            (taken, pending.next_frame_bytes())
+        };
+        let Some(mut taken) = taken else {
+            return Ok(Step::Done);
+        };
+        self.space.notify_all();
+        let place = tail.header.place(tail.offset as usize);
+        // Cannot truncate: every record of a frame has 4 bytes at least.
+        let count = (taken.last - taken.first + 1) as u32;
+        frame::seal(
+            &mut taken.frame,
+            place,
+            taken.first,
+            self.durable().0,
+            count,
+        );
+        tail.dirty = true;
+        let name = || files::segment(tail.header.number);
+        tail.file
+            .write_at(&taken.frame, tail.offset)
+            .map_err(|error| self.fail("write", name(), &error))?;
+        tail.offset += taken.frame.len() as u64;
+        tail.written = taken.last;
+        self.tail_bytes
+            .store(tail.bytes - tail.offset, Ordering::Release);
+        self.written_bytes
+            .fetch_add(taken.frame.len() as u64, Ordering::AcqRel);
+        taken.frame.clear();
+        taken.frame.shrink_to(limits::BUFFER_KEPT_BYTES_MAX);
+        tail.spare = taken.frame;
+        // What is left did not fit.
+        Ok(more.map_or(Step::Done, Step::Rotate))
+    }
+
+    /// Goes on in another segment with room for a frame of `bytes`.
+    fn rotate(&self, tail: &mut Tail, bytes: u64) -> Result<(), Error> {
+        // A segment's header says that everything before it is durable.
+        self.sync_tail(tail)?;
+        let mut catalogue = locked(&self.catalogue);
+        let header = Header {
+            store: self.store,
+            number: tail.header.number + 1,
+            position: tail.written + 1,
+            created_ms: catalogue.now_ms,
+        };
+        let activated = catalogue.activate(
+            &*self.disk,
+            header,
+            self.options.segment_bytes,
+            bytes + HEADER_BYTES as u64,
+        );
+        let spares = catalogue.spares.len() as u64;
+        drop(catalogue);
+        self.spare_bytes
+            .store(spares * self.options.segment_bytes, Ordering::Release);
+        let (file, bytes) = match activated {
+            Ok(activated) => activated,
+            Err(error) if error.is_full() => {
+                self.free_bytes.store(0, Ordering::Release);
+                return Err(error);
+            }
+            Err(Error::Io {
+                operation,
+                file,
+                source,
+            }) => return Err(self.fail(operation, file, &source)),
+            Err(error) => return Err(error),
+        };
+        self.segments.fetch_add(1, Ordering::AcqRel);
+        tail.file = file;
+        tail.header = header;
+        tail.bytes = bytes;
+        tail.offset = HEADER_BYTES as u64;
+        self.tail_bytes
+            .store(bytes - tail.offset, Ordering::Release);
+        Ok(())
+    }
+
+    fn sync_tail(&self, tail: &mut Tail) -> Result<(), Error> {
+        self.check()?;
+        if tail.dirty {
+            let name = || files::segment(tail.header.number);
+            tail.file
+                .sync()
+                .map_err(|error| self.fail("sync", name(), &error))?;
+            tail.dirty = false;
+            self.publish(tail.written);
+        }
+        Ok(())
+    }
+
+    fn publish(&self, durable: u64) {
+        let mut pending = locked(&self.pending);
+        pending.settle(durable);
+        self.durable.store(durable, Ordering::Release);
+        let released = match self.options.durability {
+            Durability::Always => durable,
+            Durability::Interval(_) => pending.released(),
+        };
+        self.released.store(released, Ordering::Release);
+        drop(pending);
+        if let Some(on_release) = self.on_release.get() {
+            on_release(Position(released));
+        }
+    }
+
+    /// Nothing more is written once something failed.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.failure
+            .get()
+            .map_or(Ok(()), |failure| Err(Error::Failed(failure.clone())))
+    }
+
+    /// Fails for good, and tells whoever asked to be told.
+    pub(crate) fn fail(
+        &self,
+        operation: &'static str,
+        file: String,
+        error: &std::io::Error,
+    ) -> Error {
+        let failure = Failure {
+            operation,
+            file,
+            message: error.to_string(),
+        };
+        if self.failure.set(failure.clone()).is_ok() {
+            tracing::error!(%failure, "the journal failed");
+            locked(&self.pending).fail();
+            self.space.notify_all();
+            self.work.notify_all();
+            if let Some(on_failure) = self.on_failure.get() {
+                on_failure(&failure);
+            }
+        }
+        Error::Failed(self.failure.get().cloned().unwrap_or(failure))
+    }
+
+    /// How many segments have been taken into use.
+    pub(crate) fn segments(&self) -> u64 {
+        self.segments.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Pending> {
+        locked(&self.pending)
+    }
+
+    /// Writes and syncs everything and marks the journal closed, so that at the next start a log
+    /// that ends earlier is known to be damaged. Nothing should be appended after it.
+    ///
+    /// # Errors
+    /// As [`Log::commit`].
+    pub fn close(&self) -> Result<(), Error> {
+        let position = self.commit()?.0;
+        let header = Header {
+            store: self.store,
+            number: 0,
+            position,
+            created_ms: locked(&self.catalogue).now_ms,
+        };
+        let write = || {
+            let file = self.disk.create(files::CLOSED_TEMPORARY)?;
+            file.write_at(&header.encode(Magic::Closed), 0)?;
+            file.sync()?;
+            self.disk.rename(files::CLOSED_TEMPORARY, files::CLOSED)?;
+            self.disk.sync_directory()
+        };
+        // No failure of the log: everything is on disk, only the extra check is missing.
+        write().map_err(Error::io("write", files::CLOSED))
+    }
+}
+
+impl Opened {
+    fn fresh() -> Self {
+        Self {
+            fresh: true,
+            position: Position::NONE,
+            base: Position::NONE,
+            records: 0,
+            bytes: 0,
+            clean: true,
+            torn: false,
+            damaged_snapshots: Vec::new(),
+        }
+    }
+
+    fn of(recovered: &Recovered) -> Self {
+        Self {
+            fresh: false,
+            position: recovered.range.end,
+            base: recovered.range.base,
+            records: recovered.records,
+            bytes: recovered.bytes,
+            clean: recovered.closed == Some(recovered.range.end.0),
+            torn: recovered.torn,
+            damaged_snapshots: recovered
+                .damaged
+                .iter()
+                .map(|(at, why)| (Position(*at), why.clone()))
+                .collect(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log")
+            .field("appended", &self.appended())
+            .field("durable", &self.durable())
+            .field("failure", &self.failure.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A segment as the catalogue keeps it.
+pub(crate) type Segment = Link;

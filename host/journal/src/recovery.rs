@@ -1,0 +1,637 @@
+//! Reading a journal: the newest snapshot that is whole, and the log behind it.
+//!
+//! Enters: the files of a directory. Leaves: blocks and records in order, or the reason why not.
+//! It never skips anything: a gap in the numbers of segments or positions is damage, and so is a log
+//! that ends before a place that was durable once. What was durable once is told by witnesses: the
+//! `synced` field of later frames, the first position of later segments, the names and ends of
+//! snapshots, and the marker of a clean close. Only what no witness vouches for may be missing.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use crate::disk::{Disk, read_whole};
+use crate::error::{Damage, Error};
+use crate::files::{self, Kind};
+use crate::limits;
+use crate::position::Position;
+use crate::segment::{Frames, HEADER_BYTES, Header, HeaderFault, Magic, StoreId};
+use crate::snapshot::{self, Fault};
+
+/// Where a journal is read into.
+pub trait Sink {
+    /// Forget everything so far: another snapshot is tried.
+    fn reset(&mut self);
+    /// A block of the snapshot, in order.
+    ///
+    /// # Errors
+    /// Any text ends the reading.
+    fn block(&mut self, block: &[u8]) -> Result<(), String>;
+    /// A record behind the beginning of the snapshot, in order. The blocks may have its effect already.
+    ///
+    /// # Errors
+    /// Any text ends the reading.
+    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String>;
+}
+
+/// Where to begin reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// As early as there is a state to begin with.
+    Oldest,
+    /// At the newest snapshot.
+    Newest,
+    /// At the newest snapshot from which the state just before this record can be reached.
+    Before(Position),
+}
+
+/// What was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The beginning of the snapshot; [`Position::NONE`] where it began with nothing.
+    pub base: Position,
+    /// When that snapshot was taken, 0 where there was none.
+    pub base_ms: u64,
+    /// Only from here on is the state what it really was (a snapshot takes a while).
+    pub complete: Position,
+    /// The last record that was read, or the base where there was none.
+    pub end: Position,
+}
+
+/// What a directory holds, by name alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Survey {
+    pub(crate) segments: BTreeSet<u64>,
+    pub(crate) snapshots: BTreeSet<u64>,
+    pub(crate) spares: BTreeSet<u64>,
+    pub(crate) damaged: BTreeSet<u64>,
+    pub(crate) temporaries: Vec<String>,
+    pub(crate) closed: Option<Header>,
+}
+
+impl Survey {
+    pub(crate) fn of(disk: &dyn Disk) -> Result<Self, Error> {
+        let mut survey = Self::default();
+        for name in disk
+            .list()
+            .map_err(Error::io("list", "the data directory"))?
+        {
+            match files::kind(&name) {
+                Kind::Segment(number) => _ = survey.segments.insert(number),
+                Kind::Snapshot(position) => _ = survey.snapshots.insert(position),
+                Kind::Spare(number) => _ = survey.spares.insert(number),
+                Kind::DamagedSnapshot(position) => _ = survey.damaged.insert(position),
+                Kind::Temporary => survey.temporaries.push(name),
+                Kind::Closed => survey.closed = read_closed(disk)?,
+                Kind::Lock | Kind::Other => {}
+            }
+        }
+        Ok(survey)
+    }
+
+    /// Up to where the log reached once, as far as names and the marker tell.
+    fn witness(&self) -> u64 {
+        let snapshots = self
+            .snapshots
+            .last()
+            .copied()
+            .unwrap_or(0)
+            .max(self.damaged.last().copied().unwrap_or(0));
+        self.closed
+            .map_or(0, |closed| closed.position)
+            .max(snapshots)
+    }
+}
+
+/// The marker of a clean close. It is no more than a witness: without it nothing is wrong.
+fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    let file = match disk.open_read_only(files::CLOSED) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("open", files::CLOSED)(error)),
+    };
+    let read = file
+        .read_at(&mut bytes, 0)
+        .map_err(Error::io("read", files::CLOSED))?;
+    match Header::decode(&bytes[..read], Magic::Closed) {
+        Ok(header) => Ok(Some(header)),
+        Err(HeaderFault::Damaged) => {
+            tracing::warn!(
+                "the marker of the last clean close is damaged; the log is read without it"
+            );
+            Ok(None)
+        }
+        Err(HeaderFault::Format(format)) => Err(Error::UnknownFormat {
+            file: files::CLOSED.to_owned(),
+            format,
+        }),
+    }
+}
+
+/// A segment that is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) header: Header,
+    pub(crate) bytes: u64,
+}
+
+/// A snapshot that is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SnapshotInfo {
+    pub(crate) position: u64,
+    pub(crate) complete: u64,
+    pub(crate) created_ms: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The segments from the last one back, as far as they follow on each other.
+struct Chain {
+    links: Vec<Link>,
+    /// Why there are no more.
+    broken: Option<Damage>,
+}
+
+pub(crate) fn damage(file: String, offset: u64, reason: &str) -> Damage {
+    Damage {
+        file,
+        offset,
+        reason: reason.to_owned(),
+        lost_from: None,
+        lost_to: None,
+    }
+}
+
+pub(crate) fn read_link(disk: &dyn Disk, number: u64) -> Result<Result<Link, Damage>, Error> {
+    let name = files::segment(number);
+    let file = disk
+        .open_read_only(&name)
+        .map_err(Error::io("open", &name))?;
+    let mut bytes = [0; HEADER_BYTES];
+    let read = file
+        .read_at(&mut bytes, 0)
+        .map_err(Error::io("read", &name))?;
+    Ok(match Header::decode(&bytes[..read], Magic::Segment) {
+        Ok(header) if header.number != number => {
+            Err(damage(name, 0, "it is another segment under this name"))
+        }
+        Ok(header) => Ok(Link {
+            header,
+            bytes: file.bytes().map_err(Error::io("read", &name))?,
+        }),
+        Err(HeaderFault::Damaged) => Err(damage(name, 0, "its header is not what was written")),
+        Err(HeaderFault::Format(format)) => {
+            return Err(Error::UnknownFormat { file: name, format });
+        }
+    })
+}
+
+impl Chain {
+    fn of(disk: &dyn Disk, survey: &Survey) -> Result<Self, Error> {
+        let mut chain = Self {
+            links: Vec::new(),
+            broken: None,
+        };
+        for &number in survey.segments.iter().rev() {
+            let link = match read_link(disk, number)? {
+                Ok(link) => link,
+                Err(damage) => {
+                    chain.broken = Some(damage);
+                    break;
+                }
+            };
+            if let Some(next) = chain.links.last().map(|next: &Link| next.header) {
+                let reason = if next.number != number + 1 {
+                    Some((files::segment(next.number - 1), "the file is missing"))
+                } else if next.store != link.header.store {
+                    Some((files::segment(number), "it belongs to another store"))
+                } else if link.header.position > next.position {
+                    Some((
+                        files::segment(number),
+                        "it begins behind the segment that follows it",
+                    ))
+                } else {
+                    None
+                };
+                if let Some((file, reason)) = reason {
+                    chain.broken = Some(damage(file, 0, reason));
+                    break;
+                }
+            }
+            chain.links.push(link);
+        }
+        chain.links.reverse();
+        Ok(chain)
+    }
+
+    /// The index of the segment in which the record behind `position` is or will be.
+    fn reach(&self, position: u64) -> Option<usize> {
+        self.links
+            .iter()
+            .rposition(|link| link.header.position <= position.saturating_add(1))
+    }
+}
+
+/// What recovery found.
+pub(crate) struct Recovered {
+    pub(crate) store: StoreId,
+    pub(crate) links: Vec<Link>,
+    pub(crate) snapshots: Vec<SnapshotInfo>,
+    /// Snapshots that cannot be used, and why.
+    pub(crate) damaged: Vec<(u64, String)>,
+    pub(crate) range: Range,
+    /// Where the frames of the last segment end.
+    pub(crate) end_offset: usize,
+    /// Up to where a witness vouches for the log.
+    pub(crate) witness: u64,
+    /// Where the last clean close was, if there was one.
+    pub(crate) closed: Option<u64>,
+    pub(crate) torn: bool,
+    pub(crate) records: u64,
+    /// Bytes of frames behind the snapshot.
+    pub(crate) bytes: u64,
+}
+
+struct Plan {
+    survey: Survey,
+    chain: Chain,
+    store: StoreId,
+    snapshots: Vec<SnapshotInfo>,
+    damaged: Vec<(u64, String)>,
+}
+
+fn usable(disk: &dyn Disk, position: u64, store: StoreId) -> Result<SnapshotInfo, Fault> {
+    let name = files::snapshot(position);
+    let file = disk.open_read_only(&name).map_err(|error| Fault::Damaged {
+        offset: 0,
+        reason: format!("it cannot be opened: {error}"),
+    })?;
+    let (header, footer, bytes) = snapshot::read_ends(&*file)?;
+    if header.position != position || header.store != store {
+        return Err(Fault::Damaged {
+            offset: 0,
+            reason: "it is another store's or another time's".to_owned(),
+        });
+    }
+    Ok(SnapshotInfo {
+        position,
+        complete: footer.complete,
+        created_ms: header.created_ms,
+        bytes,
+    })
+}
+
+/// Looks at headers and names; `None` where there is nothing yet.
+fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
+    let mut survey = Survey::of(disk)?;
+    let chain = Chain::of(disk, &survey)?;
+    let Some(last) = chain.links.last() else {
+        if let Some(damage) = chain.broken {
+            return Err(Error::Damaged(damage));
+        }
+        if survey.witness() == 0 && survey.snapshots.is_empty() && survey.damaged.is_empty() {
+            return Ok(None);
+        }
+        let mut damage = damage(files::segment(1), 0, "the whole log is missing");
+        damage.lost_to = Some(Position(survey.witness()));
+        damage.lost_from = Some(Position(survey.snapshots.last().map_or(1, |last| last + 1)));
+        return Err(Error::Damaged(damage));
+    };
+    let store = last.header.store;
+    if survey.closed.is_some_and(|closed| closed.store != store) {
+        tracing::warn!(
+            "the marker of a clean close is another store's; the log is read without it"
+        );
+        survey.closed = None;
+    }
+    let (mut snapshots, mut damaged) = (Vec::new(), Vec::new());
+    for &position in &survey.snapshots {
+        match usable(disk, position, store) {
+            Ok(info) => snapshots.push(info),
+            Err(Fault::Format(format)) => {
+                return Err(Error::UnknownFormat {
+                    file: files::snapshot(position),
+                    format,
+                });
+            }
+            Err(
+                Fault::Damaged { reason, .. }
+                | Fault::Refused {
+                    message: reason, ..
+                },
+            ) => {
+                damaged.push((position, reason));
+            }
+        }
+    }
+    Ok(Some(Plan {
+        survey,
+        chain,
+        store,
+        snapshots,
+        damaged,
+    }))
+}
+
+/// Reads what is needed to go on writing; `None` where there is nothing yet.
+pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
+    match plan(disk)? {
+        Some(plan) => plan.read(disk, Base::Newest, Position::END, sink).map(Some),
+        None => Ok(None),
+    }
+}
+
+impl Plan {
+    /// The snapshots to begin with, best first; the last choice is nothing, where the log goes back that far.
+    fn candidates(&self, base: Base) -> Vec<Option<SnapshotInfo>> {
+        let reached = self
+            .snapshots
+            .iter()
+            .filter(|info| self.chain.reach(info.position).is_some());
+        let mut candidates: Vec<_> = reached.copied().map(Some).collect();
+        if self
+            .chain
+            .links
+            .first()
+            .is_some_and(|link| link.header.position == 1)
+        {
+            candidates.insert(0, None);
+        }
+        match base {
+            Base::Oldest => {}
+            Base::Newest => candidates.reverse(),
+            Base::Before(position) => {
+                candidates.retain(|info| info.is_none_or(|info| info.complete < position.0));
+                candidates.reverse();
+            }
+        }
+        candidates
+    }
+
+    fn read(
+        mut self,
+        disk: &dyn Disk,
+        base: Base,
+        until: Position,
+        sink: &mut dyn Sink,
+    ) -> Result<Recovered, Error> {
+        let mut candidates = self.candidates(base).into_iter();
+        let start = loop {
+            match candidates.next() {
+                None => return Err(self.no_base(base)),
+                Some(None) => break None,
+                Some(Some(info)) => {
+                    let name = files::snapshot(info.position);
+                    let file = disk
+                        .open_read_only(&name)
+                        .map_err(Error::io("open", &name))?;
+                    match snapshot::read(&*file, &mut |block| sink.block(block)) {
+                        Ok(_) => break Some(info),
+                        Err(Fault::Damaged { offset, reason }) => {
+                            tracing::warn!(file = %name, offset, reason, "a snapshot is damaged, an older one is read");
+                            self.snapshots
+                                .retain(|other| other.position != info.position);
+                            self.damaged.push((info.position, reason));
+                            sink.reset();
+                        }
+                        Err(fault) => return Err(fault.into_error(&name)),
+                    }
+                }
+            }
+        };
+        self.replay(disk, start, until, sink)
+    }
+
+    /// Why there is nothing to begin with.
+    fn no_base(self, base: Base) -> Error {
+        let first = self
+            .chain
+            .links
+            .first()
+            .map_or(1, |link| link.header.position);
+        let mut lost = match (self.chain.broken, self.damaged.last()) {
+            (Some(damage), _) => damage,
+            (None, Some((position, reason))) => damage(files::snapshot(*position), 0, reason),
+            (None, None) if matches!(base, Base::Before(_)) => {
+                let Base::Before(position) = base else {
+                    return Error::Moved;
+                };
+                return Error::NotRetained { position };
+            }
+            (None, None) => damage(files::snapshot(first - 1), 0, "the file is missing"),
+        };
+        lost.lost_from = Some(Position(
+            self.snapshots.last().map_or(1, |info| info.position + 1),
+        ));
+        lost.lost_to = Some(Position(first - 1));
+        Error::Damaged(lost)
+    }
+
+    fn replay(
+        self,
+        disk: &dyn Disk,
+        start: Option<SnapshotInfo>,
+        until: Position,
+        sink: &mut dyn Sink,
+    ) -> Result<Recovered, Error> {
+        let base = start.map_or(0, |info| info.position);
+        let complete = start.map_or(0, |info| info.complete);
+        let from = self.chain.reach(base).unwrap_or(0);
+        let links = &self.chain.links;
+        let mut replay = Replay {
+            base,
+            until: until.0,
+            next: links.get(from).map_or(1, |link| link.header.position),
+            witness: self.survey.witness().max(complete),
+            end_offset: HEADER_BYTES,
+            torn: false,
+            records: 0,
+            bytes: 0,
+        };
+        for info in &self.snapshots {
+            replay.witness = replay.witness.max(info.complete);
+        }
+        let mut content = Vec::new();
+        for (index, link) in links.iter().enumerate().skip(from) {
+            replay.witness = replay.witness.max(link.header.position - 1);
+            if link.header.position > until.0 {
+                break;
+            }
+            let name = files::segment(link.header.number);
+            let file = disk
+                .open_read_only(&name)
+                .map_err(Error::io("open", &name))?;
+            read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, &mut content)
+                .map_err(Error::io("read", &name))?;
+            if Header::decode(&content, Magic::Segment) != Ok(link.header) {
+                return Err(Error::Moved);
+            }
+            let next = links.get(index + 1).map(|next| next.header.position);
+            replay.segment(&name, link.header, &content, next, sink)?;
+        }
+        let mut end = replay.next - 1;
+        if until == Position::END && end < replay.witness {
+            let name = links
+                .last()
+                .map_or_else(String::new, |link| files::segment(link.header.number));
+            return Err(Error::Damaged(Damage {
+                file: name,
+                offset: replay.end_offset as u64,
+                reason: "the log ends here, and went on once".to_owned(),
+                lost_from: Some(Position(end + 1)),
+                lost_to: Some(Position(replay.witness)),
+            }));
+        }
+        end = end.min(until.0).max(base);
+        let range = Range {
+            base: Position(base),
+            base_ms: start.map_or(0, |info| info.created_ms),
+            complete: Position(complete),
+            end: Position(end),
+        };
+        Ok(Recovered {
+            store: self.store,
+            links: self.chain.links,
+            snapshots: self.snapshots,
+            damaged: self.damaged,
+            range,
+            end_offset: replay.end_offset,
+            witness: replay.witness,
+            closed: self.survey.closed.map(|closed| closed.position),
+            torn: replay.torn,
+            records: replay.records,
+            bytes: replay.bytes,
+        })
+    }
+}
+
+struct Replay {
+    base: u64,
+    until: u64,
+    /// The position of the next record.
+    next: u64,
+    witness: u64,
+    end_offset: usize,
+    torn: bool,
+    records: u64,
+    bytes: u64,
+}
+
+impl Replay {
+    /// Reads one segment; `follows` is the first position of the one behind it.
+    fn segment(
+        &mut self,
+        name: &str,
+        header: Header,
+        content: &[u8],
+        follows: Option<u64>,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Error> {
+        let lost = |offset: usize, reason: &str, from: u64, to: Option<u64>| {
+            Error::Damaged(Damage {
+                file: name.to_owned(),
+                offset: offset as u64,
+                reason: reason.to_owned(),
+                lost_from: Some(Position(from)),
+                lost_to: to.map(Position),
+            })
+        };
+        if header.position != self.next {
+            return Err(lost(
+                0,
+                "it does not begin where the one before it ends",
+                self.next,
+                None,
+            ));
+        }
+        let mut frames = Frames::new(header, content);
+        loop {
+            let offset = frames.offset;
+            let Some(frame) = frames.next() else { break };
+            if frame.first != self.next || follows.is_some_and(|follows| frame.last() >= follows) {
+                return Err(lost(
+                    offset,
+                    "its records have the wrong numbers",
+                    self.next,
+                    None,
+                ));
+            }
+            self.witness = self.witness.max(frame.synced);
+            if frame.last() > self.base {
+                self.bytes += frame.bytes as u64;
+                for (record, position) in frame.records().zip(frame.first..) {
+                    if position > self.base && position <= self.until {
+                        self.records += 1;
+                        sink.record(Position(position), record).map_err(|message| {
+                            Error::Refused {
+                                place: format!("record {position}"),
+                                message,
+                            }
+                        })?;
+                    }
+                }
+            }
+            self.next = frame.last() + 1;
+        }
+        self.end_offset = frames.offset;
+        match follows {
+            Some(follows) if follows != self.next => Err(lost(
+                self.end_offset,
+                "a frame is not what was written",
+                self.next,
+                Some(follows - 1),
+            )),
+            Some(_) => Ok(()),
+            None => {
+                let rest = frames.rest();
+                self.torn = rest.torn;
+                self.witness = self.witness.max(rest.synced);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Reads a journal from a base up to a record, also while another process writes to it. Where that
+/// recycles what is being read, [`Sink::reset`] is called and the reading begins anew.
+///
+/// # Errors
+/// [`Error::NotRetained`] where the log does not go back that far; [`Error::Damaged`]; and
+/// [`Error::Moved`] where it is recycled faster than it is read.
+pub fn read(
+    disk: &dyn Disk,
+    base: Base,
+    until: Position,
+    sink: &mut dyn Sink,
+) -> Result<Range, Error> {
+    let mut before = None;
+    for _ in 0..limits::READ_ATTEMPTS_MAX {
+        let outcome = match plan(disk) {
+            Ok(Some(plan)) => plan
+                .read(disk, base, until, sink)
+                .map(|recovered| recovered.range),
+            Ok(None) => Ok(Range {
+                base: Position::NONE,
+                base_ms: 0,
+                complete: Position::NONE,
+                end: Position::NONE,
+            }),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Err(Error::Moved) => before = None,
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                before = None
+            }
+            // A frame that is just being written looks like damage too, but not twice.
+            Err(Error::Damaged(damage)) if before.as_ref() != Some(&damage) => {
+                before = Some(damage)
+            }
+            outcome => return outcome,
+        }
+        sink.reset();
+        thread::sleep(Duration::from_millis(limits::READ_RETRY_MS));
+    }
+    Err(Error::Moved)
+}

@@ -1,0 +1,99 @@
+//! What recovery found is made fit to go on from.
+//!
+//! Enters: what was read. Leaves: a directory in which everything that was read is durable. A frame
+//! that was read may be in the page cache alone: after a kill it was never synced, and after a sync
+//! that failed the kernel holds it for clean although it never reached the disk, and a new sync
+//! says yes. So the part of the log that no witness vouches for is written anew, to another file.
+
+use std::io;
+
+use crate::catalogue::Catalogue;
+use crate::disk::{Disk, read_whole};
+use crate::error::Error;
+use crate::files;
+use crate::limits;
+use crate::recovery::Recovered;
+use crate::segment::HEADER_BYTES;
+
+pub(crate) fn settle(
+    disk: &dyn Disk,
+    segment_bytes: u64,
+    now_ms: u64,
+    recovered: &Recovered,
+) -> Result<Catalogue, Error> {
+    for (position, _) in &recovered.damaged {
+        let (from, to) = (
+            files::snapshot(*position),
+            files::damaged_snapshot(*position),
+        );
+        disk.rename(&from, &to)
+            .map_err(Error::io("put aside", &from))?;
+    }
+    let mut catalogue = Catalogue::cleared(disk, segment_bytes, now_ms)?;
+    catalogue.segments.extend(&recovered.links);
+    let first = recovered
+        .links
+        .first()
+        .map_or(1, |link| link.header.position);
+    catalogue.snapshots.extend(
+        recovered
+            .snapshots
+            .iter()
+            .filter(|info| info.position + 1 >= first),
+    );
+
+    if let Some(last) = catalogue.segments.back_mut() {
+        let used = recovered.end_offset as u64;
+        let unvouched = recovered.range.end.0 > recovered.witness;
+        let wasteful = last.bytes.saturating_sub(used) > limits::TAIL_WASTE_BYTES_MAX;
+        if recovered.end_offset > HEADER_BYTES && (unvouched || wasteful) {
+            let name = files::segment(last.header.number);
+            match copy(disk, &name, recovered.end_offset, &mut catalogue.spares) {
+                Ok(bytes) => last.bytes = bytes,
+                Err(error) if crate::error::is_full(&error) && !unvouched => {}
+                Err(error) => return Err(Error::io("copy", &name)(error)),
+            }
+        }
+    }
+    disk.sync_directory()
+        .map_err(Error::io("sync", "the data directory"))?;
+    Ok(catalogue)
+}
+
+/// Replaces a segment by a file with the same frames and nothing behind them; returns its length.
+fn copy(disk: &dyn Disk, name: &str, used: usize, spares: &mut Vec<String>) -> io::Result<u64> {
+    let mut content = Vec::new();
+    read_whole(
+        &*disk.open_read_only(name)?,
+        limits::SEGMENT_FILE_BYTES_MAX,
+        &mut content,
+    )?;
+    content.truncate(used);
+    let fresh = || {
+        let file = disk.create(files::TAIL_TEMPORARY)?;
+        file.write_at(&content, 0)?;
+        file.sync()?;
+        Ok(used as u64)
+    };
+    let (from, bytes) = match fresh() {
+        Ok(bytes) => (files::TAIL_TEMPORARY.to_owned(), bytes),
+        Err(error) => {
+            disk.remove(files::TAIL_TEMPORARY)?;
+            // On a full disk a spare has the room. What it held before is of other segments.
+            let Some(spare) = spares.pop().filter(|_| crate::error::is_full(&error)) else {
+                return Err(error);
+            };
+            let file = disk.open(&spare)?;
+            let bytes = file.bytes()?;
+            if bytes < used as u64 {
+                return Err(error);
+            }
+            file.write_at(&content, 0)?;
+            file.sync()?;
+            (spare, bytes)
+        }
+    };
+    disk.rename(&from, name)?;
+    disk.sync_directory()?;
+    Ok(bytes)
+}

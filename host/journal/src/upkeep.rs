@@ -1,0 +1,408 @@
+//! What is done behind the log: segments made ready, snapshots taken, history let go.
+//!
+//! Enters: the time, and blocks of a snapshot. Leaves: files in their place. A failure here is no
+//! failure of the log, unless it leaves open what the directory holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::catalogue::{Catalogue, create_filled};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::files;
+use crate::limits;
+use crate::log::{Log, Segment, locked};
+use crate::position::Position;
+use crate::recovery::SnapshotInfo;
+use crate::segment::StoreId;
+use crate::snapshot::{self, BlockError, Source, Writer};
+
+/// How much the log can still take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// No end in sight.
+    Plenty,
+    /// The disk is nearly full: only what makes room should still be written.
+    Reserve,
+    /// Nothing more should be written.
+    None,
+}
+
+/// A snapshot that is being taken.
+pub struct Snapshot {
+    writer: Writer,
+    position: u64,
+    created_ms: u64,
+    at_bytes: u64,
+    /// Only one at a time.
+    running: Running,
+}
+
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot")
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Snapshot {
+    /// Where it begins: its blocks hold every effect up to here, and perhaps later ones.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position(self.position)
+    }
+
+    /// Adds a block.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], [`Error::Io`]: the snapshot is best dropped then.
+    pub fn block(&mut self, block: &[u8]) -> Result<(), Error> {
+        self.writer.block(block).map_err(|error| match error {
+            BlockError::TooLarge => Error::TooLarge {
+                bytes: block.len(),
+                bytes_max: limits::BLOCK_BYTES_MAX,
+            },
+            BlockError::Io(source) => Error::io("write", files::SNAPSHOT_TEMPORARY)(source),
+        })
+    }
+
+    pub(crate) fn pour(
+        &mut self,
+        source: &mut dyn Source,
+        paced: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        snapshot::pour(source, &mut self.writer, files::SNAPSHOT_TEMPORARY, paced)
+    }
+}
+
+impl Log {
+    /// How much the log can still take. It looks at numbers only, so every request may ask.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let free = self.free_bytes.load(Ordering::Acquire);
+        let spares = self.spare_bytes.load(Ordering::Acquire);
+        let segment = self.options.segment_bytes;
+        // Two segments, and the next snapshot beside the last two.
+        let reserve = 2 * segment + self.snapshot_bytes.load(Ordering::Acquire);
+        if free >= reserve {
+            Room::Plenty
+        } else if spares > 0
+            || free >= segment
+            || self.tail_bytes.load(Ordering::Acquire) >= limits::ROOM_BYTES_MIN
+        {
+            Room::Reserve
+        } else {
+            Room::None
+        }
+    }
+
+    /// Whether the log behind the last snapshot is long enough for another.
+    #[must_use]
+    pub fn snapshot_due(&self) -> bool {
+        let written = self.written_bytes.load(Ordering::Acquire);
+        let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
+        let last = self.snapshot_bytes.load(Ordering::Acquire);
+        since
+            > self
+                .options
+                .snapshot_min_bytes
+                .max(self.options.snapshot_factor.saturating_mul(last))
+    }
+
+    /// Begins a snapshot: the caller then gives it blocks, each taken from now on. `None` where the
+    /// last one has everything.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], [`Error::Io`].
+    pub fn begin_snapshot(&self, now_ms: u64) -> Result<Option<Snapshot>, Error> {
+        self.check()?;
+        let at_bytes = self.written_bytes.load(Ordering::Acquire);
+        let position = self.appended().0;
+        if locked(&self.catalogue)
+            .snapshots
+            .back()
+            .is_some_and(|last| last.position == position)
+        {
+            return Ok(None);
+        }
+        if self.snapshotting.swap(true, Ordering::AcqRel) {
+            return Err(Error::Busy);
+        }
+        let running = Running(Arc::clone(&self.snapshotting));
+        let name = files::SNAPSHOT_TEMPORARY;
+        let file = self.disk.create(name).map_err(Error::io("create", name))?;
+        let writer = Writer::new(file, self.store, position, now_ms);
+        Ok(Some(Snapshot {
+            writer,
+            position,
+            created_ms: now_ms,
+            at_bytes,
+            running,
+        }))
+    }
+
+    /// Ends a snapshot: waits until everything that its blocks may hold is durable, and then gives
+    /// it its name.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the snapshot could not be written: the log goes on without it.
+    /// [`Error::Failed`] where the log failed.
+    pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<Position, Error> {
+        let Snapshot {
+            writer,
+            position,
+            created_ms,
+            at_bytes,
+            running,
+        } = snapshot;
+        let complete = self.appended().0;
+        if self.durable().0 < complete {
+            self.commit()?;
+        }
+        let (from, to) = (files::SNAPSHOT_TEMPORARY, files::snapshot(position));
+        let bytes = writer.finish(complete).map_err(Error::io("write", from))?;
+        self.disk
+            .rename(from, &to)
+            .map_err(Error::io("rename", from))?;
+        self.disk
+            .sync_directory()
+            .map_err(|error| self.fail("sync the directory for", to, &error))?;
+        locked(&self.catalogue).snapshots.push_back(SnapshotInfo {
+            position,
+            complete,
+            created_ms,
+            bytes,
+        });
+        self.snapshot_bytes.store(bytes, Ordering::Release);
+        self.snapshot_at_bytes.store(at_bytes, Ordering::Release);
+        drop(running);
+        Ok(Position(position))
+    }
+
+    /// Gives up a snapshot.
+    pub fn abandon_snapshot(&self, snapshot: Snapshot) {
+        drop(snapshot);
+        // Where it cannot be removed now, the next snapshot or the next start does.
+        let _ = self.disk.remove(files::SNAPSHOT_TEMPORARY);
+    }
+
+    /// Lets history go, makes segments ready, and asks what the disk has free. To be called from
+    /// time to time, and after a segment was taken into use.
+    ///
+    /// # Errors
+    /// The first thing that could not be done; the log is not hurt by it.
+    pub fn maintain(&self, now_ms: u64) -> Result<(), Error> {
+        self.check()?;
+        let snapshot_bytes = {
+            let mut catalogue = locked(&self.catalogue);
+            catalogue.now_ms = catalogue.now_ms.max(now_ms);
+            catalogue.snapshots.back().map_or(0, |last| last.bytes)
+        };
+        self.snapshot_bytes.store(snapshot_bytes, Ordering::Release);
+        let retired = self.retire(now_ms);
+        let prepared = self.prepare();
+        let spares = locked(&self.catalogue).spares.len() as u64;
+        self.spare_bytes
+            .store(spares * self.options.segment_bytes, Ordering::Release);
+        let free = self
+            .disk
+            .free_bytes()
+            .map_err(Error::io("ask for free space in", "the data directory"));
+        // A disk that has no room for a segment is full, whatever it says.
+        let full = prepared.as_ref().is_err_and(Error::is_full);
+        self.free_bytes.store(
+            if full {
+                0
+            } else {
+                *free.as_ref().unwrap_or(&0)
+            },
+            Ordering::Release,
+        );
+        free?;
+        retired.and(prepared)
+    }
+
+    fn prepare(&self) -> Result<(), Error> {
+        loop {
+            let number = {
+                let mut catalogue = locked(&self.catalogue);
+                if catalogue.spares.len() >= limits::SPARE_SEGMENTS {
+                    return Ok(());
+                }
+                catalogue.next_spare += 1;
+                catalogue.next_spare
+            };
+            let (from, to) = (files::SPARE_TEMPORARY, files::spare(number));
+            let file = create_filled(&*self.disk, from, self.options.segment_bytes)?;
+            file.sync().map_err(Error::io("sync", from))?;
+            self.disk
+                .rename(from, &to)
+                .map_err(Error::io("rename", from))?;
+            locked(&self.catalogue).spares.push(to);
+        }
+    }
+
+    fn retire(&self, now_ms: u64) -> Result<(), Error> {
+        loop {
+            let (bytes, ms) = (self.options.history_bytes, self.options.history_ms);
+            let next = locked(&self.catalogue).retired(bytes, ms, now_ms);
+            let (name, recycle) = match next {
+                None => return Ok(()),
+                Some(Retired::Snapshot(info)) => (files::snapshot(info.position), None),
+                Some(Retired::Damaged(position)) => (files::damaged_snapshot(position), None),
+                Some(Retired::Segment(segment)) => {
+                    let mut catalogue = locked(&self.catalogue);
+                    let wanted = catalogue.spares.len() < limits::SPARE_SEGMENTS;
+                    let recycle =
+                        (wanted && segment.bytes == self.options.segment_bytes).then(|| {
+                            catalogue.next_spare += 1;
+                            files::spare(catalogue.next_spare)
+                        });
+                    (files::segment(segment.header.number), recycle)
+                }
+            };
+            match &recycle {
+                Some(spare) => self
+                    .disk
+                    .rename(&name, spare)
+                    .map_err(Error::io("recycle", &name))?,
+                None => self
+                    .disk
+                    .remove(&name)
+                    .map_err(Error::io("remove", &name))?,
+            }
+            // One by one, oldest first: what a crash leaves has no gap.
+            self.disk
+                .sync_directory()
+                .map_err(Error::io("sync the directory without", &name))?;
+            locked(&self.catalogue).spares.extend(recycle);
+        }
+    }
+}
+
+/// A file that is needed no more.
+#[derive(Debug)]
+enum Retired {
+    Snapshot(SnapshotInfo),
+    Damaged(u64),
+    Segment(Segment),
+}
+
+impl Catalogue {
+    /// Takes the oldest file that is not needed any more off the list.
+    ///
+    /// The unit of history is a base, a snapshot or the empty beginning, with the segments up to the
+    /// next base. The two newest bases and all log from the older of them on always stay.
+    fn retired(&mut self, history_bytes: u64, history_ms: u64, now_ms: u64) -> Option<Retired> {
+        let from_the_beginning = self
+            .segments
+            .front()
+            .is_some_and(|segment| segment.header.position == 1);
+        if let Some(first) = self.snapshots.front() {
+            let oldest = if from_the_beginning {
+                0
+            } else {
+                first.position
+            };
+            if let Some(at) = self.damaged.iter().position(|&position| position < oldest) {
+                return Some(Retired::Damaged(self.damaged.swap_remove(at)));
+            }
+            // A segment that no base begins in or before.
+            if !from_the_beginning && self.ends_by(first.position) {
+                return self.segments.pop_front().map(Retired::Segment);
+            }
+        }
+        let bases = self.snapshots.len() + usize::from(from_the_beginning);
+        if bases <= 2 {
+            return None;
+        }
+        let kept = self.snapshots[self.snapshots.len() - 2].position;
+        let next = &self.snapshots[usize::from(!from_the_beginning)];
+        let old = now_ms.saturating_sub(next.created_ms) > history_ms;
+        if !old && self.bytes_before(kept) <= history_bytes {
+            return None;
+        }
+        if from_the_beginning {
+            // Without its first segment the beginning is no base any more. Where the first segment
+            // is still needed by a snapshot, there is nothing to gain yet.
+            let first = self.snapshots.front()?.position;
+            return if self.ends_by(first) {
+                self.segments.pop_front().map(Retired::Segment)
+            } else {
+                None
+            };
+        }
+        self.snapshots.pop_front().map(Retired::Snapshot)
+    }
+
+    /// Whether all records of the first segment are at or before a position.
+    fn ends_by(&self, position: u64) -> bool {
+        self.segments
+            .get(1)
+            .is_some_and(|second| second.header.position <= position.saturating_add(1))
+    }
+
+    /// Bytes of snapshots and segments that only history needs.
+    fn bytes_before(&self, kept: u64) -> u64 {
+        let snapshots = self
+            .snapshots
+            .iter()
+            .filter(|info| info.position < kept)
+            .map(|info| info.bytes);
+        let ends = self
+            .segments
+            .iter()
+            .skip(1)
+            .map(|next| next.header.position);
+        let segments = self
+            .segments
+            .iter()
+            .zip(ends)
+            .filter(|(_, next)| *next <= kept.saturating_add(1));
+        snapshots.sum::<u64>() + segments.map(|(segment, _)| segment.bytes).sum::<u64>()
+    }
+}
+
+/// Begins a journal in an empty directory with a state that a source gives: what restores a backup.
+/// The first record is the one behind `position`.
+///
+/// # Errors
+/// [`Error::NotEmpty`] where there is a journal already.
+pub fn create_from_snapshot(
+    disk: Arc<dyn Disk>,
+    options: crate::Options,
+    position: Position,
+    now_ms: u64,
+    source: &mut dyn Source,
+) -> Result<(), Error> {
+    let names = disk
+        .list()
+        .map_err(Error::io("list", "the data directory"))?;
+    let existing = |name: &&String| {
+        !matches!(
+            files::kind(name),
+            files::Kind::Lock | files::Kind::Temporary | files::Kind::Spare(_) | files::Kind::Other
+        )
+    };
+    if let Some(file) = names.iter().find(existing) {
+        return Err(Error::NotEmpty { file: file.clone() });
+    }
+    let store = StoreId(disk.entropy(), disk.entropy());
+    // The log comes first: without its snapshot it is refused, so a restore that ends half way
+    // leaves no store that opens empty.
+    let log = Log::begin(disk, options.bounded(), store, position.0, now_ms)?;
+    if let Some(mut snapshot) = log.begin_snapshot(now_ms)? {
+        snapshot.pour(source, &mut |_| Ok(()))?;
+        log.finish_snapshot(snapshot)?;
+    }
+    log.close()
+}

@@ -1,0 +1,416 @@
+//! The threads around the log: one writes and syncs, one tells what is released, one keeps house.
+//!
+//! Enters: groups of records from any thread. Leaves: calls of the listener, in order and from one thread,
+//! and blocks asked of the snapshot source. The thread that tells is not the one that writes, so that
+//! the next sync runs while answers are being sent.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Failure};
+use crate::limits;
+use crate::log::{Log, locked};
+use crate::options::Durability;
+use crate::position::Position;
+use crate::snapshot::Source;
+use crate::upkeep::Room;
+
+/// What the journal calls.
+pub struct Callbacks {
+    /// Told each time that [`Journal::released`] moved because something became durable. It may be
+    /// slow; calls that would only say an older position are left out.
+    pub released: Box<dyn Fn(Position) + Send>,
+    /// Told once when the log fails. It may run on any thread that works on the log, and should only
+    /// begin the end of the process.
+    pub failed: Box<dyn Fn(&Failure) + Send + Sync>,
+    /// Gives the blocks of snapshots.
+    pub source: Box<dyn Source>,
+    /// The wall clock in ms since 1970.
+    pub now_ms: Box<dyn Fn() -> u64 + Send>,
+}
+
+impl std::fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Callbacks").finish_non_exhaustive()
+    }
+}
+
+/// A log with threads that drive it.
+#[derive(Debug)]
+pub struct Journal {
+    log: Arc<Log>,
+    bell: Arc<Bell>,
+    chores: Arc<Chores>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where the telling thread waits.
+#[derive(Debug, Default)]
+struct Bell {
+    state: Mutex<BellState>,
+    rung: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BellState {
+    released: u64,
+    closing: bool,
+}
+
+impl Bell {
+    fn ring(&self, released: u64, closing: bool) {
+        let mut state = locked(&self.state);
+        state.released = state.released.max(released);
+        state.closing |= closing;
+        drop(state);
+        self.rung.notify_one();
+    }
+}
+
+/// Where the housekeeping thread waits.
+#[derive(Debug, Default)]
+struct Chores {
+    state: Mutex<ChoresState>,
+    changed: Condvar,
+    /// How many segments were written to, as of the last commit.
+    segments: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct ChoresState {
+    woken: bool,
+    closing: bool,
+    /// Snapshots asked for, and done; errors are counted as done.
+    asked: u64,
+    done: u64,
+    outcome: Option<Result<Position, String>>,
+}
+
+impl Journal {
+    /// Starts the threads of a log.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system gives no thread.
+    pub fn start(log: Log, callbacks: Callbacks) -> Result<Self, Error> {
+        let Callbacks {
+            released,
+            failed,
+            source,
+            now_ms,
+        } = callbacks;
+        let log = Arc::new(log);
+        let (bell, chores) = (Arc::new(Bell::default()), Arc::new(Chores::default()));
+        let rung = Arc::clone(&bell);
+        // Both were empty: the log came by value and has not been started before.
+        let _ = log
+            .on_release
+            .set(Box::new(move |position| rung.ring(position.0, false)));
+        let _ = log.on_failure.set(failed);
+        log.pending().attended = true;
+        let mut journal = Self {
+            log,
+            bell,
+            chores,
+            threads: Vec::new(),
+        };
+        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
+        journal.spawn("journal-write", move || write_loop(&log, &chores))?;
+        let bell = Arc::clone(&journal.bell);
+        journal.spawn("journal-tell", move || tell_loop(&bell, &*released))?;
+        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
+        journal.spawn("journal-keep", move || {
+            keep_loop(&log, &chores, source, &*now_ms)
+        })?;
+        Ok(journal)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(run)
+            .map_err(Error::io("start", name))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// See [`Log::append`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn append(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.log.append(records)
+    }
+
+    /// See [`Log::append_urgent`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.log.append_urgent(records)
+    }
+
+    /// See [`Log::appended`].
+    #[must_use]
+    pub fn appended(&self) -> Position {
+        self.log.appended()
+    }
+
+    /// See [`Log::durable`].
+    #[must_use]
+    pub fn durable(&self) -> Position {
+        self.log.durable()
+    }
+
+    /// See [`Log::released`].
+    #[must_use]
+    pub fn released(&self) -> Position {
+        self.log.released()
+    }
+
+    /// See [`Log::room`].
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.log.room()
+    }
+
+    /// See [`Log::failure`].
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        self.log.failure()
+    }
+
+    /// Takes a snapshot and returns when it is on disk, with the position where it begins. It is
+    /// not for the listener or the source to call: it waits for both their threads.
+    ///
+    /// # Errors
+    /// [`Error::GivenUp`] with the reason.
+    pub fn snapshot_now(&self) -> Result<Position, Error> {
+        let mut state = locked(&self.chores.state);
+        state.asked += 1;
+        let ticket = state.asked;
+        self.chores.changed.notify_all();
+        while state.done < ticket && !state.closing {
+            state = self
+                .chores
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        match &state.outcome {
+            Some(outcome) if state.done >= ticket => outcome.clone().map_err(Error::GivenUp),
+            _ => Err(Error::GivenUp("the journal is closing".to_owned())),
+        }
+    }
+
+    /// Writes and syncs everything, tells the listener, ends the threads and marks the journal closed.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the log failed; then it is not marked.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.stop();
+        self.log.close()
+    }
+
+    fn stop(&mut self) {
+        locked(&self.chores.state).closing = true;
+        self.chores.changed.notify_all();
+        self.log.pending().closing = true;
+        self.log.work.notify_all();
+        // The telling thread ends last, when nobody can release anything any more.
+        let mut threads = std::mem::take(&mut self.threads);
+        let tell = (threads.len() == 3).then(|| threads.remove(1));
+        for thread in threads {
+            join(thread);
+        }
+        self.bell.ring(0, true);
+        if let Some(tell) = tell {
+            join(tell);
+        }
+    }
+}
+
+/// Without [`Journal::close`] everything appended is still written, but the journal is not marked closed.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.stop();
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        tracing::error!("a thread of the journal panicked");
+    }
+}
+
+fn write_loop(log: &Log, chores: &Chores) {
+    let interval = match log.options.durability {
+        Durability::Always => Duration::ZERO,
+        Durability::Interval(interval) => interval,
+    };
+    // When what is written has to be synced at the latest.
+    let mut due: Option<Instant> = None;
+    loop {
+        let (closing, urgent) = {
+            let mut pending = log.pending();
+            while pending.is_empty() && !pending.closing && !pending.failed {
+                pending.idle = true;
+                let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
+                pending = match wait {
+                    Some(Duration::ZERO) => break,
+                    Some(wait) => {
+                        log.work
+                            .wait_timeout(pending, wait)
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .0
+                    }
+                    None => log
+                        .work
+                        .wait(pending)
+                        .unwrap_or_else(PoisonError::into_inner),
+                };
+            }
+            let mut pending = pending;
+            pending.idle = false;
+            (pending.closing, !pending.urgent.is_empty())
+        };
+        if !log.options.commit_delay.is_zero() && !closing && !urgent {
+            thread::sleep(log.options.commit_delay);
+        }
+        let written = log.write();
+        let now = Instant::now();
+        let due_at = *due.get_or_insert(now + interval);
+        // Urgent groups may have come since; the write has them, so their sync is now.
+        let urgent = !log.pending().urgent.is_empty();
+        if closing || urgent || now >= due_at {
+            if log.sync().is_err() {
+                return;
+            }
+            due = None;
+        }
+        if chores.segments.swap(log.segments(), Ordering::AcqRel) != log.segments() {
+            locked(&chores.state).woken = true;
+            chores.changed.notify_all();
+        }
+        match written {
+            Ok(()) if closing && log.pending().is_empty() => return,
+            Ok(()) => {}
+            Err(Error::Failed(_)) => return,
+            Err(error) => {
+                tracing::warn!(%error, "the log waits for room on the disk");
+                if closing {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(limits::FULL_RETRY_MS));
+            }
+        }
+    }
+}
+
+fn tell_loop(bell: &Bell, released: &dyn Fn(Position)) {
+    let mut told = 0;
+    loop {
+        let position = {
+            let mut state = locked(&bell.state);
+            while state.released <= told {
+                if state.closing {
+                    return;
+                }
+                state = bell
+                    .rung
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            state.released
+        };
+        released(Position(position));
+        told = position;
+    }
+}
+
+fn keep_loop(log: &Log, chores: &Chores, mut source: Box<dyn Source>, now_ms: &dyn Fn() -> u64) {
+    let mut retry = Instant::now();
+    loop {
+        if let Err(error) = log.maintain(now_ms()) {
+            tracing::warn!(%error, room = ?log.room(), "upkeep of the journal");
+        }
+        let (asked, closing) = {
+            let state = locked(&chores.state);
+            (
+                (state.asked > state.done).then_some(state.asked),
+                state.closing,
+            )
+        };
+        if closing {
+            chores.changed.notify_all();
+            return;
+        }
+        if asked.is_some() || log.snapshot_due() && Instant::now() >= retry {
+            let outcome = take_snapshot(log, chores, &mut *source, now_ms());
+            if let Err(error) = &outcome {
+                tracing::warn!(%error, "no snapshot was taken");
+                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
+            }
+            let mut state = locked(&chores.state);
+            state.done = asked.unwrap_or(state.done);
+            state.outcome = asked
+                .map(|_| outcome.map_err(|error| error.to_string()))
+                .or(state.outcome.take());
+            // The history that it makes superfluous goes now.
+            state.woken = true;
+            drop(state);
+            chores.changed.notify_all();
+        }
+        let mut state = locked(&chores.state);
+        if !state.woken && !state.closing && state.asked == state.done {
+            let wait = Duration::from_millis(limits::MAINTENANCE_MS);
+            state = chores
+                .changed
+                .wait_timeout(state, wait)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state.woken = false;
+    }
+}
+
+fn take_snapshot(
+    log: &Log,
+    chores: &Chores,
+    source: &mut dyn Source,
+    now_ms: u64,
+) -> Result<Position, Error> {
+    let Some(mut snapshot) = log.begin_snapshot(now_ms)? else {
+        return Ok(log.appended());
+    };
+    let (begun, rate) = (Instant::now(), log.options.snapshot_bytes_per_second);
+    let poured = snapshot.pour(source, &mut |bytes| {
+        let earned = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        loop {
+            let state = locked(&chores.state);
+            if state.closing {
+                return Err(Error::GivenUp("the journal is closing".to_owned()));
+            }
+            let wait = earned.saturating_sub(begun.elapsed());
+            if wait.is_zero() {
+                return Ok(());
+            }
+            drop(
+                chores
+                    .changed
+                    .wait_timeout(state, wait)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    });
+    match poured {
+        Ok(()) => log.finish_snapshot(snapshot),
+        Err(error) => {
+            log.abandon_snapshot(snapshot);
+            Err(error)
+        }
+    }
+}
