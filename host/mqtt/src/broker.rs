@@ -1,7 +1,7 @@
 //! The handle of the embedder: starts connections, gives the core's lock away, ends everything.
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
     ops::{Deref, DerefMut},
     sync::{
@@ -17,13 +17,35 @@ use tokio::{
     sync::{Notify, Semaphore},
 };
 
-use crate::{Limits, Message, Origin, ReasonCode, Service, Stats, Token, connection, core::Core};
+use crate::{
+    ImageCursor, Limits, Message, Origin, Persistence, ReasonCode, Recovery, Service, Stats, Token,
+    clock::Clock,
+    connection,
+    core::{Core, Source},
+    gate::Gate,
+    persist::Recorder,
+};
 
 /// How a broker is to run.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Options {
     /// The bounds.
     pub limits: Limits,
+    /// Where changes of durable state go. None: a restart forgets everything.
+    pub persistence: Option<Arc<dyn Persistence>>,
+    /// The number of this run of the process, counted by whoever keeps the log. Numbers of connections and sessions
+    /// begin at `(run << 32) + 1`, so that they never repeat over restarts.
+    pub run: u32,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("limits", &self.limits)
+            .field("persistence", &self.persistence.is_some())
+            .field("run", &self.run)
+            .finish()
+    }
 }
 
 /// An MQTT 5 broker; clones are handles to the same one.
@@ -34,6 +56,7 @@ struct Shared {
     limits: Limits,
     service: Arc<dyn Service>,
     core: Mutex<Core>,
+    gate: Arc<Gate>,
     /// One permit per socket; all are back once every connection has ended.
     sockets: Arc<Semaphore>,
     turned_away: AtomicU64,
@@ -46,13 +69,35 @@ struct Shared {
 }
 
 impl Broker {
-    /// A broker without connections.
+    /// A broker without connections and sessions.
     #[must_use]
     pub fn new(options: Options, service: Arc<dyn Service>) -> Self {
+        Self::restore(options, service, Recovery::default())
+    }
+
+    /// A broker without connections, with the sessions and retained messages that recovery found. A session that was
+    /// connected is as if its connection ended now; its will waits some seconds for the client to come back. What does not
+    /// fit the limits is dropped and logged. Sessions that have expired end as soon as the timers run.
+    #[must_use]
+    pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
+        Self::restore_at(options, service, recovery, Clock::start())
+    }
+
+    pub(crate) fn restore_at(
+        options: Options,
+        service: Arc<dyn Service>,
+        recovery: Recovery,
+        clock: Clock,
+    ) -> Self {
         let limits = options.limits;
+        let gate = Arc::new(Gate::default());
+        let recorder = Recorder::new(options.persistence, gate.clone(), clock);
+        let mut core = Core::new(limits.clone(), options.run, recorder);
+        core.restore(recovery);
         Self(Arc::new(Shared {
             service,
-            core: Mutex::new(Core::new(limits.clone())),
+            core: Mutex::new(core),
+            gate,
             sockets: Arc::new(Semaphore::new(
                 limits.connections_max.min(Semaphore::MAX_PERMITS),
             )),
@@ -143,12 +188,34 @@ impl Broker {
 
     /// One lock, many operations: clients see everything of the closure in this order, and writers are woken once at
     /// its end. The closure may not call the broker itself.
+    ///
+    /// Their changes are appended in one batch or in some, divided between the operations.
     pub fn batch<R>(&self, f: impl FnOnce(&mut Batch<'_>) -> R) -> R {
         let mut core = self.lock();
         f(&mut Batch {
             core: &mut core,
             now: Instant::now(),
         })
+    }
+
+    /// Everything up to this position of the log is durable: what waited for it is written. For any thread; takes no lock
+    /// that is held for long.
+    pub fn released(&self, position: u64) {
+        self.0.gate.release_to(position);
+    }
+
+    /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`
+    /// at its end. Begun after the embedder has noted a position of its log, the pieces and then every change behind that
+    /// position give the state again ([`Recovery::apply`]); changes may go on between two pieces.
+    #[must_use]
+    pub fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
+        self.lock().image(cursor, bytes_max)
+    }
+
+    /// The numbers of all sessions there are, connected or not.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<u64> {
+        self.lock().session_numbers()
     }
 
     /// Gauges and counters.
@@ -164,7 +231,7 @@ impl Broker {
     /// nobody can connect any more.
     ///
     /// Wills are not published: section 3.1.2.5 lets a server that shuts down put them off until it starts again, and
-    /// nobody is left to hear them.
+    /// nobody is left to hear them. Those of durable sessions are kept for then.
     pub async fn shutdown(&self, grace: Duration) {
         self.0.stopping.store(true, Ordering::Release);
         self.lock().shut_down();
@@ -201,7 +268,7 @@ impl Broker {
 
     pub(crate) fn lock(&self) -> Guard<'_> {
         Guard {
-            shared: &self.0,
+            broker: self,
             core: Some(self.0.lock()),
         }
     }
@@ -214,9 +281,10 @@ impl Shared {
     }
 }
 
-/// The core's lock. Given back it wakes the tasks that have something to do.
+/// The core's lock. Before it is given back the changes made under it are appended; then the tasks that have something to
+/// do are woken, and the service is told of sessions that are no more.
 pub(crate) struct Guard<'a> {
-    shared: &'a Shared,
+    broker: &'a Broker,
     core: Option<MutexGuard<'a, Core>>,
 }
 
@@ -225,20 +293,24 @@ impl Guard<'_> {
     pub(crate) fn unlocked(&mut self, f: impl FnOnce()) {
         self.give_back();
         f();
-        self.core = Some(self.shared.lock());
+        self.core = Some(self.broker.0.lock());
     }
 
     fn give_back(&mut self) {
         let Some(mut core) = self.core.take() else {
             return;
         };
-        let wakes = core.take_wakes();
+        let wakes = core.finish();
         drop(core);
         for writer in wakes.writers {
             writer.wake_writer();
         }
         if wakes.timers {
-            self.shared.earlier.notify_waiters();
+            self.broker.0.earlier.notify_waiters();
+        }
+        // Only who ends sessions finds some here, which no call of the service does.
+        if !wakes.ended.is_empty() {
+            self.broker.service().ended(self.broker, &wakes.ended);
         }
     }
 }
@@ -274,19 +346,39 @@ impl Batch<'_> {
     /// Publishes as the broker itself (No Local does not apply). Returns the number of sessions with a matching
     /// subscription; 0 where a retained message had no room.
     pub fn publish(&mut self, message: Message) -> usize {
-        self.core
-            .publish(&message, true, None, self.now)
-            .unwrap_or_else(|_| {
-                self.core.count_dropped();
-                0
-            })
+        let source = Source {
+            owned: true,
+            ..Source::default()
+        };
+        let sessions = self.core.publish(&message, source, self.now);
+        self.published(sessions)
+    }
+
+    /// Publishes the answer to the request of this token: the same as [`publish`](Self::publish), but less is recorded.
+    /// The answer stands in front of the request's acknowledgement in the same output, so who did not get it asks again.
+    /// Where it cannot be sent at once it is recorded, and the acknowledgement waits for that. Before
+    /// [`settle`](Self::settle).
+    pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
+        let sessions = self.core.answer(token, &message, self.now);
+        self.published(sessions)
+    }
+
+    fn published(&mut self, sessions: Result<usize, ReasonCode>) -> usize {
+        self.core.checkpoint();
+        sessions.unwrap_or_else(|_| {
+            self.core.count_dropped();
+            0
+        })
     }
 
     /// Sends to this connection of this client only, subscribed or not, exactly once. A matching subscription lends its
     /// QoS (never above the message's) and Subscription Identifiers. What is unsent when the connection ends is dropped,
-    /// what is unacknowledged is re-sent to a resumed session. False where the connection has ended.
+    /// what is unacknowledged is re-sent to a resumed session, and recorded by then at the latest. False where the
+    /// connection has ended.
     pub fn deliver(&mut self, to: &Origin, message: Message) -> bool {
-        self.core.deliver(to, message, self.now)
+        let is_open = self.core.deliver(to, message, self.now);
+        self.core.checkpoint();
+        is_open
     }
 
     /// Sends the PUBACK or PUBREC of a request. It leaves after everything published before, but for messages that wait
@@ -294,6 +386,7 @@ impl Batch<'_> {
     /// of the requests. A used token does nothing.
     pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
         self.core.settle(token, reason, text);
+        self.core.checkpoint();
     }
 
     /// Disconnects this connection of this client with a DISCONNECT; nothing where it has ended.

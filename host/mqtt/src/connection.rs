@@ -106,8 +106,13 @@ where
     }
     drop(dispatch);
     drop(attached);
-    // What is in the output still goes out, the DISCONNECT at its end above all.
-    if timeout(limits.close_timeout, &mut writing.0).await.is_ok() && ended != Ended::ByPeer {
+    // What is in the output still goes out, the DISCONNECT at its end above all. What waits for its record for too long
+    // never does.
+    let mut written = timeout(limits.close_timeout, &mut writing.0).await.is_ok();
+    if !written && output.cut() {
+        written = timeout(limits.close_timeout, &mut writing.0).await.is_ok();
+    }
+    if written && ended != Ended::ByPeer {
         linger(&mut reader, &mut buffer, limits).await;
     }
 }
@@ -127,6 +132,7 @@ impl Drop for Attached {
             .lock()
             .detach(self.session, self.origin.connection, Instant::now());
         self.broker.service().gone(&self.broker, &self.origin);
+        self.broker.lock().left(self.origin.session);
         self.output.end();
     }
 }

@@ -188,6 +188,7 @@ impl Dispatch {
             return Ok(true);
         }
         for (packet, claim) in packets.drain(..) {
+            core.checkpoint();
             let waits = match &packet {
                 Packet::Publish(_) => claim != Claim::Take,
                 Packet::Subscribe(_) | Packet::Unsubscribe(_) | Packet::Disconnect(_) => true,

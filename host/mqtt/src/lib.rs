@@ -1,7 +1,8 @@
 //! A small MQTT 5 broker to embed.
 //!
 //! In come sockets (or any byte stream) of MQTT 5 clients; out go packets to them, and to the embedder those PUBLISHes
-//! that it claims ([`Service`]). The broker keeps sessions, subscriptions, retained messages and wills in memory. It
+//! that it claims ([`Service`]). The broker keeps sessions, subscriptions, retained messages and wills in memory, and
+//! gives every change of what has to outlive the process to a log of the embedder, if there is one ([`Persistence`]). It
 //! never interprets a payload or a user property, never changes one, and never lets one client's pace decide another's:
 //! every queue is bounded in bytes ([`Limits`]), and who does not read is disconnected.
 //!
@@ -11,7 +12,8 @@
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
-//! * `output`: the bytes that wait for one socket.
+//! * `output`: the bytes that wait for one socket;
+//! * `persist`, `change`: what is durable, as records; `gate`: what waits for them; `recovery`, `image`: back from them.
 //!
 //! ```
 //! # async fn example() -> std::io::Result<()> {
@@ -32,17 +34,23 @@
 #![forbid(unsafe_code)]
 
 mod broker;
+mod change;
+mod clock;
 mod codec;
 mod connection;
 mod core;
 mod dispatch;
+mod gate;
+mod image;
 mod limits;
 mod link;
 mod message;
 mod outbox;
 mod output;
+mod persist;
 mod properties;
 mod reason;
+mod recovery;
 mod retained;
 mod router;
 mod service;
@@ -53,9 +61,13 @@ mod testing;
 mod topic;
 
 pub use broker::{Batch, Broker, Options};
+pub use change::CorruptChanges;
+pub use image::ImageCursor;
 pub use limits::Limits;
 pub use message::{Message, QoS};
+pub use persist::Persistence;
 pub use properties::{Properties, PropertiesBuilder, PropertyError};
 pub use reason::ReasonCode;
+pub use recovery::Recovery;
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
 pub use stats::Stats;

@@ -127,3 +127,14 @@ pub(crate) const ROUTER_NODE_BYTES: usize = 512;
 
 /// How often a full queue is searched for expired messages: a flood of messages must not search it for each.
 pub(crate) const EXPIRED_SEARCH_PERIOD: Duration = Duration::from_secs(1);
+
+/// Subscription Identifiers end before this (section 3.8.2.1.2).
+pub(crate) const SUBSCRIPTION_ID_OVER: u32 = PACKET_BYTES_MAX + 1;
+
+/// Changes are appended once there are so many bytes, also within one hold of the lock, so that a record is about this
+/// plus what one packet can change: messages up to `queue_bytes_max`, and some ten bytes for each session that it goes to.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+
+/// After a start wills wait at least this long: their clients could not come back while the broker was away, and
+/// official clients reconnect within a few seconds.
+pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);

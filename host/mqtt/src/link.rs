@@ -11,7 +11,9 @@ use std::{
 use crate::{
     ReasonCode,
     codec::{self, Violation, packet_type as kind},
+    gate::BatchNumber,
     output::Output,
+    persist::Tape,
 };
 
 /// One connection, as the core sees it.
@@ -41,6 +43,8 @@ struct OwedAck {
     packet_id: u16,
     exactly_once: bool,
     answer: Option<Answer>,
+    /// It leaves after this batch was released.
+    told: BatchNumber,
 }
 
 #[derive(Debug)]
@@ -92,6 +96,7 @@ impl Link {
             packet_id,
             exactly_once,
             answer: None,
+            told: 0,
         });
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
@@ -103,13 +108,13 @@ impl Link {
         reason: ReasonCode,
         text: Option<&str>,
         after: u64,
+        told: BatchNumber,
     ) {
-        let index = sequence
-            .checked_sub(self.acks_from)
-            .and_then(|index| usize::try_from(index).ok());
-        if let Some(ack) = index.and_then(|index| self.acks.get_mut(index)) {
+        self.hold_back(sequence, told);
+        let problem_info = self.problem_info;
+        if let Some(ack) = self.owed(sequence) {
             ack.answer.get_or_insert_with(|| {
-                let text = text.filter(|_| self.problem_info).map(Into::into);
+                let text = text.filter(|_| problem_info).map(Into::into);
                 Answer {
                     reason,
                     text,
@@ -119,6 +124,18 @@ impl Link {
         }
     }
 
+    /// An acknowledgement that is owed depends on a batch.
+    pub(crate) fn hold_back(&mut self, sequence: u64, told: BatchNumber) {
+        if let Some(ack) = self.owed(sequence) {
+            ack.told = ack.told.max(told);
+        }
+    }
+
+    fn owed(&mut self, sequence: u64) -> Option<&mut OwedAck> {
+        let index = usize::try_from(sequence.checked_sub(self.acks_from)?).ok()?;
+        self.acks.get_mut(index)
+    }
+
     /// Sends every acknowledgement that is next in order, settled, and not before messages that were queued earlier
     /// (`popped` of them have left the queue) unless these wait for the client itself. True: the writer has to be woken.
     pub(crate) fn send_acks(
@@ -126,6 +143,7 @@ impl Link {
         popped: u64,
         blocked: bool,
         received: &mut HashMap<u16, Received>,
+        tape: &mut Tape<'_>,
     ) -> bool {
         let mut wake = false;
         while let Some(ack) = self.acks.front() {
@@ -142,7 +160,7 @@ impl Link {
             } else {
                 kind::PUBACK
             };
-            wake |= self.output.put(|out| {
+            wake |= tape.put(&self.output, ack.told, |out| {
                 codec::ack(
                     out,
                     packet_type,

@@ -73,21 +73,28 @@ impl Message {
     /// The same message in one allocation of its own. A slice of a read buffer would pin the whole buffer for
     /// as long as the message is kept.
     pub(crate) fn detached(&self) -> Self {
-        let (topic, payload) = (self.topic.len(), self.payload.len());
-        let mut buffer = BytesMut::with_capacity(topic + payload + self.properties.len());
-        buffer.extend_from_slice(&self.topic);
-        buffer.extend_from_slice(&self.payload);
-        buffer.extend_from_slice(&self.properties);
+        Self {
+            qos: self.qos,
+            retain: self.retain,
+            expires: self.expires,
+            ..Self::copied(&self.topic, &self.payload, &self.properties)
+        }
+    }
+
+    /// A message with a copy of these in one allocation.
+    pub(crate) fn copied(topic: &[u8], payload: &[u8], properties: &[u8]) -> Self {
+        let mut buffer = BytesMut::with_capacity(topic.len() + payload.len() + properties.len());
+        buffer.extend_from_slice(topic);
+        buffer.extend_from_slice(payload);
+        buffer.extend_from_slice(properties);
         let mut rest = buffer.freeze();
-        let topic = rest.split_to(topic);
-        let payload = rest.split_to(payload);
+        let topic = rest.split_to(topic.len());
+        let payload = rest.split_to(payload.len());
         Self {
             topic,
             payload,
             properties: rest,
-            qos: self.qos,
-            retain: self.retain,
-            expires: self.expires,
+            ..Self::default()
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Messages of one session on their way to its client: queued, then in flight until acknowledged (sections 4.3, 4.6).
 //!
 //! Both parts are session state and counted in bytes together, in the session and over all sessions. Packet identifiers
-//! are given in a circle, so that one is used again as late as possible. Never encodes and never decides when to send.
+//! are given in a circle, so that one is used again as late as possible. What of it is durable is written to a [`Tape`] in
+//! the method that changes it. Never encodes and never decides when to send.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,15 +13,27 @@ use std::{
     time::Instant,
 };
 
-use crate::{Message, QoS};
+use crate::{Message, QoS, change::Part, persist::Tape};
 
 /// A message for one client. QoS and retain flag of the message are those to send it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Queued {
     pub(crate) message: Message,
     pub(crate) subscription_ids: Box<[u32]>,
-    /// For this connection only: dropped where it ends before the message was sent.
-    pub(crate) transient: bool,
+    pub(crate) scope: Scope,
+}
+
+/// How long a message waits to be sent, and when it is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// For the session: recorded at once.
+    Session,
+    /// For the session, an answer to the client itself: recorded where it cannot be sent at once. Else it stands before
+    /// the acknowledgement of its request in the same output, and who did not get that asks again.
+    Answer,
+    /// For this connection only: dropped where it ends before the message was sent; recorded where it ends before the
+    /// message was acknowledged.
+    Connection,
 }
 
 impl Queued {
@@ -30,25 +43,68 @@ impl Queued {
     }
 }
 
+/// A message with its place in the order of its session.
+#[derive(Debug)]
+struct Entry {
+    /// Rises from message to message.
+    number: u64,
+    /// Whether the log knows it.
+    recorded: bool,
+    queued: Queued,
+}
+
+impl Entry {
+    fn record(&mut self, tape: &mut Tape<'_>) {
+        if tape.is_on() && !self.recorded && self.queued.message.qos != QoS::AtMostOnce {
+            tape.message(
+                self.number,
+                &self.queued.message,
+                &self.queued.subscription_ids,
+            );
+            self.recorded = true;
+        }
+    }
+}
+
 /// A QoS 1 or 2 message that was sent.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    /// Rises from message to message: the order of a repetition.
-    order: u64,
+    /// Its place in the order of its session, also that of a repetition.
+    number: u64,
+    recorded: bool,
     /// The connection it was last sent over.
     pub(crate) connection: u64,
     /// None once a PUBREC came: only PUBREL is repeated then.
     pub(crate) queued: Option<Queued>,
 }
 
+/// A message as recovery found it.
+#[derive(Debug)]
+pub(crate) struct Restored {
+    pub(crate) number: u64,
+    /// The identifier that it was sent under.
+    pub(crate) packet_id: Option<u16>,
+    /// None once a PUBREC came.
+    pub(crate) queued: Option<Queued>,
+}
+
+/// A recorded message, for an image.
+#[derive(Debug)]
+pub(crate) struct Recorded<'a> {
+    pub(crate) number: u64,
+    pub(crate) packet_id: Option<u16>,
+    pub(crate) queued: Option<&'a Queued>,
+}
+
 /// Queue and window of one session.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    queue: VecDeque<Queued>,
+    queue: VecDeque<Entry>,
     in_flight: HashMap<u16, InFlight>,
     bytes: usize,
     total_bytes: Arc<AtomicUsize>,
     last_packet_id: u16,
+    last_number: u64,
     pushed: u64,
     popped: u64,
 }
@@ -62,9 +118,74 @@ impl Outbox {
             bytes: 0,
             total_bytes,
             last_packet_id: 0,
+            last_number: 0,
             pushed: 0,
             popped: 0,
         }
+    }
+
+    /// Puts back a message that recovery found; they come in the order of their numbers. Nobody has acknowledged it over
+    /// the connections of this run. An identifier that is taken cannot be (the log would be wrong), so the message is as
+    /// good as unsent.
+    pub(crate) fn restore(&mut self, restored: Restored) {
+        let Restored {
+            number,
+            packet_id,
+            queued,
+        } = restored;
+        self.last_number = self.last_number.max(number);
+        self.count(queued.as_ref().map_or(0, Queued::cost_bytes));
+        let free = packet_id.filter(|id| !self.in_flight.contains_key(id));
+        match (free, queued) {
+            (Some(packet_id), queued) => {
+                self.last_packet_id = packet_id;
+                self.in_flight.insert(
+                    packet_id,
+                    InFlight {
+                        number,
+                        recorded: true,
+                        connection: 0,
+                        queued,
+                    },
+                );
+            }
+            (None, Some(queued)) => {
+                self.pushed += 1;
+                self.queue.push_back(Entry {
+                    number,
+                    recorded: true,
+                    queued,
+                });
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Recorded messages from a number on, in order.
+    pub(crate) fn recorded_from(&self, number: u64) -> impl Iterator<Item = Recorded<'_>> {
+        let mut sent: Vec<(u64, u16)> = self
+            .in_flight
+            .iter()
+            .filter(|(_, entry)| entry.recorded && entry.number >= number)
+            .map(|(id, entry)| (entry.number, *id))
+            .collect();
+        sent.sort_unstable();
+        let from = self.queue.partition_point(|entry| entry.number < number);
+        // What was sent was queued before everything that still is.
+        let sent = sent.into_iter().map(|(number, packet_id)| Recorded {
+            number,
+            packet_id: Some(packet_id),
+            queued: self
+                .in_flight
+                .get(&packet_id)
+                .and_then(|entry| entry.queued.as_ref()),
+        });
+        let queued = self.queue.range(from..).filter(|entry| entry.recorded);
+        sent.chain(queued.map(|entry| Recorded {
+            number: entry.number,
+            packet_id: None,
+            queued: Some(&entry.queued),
+        }))
     }
 
     /// Whether a message of that cost fits both bounds.
@@ -83,21 +204,39 @@ impl Outbox {
         self.bytes
     }
 
-    pub(crate) fn push(&mut self, queued: Queued) {
+    pub(crate) fn push(&mut self, queued: Queued, tape: &mut Tape<'_>) {
         self.count(queued.cost_bytes());
         self.pushed += 1;
-        self.queue.push_back(queued);
+        self.last_number += 1;
+        let mut entry = Entry {
+            number: self.last_number,
+            recorded: false,
+            queued,
+        };
+        if entry.queued.scope == Scope::Session {
+            entry.record(tape);
+        }
+        self.queue.push_back(entry);
+    }
+
+    /// Records an answer that was pushed last and could not be sent at once.
+    pub(crate) fn record_waiting_answer(&mut self, tape: &mut Tape<'_>) {
+        let last = self.queue.back_mut();
+        if let Some(entry) = last.filter(|entry| entry.queued.scope == Scope::Answer) {
+            entry.record(tape);
+        }
     }
 
     pub(crate) fn front(&self) -> Option<&Queued> {
-        self.queue.front()
+        self.queue.front().map(|entry| &entry.queued)
     }
 
     /// Drops the front of the queue: it was sent at QoS 0, has expired, or is too large for the client.
-    pub(crate) fn pop(&mut self) {
-        if let Some(queued) = self.queue.pop_front() {
+    pub(crate) fn pop(&mut self, tape: &mut Tape<'_>) {
+        if let Some(entry) = self.queue.pop_front() {
             self.popped += 1;
-            self.discount(&queued);
+            self.discount(&entry.queued);
+            gone(entry.number, entry.recorded, tape);
         }
     }
 
@@ -113,15 +252,28 @@ impl Outbox {
         None
     }
 
-    /// Moves the front of the queue into the window.
-    pub(crate) fn sent(&mut self, packet_id: u16, connection: u64) {
-        if let Some(queued) = self.queue.pop_front() {
+    /// Moves the front of the queue into the window. What goes out at QoS 2 is recorded, since the client remembers its
+    /// identifier.
+    pub(crate) fn sent(&mut self, packet_id: u16, connection: u64, tape: &mut Tape<'_>) {
+        if let Some(mut entry) = self.queue.pop_front() {
             self.popped += 1;
             self.last_packet_id = packet_id;
+            if entry.queued.message.qos == QoS::ExactlyOnce {
+                entry.record(tape);
+            }
+            let Entry {
+                number,
+                recorded,
+                queued,
+            } = entry;
+            if recorded {
+                tape.write(Part::Sent { number, packet_id });
+            }
             self.in_flight.insert(
                 packet_id,
                 InFlight {
-                    order: self.popped,
+                    number,
+                    recorded,
                     connection,
                     queued: Some(queued),
                 },
@@ -134,22 +286,45 @@ impl Outbox {
     }
 
     /// The exchange is over.
-    pub(crate) fn complete(&mut self, packet_id: u16) -> Option<InFlight> {
+    pub(crate) fn complete(&mut self, packet_id: u16, tape: &mut Tape<'_>) -> Option<InFlight> {
         let entry = self.in_flight.remove(&packet_id)?;
         if let Some(queued) = &entry.queued {
             self.discount(queued);
         }
+        gone(entry.number, entry.recorded, tape);
         Some(entry)
     }
 
     /// A PUBREC came: the message is not needed any more, its identifier is.
-    pub(crate) fn release(&mut self, packet_id: u16) {
-        if let Some(queued) = self
-            .in_flight
-            .get_mut(&packet_id)
-            .and_then(|entry| entry.queued.take())
-        {
+    pub(crate) fn release(&mut self, packet_id: u16, tape: &mut Tape<'_>) {
+        let Some(entry) = self.in_flight.get_mut(&packet_id) else {
+            return;
+        };
+        if let Some(queued) = entry.queued.take() {
+            if entry.recorded {
+                let number = entry.number;
+                tape.write(Part::Released { number, packet_id });
+            }
             self.discount(&queued);
+        }
+    }
+
+    /// The connection has ended: what was sent over it and is not acknowledged will be repeated, so it is recorded.
+    pub(crate) fn record_in_flight(&mut self, tape: &mut Tape<'_>) {
+        if !tape.is_on() {
+            return;
+        }
+        let unknown = self
+            .in_flight
+            .iter_mut()
+            .filter(|(_, entry)| !entry.recorded);
+        for (packet_id, entry) in unknown {
+            if let Some(queued) = &entry.queued {
+                let (number, packet_id) = (entry.number, *packet_id);
+                tape.message(number, &queued.message, &queued.subscription_ids);
+                tape.write(Part::Sent { number, packet_id });
+                entry.recorded = true;
+            }
         }
     }
 
@@ -158,28 +333,31 @@ impl Outbox {
         let mut ids: Vec<(u64, u16)> = self
             .in_flight
             .iter()
-            .map(|(id, entry)| (entry.order, *id))
+            .map(|(id, entry)| (entry.number, *id))
             .collect();
         ids.sort_unstable();
         ids.into_iter().map(|(_, id)| id).collect()
     }
 
     /// The connection has ended: what was for it only is dropped. Returns how many.
-    pub(crate) fn drop_transient(&mut self) -> usize {
-        self.drop_queued(|queued| queued.transient)
+    pub(crate) fn drop_transient(&mut self, tape: &mut Tape<'_>) -> usize {
+        self.drop_queued(tape, |queued| queued.scope == Scope::Connection)
     }
 
     /// Drops queued messages that nobody will be sent any more. Returns how many.
-    pub(crate) fn drop_expired(&mut self, now: Instant) -> usize {
-        self.drop_queued(|queued| queued.message.is_expired(now))
+    pub(crate) fn drop_expired(&mut self, now: Instant, tape: &mut Tape<'_>) -> usize {
+        self.drop_queued(tape, |queued| queued.message.is_expired(now))
     }
 
-    fn drop_queued(&mut self, goes: impl Fn(&Queued) -> bool) -> usize {
+    fn drop_queued(&mut self, tape: &mut Tape<'_>, goes: impl Fn(&Queued) -> bool) -> usize {
         let before = self.queue.len();
         let mut freed = 0;
-        self.queue.retain(|queued| {
-            let goes = goes(queued);
-            freed += if goes { queued.cost_bytes() } else { 0 };
+        self.queue.retain(|entry| {
+            let goes = goes(&entry.queued);
+            if goes {
+                freed += entry.queued.cost_bytes();
+                gone(entry.number, entry.recorded, tape);
+            }
             !goes
         });
         self.bytes -= freed;
@@ -197,7 +375,7 @@ impl Outbox {
     pub(crate) fn front_needs_window(&self) -> bool {
         self.queue
             .front()
-            .is_some_and(|queued| queued.message.qos != QoS::AtMostOnce)
+            .is_some_and(|entry| entry.queued.message.qos != QoS::AtMostOnce)
     }
 
     pub(crate) fn is_queue_empty(&self) -> bool {
@@ -213,6 +391,12 @@ impl Outbox {
         let bytes = queued.cost_bytes();
         self.bytes -= bytes;
         self.total_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+fn gone(number: u64, recorded: bool, tape: &mut Tape<'_>) {
+    if recorded {
+        tape.write(Part::Gone { number });
     }
 }
 

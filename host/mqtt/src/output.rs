@@ -2,9 +2,11 @@
 //!
 //! Whoever holds the core's lock puts packets in; the connection's writer task swaps the whole buffer out and writes it
 //! at once. Above the high-water mark messages are refused (they stay in the session's queue) and the connection's
-//! reader pauses. Never does I/O itself.
+//! reader pauses. A packet that tells of a change whose record is not durable yet stands behind a mark, and nothing from
+//! there on is given to the writer until that record is released. Never does I/O itself.
 
 use std::{
+    collections::VecDeque,
     mem,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -12,10 +14,10 @@ use std::{
     },
 };
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::sync::Notify;
 
-use crate::limits::IDLE_BUFFER_BYTES_MAX;
+use crate::{gate::BatchNumber, limits::IDLE_BUFFER_BYTES_MAX};
 
 /// The output of one connection.
 #[derive(Debug)]
@@ -37,6 +39,14 @@ pub(crate) struct Output {
 #[derive(Debug, Default)]
 struct State {
     buffer: BytesMut,
+    /// What was ever taken out of the buffer: where it begins in the stream.
+    taken: u64,
+    /// Places in the stream that nothing may pass before a batch is released; rising in both numbers.
+    marks: VecDeque<(u64, BatchNumber)>,
+    /// Batches up to this are known to be released.
+    released: BatchNumber,
+    /// Where the last packet of a closed connection begins in the stream.
+    last_words: u64,
     writing_bytes: usize,
     writer_sleeps: bool,
     reader_waits: bool,
@@ -44,6 +54,44 @@ struct State {
     starved: bool,
     closing: bool,
     ended: bool,
+}
+
+/// How a packet was added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Added {
+    /// The writer sleeps and has to be woken.
+    pub(crate) wake: bool,
+    /// It made a mark: somebody has to tell this output when the batch is released.
+    pub(crate) marked: bool,
+}
+
+impl State {
+    /// How much of the buffer may be written.
+    fn open_bytes(&self) -> usize {
+        match self.marks.front() {
+            // A mark is never before what was taken, nor behind the end of the buffer.
+            Some((at, _)) => (at - self.taken) as usize,
+            None => self.buffer.len(),
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.taken + self.buffer.len() as u64
+    }
+
+    fn add(&mut self, after: BatchNumber, encode: impl FnOnce(&mut BytesMut)) -> Added {
+        // What stands behind a later batch already waits long enough.
+        let covers = self
+            .released
+            .max(self.marks.back().map_or(0, |(_, batch)| *batch));
+        let marked = after > covers;
+        if marked {
+            self.marks.push_back((self.end(), after));
+        }
+        encode(&mut self.buffer);
+        let wake = self.marks.is_empty() && mem::take(&mut self.writer_sleeps);
+        Added { wake, marked }
+    }
 }
 
 /// What the writer is to do next.
@@ -72,18 +120,23 @@ impl Output {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a packet that may not wait. True where the writer sleeps and has to be woken.
-    pub(crate) fn put(&self, encode: impl FnOnce(&mut BytesMut)) -> bool {
+    /// Adds a packet that may not wait for others, but for the release of a batch (0: for none). `None`: the connection
+    /// is closing.
+    pub(crate) fn put(
+        &self,
+        after: BatchNumber,
+        encode: impl FnOnce(&mut BytesMut),
+    ) -> Option<Added> {
         let mut state = self.lock();
-        if state.closing {
-            return false;
-        }
-        encode(&mut state.buffer);
-        mem::take(&mut state.writer_sleeps)
+        (!state.closing).then(|| state.add(after, encode))
     }
 
-    /// Adds a packet unless the buffer is above its mark; then the writer will ask the core for more. `None`: not added.
-    pub(crate) fn offer(&self, encode: impl FnOnce(&mut BytesMut)) -> Option<bool> {
+    /// The same unless the buffer is above its mark; then the writer will ask the core for more. `None`: not added.
+    pub(crate) fn offer(
+        &self,
+        after: BatchNumber,
+        encode: impl FnOnce(&mut BytesMut),
+    ) -> Option<Added> {
         let mut state = self.lock();
         if state.closing {
             return None;
@@ -92,14 +145,31 @@ impl Output {
             state.starved = true;
             return None;
         }
-        encode(&mut state.buffer);
-        Some(mem::take(&mut state.writer_sleeps))
+        Some(state.add(after, encode))
+    }
+
+    /// Everything up to this batch is durable.
+    pub(crate) fn release(&self, batch: BatchNumber) {
+        let mut state = self.lock();
+        state.released = state.released.max(batch);
+        let released = state.released;
+        while state
+            .marks
+            .pop_front_if(|(_, batch)| *batch <= released)
+            .is_some()
+        {}
+        // A closing connection may wait with nothing left to write.
+        if (state.open_bytes() > 0 || state.closing) && mem::take(&mut state.writer_sleeps) {
+            drop(state);
+            self.work.notify_one();
+        }
     }
 
     /// The last packet, or none; nothing can be added after it. Wakes both tasks of the connection.
     pub(crate) fn close(&self, encode: impl FnOnce(&mut BytesMut)) {
         let mut state = self.lock();
         if !state.closing {
+            state.last_words = state.end();
             encode(&mut state.buffer);
             state.closing = true;
             self.closing.store(true, Ordering::Release);
@@ -107,6 +177,25 @@ impl Output {
             self.work.notify_one();
             self.closed.notify_one();
         }
+    }
+
+    /// Gives up what waits for a record, on a closed connection: what is behind the first mark goes, but for the last
+    /// packet, which tells of nothing. False where nothing waited.
+    pub(crate) fn cut(&self) -> bool {
+        let mut state = self.lock();
+        if !state.closing || state.marks.is_empty() {
+            return false;
+        }
+        let open = state.open_bytes();
+        // The last packet stands behind every mark, since nothing is added after it.
+        let last = (state.last_words - state.taken) as usize;
+        let last = state.buffer.split_off(last);
+        state.buffer.truncate(open);
+        state.buffer.unsplit(last);
+        state.marks.clear();
+        drop(state);
+        self.work.notify_one();
+        true
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -136,17 +225,24 @@ impl Output {
         }
     }
 
-    /// Swaps waiting bytes into `chunk`, which is empty; waits for some.
+    /// Moves the bytes that may be written into `chunk`, which is empty; waits for some.
     pub(crate) async fn take(&self, chunk: &mut BytesMut) -> Work {
         loop {
             {
                 let mut state = self.lock();
-                if !state.buffer.is_empty() {
-                    mem::swap(&mut state.buffer, chunk);
-                    state.writing_bytes = chunk.len();
+                let open = state.open_bytes();
+                if open > 0 {
+                    if open == state.buffer.len() {
+                        mem::swap(&mut state.buffer, chunk);
+                    } else {
+                        chunk.extend_from_slice(&state.buffer[..open]);
+                        state.buffer.advance(open);
+                    }
+                    state.taken += open as u64;
+                    state.writing_bytes = open;
                     return Work::Write;
                 }
-                if state.closing {
+                if state.closing && state.buffer.is_empty() {
                     return Work::Close;
                 }
                 state.writer_sleeps = true;
@@ -187,11 +283,13 @@ impl Output {
         }
     }
 
-    /// What waits to be written, for tests of the core.
+    /// What may be written, for tests of the core.
     #[cfg(test)]
     pub(crate) fn drain(&self) -> BytesMut {
         let mut state = self.lock();
         state.writer_sleeps = true;
-        state.buffer.split()
+        let open = state.open_bytes();
+        state.taken += open as u64;
+        state.buffer.split_to(open)
     }
 }

@@ -4,7 +4,12 @@ use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 
-use crate::{Limits, Message, topic};
+use crate::{
+    Limits, Message,
+    change::{Change, Content},
+    persist::Recorder,
+    topic,
+};
 
 /// All retained messages, bounded in number and bytes.
 #[derive(Debug, Default)]
@@ -29,23 +34,58 @@ impl Retained {
         from: Option<Arc<str>>,
         limits: &Limits,
         now: Instant,
+        recorder: &mut Recorder,
     ) -> bool {
         if message.payload.is_empty() {
-            self.remove(&message.topic);
+            if self.remove(&message.topic) {
+                recorder.write(&Change::Forgotten {
+                    topic: &message.topic,
+                });
+            }
             return true;
         }
         if !self.has_room(message, limits) {
-            self.remove_expired(now);
+            self.remove_expired(now, recorder);
             if !self.has_room(message, limits) {
                 return false;
             }
         }
+        let clock = *recorder.clock();
+        recorder.write(&Change::Retained {
+            message: Content::new(message, &clock),
+            from: from.as_deref(),
+        });
+        self.insert(message.detached(), from);
+        true
+    }
+
+    /// Puts back a message that recovery found. False: there is no room.
+    pub(crate) fn restore(
+        &mut self,
+        message: Message,
+        from: Option<Arc<str>>,
+        limits: &Limits,
+    ) -> bool {
+        let has_room = self.has_room(&message, limits);
+        if has_room {
+            self.insert(message, from);
+        }
+        has_room
+    }
+
+    fn insert(&mut self, message: Message, from: Option<Arc<str>>) {
         self.remove(&message.topic);
         self.bytes += message.cost_bytes();
-        let message = message.detached();
         self.messages
             .insert(message.topic.clone(), Entry { message, from });
-        true
+    }
+
+    /// Messages in the order of their topics, behind this one.
+    pub(crate) fn after(&self, topic: Option<&[u8]>) -> impl Iterator<Item = &Entry> {
+        let from = topic.map_or(Bound::Unbounded, Bound::Excluded);
+        self.messages
+            .range::<[u8], _>((from, Bound::Unbounded))
+            .map(|(_, entry)| entry)
     }
 
     /// The messages whose topic matches a valid filter, expired ones left out.
@@ -84,17 +124,22 @@ impl Retained {
             && self.bytes - old.unwrap_or(0) + message.cost_bytes() <= limits.retained_bytes_max
     }
 
-    fn remove(&mut self, name: &[u8]) {
-        if let Some(old) = self.messages.remove(name) {
+    fn remove(&mut self, name: &[u8]) -> bool {
+        let old = self.messages.remove(name);
+        if let Some(old) = &old {
             self.bytes -= old.message.cost_bytes();
         }
+        old.is_some()
     }
 
-    fn remove_expired(&mut self, now: Instant) {
+    fn remove_expired(&mut self, now: Instant, recorder: &mut Recorder) {
         let bytes = &mut self.bytes;
-        self.messages.retain(|_, entry| {
+        self.messages.retain(|topic, entry| {
             let keep = !entry.message.is_expired(now);
-            *bytes -= if keep { 0 } else { entry.message.cost_bytes() };
+            if !keep {
+                *bytes -= entry.message.cost_bytes();
+                recorder.write(&Change::Forgotten { topic });
+            }
             keep
         });
     }
@@ -105,7 +150,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::QoS;
+    use crate::{QoS, clock::Clock};
+
+    fn unrecorded() -> Recorder {
+        Recorder::new(None, Arc::default(), Clock::start())
+    }
 
     fn message(topic: &'static str, payload: &'static str) -> Message {
         Message::new(topic, payload, QoS::AtMostOnce)
@@ -115,7 +164,13 @@ mod tests {
     fn finds_by_filter() {
         let (mut retained, now) = (Retained::default(), Instant::now());
         for topic in ["a", "a/b", "a/b/c", "ab", "b", "$SYS/a"] {
-            assert!(retained.set(&message(topic, "x"), None, &Limits::default(), now));
+            assert!(retained.set(
+                &message(topic, "x"),
+                None,
+                &Limits::default(),
+                now,
+                &mut unrecorded()
+            ));
         }
         let found = |filter: &str| -> Vec<String> {
             let entries = retained.matching(filter.as_bytes(), now);
@@ -142,25 +197,25 @@ mod tests {
         };
         let mut soon = message("a", "1");
         soon.expires = Some(now + Duration::from_secs(1));
-        assert!(retained.set(&soon, None, &limits, now));
-        assert!(retained.set(&message("b", "2"), None, &limits, now));
+        assert!(retained.set(&soon, None, &limits, now, &mut unrecorded()));
+        assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unrecorded()));
         assert!(
-            !retained.set(&message("c", "3"), None, &limits, now),
+            !retained.set(&message("c", "3"), None, &limits, now, &mut unrecorded()),
             "a third one has no room"
         );
         assert!(
-            retained.set(&message("b", "22"), None, &limits, now),
+            retained.set(&message("b", "22"), None, &limits, now, &mut unrecorded()),
             "a replacement has"
         );
         let later = now + Duration::from_secs(2);
         assert!(
-            retained.set(&message("c", "3"), None, &limits, later),
+            retained.set(&message("c", "3"), None, &limits, later, &mut unrecorded()),
             "an expired one makes room"
         );
-        assert!(retained.set(&message("b", ""), None, &limits, later));
-        assert!(retained.set(&message("c", ""), None, &limits, later));
+        assert!(retained.set(&message("b", ""), None, &limits, later, &mut unrecorded()));
+        assert!(retained.set(&message("c", ""), None, &limits, later, &mut unrecorded()));
         assert_eq!((retained.count(), retained.bytes()), (0, 0));
         let large = Message::new("d", vec![0; 1000], QoS::AtMostOnce);
-        assert!(!retained.set(&large, None, &limits, later));
+        assert!(!retained.set(&large, None, &limits, later, &mut unrecorded()));
     }
 }

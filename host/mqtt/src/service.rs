@@ -19,6 +19,12 @@ pub trait Service: Send + Sync + 'static {
     /// The connection has ended: after its last request and before the first one of a connection that took its
     /// session over. Exactly once for each connection that got a CONNACK with success.
     fn gone(&self, broker: &Broker, who: &Origin);
+
+    /// These sessions are no more: expired, or begun afresh by their client. After [`gone`](Self::gone) of their
+    /// connections; once for each session. What is known about them can be forgotten.
+    fn ended(&self, broker: &Broker, sessions: &[u64]) {
+        _ = (broker, sessions);
+    }
 }
 
 /// What becomes of a PUBLISH.
@@ -32,13 +38,17 @@ pub enum Claim {
     Refuse(ReasonCode, &'static str),
 }
 
-/// One connection of one client. Connection numbers never repeat within a process.
+/// One connection of one client. Numbers of connections and sessions never repeat within a process, nor over restarts
+/// where [`Options::run`](crate::Options::run) rises.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// The client identifier, proven by the connection.
     pub client: Arc<str>,
     /// The number of the connection.
     pub connection: u64,
+    /// The number of the session: the same for as long as it is resumed, over restarts too, and another one once it begins
+    /// afresh.
+    pub session: u64,
 }
 
 /// A PUBLISH that the service took. Its bytes are slices of the read buffer: copy what is kept.

@@ -1,20 +1,23 @@
 //! The state of one client that outlives its connections (section 4.1).
 //!
-//! Every change of what a session has to remember is a method of this file or of outbox.rs.
+//! Every change of what a session has to remember is a method of this file or of outbox.rs, and recorded there.
 
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::AtomicUsize},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 
 use crate::{
     ReasonCode,
+    change::{Part, Testament},
     codec::{Violation, Will},
+    gate::BatchNumber,
     link::{Link, Received},
     outbox::Outbox,
+    persist::{Recorder, Tape},
     router::{Subscription, cost_bytes},
 };
 
@@ -22,20 +25,24 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: Arc<str>,
+    /// Never that of another one, over restarts too.
+    pub(crate) number: u64,
     /// Session Expiry Interval: how long it lives without a connection.
-    pub(crate) expiry_s: u32,
+    expiry_s: u32,
     subscriptions: HashMap<Bytes, Subscription>,
     /// What they cost the router, in bytes.
     subscription_bytes: usize,
     /// How many of these hold a wildcard.
     wildcards: usize,
     pub(crate) outbox: Outbox,
-    pub(crate) received: HashMap<u16, Received>,
-    pub(crate) will: Option<Will>,
+    received: HashMap<u16, Received>,
+    will: Option<Will>,
+    /// When the connection was lost, while there is none.
+    detached: Option<Instant>,
     /// When the will is to be sent, once the connection is lost.
-    pub(crate) will_due: Option<Instant>,
+    will_due: Option<Instant>,
     /// When it ends, while there is no connection.
-    pub(crate) ends: Option<Instant>,
+    ends: Option<Instant>,
     /// The entry of this session among the core's deadlines.
     pub(crate) deadline: Option<Instant>,
     pub(crate) link: Option<Link>,
@@ -54,10 +61,28 @@ pub(crate) enum Arrival {
     Repeated,
 }
 
+/// What sending needs of a session, side by side.
+pub(crate) struct Sending<'a> {
+    pub(crate) link: &'a mut Link,
+    pub(crate) outbox: &'a mut Outbox,
+    pub(crate) received: &'a mut HashMap<u16, Received>,
+    pub(crate) tape: Tape<'a>,
+}
+
+/// A session as recovery found it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) expiry_s: u32,
+    pub(crate) will: Option<Will>,
+    /// When its connection was lost.
+    pub(crate) detached: Instant,
+}
+
 impl Session {
-    pub(crate) fn new(client: Arc<str>, total_bytes: Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(client: Arc<str>, number: u64, total_bytes: Arc<AtomicUsize>) -> Self {
         Self {
             client,
+            number,
             expiry_s: 0,
             subscriptions: HashMap::new(),
             subscription_bytes: 0,
@@ -65,6 +90,7 @@ impl Session {
             outbox: Outbox::new(total_bytes),
             received: HashMap::new(),
             will: None,
+            detached: None,
             will_due: None,
             ends: None,
             deadline: None,
@@ -74,20 +100,180 @@ impl Session {
         }
     }
 
+    /// Whether it outlives its connection, and therefore the process.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.expiry_s > 0
+    }
+
+    /// Where its changes are recorded.
+    pub(crate) fn tape<'a>(&self, recorder: &'a mut Recorder) -> Tape<'a> {
+        recorder.tape(self.number, self.is_durable())
+    }
+
+    /// A CONNECT: it begins, or is resumed. One that will not outlive this connection is not durable any more.
+    pub(crate) fn attach(
+        &mut self,
+        begins: bool,
+        expiry_s: u32,
+        will: Option<Will>,
+        recorder: &mut Recorder,
+    ) {
+        self.expiry_s = expiry_s;
+        self.will = will;
+        (self.detached, self.will_due, self.ends) = (None, None, None);
+        self.drop_logged = false;
+        let clock = *recorder.clock();
+        let will = self.will.as_ref().map(|will| Testament::new(will, &clock));
+        match (begins, expiry_s) {
+            (true, 0) => {}
+            (false, 0) => recorder.tape(self.number, true).write(Part::End),
+            (true, _) => self.tape(recorder).write(Part::Begin {
+                client: &self.client,
+                expiry_s,
+                will,
+            }),
+            (false, _) => self.tape(recorder).write(Part::Attach { expiry_s, will }),
+        }
+    }
+
+    /// The client has changed its Session Expiry Interval with its DISCONNECT. False: from zero it cannot be raised
+    /// (section 3.14.2.2.2).
+    pub(crate) fn set_expiry(&mut self, expiry_s: u32, recorder: &mut Recorder) -> bool {
+        if self.expiry_s == 0 && expiry_s > 0 {
+            return false;
+        }
+        if self.expiry_s != expiry_s {
+            let part = match expiry_s {
+                0 => Part::End,
+                _ => Part::Expiry(expiry_s),
+            };
+            self.tape(recorder).write(part);
+            self.expiry_s = expiry_s;
+        }
+        true
+    }
+
+    /// The will, to be sent or dropped: there is none any more.
+    pub(crate) fn take_will(&mut self, recorder: &mut Recorder) -> Option<Will> {
+        self.will_due = None;
+        let will = self.will.take();
+        if will.is_some() {
+            self.tape(recorder).write(Part::NoWill);
+        }
+        will
+    }
+
+    /// It is without a connection: its will and its end are due, now or later. In a shutdown wills wait for the next
+    /// start. Returns how many messages were lost with the connection.
+    pub(crate) fn detach(
+        &mut self,
+        now: Instant,
+        shutting_down: bool,
+        recorder: &mut Recorder,
+    ) -> usize {
+        self.link = None;
+        let mut tape = self.tape(recorder);
+        tape.detached(now);
+        let dropped = self.outbox.drop_transient(&mut tape);
+        self.outbox.record_in_flight(&mut tape);
+        self.alone_since(now);
+        if shutting_down {
+            self.will_due = None;
+        }
+        dropped
+    }
+
+    /// Back from a record, without a connection since then. Its will is not due before `will_from`.
+    pub(crate) fn restore(&mut self, standing: Standing, will_from: Instant) {
+        self.expiry_s = standing.expiry_s;
+        self.will = standing.will;
+        self.alone_since(standing.detached);
+        self.will_due = self.will_due.map(|due| due.max(will_from));
+    }
+
+    fn alone_since(&mut self, since: Instant) {
+        let seconds = |seconds: u32| since.checked_add(Duration::from_secs(seconds.into()));
+        self.detached = Some(since);
+        // u32::MAX means for ever (section 3.1.2.11.2), where the limit lets it pass.
+        self.ends = (self.expiry_s != u32::MAX)
+            .then(|| seconds(self.expiry_s))
+            .flatten();
+        self.will_due = self.will.as_ref().and_then(|will| seconds(will.delay_s));
+    }
+
+    /// It is no more.
+    pub(crate) fn end(&mut self, recorder: &mut Recorder) {
+        self.tape(recorder).write(Part::End);
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.ends.is_some_and(|ends| ends <= now)
+    }
+
+    pub(crate) fn is_will_due(&self, now: Instant) -> bool {
+        self.will_due.is_some_and(|due| due <= now)
+    }
+
+    /// When the next thing happens to it without its client.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        [self.will_due, self.ends].into_iter().flatten().min()
+    }
+
+    pub(crate) fn expiry_s(&self) -> u32 {
+        self.expiry_s
+    }
+
+    pub(crate) fn will(&self) -> Option<&Will> {
+        self.will.as_ref()
+    }
+
+    pub(crate) fn detached(&self) -> Option<Instant> {
+        self.detached
+    }
+
     /// Adds or replaces a subscription. True where it is new.
-    pub(crate) fn subscribe(&mut self, filter: &Bytes, subscription: Subscription) -> bool {
-        let new = self
-            .subscriptions
-            .insert(filter.clone(), subscription)
-            .is_none();
-        self.wildcards += usize::from(new && crate::topic::has_wildcard(filter));
-        self.subscription_bytes += if new { cost_bytes(filter) } else { 0 };
+    pub(crate) fn subscribe(
+        &mut self,
+        filter: &Bytes,
+        subscription: Subscription,
+        recorder: &mut Recorder,
+    ) -> bool {
+        let old = self.subscriptions.insert(filter.clone(), subscription);
+        if old != Some(subscription) {
+            self.tape(recorder).write(Part::Subscribe {
+                filter,
+                subscription,
+            });
+        }
+        let new = old.is_none();
+        if new {
+            self.count_subscription(filter);
+        }
         new
     }
 
+    /// Puts back a subscription that recovery found.
+    pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
+        if self
+            .subscriptions
+            .insert(filter.clone(), subscription)
+            .is_none()
+        {
+            self.count_subscription(filter);
+        }
+    }
+
+    fn count_subscription(&mut self, filter: &[u8]) {
+        self.wildcards += usize::from(crate::topic::has_wildcard(filter));
+        self.subscription_bytes += cost_bytes(filter);
+    }
+
     /// Removes a subscription. False where there was none.
-    pub(crate) fn unsubscribe(&mut self, filter: &Bytes) -> bool {
+    pub(crate) fn unsubscribe(&mut self, filter: &Bytes, recorder: &mut Recorder) -> bool {
         let existed = self.subscriptions.remove(filter).is_some();
+        if existed {
+            self.tape(recorder).write(Part::Unsubscribe { filter });
+        }
         self.wildcards -= usize::from(existed && crate::topic::has_wildcard(filter));
         self.subscription_bytes -= if existed { cost_bytes(filter) } else { 0 };
         existed
@@ -114,15 +300,53 @@ impl Session {
         self.wildcards > 0
     }
 
-    /// What sending needs, side by side, while there is a connection.
-    pub(crate) fn sending(
-        &mut self,
-    ) -> Option<(&mut Link, &mut Outbox, &mut HashMap<u16, Received>)> {
-        Some((self.link.as_mut()?, &mut self.outbox, &mut self.received))
+    pub(crate) fn subscriptions(&self) -> impl Iterator<Item = (&Bytes, Subscription)> {
+        self.subscriptions
+            .iter()
+            .map(|(filter, own)| (filter, *own))
+    }
+
+    /// What sending needs, while there is a connection.
+    pub(crate) fn sending<'a>(&'a mut self, recorder: &'a mut Recorder) -> Option<Sending<'a>> {
+        let tape = self.tape(recorder);
+        Some(Sending {
+            link: self.link.as_mut()?,
+            outbox: &mut self.outbox,
+            received: &mut self.received,
+            tape,
+        })
+    }
+
+    /// QoS 2 messages of the client that have their answer.
+    pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
+        self.received
+            .iter()
+            .filter_map(|(id, entry)| Some((*id, entry.answer?)))
+    }
+
+    /// Puts back a QoS 2 message of the client that recovery found. There is no bound but that of the identifiers: one
+    /// that is forgotten would be handed over twice.
+    pub(crate) fn restore_received(&mut self, packet_id: u16, answer: ReasonCode) {
+        self.received.insert(
+            packet_id,
+            Received {
+                // No connection has the number 0.
+                asked: (0, 0),
+                owed: (0, 0),
+                answer: Some(answer),
+                counted_by: 0,
+            },
+        );
     }
 
     /// A QoS 2 PUBLISH over the current connection.
-    pub(crate) fn receive(&mut self, packet_id: u16) -> Result<Arrival, Violation> {
+    pub(crate) fn receive(
+        &mut self,
+        packet_id: u16,
+        recorder: &mut Recorder,
+    ) -> Result<Arrival, Violation> {
+        // What a repetition is answered with may not be durable yet.
+        let told = self.tape(recorder).latest();
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);
         };
@@ -155,7 +379,7 @@ impl Session {
                 match entry.answer {
                     Some(reason) => {
                         let sequence = link.owe(packet_id, true)?;
-                        link.answer(sequence, reason, None, after);
+                        link.answer(sequence, reason, None, after, told);
                     }
                     // The PUBREC that this connection owes anyway answers both.
                     None if entry.owed.0 == link.connection => {}
@@ -166,38 +390,51 @@ impl Session {
         }
     }
 
-    /// The answer to a QoS 2 PUBLISH is known. A failure frees its identifier (section 4.3.3).
+    /// The answer to a QoS 2 PUBLISH is known, and leaves after `told` was released. A failure frees its identifier
+    /// (section 4.3.3).
     pub(crate) fn settle_received(
         &mut self,
         packet_id: u16,
         asked: (u64, u64),
         reason: ReasonCode,
         text: Option<&str>,
+        told: BatchNumber,
+        recorder: &mut Recorder,
     ) {
+        let mut tape = self.tape(recorder);
         let Some(entry) = self.received.get_mut(&packet_id) else {
             return;
         };
         if entry.asked != asked || entry.answer.is_some() {
             return;
         }
-        let owed = entry.owed;
+        let (owed, mut told) = (entry.owed, told);
         entry.answer = Some(reason);
         if reason.is_error() {
             self.received.remove(&packet_id);
+        } else {
+            tape.write(Part::Received { packet_id, reason });
+            told = told.max(tape.current());
         }
-        self.answer(owed, reason, text);
+        self.answer(owed, reason, text, told);
     }
 
     /// Fills in an acknowledgement that the current connection owes; nothing where it is another's.
-    pub(crate) fn answer(&mut self, owed: (u64, u64), reason: ReasonCode, text: Option<&str>) {
+    pub(crate) fn answer(
+        &mut self,
+        owed: (u64, u64),
+        reason: ReasonCode,
+        text: Option<&str>,
+        told: BatchNumber,
+    ) {
         let after = self.outbox.progress().0;
         if let Some(link) = self.link.as_mut().filter(|link| link.connection == owed.0) {
-            link.answer(owed.1, reason, text, after);
+            link.answer(owed.1, reason, text, after, told);
         }
     }
 
     /// A PUBREL came. False where no answered message has that identifier.
-    pub(crate) fn release_received(&mut self, packet_id: u16) -> bool {
+    pub(crate) fn release_received(&mut self, packet_id: u16, recorder: &mut Recorder) -> bool {
         if self
             .received
             .get(&packet_id)
@@ -205,6 +442,7 @@ impl Session {
         {
             return false;
         }
+        self.tape(recorder).write(Part::Completed { packet_id });
         if let (Some(entry), Some(link)) = (self.received.remove(&packet_id), &mut self.link)
             && entry.counted_by == link.connection
         {

@@ -20,7 +20,13 @@ pub(crate) const OPEN: Duration = Duration::from_secs(1000);
 
 /// A broker with these limits that routes everything.
 pub(crate) fn broker(limits: Limits) -> Broker {
-    Broker::new(Options { limits }, Arc::new(NoService))
+    Broker::new(
+        Options {
+            limits,
+            ..Options::default()
+        },
+        Arc::new(NoService),
+    )
 }
 
 /// Takes `req/…`, refuses `no/…`, and keeps what it is told.

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Core;
+use super::{Core, publish::Source};
 use crate::{
     Origin, ReasonCode,
     codec::{self, Connack, Connect, Disconnect, Violation},
@@ -69,12 +69,15 @@ impl Core {
         if let Some(key) = existing {
             previous = self.take_over(key, now);
             // The timers may be late: what should have happened by now happens first.
-            let over = |session: &mut Session| session.ends.is_some_and(|ends| ends <= now);
-            let will_is_due =
-                |session: &mut Session| session.will_due.is_some_and(|due| due <= now);
-            if connect.clean_start || self.session(key).is_some_and(over) {
+            let is_over = self
+                .session(key)
+                .is_some_and(|session| session.is_over(now));
+            if connect.clean_start || is_over {
                 self.end_session(key, now);
-            } else if self.session(key).is_some_and(will_is_due) {
+            } else if self
+                .session(key)
+                .is_some_and(|session| session.is_will_due(now))
+            {
                 self.send_will(key, now);
             }
             // Ended just now, or by the takeover of a session without expiry.
@@ -86,7 +89,12 @@ impl Core {
             None if self.by_client.len() >= self.limits.sessions_max => {
                 return Err((ReasonCode::QUOTA_EXCEEDED, "there are too many sessions"));
             }
-            None => self.insert(Session::new(client.clone(), self.queued_bytes.clone())),
+            None => {
+                self.last_session += 1;
+                let number = self.last_session;
+                let bytes = self.queued_bytes.clone();
+                self.insert(Session::new(client.clone(), number, bytes))
+            }
         };
 
         let session_expiry_s = connect
@@ -104,15 +112,15 @@ impl Core {
             self.limits.receive_max.max(1),
             connect.receive_max.min(self.limits.in_flight_max).max(1),
         );
-        let Some(session) = self.session(key) else {
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
-        session.expiry_s = session_expiry_s;
-        session.will = connect.will.map(|mut will| {
+        let will = connect.will.map(|mut will| {
             will.delay_s = will.delay_s.min(will_delay_max_s);
             will
         });
-        (session.will_due, session.ends, session.drop_logged) = (None, None, false);
+        session.attach(!present, session_expiry_s, will, &mut self.recorder);
         let options = LinkOptions {
             window,
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
@@ -121,6 +129,12 @@ impl Core {
             resend: session.outbox.in_order(),
         };
         session.link = Some(Link::new(connection, output.clone(), options));
+        let origin = Origin {
+            client: client.clone(),
+            connection,
+            session: session.number,
+        };
+        self.tenancies.enter(session.number);
         self.counts.connections += 1;
         self.schedule(key);
 
@@ -138,13 +152,16 @@ impl Core {
             topic_alias_max: self.limits.topic_alias_max,
             server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
         };
-        output.put(|out| codec::connack(out, &connack));
+        // It tells of this session, and of the end of an earlier one.
+        let told = self.recorder.latest();
+        self.recorder
+            .put(output, told, |out| codec::connack(out, &connack));
         self.pump(key, now);
         let silence_max =
             (keep_alive_s > 0).then(|| Duration::from_millis(1500 * u64::from(keep_alive_s)));
         Ok(Accepted {
             session: key,
-            origin: Origin { client, connection },
+            origin,
             silence_max,
             previous,
         })
@@ -158,19 +175,22 @@ impl Core {
         disconnect: Disconnect,
     ) -> Result<(), Violation> {
         let expiry_max_s = self.limits.session_expiry_max_s;
-        let Some(session) = self.linked(key, connection) else {
+        if !self.is_open(key, connection) {
+            return Ok(());
+        }
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return Ok(());
         };
-        if let Some(expiry_s) = disconnect.session_expiry_s {
-            if session.expiry_s == 0 && expiry_s > 0 {
-                return Err(Violation::protocol(
-                    "a session expiry of zero cannot be raised by DISCONNECT",
-                ));
-            }
-            session.expiry_s = expiry_s.min(expiry_max_s);
+        if let Some(expiry_s) = disconnect.session_expiry_s
+            && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.recorder)
+        {
+            return Err(Violation::protocol(
+                "a session expiry of zero cannot be raised by DISCONNECT",
+            ));
         }
         if disconnect.reason == ReasonCode::SUCCESS {
-            session.will = None;
+            session.take_will(&mut self.recorder);
         }
         Ok(())
     }
@@ -195,29 +215,15 @@ impl Core {
         Some(output)
     }
 
-    /// The session is without a connection: its will and its end are due, now or later. In a shutdown wills wait for the
-    /// next start, as section 3.1.2.5 allows.
+    /// The session is without a connection.
     fn unlink(&mut self, key: SessionKey, now: Instant) {
         let shutting_down = self.shutting_down;
-        let Some(session) = self.session(key) else {
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return;
         };
-        session.link = None;
-        let dropped = session.outbox.drop_transient();
-        let seconds = |seconds: u32| now.checked_add(Duration::from_secs(seconds.into()));
-        // u32::MAX means for ever (section 3.1.2.11.2), where the limit lets it pass.
-        session.ends = (session.expiry_s != u32::MAX)
-            .then(|| seconds(session.expiry_s))
-            .flatten();
-        session.will_due = session
-            .will
-            .as_ref()
-            .filter(|_| !shutting_down)
-            .and_then(|will| seconds(will.delay_s));
-        let (ended, will) = (
-            session.expiry_s == 0,
-            session.will_due.is_some_and(|due| due <= now),
-        );
+        let dropped = session.detach(now, shutting_down, &mut self.recorder);
+        let (ended, will) = (!session.is_durable(), session.is_will_due(now));
         self.counts.connections -= 1;
         self.counts.dropped += dropped as u64;
         if ended {
@@ -232,18 +238,23 @@ impl Core {
 
     /// Publishes the will, once.
     pub(super) fn send_will(&mut self, key: SessionKey, now: Instant) {
-        let Some(session) = self.session(key) else {
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return;
         };
-        session.will_due = None;
-        let Some(will) = session.will.take() else {
+        let Some(will) = session.take_will(&mut self.recorder) else {
             return;
         };
         let mut message = will.message;
         message.expires = will
             .expiry_s
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
-        if self.publish(&message, true, Some(key), now).is_err() {
+        let source = Source {
+            owned: true,
+            from: Some(key),
+            asker: None,
+        };
+        if self.publish(&message, source, now).is_err() {
             self.counts.dropped += 1;
         }
     }
@@ -261,16 +272,18 @@ impl Core {
             self.deadlines.remove(&(deadline, key));
         }
         if self.shutting_down {
-            session.will = None;
+            session.take_will(&mut self.recorder);
         }
         self.send_will(key, now);
-        if let Some(session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
+        if let Some(mut session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
+            session.end(&mut self.recorder);
+            self.tenancies.end(session.number);
             self.by_client.remove(&session.client);
             self.free.push(key);
         }
     }
 
-    fn insert(&mut self, session: Session) -> SessionKey {
+    pub(super) fn insert(&mut self, session: Session) -> SessionKey {
         let client = session.client.clone();
         let key = self.free.pop().unwrap_or_else(|| {
             self.sessions.push(None);

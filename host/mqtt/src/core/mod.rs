@@ -1,11 +1,14 @@
 //! Sessions, subscriptions, retained messages, wills and deadlines behind one lock.
 //!
 //! In come packets of connected clients and calls of the embedder, with the time as an argument; out go packets into the
-//! outputs of connections. Does no I/O, reads no clock and waits for nothing, so tests need no sockets and no sleeping.
+//! outputs of connections, and changes of durable state to the recorder. Does no I/O, reads no clock and waits for
+//! nothing, so tests need no sockets and no sleeping.
 
 mod connect;
 mod publish;
+mod restore;
 mod subscribe;
+mod tenancy;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -21,15 +24,19 @@ use std::{
 };
 
 pub(crate) use connect::{Accepted, Refusal};
-pub(crate) use publish::Begun;
+pub(crate) use publish::{Begun, Source};
+
+use tenancy::Tenancies;
 
 use crate::{
     Limits, Origin, ReasonCode, Stats,
     codec::{self, Violation},
+    image::{self, ImageCursor},
     output::Output,
+    persist::Recorder,
     retained::Retained,
     router::{Match, Router, SessionKey},
-    session::Session,
+    session::{Sending, Session},
 };
 
 /// All state of a broker.
@@ -43,10 +50,13 @@ pub(crate) struct Core {
     /// When something is to happen to a session without its client: at most one entry for each.
     deadlines: BTreeSet<(Instant, SessionKey)>,
     last_connection: u64,
+    last_session: u64,
     last_assigned_id: u64,
     /// Makes assigned client ids different from those of another run.
     run_id: u64,
     queued_bytes: Arc<AtomicUsize>,
+    recorder: Recorder,
+    tenancies: Tenancies,
     counts: Counts,
     /// Writers to wake once the lock is given back.
     wakes: Vec<Arc<Output>>,
@@ -69,10 +79,14 @@ struct Counts {
 pub(crate) struct Wakes {
     pub(crate) writers: Vec<Arc<Output>>,
     pub(crate) timers: bool,
+    /// Sessions that are no more.
+    pub(crate) ended: Vec<u64>,
 }
 
 impl Core {
-    pub(crate) fn new(limits: Limits) -> Self {
+    /// An empty one. Numbers of connections and sessions begin behind those of earlier runs of the process.
+    pub(crate) fn new(limits: Limits, run: u32, recorder: Recorder) -> Self {
+        let before = u64::from(run) << 32;
         Self {
             limits,
             sessions: Vec::new(),
@@ -81,10 +95,13 @@ impl Core {
             router: Router::default(),
             retained: Retained::default(),
             deadlines: BTreeSet::new(),
-            last_connection: 0,
+            last_connection: before,
+            last_session: before,
             last_assigned_id: 0,
             run_id: RandomState::new().hash_one(0),
             queued_bytes: Arc::default(),
+            recorder,
+            tenancies: Tenancies::default(),
             counts: Counts::default(),
             wakes: Vec::new(),
             earlier: false,
@@ -93,11 +110,36 @@ impl Core {
         }
     }
 
-    pub(crate) fn take_wakes(&mut self) -> Wakes {
+    /// Before the lock is given back: appends the changes made under it, and says what is to be done after it.
+    pub(crate) fn finish(&mut self) -> Wakes {
+        self.recorder.append();
         Wakes {
             writers: std::mem::take(&mut self.wakes),
             timers: std::mem::take(&mut self.earlier),
+            ended: self.tenancies.take_ended(),
         }
+    }
+
+    /// Between two packets or operations: see [`Recorder::checkpoint`].
+    pub(crate) fn checkpoint(&mut self) {
+        self.recorder.checkpoint();
+    }
+
+    /// The service was told that this connection of the session has ended.
+    pub(crate) fn left(&mut self, session: u64) {
+        self.tenancies.leave(session);
+    }
+
+    /// The numbers of all sessions.
+    pub(crate) fn session_numbers(&self) -> Vec<u64> {
+        let sessions = self.sessions.iter().flatten();
+        sessions.map(|session| session.number).collect()
+    }
+
+    /// The next piece of an image.
+    pub(crate) fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
+        let clock = self.recorder.clock();
+        image::next(&self.sessions, &self.retained, clock, cursor, bytes_max)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -123,6 +165,12 @@ impl Core {
 
     fn session(&mut self, key: SessionKey) -> Option<&mut Session> {
         self.sessions.get_mut(key as usize)?.as_deref_mut()
+    }
+
+    /// What sending to a connected session needs.
+    fn sending(&mut self, key: SessionKey) -> Option<Sending<'_>> {
+        let session = self.sessions.get_mut(key as usize)?.as_deref_mut()?;
+        session.sending(&mut self.recorder)
     }
 
     /// The session of a connection that may still be served.
@@ -193,7 +241,7 @@ impl Core {
         else {
             return;
         };
-        let next = [session.will_due, session.ends].into_iter().flatten().min();
+        let next = session.next_deadline();
         if next == session.deadline {
             return;
         }
@@ -214,8 +262,7 @@ impl Core {
             if at > now {
                 return Some(at);
             }
-            let session = self.session(key)?;
-            if session.ends.is_some_and(|ends| ends <= now) {
+            if self.session(key)?.is_over(now) {
                 self.end_session(key, now);
             } else {
                 self.send_will(key, now);

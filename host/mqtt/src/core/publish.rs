@@ -6,7 +6,8 @@ use super::{Core, window::remaining_s};
 use crate::{
     Message, Origin, QoS, ReasonCode, Token,
     codec::{self, Delivery, Publish, Violation},
-    outbox::Queued,
+    gate::BatchNumber,
+    outbox::{Queued, Scope},
     router::SessionKey,
     session::Arrival,
 };
@@ -20,6 +21,17 @@ pub(crate) enum Begun {
     Repeated,
 }
 
+/// Where a message comes from.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Source {
+    /// It is no slice of a read buffer and can be kept as it is.
+    pub(crate) owned: bool,
+    /// The session of its publisher.
+    pub(crate) from: Option<SessionKey>,
+    /// The session whose request it answers, over the connection that is open.
+    pub(crate) asker: Option<SessionKey>,
+}
+
 impl Core {
     /// A PUBLISH of a client to the service.
     pub(crate) fn begin(
@@ -30,7 +42,11 @@ impl Core {
         qos: QoS,
     ) -> Result<Begun, Violation> {
         self.counts.messages_in += 1;
-        let Some(session) = self.linked(key, connection) else {
+        if !self.is_open(key, connection) {
+            return Ok(Begun::Repeated);
+        }
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return Ok(Begun::Repeated);
         };
         let sequence = match qos {
@@ -39,7 +55,7 @@ impl Core {
                 Some(link) => link.owe(packet_id, false)?,
                 None => return Ok(Begun::Repeated),
             },
-            QoS::ExactlyOnce => match session.receive(packet_id)? {
+            QoS::ExactlyOnce => match session.receive(packet_id, &mut self.recorder)? {
                 Arrival::New(sequence) => sequence,
                 Arrival::Repeated => {
                     self.flush_acks(key);
@@ -68,9 +84,11 @@ impl Core {
     ) -> Result<(), Violation> {
         match self.begin(key, connection, publish.packet_id, publish.qos)? {
             Begun::HandOver(token) => {
+                let recorded = self.recorder.count();
                 let reason = act(self);
+                let told = self.told_since(recorded);
                 match token {
-                    Some(token) => self.answer(token, reason, text),
+                    Some(token) => self.acknowledge(token, reason, text, told),
                     None => self.counts.dropped += u64::from(reason.is_error()),
                 }
             }
@@ -101,7 +119,11 @@ impl Core {
         now: Instant,
     ) -> Result<(), Violation> {
         self.handle(key, connection, publish, None, |core| {
-            match core.publish(message, false, Some(key), now) {
+            let source = Source {
+                from: Some(key),
+                ..Source::default()
+            };
+            match core.publish(message, source, now) {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => reason,
@@ -110,15 +132,14 @@ impl Core {
     }
 
     /// Sends a message to every session that subscribed to its topic, once each, and keeps it where it is retained.
-    /// Returns the number of these sessions, or the reason why it was not accepted. An owned message is no slice of a
-    /// read buffer and can be kept as it is.
+    /// Returns the number of these sessions, or the reason why it was not accepted.
     pub(crate) fn publish(
         &mut self,
         message: &Message,
-        owned: bool,
-        from: Option<SessionKey>,
+        source: Source,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
+        let Source { owned, from, asker } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
@@ -126,7 +147,8 @@ impl Core {
             let client = from
                 .and_then(|key| self.session(key))
                 .map(|session| session.client.clone());
-            if !self.retained.set(message, client, &self.limits, now) {
+            let (limits, recorder) = (&self.limits, &mut self.recorder);
+            if !self.retained.set(message, client, limits, now, recorder) {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
         }
@@ -158,7 +180,12 @@ impl Core {
                     .collect::<Box<[u32]>>(),
                 expiry_s: remaining_s(message, now),
             };
-            self.forward(*key, message, &mut kept, &delivery, now);
+            let scope = if asker == Some(*key) {
+                Scope::Answer
+            } else {
+                Scope::Session
+            };
+            self.forward(*key, message, &mut kept, &delivery, scope, now);
             sessions += 1;
         }
         self.matches = matches;
@@ -172,6 +199,7 @@ impl Core {
         message: &Message,
         kept: &mut Option<Message>,
         delivery: &Delivery<'_>,
+        scope: Scope,
         now: Instant,
     ) {
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, delivery, now) {
@@ -184,7 +212,7 @@ impl Core {
             Queued {
                 message,
                 subscription_ids: delivery.subscription_ids.into(),
-                transient: false,
+                scope,
             },
             now,
         );
@@ -218,13 +246,13 @@ impl Core {
             self.counts.dropped += 1;
             return true;
         }
-        let Some(wake) = link
+        let Some(added) = link
             .output
-            .offer(|out| codec::publish(out, message, delivery))
+            .offer(0, |out| codec::publish(out, message, delivery))
         else {
             return false;
         };
-        let writer = wake.then(|| link.output.clone());
+        let writer = added.wake.then(|| link.output.clone());
         self.wakes.extend(writer);
         self.counts.messages_out += 1;
         true
@@ -270,27 +298,72 @@ impl Core {
             Queued {
                 message,
                 subscription_ids,
-                transient: true,
+                scope: Scope::Connection,
             },
             now,
         );
         self.is_open(key, to.connection)
     }
 
-    /// The answer to a request.
-    pub(crate) fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.answer(token, reason, text);
+    /// A message of the embedder that answers the request of a token.
+    pub(crate) fn answer(
+        &mut self,
+        token: Option<&Token>,
+        message: &Message,
+        now: Instant,
+    ) -> Result<usize, ReasonCode> {
+        let asker = token
+            .filter(|token| self.is_open(token.session, token.connection))
+            .map(|token| token.session);
+        let source = Source {
+            owned: true,
+            from: None,
+            asker,
+        };
+        let recorded = self.recorder.count();
+        let sessions = self.publish(message, source, now);
+        let told = self.told_since(recorded);
+        // The PUBREC of a QoS 2 request waits for its own record, which comes later than this.
+        if let Some(token) = token.filter(|token| told > 0 && !token.exactly_once)
+            && let Some(session) = self.linked(token.session, token.connection)
+            && let Some(link) = &mut session.link
+        {
+            link.hold_back(token.sequence, told);
+        }
+        sessions
     }
 
-    fn answer(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        let Some(session) = self.session(token.session) else {
+    /// The end of a request.
+    pub(crate) fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+        self.acknowledge(token, reason, text, 0);
+    }
+
+    /// The batch to wait for where something was recorded since then.
+    fn told_since(&self, recorded: u64) -> BatchNumber {
+        if self.recorder.count() == recorded {
+            0
+        } else {
+            self.recorder.current()
+        }
+    }
+
+    fn acknowledge(
+        &mut self,
+        token: Token,
+        reason: ReasonCode,
+        text: Option<&str>,
+        told: BatchNumber,
+    ) {
+        let slot = self.sessions.get_mut(token.session as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return;
         };
         let asked = (token.connection, token.sequence);
         if token.exactly_once {
-            session.settle_received(token.packet_id, asked, reason, text);
+            let recorder = &mut self.recorder;
+            session.settle_received(token.packet_id, asked, reason, text, told, recorder);
         } else {
-            session.answer(asked, reason, text);
+            session.answer(asked, reason, text, told);
         }
         self.flush_acks(token.session);
     }

@@ -9,6 +9,7 @@ use crate::{
     Message, ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
+    outbox::Scope,
     router::{SessionKey, Subscription, cost_bytes},
     topic,
 };
@@ -38,7 +39,7 @@ impl Core {
                 Err(reason) => reasons.push(reason),
             }
         }
-        self.put(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
+        self.tell(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
         for (filter, subscription) in replay {
             self.replay(key, &filter.filter, subscription, now);
         }
@@ -65,7 +66,10 @@ impl Core {
             self.limits.subscription_bytes_total_max,
         );
         let all_bytes = self.router.bytes();
-        let session = self.session(key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
+        let slot = self.sessions.get_mut(key as usize);
+        let session = slot
+            .and_then(Option::as_deref_mut)
+            .ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
         let cost = cost_bytes(&filter.filter);
         if session.subscription(&filter.filter).is_none()
             && (session.subscription_count() >= subscriptions_max
@@ -86,7 +90,7 @@ impl Core {
             retain_as_published,
             id,
         };
-        let new = session.subscribe(&filter.filter, subscription);
+        let new = session.subscribe(&filter.filter, subscription, &mut self.recorder);
         self.router.subscribe(&filter.filter, key, subscription);
         let wants_retained = match filter.retain_handling {
             RetainHandling::Always => true,
@@ -124,7 +128,7 @@ impl Core {
             };
             // Retained messages own their bytes, so they are kept as they are.
             let mut kept: Option<Message> = Some(message.clone());
-            self.forward(key, message, &mut kept, &delivery, now);
+            self.forward(key, message, &mut kept, &delivery, Scope::Session, now);
         }
         self.retained = retained;
     }
@@ -140,9 +144,10 @@ impl Core {
         }
         let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
-            let existed = self
-                .session(key)
-                .is_some_and(|session| session.unsubscribe(filter));
+            let slot = self.sessions.get_mut(key as usize);
+            let existed = slot
+                .and_then(Option::as_deref_mut)
+                .is_some_and(|session| session.unsubscribe(filter, &mut self.recorder));
             if existed {
                 self.router.unsubscribe(filter, key);
             }
@@ -152,7 +157,7 @@ impl Core {
                 ReasonCode::NO_SUBSCRIPTION_EXISTED
             });
         }
-        self.put(key, |out| {
+        self.tell(key, |out| {
             codec::unsuback(out, unsubscribe.packet_id, &reasons)
         });
     }

@@ -3,33 +3,30 @@
 
 use std::{mem, time::Instant};
 
+use bytes::BytesMut;
+
 use super::Core;
 use crate::{
     Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
+    gate::BatchNumber,
     limits::EXPIRED_SEARCH_PERIOD,
     link::Link,
-    outbox::{Outbox, Queued},
+    outbox::{Outbox, Queued, Scope},
+    persist::Tape,
     router::SessionKey,
-    session::Session,
+    session::Sending,
 };
 
 impl Core {
     /// Sends what acknowledgements may leave now; the others leave with the queue.
     pub(super) fn flush_acks(&mut self, key: SessionKey) {
-        let session = self
-            .sessions
-            .get_mut(key as usize)
-            .and_then(Option::as_deref_mut);
-        let Some((link, outbox, received)) = session.and_then(Session::sending) else {
+        let Some(mut sending) = self.sending(key) else {
             return;
         };
-        if link.send_acks(
-            outbox.progress().1,
-            waits_for_client(link, outbox),
-            received,
-        ) {
-            self.wakes.push(link.output.clone());
+        if sending.flush_acks() {
+            let output = sending.link.output.clone();
+            self.wakes.push(output);
         }
     }
 
@@ -41,14 +38,15 @@ impl Core {
             self.limits.queue_bytes_total_max,
             self.limits.queue_bytes_reserve,
         );
-        let Some(session) = self.session(key) else {
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
             return;
         };
         let present = session
             .link
             .as_ref()
             .is_some_and(|link| !link.output.is_closing());
-        if !present && queued.transient {
+        if !present && queued.scope == Scope::Connection {
             self.counts.dropped += 1;
             return;
         }
@@ -66,14 +64,20 @@ impl Core {
         if !has_room && searched.is_none_or(|at| now >= at + EXPIRED_SEARCH_PERIOD) {
             // What has expired in the queue must not keep out what is fresh.
             session.searched = Some(now);
-            expired = session.outbox.drop_expired(now) as u64;
+            let mut tape = session.tape(&mut self.recorder);
+            expired = session.outbox.drop_expired(now, &mut tape) as u64;
             has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
         }
         if has_room {
-            session.outbox.push(queued);
+            let is_answer = queued.scope == Scope::Answer;
+            let mut tape = session.tape(&mut self.recorder);
+            session.outbox.push(queued, &mut tape);
             self.counts.dropped += expired;
             if present {
                 self.pump(key, now);
+            }
+            if is_answer && let Some(mut sending) = self.sending(key) {
+                sending.outbox.record_waiting_answer(&mut sending.tape);
             }
             return;
         }
@@ -93,14 +97,131 @@ impl Core {
     /// Sends what a session has to send: repetitions first, then its queue, then acknowledgements that waited for these.
     /// Ends at the client's Receive Maximum or at the output's high-water mark.
     pub(crate) fn pump(&mut self, key: SessionKey, now: Instant) {
-        let session = self
-            .sessions
-            .get_mut(key as usize)
-            .and_then(Option::as_deref_mut);
-        let Some((link, outbox, received)) = session.and_then(Session::sending) else {
+        let Some(mut sending) = self.sending(key) else {
             return;
         };
         let mut tally = Tally::default();
+        sending.repeat(&mut tally, now);
+        if sending.link.resend.is_empty() {
+            sending.send(&mut tally, now);
+        }
+        tally.wake |= sending.flush_acks();
+        let output = tally.wake.then(|| sending.link.output.clone());
+        self.wakes.extend(output);
+        self.counts.messages_out += tally.sent;
+        self.counts.dropped += tally.dropped;
+    }
+
+    /// PUBACK, PUBREC or PUBCOMP of a client.
+    pub(crate) fn acknowledged(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        packet_type: u8,
+        ack: Ack,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        if !self.is_open(key, connection) {
+            return Ok(());
+        }
+        let Some(Sending {
+            link,
+            outbox,
+            mut tape,
+            ..
+        }) = self.sending(key)
+        else {
+            return Ok(());
+        };
+        let mut rel = None;
+        // What the client may answer: its PUBLISH by QoS, or our PUBREL.
+        let expected = outbox
+            .in_flight(ack.packet_id)
+            .map(|entry| match &entry.queued {
+                Some(queued) if queued.message.qos == QoS::AtLeastOnce => kind::PUBACK,
+                Some(_) => kind::PUBREC,
+                None => kind::PUBCOMP,
+            });
+        match (packet_type, expected) {
+            (kind::PUBREC, Some(kind::PUBREC)) if !ack.reason.is_error() => {
+                outbox.release(ack.packet_id, &mut tape);
+                rel = Some(ReasonCode::SUCCESS);
+            }
+            (kind::PUBREC, Some(kind::PUBCOMP)) => rel = Some(ReasonCode::SUCCESS),
+            (kind::PUBREC, None) => rel = Some(ReasonCode::PACKET_IDENTIFIER_NOT_FOUND),
+            // Late, or from before a takeover.
+            (_, None) => {}
+            (got, Some(expected)) if got == expected => {
+                let entry = outbox.complete(ack.packet_id, &mut tape);
+                if entry.is_some_and(|entry| entry.connection == link.connection) {
+                    link.unacknowledged -= 1;
+                }
+            }
+            _ => {
+                return Err(Violation::protocol(
+                    "an acknowledgement does not fit the QoS of its message",
+                ));
+            }
+        }
+        if let Some(reason) = rel {
+            self.tell(key, |out| {
+                codec::ack(out, kind::PUBREL, ack.packet_id, reason, None, usize::MAX);
+            });
+        } else if !outbox.is_queue_empty() || !link.resend.is_empty() {
+            self.pump(key, now);
+        }
+        Ok(())
+    }
+
+    /// PUBREL of a client: its QoS 2 exchange is over.
+    pub(crate) fn released(&mut self, key: SessionKey, connection: u64, packet_id: u16) {
+        if !self.is_open(key, connection) {
+            return;
+        }
+        let slot = self.sessions.get_mut(key as usize);
+        let known = slot
+            .and_then(Option::as_deref_mut)
+            .is_some_and(|session| session.release_received(packet_id, &mut self.recorder));
+        let reason = if known {
+            ReasonCode::SUCCESS
+        } else {
+            ReasonCode::PACKET_IDENTIFIER_NOT_FOUND
+        };
+        self.tell(key, |out| {
+            codec::ack(out, kind::PUBCOMP, packet_id, reason, None, usize::MAX)
+        });
+    }
+
+    /// PINGREQ of a client.
+    pub(crate) fn ping(&mut self, key: SessionKey, connection: u64) {
+        if self.is_open(key, connection) {
+            self.put(key, 0, codec::pingresp);
+        }
+    }
+
+    /// A packet that tells of what was recorded for this session.
+    pub(super) fn tell(&mut self, key: SessionKey, encode: impl FnOnce(&mut BytesMut)) {
+        let told = self.sending(key).map_or(0, |sending| sending.tape.latest());
+        self.put(key, told, encode);
+    }
+
+    fn put(&mut self, key: SessionKey, told: BatchNumber, encode: impl FnOnce(&mut BytesMut)) {
+        let Some(Sending { link, mut tape, .. }) = self.sending(key) else {
+            return;
+        };
+        if tape.put(&link.output, told, encode) {
+            let output = link.output.clone();
+            self.wakes.push(output);
+        }
+    }
+}
+
+impl Sending<'_> {
+    /// Sends again what the client did not acknowledge over an earlier connection (section 4.4).
+    fn repeat(&mut self, tally: &mut Tally, now: Instant) {
+        let Self {
+            link, outbox, tape, ..
+        } = self;
         while let Some(&packet_id) = link.resend.front() {
             let Some(entry) = outbox.in_flight(packet_id) else {
                 link.resend.pop_front();
@@ -118,157 +239,77 @@ impl Core {
                             usize::MAX,
                         );
                     };
-                    let Some(wake) = link.output.offer(rel) else {
-                        break;
+                    let told = tape.latest();
+                    let Some(wake) = tape.offer(&link.output, told, rel) else {
+                        return;
                     };
                     tally.wake |= wake;
                 }
-                Some(_) if link.unacknowledged >= link.window => break,
-                Some(queued) => match tally.send(link, queued, packet_id, true, now) {
-                    Sent::Yes => {
-                        entry.connection = link.connection;
-                        link.unacknowledged += 1;
+                Some(_) if link.unacknowledged >= link.window => return,
+                Some(queued) => {
+                    let told = match queued.message.qos {
+                        QoS::ExactlyOnce => tape.latest(),
+                        _ => 0,
+                    };
+                    let sending = (packet_id, true, told);
+                    match tally.send(link, queued, sending, now, tape) {
+                        Sent::Yes => {
+                            entry.connection = link.connection;
+                            link.unacknowledged += 1;
+                        }
+                        Sent::TooLarge => _ = outbox.complete(packet_id, tape),
+                        Sent::NoRoom => return,
                     }
-                    Sent::TooLarge => _ = outbox.complete(packet_id),
-                    Sent::NoRoom => break,
-                },
+                }
             }
             link.resend.pop_front();
         }
-        while let Some(queued) = outbox.front().filter(|_| link.resend.is_empty()) {
+    }
+
+    /// Sends from the queue.
+    fn send(&mut self, tally: &mut Tally, now: Instant) {
+        let Self {
+            link, outbox, tape, ..
+        } = self;
+        while let Some(queued) = outbox.front() {
             if queued.message.is_expired(now) {
                 tally.dropped += 1;
-                outbox.pop();
+                outbox.pop(tape);
                 continue;
             }
             let at_most_once = queued.message.qos == QoS::AtMostOnce;
             let packet_id = if at_most_once {
                 0
             } else if link.unacknowledged >= link.window {
-                break;
+                return;
             } else if let Some(packet_id) = outbox.next_packet_id() {
                 packet_id
             } else {
-                break;
+                return;
             };
-            match tally.send(link, queued, packet_id, false, now) {
-                Sent::Yes if at_most_once => outbox.pop(),
+            let told = match queued.message.qos {
+                // The identifier that it goes out with is recorded below.
+                QoS::ExactlyOnce => tape.current(),
+                _ => 0,
+            };
+            match tally.send(link, queued, (packet_id, false, told), now, tape) {
+                Sent::Yes if at_most_once => outbox.pop(tape),
                 Sent::Yes => {
-                    outbox.sent(packet_id, link.connection);
+                    outbox.sent(packet_id, link.connection, tape);
                     link.unacknowledged += 1;
                 }
-                Sent::TooLarge => outbox.pop(),
-                Sent::NoRoom => break,
+                Sent::TooLarge => outbox.pop(tape),
+                Sent::NoRoom => return,
             }
-        }
-        if tally.wake {
-            self.wakes.push(link.output.clone());
-        }
-        self.counts.messages_out += tally.sent;
-        self.counts.dropped += tally.dropped;
-        if link.send_acks(
-            outbox.progress().1,
-            waits_for_client(link, outbox),
-            received,
-        ) {
-            self.wakes.push(link.output.clone());
         }
     }
 
-    /// PUBACK, PUBREC or PUBCOMP of a client.
-    pub(crate) fn acknowledged(
-        &mut self,
-        key: SessionKey,
-        connection: u64,
-        packet_type: u8,
-        ack: Ack,
-        now: Instant,
-    ) -> Result<(), Violation> {
-        let Some(Session {
-            link: Some(link),
-            outbox,
-            ..
-        }) = self.linked(key, connection)
-        else {
-            return Ok(());
-        };
-        let mut rel = None;
-        // What the client may answer: its PUBLISH by QoS, or our PUBREL.
-        let expected = outbox
-            .in_flight(ack.packet_id)
-            .map(|entry| match &entry.queued {
-                Some(queued) if queued.message.qos == QoS::AtLeastOnce => kind::PUBACK,
-                Some(_) => kind::PUBREC,
-                None => kind::PUBCOMP,
-            });
-        match (packet_type, expected) {
-            (kind::PUBREC, Some(kind::PUBREC)) if !ack.reason.is_error() => {
-                outbox.release(ack.packet_id);
-                rel = Some(ReasonCode::SUCCESS);
-            }
-            (kind::PUBREC, Some(kind::PUBCOMP)) => rel = Some(ReasonCode::SUCCESS),
-            (kind::PUBREC, None) => rel = Some(ReasonCode::PACKET_IDENTIFIER_NOT_FOUND),
-            // Late, or from before a takeover.
-            (_, None) => {}
-            (got, Some(expected)) if got == expected => {
-                let entry = outbox.complete(ack.packet_id);
-                if entry.is_some_and(|entry| entry.connection == link.connection) {
-                    link.unacknowledged -= 1;
-                }
-            }
-            _ => {
-                return Err(Violation::protocol(
-                    "an acknowledgement does not fit the QoS of its message",
-                ));
-            }
-        }
-        if let Some(reason) = rel {
-            let wake = link.output.put(|out| {
-                codec::ack(out, kind::PUBREL, ack.packet_id, reason, None, usize::MAX);
-            });
-            let output = wake.then(|| link.output.clone());
-            self.wakes.extend(output);
-        } else if !outbox.is_queue_empty() || !link.resend.is_empty() {
-            self.pump(key, now);
-        }
-        Ok(())
-    }
-
-    /// PUBREL of a client: its QoS 2 exchange is over.
-    pub(crate) fn released(&mut self, key: SessionKey, connection: u64, packet_id: u16) {
-        let Some(session) = self.linked(key, connection) else {
-            return;
-        };
-        let known = session.release_received(packet_id);
-        let reason = if known {
-            ReasonCode::SUCCESS
-        } else {
-            ReasonCode::PACKET_IDENTIFIER_NOT_FOUND
-        };
-        self.put(key, |out| {
-            codec::ack(out, kind::PUBCOMP, packet_id, reason, None, usize::MAX)
-        });
-    }
-
-    /// PINGREQ of a client.
-    pub(crate) fn ping(&mut self, key: SessionKey, connection: u64) {
-        if self.is_open(key, connection) {
-            self.put(key, codec::pingresp);
-        }
-    }
-
-    pub(super) fn put(&mut self, key: SessionKey, encode: impl FnOnce(&mut bytes::BytesMut)) {
-        let Some(link) = self
-            .sessions
-            .get(key as usize)
-            .and_then(Option::as_ref)
-            .and_then(|s| s.link.as_ref())
-        else {
-            return;
-        };
-        if link.output.put(encode) {
-            self.wakes.push(link.output.clone());
-        }
+    /// Sends what acknowledgements may leave now. True where the writer has to be woken.
+    fn flush_acks(&mut self) -> bool {
+        let blocked = waits_for_client(self.link, self.outbox);
+        let popped = self.outbox.progress().1;
+        self.link
+            .send_acks(popped, blocked, self.received, &mut self.tape)
     }
 }
 
@@ -298,9 +339,9 @@ impl Tally {
         &mut self,
         link: &Link,
         queued: &Queued,
-        packet_id: u16,
-        dup: bool,
+        (packet_id, dup, told): (u16, bool, BatchNumber),
         now: Instant,
+        tape: &mut Tape<'_>,
     ) -> Sent {
         let message = &queued.message;
         let delivery = Delivery {
@@ -315,10 +356,9 @@ impl Tally {
             self.dropped += 1;
             return Sent::TooLarge;
         }
-        match link
-            .output
-            .offer(|out| codec::publish(out, message, &delivery))
-        {
+        match tape.offer(&link.output, told, |out| {
+            codec::publish(out, message, &delivery);
+        }) {
             None => Sent::NoRoom,
             Some(wake) => {
                 self.wake |= wake;

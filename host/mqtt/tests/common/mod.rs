@@ -27,7 +27,13 @@ pub(crate) const PEER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 pub(crate) fn broker(limits: Limits) -> Broker {
-    Broker::new(Options { limits }, Arc::new(NoService))
+    Broker::new(
+        Options {
+            limits,
+            ..Options::default()
+        },
+        Arc::new(NoService),
+    )
 }
 
 /// Serves a broker on a free port.
@@ -187,7 +193,16 @@ pub(crate) struct Echo {
 impl Echo {
     pub(crate) fn broker(limits: Limits) -> (Broker, Arc<Self>) {
         let echo = Arc::new(Self::default());
-        (Broker::new(Options { limits }, echo.clone()), echo)
+        (
+            Broker::new(
+                Options {
+                    limits,
+                    ..Options::default()
+                },
+                echo.clone(),
+            ),
+            echo,
+        )
     }
 
     pub(crate) fn count(&self, what: &str) -> usize {

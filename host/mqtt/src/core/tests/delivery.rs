@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRecReason, PubRel};
 
-use crate::{Broker, Limits, Message, QoS, testing::*};
+use crate::{Broker, Limits, Message, QoS, core::Source, testing::*};
 
 fn start(limits: Limits) -> (Broker, Instant) {
     (broker(limits), Instant::now())
@@ -305,7 +305,10 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
     let publish = |text: &str, expires, at| {
         let mut message = Message::new("t", text.to_owned(), QoS::AtLeastOnce);
         message.expires = expires;
-        broker.lock().publish(&message, false, None, at).unwrap();
+        broker
+            .lock()
+            .publish(&message, Source::default(), at)
+            .unwrap();
     };
     for _ in 0..100 {
         publish("old", Some(now + Duration::from_secs(1)), now);

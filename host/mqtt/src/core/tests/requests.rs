@@ -11,7 +11,13 @@ use crate::{Broker, Limits, Message, Options, Origin, QoS, ReasonCode, Request, 
 fn start(limits: Limits) -> (Broker, Arc<Recorder>, Instant) {
     let recorder = Arc::new(Recorder::default());
     (
-        Broker::new(Options { limits }, recorder.clone()),
+        Broker::new(
+            Options {
+                limits,
+                ..Options::default()
+            },
+            recorder.clone(),
+        ),
         recorder,
         Instant::now(),
     )

@@ -1,0 +1,216 @@
+//! What recovery found becomes the state of a new broker.
+//!
+//! What has expired, or does not fit the bounds of now, is left out, and that is recorded, so that the log and the broker
+//! agree.
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+use bytes::Bytes;
+
+use super::Core;
+use crate::{
+    Message,
+    change::{Change, Part},
+    limits::WILL_GRACE,
+    outbox::{Outbox, Queued, Restored, Scope},
+    recovery::{Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession},
+    router::{SessionKey, Subscription, cost_bytes},
+    session::{Session, Standing},
+    topic,
+};
+
+/// What was left out for a bound.
+#[derive(Debug, Default)]
+struct Dropped {
+    sessions: usize,
+    subscriptions: usize,
+    messages: usize,
+    retained: usize,
+}
+
+impl Core {
+    /// Takes over what recovery found. A session that was connected is as if its connection ended now.
+    pub(crate) fn restore(&mut self, recovery: Recovery) {
+        let mut dropped = Dropped::default();
+        for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
+            self.restore_session(number, saved, &mut dropped);
+        }
+        for (topic, saved) in recovery.retained {
+            self.restore_retained(&topic, saved, &mut dropped);
+        }
+        let Dropped {
+            sessions,
+            subscriptions,
+            messages,
+            retained,
+        } = dropped;
+        if sessions + subscriptions + messages + retained > 0 {
+            tracing::warn!(
+                sessions,
+                subscriptions,
+                messages,
+                retained,
+                "the limits are smaller than what was kept: this was dropped"
+            );
+            self.counts.dropped += (messages + retained) as u64;
+        }
+        self.recorder.append();
+    }
+
+    /// One session for each client, and no more than the limit: those last whose end is near.
+    fn fitting(
+        &mut self,
+        saved: impl IntoIterator<Item = (u64, SavedSession)>,
+        dropped: &mut Dropped,
+    ) -> Vec<(u64, SavedSession)> {
+        let mut by_client: HashMap<Arc<str>, (u64, SavedSession)> = HashMap::new();
+        let mut over = Vec::new();
+        for (number, session) in saved {
+            self.last_session = self.last_session.max(number);
+            let older = by_client.insert(session.client.clone(), (number, session));
+            over.extend(older.map(|(number, _)| number));
+        }
+        let mut sessions: Vec<_> = by_client.into_values().collect();
+        if sessions.len() > self.limits.sessions_max {
+            sessions.sort_by_key(|(_, session)| {
+                let detached_ms = session.detached_ms.unwrap_or(u64::MAX);
+                Reverse(detached_ms.saturating_add(u64::from(session.expiry_s) * 1000))
+            });
+            let surplus = sessions.split_off(self.limits.sessions_max);
+            dropped.sessions += surplus.len();
+            over.extend(surplus.into_iter().map(|(number, _)| number));
+        }
+        for number in over {
+            self.recorder.tape(number, true).write(Part::End);
+        }
+        sessions.sort_by_key(|(number, _)| *number);
+        sessions
+    }
+
+    fn restore_session(&mut self, number: u64, saved: SavedSession, dropped: &mut Dropped) {
+        let now = self.recorder.clock().started();
+        // A clock that was set back must not give it more time than it had.
+        let detached = saved
+            .detached_ms
+            .and_then(|at_ms| self.recorder.clock().instant(at_ms))
+            .map_or(now, |at| at.min(now));
+        if saved.detached_ms.is_none() {
+            self.recorder.tape(number, true).detached(now);
+        }
+        let expiry_s = saved.expiry_s.min(self.limits.session_expiry_max_s);
+        if expiry_s != saved.expiry_s {
+            self.recorder.tape(number, true).write(match expiry_s {
+                0 => Part::End,
+                _ => Part::Expiry(expiry_s),
+            });
+        }
+        let mut session = Session::new(saved.client, number, self.queued_bytes.clone());
+        let standing = Standing {
+            expiry_s,
+            will: saved.will,
+            detached,
+        };
+        session.restore(standing, now + WILL_GRACE);
+        for (packet_id, answer) in saved.received {
+            session.restore_received(packet_id, answer);
+        }
+        self.restore_messages(number, &mut session.outbox, saved.messages, dropped);
+        let key = self.insert(session);
+        for (filter, subscription) in saved.subscriptions {
+            self.restore_subscription(key, &filter, subscription, dropped);
+        }
+        self.schedule(key);
+    }
+
+    fn restore_messages(
+        &mut self,
+        session: u64,
+        outbox: &mut Outbox,
+        messages: impl IntoIterator<Item = (u64, SavedMessage)>,
+        dropped: &mut Dropped,
+    ) {
+        let now = self.recorder.clock().started();
+        let (bytes_max, total_max) = (
+            self.limits.queue_bytes_max,
+            // As for any absent client.
+            self.limits.queue_bytes_total_max / 2,
+        );
+        for (number, saved) in messages {
+            let queued = saved.content.map(|content| self.queued(content));
+            let expired = saved.packet_id.is_none()
+                && queued
+                    .as_ref()
+                    .is_some_and(|queued| queued.message.is_expired(now));
+            let has_room = queued
+                .as_ref()
+                .is_none_or(|queued| outbox.has_room(queued.cost_bytes(), bytes_max, total_max));
+            if expired || !has_room {
+                dropped.messages += usize::from(!expired);
+                self.recorder
+                    .tape(session, true)
+                    .write(Part::Gone { number });
+                continue;
+            }
+            outbox.restore(Restored {
+                number,
+                packet_id: saved.packet_id,
+                queued,
+            });
+        }
+    }
+
+    fn restore_subscription(
+        &mut self,
+        key: SessionKey,
+        filter: &Bytes,
+        subscription: Subscription,
+        dropped: &mut Dropped,
+    ) {
+        let slot = self.sessions.get_mut(key as usize);
+        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+            return;
+        };
+        let cost = cost_bytes(filter);
+        let fits = topic::check_filter(filter).is_ok()
+            && topic::levels(filter)
+                .nth(self.limits.topic_levels_max)
+                .is_none()
+            && session.subscription_count() < self.limits.subscriptions_per_session_max
+            && session.subscription_bytes() + cost
+                <= self.limits.subscription_bytes_per_session_max
+            && self.router.bytes() + cost <= self.limits.subscription_bytes_total_max;
+        if fits {
+            session.restore_subscription(filter, subscription);
+            self.router.subscribe(filter, key, subscription);
+        } else {
+            dropped.subscriptions += 1;
+            session
+                .tape(&mut self.recorder)
+                .write(Part::Unsubscribe { filter });
+        }
+    }
+
+    fn restore_retained(&mut self, topic: &[u8], saved: SavedRetained, dropped: &mut Dropped) {
+        let now = self.recorder.clock().started();
+        let message = self.expiring(saved.message, saved.expires_ms);
+        let expired = message.is_expired(now);
+        if expired || !self.retained.restore(message, saved.from, &self.limits) {
+            dropped.retained += usize::from(!expired);
+            self.recorder.write(&Change::Forgotten { topic });
+        }
+    }
+
+    fn queued(&self, content: SavedContent) -> Queued {
+        Queued {
+            message: self.expiring(content.message, content.expires_ms),
+            subscription_ids: content.subscription_ids,
+            scope: Scope::Session,
+        }
+    }
+
+    fn expiring(&self, mut message: Message, expires_ms: Option<u64>) -> Message {
+        let clock = self.recorder.clock();
+        message.expires = expires_ms.and_then(|at_ms| clock.instant(at_ms));
+        message
+    }
+}

@@ -1,0 +1,171 @@
+//! Sessions and retained messages as of now, in pieces, as changes.
+//!
+//! In comes the state of the core, under its lock, for one piece at a time; out goes a batch of changes that
+//! [`Recovery::apply`](crate::Recovery::apply) reads like any other. Each piece is right for the moment at which it was
+//! taken. Whoever applies all pieces, and then every change since the first one was begun, has the state of the end.
+
+use bytes::Bytes;
+
+use crate::{
+    change::{Change, Content, Encoder, Part, Testament},
+    clock::Clock,
+    outbox::Recorded,
+    retained::Retained,
+    session::Session,
+};
+
+/// How far an image has come. The default is its beginning.
+#[derive(Debug, Default)]
+pub struct ImageCursor(Place);
+
+#[derive(Debug)]
+enum Place {
+    /// In the session of this slot.
+    Session {
+        slot: usize,
+        begun: Option<Begun>,
+    },
+    /// Behind the retained message of this topic.
+    Retained(Option<Bytes>),
+    End,
+}
+
+/// A session whose beginning was written.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    /// A slot may have another session by the next piece.
+    session: u64,
+    /// The next message to write.
+    message: u64,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::Session {
+            slot: 0,
+            begun: None,
+        }
+    }
+}
+
+/// The next piece, of about so many bytes: a message, and what a session has beside its messages, is not divided.
+pub(crate) fn next(
+    sessions: &[Option<Box<Session>>],
+    retained: &Retained,
+    clock: &Clock,
+    cursor: &mut ImageCursor,
+    bytes_max: usize,
+) -> Option<Vec<u8>> {
+    let bytes_max = bytes_max.max(1);
+    let mut piece = Encoder::default();
+    while piece.len() < bytes_max {
+        match &mut cursor.0 {
+            Place::Session { slot, begun } => match sessions.get(*slot) {
+                Some(session) => {
+                    let session = session.as_ref().filter(|session| session.is_durable());
+                    let over = session.is_none_or(|session| {
+                        write_session(session, clock, begun, &mut piece, bytes_max)
+                    });
+                    if over {
+                        (*slot, *begun) = (*slot + 1, None);
+                    }
+                }
+                None => cursor.0 = Place::Retained(None),
+            },
+            Place::Retained(after) => {
+                let Some(entry) = retained.after(after.as_deref()).next() else {
+                    cursor.0 = Place::End;
+                    continue;
+                };
+                piece.write(&Change::Retained {
+                    message: Content::new(&entry.message, clock),
+                    from: entry.from.as_deref(),
+                });
+                *after = Some(entry.message.topic.clone());
+            }
+            Place::End => break,
+        }
+    }
+    (!piece.is_empty()).then(|| piece.take())
+}
+
+/// True where the session is written to its end.
+fn write_session(
+    session: &Session,
+    clock: &Clock,
+    begun: &mut Option<Begun>,
+    piece: &mut Encoder,
+    bytes_max: usize,
+) -> bool {
+    let number = session.number;
+    let put = |piece: &mut Encoder, part| piece.write(&Change::Session(number, part));
+    if begun.is_none_or(|begun| begun.session != number) {
+        put(
+            piece,
+            Part::Begin {
+                client: &session.client,
+                expiry_s: session.expiry_s(),
+                will: session.will().map(|will| Testament::new(will, clock)),
+            },
+        );
+        if let Some(since) = session.detached() {
+            let at_ms = clock.wall_ms(since);
+            put(piece, Part::Detach { at_ms });
+        }
+        for (filter, subscription) in session.subscriptions() {
+            put(
+                piece,
+                Part::Subscribe {
+                    filter,
+                    subscription,
+                },
+            );
+        }
+        for (packet_id, reason) in session.answered() {
+            put(piece, Part::Received { packet_id, reason });
+        }
+        *begun = Some(Begun {
+            session: number,
+            message: 0,
+        });
+    }
+    let Some(begun) = begun else { return true };
+    for recorded in session.outbox.recorded_from(begun.message) {
+        if piece.len() >= bytes_max {
+            return false;
+        }
+        let Recorded {
+            number: message,
+            packet_id,
+            queued,
+        } = recorded;
+        if let Some(queued) = queued {
+            piece.message(
+                number,
+                message,
+                &queued.message,
+                &queued.subscription_ids,
+                clock,
+            );
+        }
+        match (packet_id, queued) {
+            (Some(packet_id), Some(_)) => put(
+                piece,
+                Part::Sent {
+                    number: message,
+                    packet_id,
+                },
+            ),
+            (Some(packet_id), None) => put(
+                piece,
+                Part::Released {
+                    number: message,
+                    packet_id,
+                },
+            ),
+            (None, _) => {}
+        }
+        begun.message = message + 1;
+    }
+    true
+}
