@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use statehouse::policy::{self, Denial, Engine, Host as _, Instance, Put};
-use statehouse::request::{Dialect, Request};
+use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Peer, Quota, State, Transaction};
 use statehouse::{STANDARD_POLICY, clock, limits};
 use statehouse_mqtt::Properties;
@@ -173,6 +173,7 @@ fn quota() -> Quota {
         bytes_max: limits::BYTES_MAX_DEFAULT,
         key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
         value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+        journal_full: false,
     }
 }
 
@@ -191,6 +192,7 @@ impl Client {
             fencing_token: None,
             peer: &self.peer,
             properties: &self.properties,
+            delivery: Delivery::default(),
         }
     }
 }
@@ -213,7 +215,7 @@ fn sandboxed(
         now: NOW_MS,
     });
     black_box(outcome.expect("the standard policy never fails"));
-    call.end().commit()
+    call.end().commit().0
 }
 
 fn native(
@@ -238,7 +240,7 @@ fn native(
         payload,
     };
     black_box(policy.handle(&mut host, &request));
-    transaction.commit()
+    transaction.commit().0
 }
 
 fn policy_call(c: &mut Criterion) {
@@ -250,6 +252,7 @@ fn policy_call(c: &mut Criterion) {
         peer: Peer {
             client: "bench".into(),
             connection: 1,
+            session: 1,
         },
         properties: Properties::default(),
     };

@@ -96,7 +96,12 @@ pub struct Clock {
 impl Clock {
     /// Starts at the wall clock.
     pub fn new(source: Arc<dyn Source>) -> Self {
-        let anchor_ns = source.wall_ns();
+        Self::resume(source, 0)
+    }
+
+    /// Starts at the wall clock, or at an earlier run's last time where that is later.
+    pub fn resume(source: Arc<dyn Source>, last_ms: u64) -> Self {
+        let anchor_ns = source.wall_ns().max(last_ms.saturating_mul(NANOS_PER_MS));
         let anchor_monotonic_ns = source.monotonic_ns();
         Self {
             source,
@@ -205,6 +210,11 @@ impl Hlc {
             },
         };
         self.last
+    }
+
+    /// A clock that has given `last`.
+    pub fn at(last: Stamp) -> Self {
+        Self { last }
     }
 
     /// The last stamp given.

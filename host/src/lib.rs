@@ -35,6 +35,7 @@ pub mod outbox;
 pub mod policy;
 pub mod request;
 pub mod server;
+pub mod storage;
 pub mod store;
 pub mod transport;
 

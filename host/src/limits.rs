@@ -128,6 +128,56 @@ pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// Keys, calls or properties that are recorded of one request so that it can run again. Policies look at a
+/// few; the answer to one that looks at more is kept instead.
+pub const EVIDENCE_READS_MAX: usize = 64;
+
+/// What a request saw, in bytes: beyond it its answer is kept instead, which is nearly always smaller.
+pub const EVIDENCE_BYTES_MAX: u64 = 16 << 10;
+
+/// A page of keys that is recorded so that its request can run again.
+pub const EVIDENCE_PAGE_BYTES_MAX: usize = 4 << 10;
+
+/// Answers up to this are kept with the record of their request, as a check of running it again. Those of
+/// the published commands that change anything have at most some ten bytes.
+pub const OUTCOME_INLINE_BYTES_MAX: usize = 256;
+
+/// What a remembered request costs besides what it saw and was answered: its places in three indexes, rounded up.
+pub const REMEMBERED_OVERHEAD_BYTES: u64 = 512;
+
+/// The shortest that a request is remembered: longer than any client waits before it sends again.
+pub const DUPLICATE_WINDOW_MS_MIN: u64 = 60_000;
+
+/// Default bound of how long a request is remembered (`duplicate_window`).
+pub const DUPLICATE_WINDOW_MS_DEFAULT: u64 = 10 * 60_000;
+
+/// Default bound of remembered requests beyond the last ones of live sessions (`max_duplicates`).
+pub const DUPLICATES_MAX_DEFAULT: u64 = 100_000;
+
+/// Default bound of remembered requests in bytes (`max_duplicate_bytes`). The last ones of live sessions may
+/// take as much again.
+pub const DUPLICATE_BYTES_MAX_DEFAULT: u64 = 64 << 20;
+
+/// The last requests of a live session that are remembered however old: the broker's Receive Maximum, since a
+/// client can have no more on their way, and only these can come again.
+pub const DUPLICATES_PER_SESSION: u64 = 1024;
+
+/// Default bound of the age of history (`history_retention`): long enough to look into what happened overnight.
+pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
+
+/// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
+pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
+
+/// How far the system clock may be behind the last recorded time at a start without anybody being asked.
+pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;
+
+/// A piece of a snapshot: the store's lock is held while one is made, so that requests wait for some tens of
+/// microseconds at most.
+pub const SNAPSHOT_PIECE_BYTES: usize = 64 << 10;
+
+/// Entries of one piece, for small ones.
+pub const SNAPSHOT_PIECE_ENTRIES: usize = 512;
+
 /// Default bound of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 

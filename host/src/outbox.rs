@@ -18,7 +18,7 @@ pub struct Outbox {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<(Position, Outbound)>,
-    durable: Position,
+    released: Position,
 }
 
 impl Outbox {
@@ -29,22 +29,22 @@ impl Outbox {
             .extend(out.into_iter().map(|out| (position, out)));
     }
 
-    /// Lets everything go that is durable by now. Whoever calls may carry out what others queued:
+    /// Lets everything go that the journal releases by now. Whoever calls may carry out what others queued:
     /// the transport runs one delivery at a time, so the order is that of the queue.
-    pub fn release(&self, durable: Position, transport: &dyn Transport) {
+    pub fn release(&self, released: Position, transport: &dyn Transport) {
         {
             let mut queue = self.lock();
-            queue.durable = queue.durable.max(durable);
+            queue.released = queue.released.max(released);
         }
         transport.deliver(&mut || self.ready());
     }
 
     fn ready(&self) -> VecDeque<Outbound> {
         let mut queue = self.lock();
-        let durable = queue.durable;
+        let released = queue.released;
         let count = queue
             .waiting
-            .partition_point(|(position, _)| *position <= durable);
+            .partition_point(|(position, _)| *position <= released);
         queue.waiting.drain(..count).map(|(_, out)| out).collect()
     }
 
@@ -84,6 +84,7 @@ mod tests {
         let peer = Peer {
             client: "c".into(),
             connection,
+            session: 1,
         };
         Outbound::Kick(peer, ReasonCode::ADMINISTRATIVE_ACTION, "")
     }

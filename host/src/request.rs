@@ -47,7 +47,21 @@ impl Dialect {
     }
 }
 
+/// How a request was delivered: what tells a redelivery from a new one (the protocol, section 9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// The number of the session; no two sessions have the same, also over restarts.
+    pub session: u64,
+    /// The number of the connection, likewise.
+    pub connection: u64,
+    /// The packet identifier.
+    pub packet_id: u16,
+    /// The DUP flag.
+    pub dup: bool,
+}
+
 /// A request that a policy can handle.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// How the client speaks.
     pub dialect: Dialect,
@@ -61,6 +75,8 @@ pub struct Request<'a> {
     pub peer: &'a Peer,
     /// Everything else a policy may ask for.
     pub properties: &'a Properties,
+    /// How it came.
+    pub delivery: Delivery,
 }
 
 /// Where an answer goes and what it must carry.
@@ -71,13 +87,15 @@ pub struct ReplyTo {
     correlation_data: Bytes,
     dialect: Dialect,
     protocol_version: bool,
+    /// What the client said about persistence, if it said anything: whether it asks for the disk.
+    pub persistence: Option<bool>,
     /// When the request expires; so does the answer.
     pub expires: Option<Instant>,
 }
 
 impl ReplyTo {
-    /// The MQTT properties of an answer.
-    pub fn properties(&self, version: Option<Stamp>, node: &str) -> Bytes {
+    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked.
+    pub fn properties(&self, version: Option<Stamp>, node: &str, persisted: Option<&str>) -> Bytes {
         let mut properties = self.start("200");
         if let Some(version) = version {
             let version = version.display(node).to_string();
@@ -85,6 +103,9 @@ impl ReplyTo {
         }
         if self.protocol_version {
             properties = properties.user("__protVer", "1.0");
+        }
+        if let Some(persisted) = persisted.filter(|_| self.persistence.is_some()) {
+            properties = properties.user("persisted", persisted);
         }
         finish(properties)
     }
@@ -144,6 +165,8 @@ pub struct Incoming<'a> {
     pub properties: &'a Properties,
     /// Its QoS.
     pub qos: QoS,
+    /// How it came.
+    pub delivery: Delivery,
     /// When it expires.
     pub expires: Option<Instant>,
     /// Whose it is.
@@ -198,6 +221,7 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
         correlation_data: Bytes::copy_from_slice(&correlation_data),
         dialect,
         protocol_version: fields.protocol_version.is_some(),
+        persistence: fields.persistence.map(|asked| asked == "true"),
         expires: incoming.expires,
     };
     if let Some(version) = fields.protocol_version
@@ -220,6 +244,7 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
         fencing_token,
         peer: incoming.peer,
         properties,
+        delivery: incoming.delivery,
     };
     Parsed::Run(request, reply_to)
 }
@@ -236,6 +261,7 @@ struct Fields<'a> {
     fencing_token: Option<&'a str>,
     preview_timestamp: Option<&'a str>,
     preview_fencing_token: Option<&'a str>,
+    persistence: Option<&'a str>,
 }
 
 impl<'a> Fields<'a> {
@@ -246,6 +272,7 @@ impl<'a> Fields<'a> {
             "__ft" => &mut self.fencing_token,
             "Timestamp" => &mut self.preview_timestamp,
             "FencingToken" => &mut self.preview_fencing_token,
+            "aio-persistence" => &mut self.persistence,
             _ => return,
         };
         field.get_or_insert(value);
@@ -330,6 +357,7 @@ mod tests {
         let peer = Peer {
             client: "c".into(),
             connection: 1,
+            session: 1,
         };
         let payload = Bytes::new();
         let incoming = Incoming {
@@ -337,6 +365,7 @@ mod tests {
             payload: &payload,
             properties,
             qos,
+            delivery: Delivery::default(),
             expires: None,
             peer: &peer,
         };

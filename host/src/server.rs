@@ -11,23 +11,24 @@ use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Reading};
-use crate::journal::Journal;
+use crate::journal::{Journal, Meta, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
-use crate::request::{self, Dialect, Early, Parsed, ReplyTo};
-use crate::store::{Effects, Event, Notice, Store};
+use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
+use crate::store::{Effects, Event, Notice, Rerun, Store};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
 const WALL_BEHIND_MS: u64 = 1_000;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
-const EXIT_STATE_LOST: i32 = 70;
+pub(crate) const EXIT_STATE_LOST: i32 = 70;
 
 /// A running store.
 pub struct Server {
     core: Mutex<Core>,
     outbox: Outbox,
+    journal: Arc<dyn Journal>,
     transport: OnceLock<Arc<dyn Transport>>,
     /// Wakes the sweeper where an earlier expiry than it waits for was set.
     expiry: Notify,
@@ -39,9 +40,11 @@ pub struct Server {
 struct Core {
     store: Store,
     clock: Clock,
-    journal: Box<dyn Journal>,
+    recorder: Recorder,
+    run: u32,
     stats: Stats,
     wall_behind: bool,
+    journal_full: bool,
 }
 
 /// What one inbound thing came to.
@@ -65,6 +68,12 @@ pub struct Stats {
     pub notifications: u64,
     /// Policy calls that trapped, ran out of budget or returned nonsense.
     pub policy_failures: u64,
+    /// Requests that came again and were answered as before.
+    pub duplicates: u64,
+    /// Those of them where running the policy again gave another answer.
+    pub duplicates_different: u64,
+    /// Requests that are remembered at the moment.
+    pub remembered: u64,
     /// Keys at the moment.
     pub keys: u64,
     /// What they weigh, in bytes.
@@ -74,24 +83,30 @@ pub struct Stats {
 }
 
 impl Server {
-    /// A server over `store`. `dialect` forces one on the current topic; `node` names this store in versions.
+    /// A server over `store`, whose steps `recorder` records as those of run number `run`. `dialect` forces
+    /// one on the current topic; `node` names this store in versions.
     pub fn new(
         store: Store,
         clock: Clock,
-        journal: Box<dyn Journal>,
+        recorder: Recorder,
+        run: u32,
         node: String,
         dialect: Option<Dialect>,
     ) -> Arc<Self> {
+        let journal = recorder.journal().clone();
         let core = Core {
             store,
             clock,
-            journal,
+            recorder,
+            run,
             stats: Stats::default(),
             wall_behind: false,
+            journal_full: false,
         };
         Arc::new(Self {
             core: Mutex::new(core),
             outbox: Outbox::default(),
+            journal,
             transport: OnceLock::new(),
             expiry: Notify::new(),
             node,
@@ -129,7 +144,7 @@ impl Server {
 
     /// One sweep if one is due; the next expiry and `now`.
     fn sweep_once(&self) -> (Option<u64>, u64) {
-        let (next, now_ms, durable) = {
+        let (next, now_ms) = {
             let mut core = self.lock();
             let now_ms = core.now();
             if core
@@ -141,9 +156,9 @@ impl Server {
             }
             let effects = core.store.step(Event::Sweep, now_ms);
             self.record(&mut core, effects, None);
-            (core.store.next_expiry_ms(), now_ms, core.journal.durable())
+            (core.store.next_expiry_ms(), now_ms)
         };
-        self.release(durable);
+        self.release();
         (next, now_ms)
     }
 
@@ -155,8 +170,36 @@ impl Server {
             keys: state.table.keys(),
             bytes: state.table.bytes(),
             watches: state.watches.len() as u64,
+            remembered: core.store.duplicates().len() as u64,
             ..core.stats
         }
+    }
+
+    /// After a restart: forgets the requests of sessions that did not survive it.
+    pub fn retain_sessions(&self, live: &[u64]) {
+        self.lock().store.retain_sessions(live);
+    }
+
+    /// The next block of a snapshot; none at its end.
+    pub fn snapshot(&self, progress: &mut Progress) -> Option<Vec<u8>> {
+        let mut core = self.lock();
+        let now_ms = core.now();
+        let (policies, active) = core.recorder.policies();
+        let meta = || Meta {
+            clock: core.store.state().hlc.last(),
+            now_ms,
+            run: core.run,
+            policies: policies.to_vec(),
+            active,
+        };
+        progress.next(core.store.state(), core.store.duplicates(), meta)
+    }
+
+    /// The last record of this run. What is decided after it would be lost, so nothing may be.
+    pub fn stop(&self) {
+        let mut core = self.lock();
+        let now_ms = core.now();
+        core.recorder.stopped(now_ms);
     }
 
     /// One inbound thing: what it leads to is queued, nothing is sent yet. The bytes of its answer,
@@ -168,25 +211,29 @@ impl Server {
                 let effects = core.store.step(Event::Gone(peer), now_ms);
                 return self.record(core, effects, None);
             }
+            Inbound::Ended(sessions) => {
+                let effects = core.store.step(Event::Ended(sessions), now_ms);
+                return self.record(core, effects, None);
+            }
         };
         match request::parse(&incoming, self.dialect) {
             Parsed::Run(request, reply_to) => {
                 core.stats.requests += 1;
                 let effects = core.store.step(Event::Request(&request), now_ms);
-                self.record(core, effects, Some((reply_to, ticket)))
+                self.record(core, effects, Some((&request, reply_to, ticket)))
             }
             Parsed::Answer(reply_to, early) => {
                 core.stats.refused += 1;
                 let (properties, payload) = match early {
                     Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
                     Early::QosZero => (
-                        reply_to.properties(None, &self.node),
+                        reply_to.properties(None, &self.node, None),
                         "-ERR syntax error\r\n",
                     ),
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-                self.queue(core, [Some(Outbound::Publish(answer)), settle]);
+                self.queue(core, [Some(Outbound::Answer(answer, ticket)), settle]);
                 Stepped::Queued(payload.len())
             }
             Parsed::Refuse(reason, text) => {
@@ -227,16 +274,27 @@ impl Server {
         &self,
         core: &mut Core,
         effects: Effects,
-        asked: Option<(ReplyTo, Option<Ticket>)>,
+        asked: Option<(&Request<'_>, ReplyTo, Option<Ticket>)>,
     ) -> Stepped {
         core.stats.policy_failures += effects.failures;
-        let position = core.journal.append(&effects);
-        let (reply_to, ticket) = asked.unzip();
+        if let Some(rerun) = effects.repeated {
+            core.stats.duplicates += 1;
+            core.stats.duplicates_different += u64::from(rerun == Rerun::Different);
+        }
+        let urgent = asked
+            .as_ref()
+            .is_some_and(|(_, to, _)| to.persistence == Some(true));
+        let request = asked.as_ref().map(|(request, ..)| *request);
+        let (swept, handled) = (effects.swept.as_ref(), effects.handled.as_ref());
+        let position = core.recorder.step(request, swept, handled, urgent);
+        let (reply_to, ticket) = asked.map(|(_, to, ticket)| (to, ticket)).unzip();
         let mut reply_bytes = 0;
         let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
             reply_bytes = answer.payload.len();
-            let properties = to.properties(answer.version, &self.node);
-            Outbound::Publish(message(to.topic, answer.payload, properties, to.expires))
+            let persisted = answer.put.then(|| self.journal.persisted(urgent));
+            let properties = to.properties(answer.version, &self.node, persisted);
+            let message = message(to.topic, answer.payload, properties, to.expires);
+            Outbound::Answer(message, ticket.flatten())
         });
         let settle = ticket
             .flatten()
@@ -271,13 +329,14 @@ impl Server {
     }
 
     fn queue<const N: usize>(&self, core: &mut Core, out: [Option<Outbound>; N]) {
-        let position = core.journal.append(&Effects::default());
+        let position = core.recorder.step(None, None, None, false);
         self.outbox.push(position, out.into_iter().flatten());
     }
 
-    fn release(&self, durable: crate::journal::Position) {
+    /// Lets everything go that the journal releases by now. Called after each batch, and by the journal.
+    pub fn release(&self) {
         if let Some(transport) = self.transport.get() {
-            self.outbox.release(durable, &**transport);
+            self.outbox.release(self.journal.released(), &**transport);
         }
     }
 
@@ -296,9 +355,10 @@ impl Intake for Server {
         let mut kicked = false;
         let mut more = true;
         while more {
-            let durable = {
+            {
                 let mut core = self.lock();
                 let now_ms = core.now();
+                core.look_for_room(&*self.journal);
                 let before = core.store.next_expiry_ms();
                 let mut reply_bytes = 0;
                 // Answers are let go now and then, so that a client's own bound sees them in time.
@@ -320,14 +380,29 @@ impl Intake for Server {
                 if after.is_some() && (before.is_none() || after < before) {
                     self.expiry.notify_one();
                 }
-                core.journal.durable()
-            };
-            self.release(durable);
+            }
+            self.release();
         }
     }
 }
 
 impl Core {
+    /// Writes that grow the table are refused before the journal is hurt.
+    fn look_for_room(&mut self, journal: &dyn Journal) {
+        let full = !journal.has_room();
+        if full != self.journal_full {
+            self.journal_full = full;
+            self.store.quota().journal_full = full;
+            if full {
+                tracing::error!(
+                    "the disk is full: writes are refused until there is room, removals are not"
+                );
+            } else {
+                tracing::info!("there is room on the disk again");
+            }
+        }
+    }
+
     fn now(&mut self) -> u64 {
         let Reading {
             now_ms,
@@ -381,7 +456,7 @@ mod tests {
     use crate::clock::ManualSource;
     use crate::journal::Memory;
     use crate::policy::{Engine, Registry};
-    use crate::request::{Incoming, REQUEST_TOPIC};
+    use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
     use crate::store::{Peer, Quota};
 
     /// Keeps the payloads it was asked to carry out, in order.
@@ -392,7 +467,7 @@ mod tests {
         fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
             let mut notes = self.0.lock().unwrap();
             notes.extend(ready().into_iter().map(|out| match out {
-                Outbound::Publish(message) | Outbound::Notify(_, message) => message.payload,
+                Outbound::Answer(message, _) | Outbound::Notify(_, message) => message.payload,
                 _ => panic!("nothing here is settled or kicked"),
             }));
         }
@@ -406,13 +481,15 @@ mod tests {
             bytes_max: 10_000,
             key_bytes_max: 100,
             value_bytes_max: 100,
+            journal_full: false,
         };
         let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
         let source = Arc::new(ManualSource::at(1_700_000_000_000));
         let server = Server::new(
             Store::new(Registry::new(policy, None), quota),
             Clock::new(source.clone()),
-            Box::new(Memory::default()),
+            Recorder::new(Arc::new(Memory), Vec::new(), None),
+            1,
             "StateStore".into(),
             Some(Dialect::Sdk),
         );
@@ -428,6 +505,7 @@ mod tests {
         let peer = Peer {
             client: "client".into(),
             connection: 1,
+            session: 1,
         };
         let ask = |arguments: &[&[u8]]| {
             let payload = Bytes::from(statehouse_policy::resp::request(arguments));
@@ -436,6 +514,7 @@ mod tests {
                 payload: &payload,
                 properties: &properties,
                 qos: QoS::AtLeastOnce,
+                delivery: Delivery::default(),
                 expires: None,
                 peer: &peer,
             };

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use statehouse::policy::{Engine, LoadError, Policy, Registry};
-use statehouse::request::{Dialect, Request};
+use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
 use statehouse_mqtt::Properties;
@@ -55,6 +55,7 @@ fn store(previous: Option<Arc<Policy<Transaction>>>) -> Store {
         bytes_max: limits::BYTES_MAX_DEFAULT,
         key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
         value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+        journal_full: false,
     };
     Store::new(Registry::new(load(faulty()), previous), quota)
 }
@@ -65,6 +66,7 @@ fn ask(store: &mut Store, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
     let peer = Peer {
         client: "tester".into(),
         connection: 1,
+        session: 1,
     };
     let properties = Properties::default();
     let request = Request {
@@ -74,6 +76,7 @@ fn ask(store: &mut Store, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
         fencing_token: None,
         peer: &peer,
         properties: &properties,
+        delivery: Delivery::default(),
     };
     let mut effects = store.step(Event::Request(&request), now_ms);
     let answer = effects.answer.take().expect("every request has an answer");

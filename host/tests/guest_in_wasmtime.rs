@@ -64,6 +64,7 @@ fn quota(keys_max: Option<usize>) -> Quota {
         bytes_max: limits::BYTES_MAX_DEFAULT,
         key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
         value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+        journal_full: false,
     }
 }
 
@@ -71,6 +72,7 @@ fn peer(client: &str) -> Peer {
     Peer {
         client: client.into(),
         connection: 1,
+        session: 1,
     }
 }
 
@@ -106,6 +108,7 @@ impl Subject for Host {
             fencing_token: request.fencing_token.as_deref(),
             peer: &peer,
             properties: &properties,
+            delivery: statehouse::request::Delivery::default(),
         };
         let mut effects = self.store.step(Event::Request(&request), self.now_ms);
         self.note(&effects);

@@ -1,4 +1,4 @@
-//! Durations as people write them: `500ms`, `10s`, `2m`, `1h`.
+//! Durations as people write them: `500ms`, `10s`, `2m`, `1h`, `7d`.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::limits;
 
 /// Why a text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a duration: write a whole number and a unit, such as 500ms, 10s, 2m or 1h")]
+#[error("not a duration: write a whole number and a unit, such as 500ms, 10s, 2m, 1h or 7d")]
 pub struct DurationError;
 
-/// Reads a whole number and one of the units `ms`, `s`, `m`, `h`.
+/// Reads a whole number and one of the units `ms`, `s`, `m`, `h`, `d`.
 ///
 /// ```
 /// # use statehouse_client::parse_duration;
@@ -29,6 +29,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
         "s" => 1000,
         "m" => 60_000,
         "h" => 3_600_000,
+        "d" => 86_400_000,
         _ => return Err(DurationError),
     };
     let number: u64 = number.parse().map_err(|_| DurationError)?;
@@ -55,6 +56,7 @@ mod tests {
             ("10s", 10_000),
             ("2m", 120_000),
             ("1h", 3_600_000),
+            ("7d", 604_800_000),
         ] {
             assert_eq!(
                 parse_duration(text),
@@ -82,7 +84,7 @@ mod tests {
             "1 s",
             " 1s",
             "1S",
-            "1d",
+            "1w",
             "1s2",
             "1h30m",
             "99999999999999999999s",

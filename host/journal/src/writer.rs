@@ -43,7 +43,7 @@ pub struct Journal {
     log: Arc<Log>,
     bell: Arc<Bell>,
     chores: Arc<Chores>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Where the telling thread waits.
@@ -109,11 +109,11 @@ impl Journal {
             .set(Box::new(move |position| rung.ring(position.0, false)));
         let _ = log.on_failure.set(failed);
         log.pending().attended = true;
-        let mut journal = Self {
+        let journal = Self {
             log,
             bell,
             chores,
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
         journal.spawn("journal-write", move || write_loop(&log, &chores))?;
@@ -126,12 +126,12 @@ impl Journal {
         Ok(journal)
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(run)
             .map_err(Error::io("start", name))?;
-        self.threads.push(thread);
+        locked(&self.threads).push(thread);
         Ok(())
     }
 
@@ -208,18 +208,18 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Failed`] where the log failed; then it is not marked.
-    pub fn close(mut self) -> Result<(), Error> {
+    pub fn close(&self) -> Result<(), Error> {
         self.stop();
         self.log.close()
     }
 
-    fn stop(&mut self) {
+    fn stop(&self) {
         locked(&self.chores.state).closing = true;
         self.chores.changed.notify_all();
         self.log.pending().closing = true;
         self.log.work.notify_all();
         // The telling thread ends last, when nobody can release anything any more.
-        let mut threads = std::mem::take(&mut self.threads);
+        let mut threads = std::mem::take(&mut *locked(&self.threads));
         let tell = (threads.len() == 3).then(|| threads.remove(1));
         for thread in threads {
             join(thread);
@@ -234,7 +234,7 @@ impl Journal {
 /// Without [`Journal::close`] everything appended is still written, but the journal is not marked closed.
 impl Drop for Journal {
     fn drop(&mut self) {
-        if !self.threads.is_empty() {
+        if !locked(&self.threads).is_empty() {
             self.stop();
         }
     }

@@ -1,41 +1,66 @@
-//! Makes effects durable, in the order of the steps that had them.
+//! Makes what steps did durable, in their order.
 //!
-//! What enters: the effects of a step. What leaves: a position, and how far everything is durable.
-//! Nothing leaves the host before its position is.
+//! What enters: what a step did. What leaves: a position, and how far everything may leave the host. A
+//! record holds effects and what they were decided on, so that recovery runs no policy and a replay can.
+//! Files, frames and flushes are `statehouse_journal`'s; what records mean is said here.
 
-use crate::store::Effects;
+mod codec;
+mod disk;
+mod image;
+pub mod record;
+mod recorder;
+mod snapshot;
 
-/// A place in the order of all steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position(pub u64);
+pub use codec::Malformed;
+pub use disk::Disk;
+pub use image::Image;
+pub use recorder::Recorder;
+pub use snapshot::{Meta, Progress, sessions as sessions_block};
+pub use statehouse_journal::Position;
 
-/// Where effects are kept.
-pub trait Journal: Send {
-    /// Appends what a step did and says where.
-    fn append(&mut self, effects: &Effects) -> Position;
-    /// Everything up to here is durable.
-    fn durable(&self) -> Position;
+/// Where records are kept.
+pub trait Journal: Send + Sync {
+    /// Whether anything is kept at all.
+    fn keeps(&self) -> bool;
+    /// Appends records, all of them or none; returns the position of the last. An urgent one is on disk
+    /// before it counts as released. Never waits for a disk.
+    fn append(&self, records: &[&[u8]], urgent: bool) -> Position;
+    /// What was decided up to here may leave the host.
+    fn released(&self) -> Position;
+    /// Where a write is when its answer leaves, in the word that the answer says.
+    fn persisted(&self, urgent: bool) -> &'static str;
+    /// Whether there is room for more than removals.
+    fn has_room(&self) -> bool;
     /// What a start says about it: one line for the operator.
-    fn promise(&self) -> &'static str;
+    fn promise(&self) -> String;
 }
 
-/// Keeps nothing: every position counts as durable at once.
-#[derive(Default)]
-pub struct Memory {
-    last: Position,
-}
+/// Keeps nothing: everything may leave at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Memory;
 
 impl Journal for Memory {
-    fn append(&mut self, _effects: &Effects) -> Position {
-        self.last.0 += 1;
-        self.last
+    fn keeps(&self) -> bool {
+        false
     }
 
-    fn durable(&self) -> Position {
-        self.last
+    fn append(&self, _records: &[&[u8]], _urgent: bool) -> Position {
+        Position(0)
     }
 
-    fn promise(&self) -> &'static str {
-        "the store is in memory: a restart forgets everything"
+    fn released(&self) -> Position {
+        Position(0)
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "memory"
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn promise(&self) -> String {
+        "the store is in memory: a restart forgets everything".into()
     }
 }

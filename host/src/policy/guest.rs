@@ -32,7 +32,7 @@ pub trait Host: Send + 'static {
     /// Stages the end of one; false where there was none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
     /// The first user property of that name.
-    fn property(&self, name: &str) -> Option<String>;
+    fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's own pseudo-random stream.
     fn random(&mut self, len: usize) -> Vec<u8>;
     /// The store's time, for the log's rate limit only.

@@ -11,6 +11,7 @@ mod budget;
 mod engine;
 mod guest;
 mod instance;
+mod modules;
 mod registry;
 
 pub use bindings::exports::statehouse::policy::handler::Info;
@@ -23,4 +24,5 @@ pub use engine::{Engine, LoadError, Policy};
 pub use guest::{Denial, Host, Put};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
+pub use modules::Modules;
 pub use registry::{Counters, Registry};

@@ -16,6 +16,8 @@ pub struct Registry<H: Host> {
     active: Instance<H>,
     /// Tells of expired keys where the active one fails to: a lock's waiters must hear of it.
     previous: Option<Instance<H>>,
+    /// Those that handled requests which may come again.
+    retired: Vec<Arc<Policy<H>>>,
 }
 
 impl<H: Host> Registry<H> {
@@ -24,7 +26,31 @@ impl<H: Host> Registry<H> {
         Self {
             active: Instance::new(active),
             previous: previous.map(Instance::new),
+            retired: Vec::new(),
         }
+    }
+
+    /// Keeps a policy for the requests that it handled.
+    pub fn retire(&mut self, policy: Arc<Policy<H>>) {
+        self.retired.push(policy);
+    }
+
+    /// Lets another policy answer from the next request on; the one before it stays behind it.
+    pub fn promote(&mut self, policy: Arc<Policy<H>>) {
+        let before = std::mem::replace(&mut self.active, Instance::new(policy));
+        let oldest = self.previous.replace(before);
+        self.retired.extend(oldest.map(|it| it.policy().clone()));
+    }
+
+    /// The policy of that digest, if it is here.
+    pub fn by_digest(&self, digest: &blake3::Hash) -> Option<Arc<Policy<H>>> {
+        let previous = self.previous.as_ref().map(Instance::policy);
+        [self.active.policy()]
+            .into_iter()
+            .chain(previous)
+            .chain(&self.retired)
+            .find(|policy| policy.digest == *digest)
+            .cloned()
     }
 
     /// The instance that answers requests.

@@ -3,9 +3,10 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use super::step::{Effects, notices_of};
-use super::transaction::{State, Transaction};
+use super::step::{Effects, Swept, notices_of};
+use super::transaction::{State, Transaction, Write};
 use super::{Change, Key, Quota, Table};
+use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{Failure, Instance, Registry};
 
@@ -30,6 +31,15 @@ pub(super) fn sweep(
     for key in &forgotten {
         state.hidden.remove(key);
     }
+    let forgotten = forgotten.into_iter().map(|key| Write {
+        key,
+        hidden: true,
+        entry: None,
+        expired: true,
+        version: Stamp::default(),
+        key_at: None,
+        value_at: None,
+    });
     let mut transaction = Transaction::sweep(state, quota, now_ms);
     for key in &expired {
         transaction.expire(key);
@@ -57,7 +67,14 @@ pub(super) fn sweep(
             }
         }
     }
-    transaction.commit()
+    let (state, mut writes) = transaction.commit();
+    writes.extend(forgotten);
+    effects.swept = Some(Swept {
+        now_ms,
+        clock: state.hlc.last(),
+        writes,
+    });
+    state
 }
 
 /// Lets one policy tell all watchers of a change, in a budget of its own.

@@ -1,11 +1,13 @@
 //! The one writer: turns an event into effects.
 //!
-//! What enters: a request, the end of a connection, or the time for a sweep, each with `now`. What
-//! leaves: the answer and the notifications. Time is an argument and there is no I/O, so that the
+//! What enters: a request, the end of a connection or session, or the time for a sweep, each with `now`.
+//! What leaves: the answer, the notifications, and what has to be durable before either leaves the host. Time is an argument and there is no I/O, so that the
 //! same code runs in production, in tests and in a replay.
 //!
 //! Architecture invariant: the store knows nothing of a transport, and nothing of what commands mean.
 
+mod capture;
+mod duplicates;
 mod expiry;
 mod quota;
 mod step;
@@ -13,8 +15,10 @@ mod table;
 mod transaction;
 mod watch;
 
+pub use capture::{Evidence, Imported, KeyRef, Property, Read};
+pub use duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered, Retention};
 pub use quota::Quota;
-pub use step::{Answer, Effects, Event, Notice, Store};
+pub use step::{Answer, Effects, Event, Handled, Notice, Rerun, Store, Swept};
 pub use table::{Entry, Key, Table};
-pub use transaction::{Change, State, Transaction};
+pub use transaction::{Change, State, Transaction, Write};
 pub use watch::{Peer, Watches};

@@ -14,6 +14,8 @@ pub struct Quota {
     pub key_bytes_max: u64,
     /// One value, in bytes.
     pub value_bytes_max: u64,
+    /// The disk under the journal is full: nothing may be put, only removed.
+    pub journal_full: bool,
 }
 
 impl Quota {
@@ -35,6 +37,7 @@ mod tests {
             bytes_max: 100,
             key_bytes_max: 10,
             value_bytes_max: 10,
+            journal_full: false,
         };
         assert!(quota.allows((1, 50), (2, 100)));
         assert!(!quota.allows((2, 50), (3, 60)));

@@ -1,16 +1,20 @@
 //! One step of the store: an event in, effects out.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::capture::{Evidence, Script};
+use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered};
 use super::expiry;
 use super::table::Table;
-use super::transaction::{State, Transaction};
+use super::transaction::{State, Transaction, Write};
 use super::watch::Peer;
-use super::{Change, Quota};
+use super::{Change, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Body, Call, Failure, Frame, Given, Registry, Repeat};
-use crate::request::{Dialect, Request};
+use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance, Policy, Registry, Repeat};
+use crate::request::{self, Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
 const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
@@ -24,6 +28,8 @@ pub enum Event<'a> {
     Request(&'a Request<'a>),
     /// A connection ended: its watches end too.
     Gone(&'a Peer),
+    /// Sessions ended: none of their requests can come again.
+    Ended(&'a [u64]),
     /// Nothing but time has passed.
     Sweep,
 }
@@ -39,6 +45,47 @@ pub struct Effects {
     pub notices: Vec<Notice>,
     /// How many policy calls failed.
     pub failures: u64,
+    /// What the sweep at the beginning removed, to be durable first.
+    pub swept: Option<Swept>,
+    /// What is to be durable before the answer leaves.
+    pub handled: Option<Handled>,
+    /// Whether the request was a duplicate, and if so whether running it again gave the same.
+    pub repeated: Option<Rerun>,
+}
+
+/// Keys that went because their time was over.
+#[derive(Debug)]
+pub struct Swept {
+    /// The store's time.
+    pub now_ms: u64,
+    /// The store's clock after it.
+    pub clock: Stamp,
+    /// The removals.
+    pub writes: Vec<Write>,
+}
+
+/// A request that changed something, or whose answer a redelivery is owed.
+#[derive(Debug)]
+pub struct Handled {
+    /// The request and its answer.
+    pub remembered: Arc<Remembered>,
+    /// Whether a redelivery is owed that answer.
+    pub owed: bool,
+    /// The store's clock after it.
+    pub clock: Stamp,
+    /// What it wrote.
+    pub writes: Vec<Write>,
+}
+
+/// What became of a duplicate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rerun {
+    /// It ran again and gave the same.
+    Same,
+    /// Only its answer was kept.
+    Stored,
+    /// It ran again and gave something else: the stored answer counts.
+    Different,
 }
 
 /// An answer.
@@ -52,6 +99,8 @@ pub struct Answer {
     pub repeat: Repeat,
     /// Which of the policy's commands it was.
     pub command: Option<u16>,
+    /// Whether the request put anything.
+    pub put: bool,
 }
 
 /// One change, told to the watchers of one dialect.
@@ -73,16 +122,54 @@ pub struct Store {
     state: Option<Box<State>>,
     registry: Registry<Transaction>,
     quota: Quota,
+    duplicates: Duplicates,
+    retention: Retention,
 }
 
 impl Store {
     /// An empty store under the policies of `registry`.
     pub fn new(registry: Registry<Transaction>, quota: Quota) -> Self {
-        Self {
-            state: Some(Box::default()),
+        let retention = Retention::default();
+        Self::restore(
             registry,
             quota,
+            Box::default(),
+            Duplicates::new(retention),
+            retention,
+        )
+    }
+
+    /// A store that goes on from recorded state.
+    pub fn restore(
+        registry: Registry<Transaction>,
+        quota: Quota,
+        state: Box<State>,
+        mut duplicates: Duplicates,
+        retention: Retention,
+    ) -> Self {
+        duplicates.set_retention(retention);
+        Self {
+            state: Some(state),
+            registry,
+            quota,
+            duplicates,
+            retention,
         }
+    }
+
+    /// Requests that may come again.
+    pub fn duplicates(&self) -> &Duplicates {
+        &self.duplicates
+    }
+
+    /// Forgets the requests of sessions that are no more.
+    pub fn retain_sessions(&mut self, live: &[u64]) {
+        self.duplicates.retain_sessions(live);
+    }
+
+    /// Bounds of the table; a changed one counts from the next step on.
+    pub fn quota(&mut self) -> &mut Quota {
+        &mut self.quota
     }
 
     /// The state between steps.
@@ -115,9 +202,22 @@ impl Store {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, &mut effects);
         }
         self.state = Some(match event {
-            Event::Request(request) => self.handle(state, request, now_ms, &mut effects),
+            Event::Request(request) => {
+                let (turn, suspect) = self.duplicates.arrive(&request.delivery);
+                match suspect.then(|| self.original(request)).flatten() {
+                    Some(original) => {
+                        self.repeat(&original, request, &mut effects);
+                        state
+                    }
+                    None => self.handle(state, request, turn, now_ms, &mut effects),
+                }
+            }
             Event::Gone(peer) => {
                 state.watches.gone(peer);
+                state
+            }
+            Event::Ended(sessions) => {
+                self.duplicates.ended(sessions);
                 state
             }
             Event::Sweep => state,
@@ -129,25 +229,25 @@ impl Store {
         &mut self,
         state: Box<State>,
         request: &Request<'_>,
+        turn: u64,
         now_ms: u64,
         effects: &mut Effects,
     ) -> Box<State> {
+        let clock = state.hlc.last();
         let transaction = Transaction::begin(state, self.quota, now_ms, request);
-        let mut call = self
-            .registry
-            .active()
-            .begin(transaction, request.payload.clone());
-        let decided = decide(&mut call, request, now_ms);
+        let active = self.registry.active();
+        let policy = active.policy().digest;
+        let mut call = active.begin(transaction, request.payload.clone());
+        let decided = decide(&mut call, request, now_ms).and_then(|(answer, evidence)| {
+            let notices = tell(&mut call)?;
+            Ok((answer, evidence, notices))
+        });
         if let Err(failure) = &decided {
             call.discard(failure);
         }
         let transaction = call.end();
-        match decided {
-            Ok((answer, notices)) => {
-                effects.answer = Some(answer);
-                effects.notices.extend(notices);
-                transaction.commit()
-            }
+        let (mut answer, evidence, notices) = match decided {
+            Ok(decided) => decided,
             Err(failure) => {
                 let policy = self.registry.active().policy();
                 if policy.counters.may_log(now_ms) {
@@ -155,17 +255,167 @@ impl Store {
                     tracing::error!(%policy, digest = %policy.digest, %client, %failure, "a policy failed; the request changed nothing");
                 }
                 effects.failures += 1;
-                let payload = Bytes::from_static(INTERNAL_ERROR);
-                effects.answer = Some(Answer {
-                    payload,
-                    version: None,
-                    // It changed nothing, so it may well run again.
-                    repeat: Repeat::Free,
-                    command: None,
-                });
-                transaction.roll_back()
+                effects.answer = Some(internal_error());
+                return transaction.roll_back();
             }
+        };
+        let (state, writes) = transaction.commit();
+        answer.put = writes.iter().any(|write| write.entry.is_some());
+        let owed = answer.repeat == Repeat::Same;
+        if owed || !writes.is_empty() {
+            let whole = evidence.is_none();
+            let remembered = Arc::new(Remembered {
+                number: self.duplicates.next_number(),
+                delivery: request.delivery,
+                turn,
+                identity: identity(request),
+                until_ms: now_ms.saturating_add(self.retention.of(request.properties)),
+                context: Context {
+                    now_ms,
+                    clock,
+                    dialect: request.dialect,
+                    policy,
+                },
+                evidence,
+                outcome: Outcome {
+                    payload: Kept::new(&answer.payload, whole),
+                    version: answer.version,
+                    command: answer.command,
+                    put: answer.put,
+                },
+            });
+            if owed {
+                self.duplicates.insert(remembered.clone());
+                self.duplicates.evict(request.delivery.session, now_ms);
+            }
+            effects.handled = Some(Handled {
+                remembered,
+                owed,
+                clock: state.hlc.last(),
+                writes,
+            });
         }
+        effects.answer = Some(answer);
+        effects.notices.extend(notices);
+        state
+    }
+
+    /// The request that this one is a redelivery of.
+    fn original(&self, request: &Request<'_>) -> Option<Arc<Remembered>> {
+        self.duplicates.find(&request.delivery, &identity(request))
+    }
+
+    /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
+    /// again and nobody is told again.
+    fn repeat(&mut self, original: &Remembered, request: &Request<'_>, effects: &mut Effects) {
+        let policy = self.registry.by_digest(&original.context.policy);
+        let again = policy.and_then(|policy| {
+            let evidence = original.evidence.as_ref()?;
+            Some(again(&policy, original, evidence, request, self.quota))
+        });
+        let outcome = &original.outcome;
+        let rerun = match &again {
+            None => Rerun::Stored,
+            Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
+            Some(_) => Rerun::Different,
+        };
+        effects.repeated = Some(rerun);
+        effects.answer = Some(match (again, &outcome.payload) {
+            (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
+            (_, Kept::Whole(payload)) => Answer {
+                payload: payload.clone(),
+                version: outcome.version,
+                repeat: Repeat::Same,
+                command: outcome.command,
+                put: outcome.put,
+            },
+            (_, Kept::Digest(_)) => internal_error(),
+        });
+        if rerun == Rerun::Different {
+            let client = request.peer.client.escape_debug();
+            let stored = match &outcome.payload {
+                Kept::Whole(payload) => blake3::hash(payload),
+                Kept::Digest(digest) => *digest,
+            };
+            let policy = original.context.policy;
+            tracing::error!(%client, %policy, %stored, answer = ?effects.answer.as_ref().map(|answer| blake3::hash(&answer.payload)), "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
+        }
+    }
+}
+
+impl Outcome {
+    /// Whether this is that answer.
+    fn is(&self, answer: &Answer) -> bool {
+        self.payload.is(&answer.payload) && self.version == answer.version
+    }
+}
+
+/// Runs a request once more, on what it saw the first time and on an instance of its own.
+fn again(
+    policy: &Arc<Policy<Transaction>>,
+    original: &Remembered,
+    evidence: &Evidence,
+    request: &Request<'_>,
+    quota: Quota,
+) -> Result<Answer, Failure> {
+    let Context {
+        now_ms,
+        clock,
+        dialect,
+        ..
+    } = original.context;
+    let mut state = Box::<State>::default();
+    state.hlc = crate::clock::Hlc::at(clock);
+    for read in &evidence.reads {
+        if let (Some(key), Some(entry)) = (read.key.resolve(request.payload), &read.entry) {
+            let table = if read.hidden {
+                &mut state.hidden
+            } else {
+                &mut state.table
+            };
+            table.insert(Bytes::copy_from_slice(key), entry.clone());
+        }
+    }
+    let request = Request {
+        dialect,
+        ..*request
+    };
+    let script = Script {
+        evidence: evidence.clone(),
+        lenient: false,
+    };
+    let transaction = Transaction::again(state, quota, now_ms, &request, script);
+    let mut instance = Instance::new(policy.clone());
+    let mut call = instance.begin(transaction, request.payload.clone());
+    let (mut answer, _) = decide(&mut call, &request, now_ms)?;
+    let transaction = call.end();
+    answer.put = transaction
+        .staged()
+        .iter()
+        .any(|write| write.entry.is_some());
+    Ok(answer)
+}
+
+fn identity(request: &Request<'_>) -> Identity {
+    let hasher = request::identity(
+        &request.peer.client,
+        request.payload,
+        request.properties,
+        request.dialect,
+    );
+    let mut identity = Identity::default();
+    hasher.finalize_xof().fill(&mut identity);
+    identity
+}
+
+fn internal_error() -> Answer {
+    Answer {
+        payload: Bytes::from_static(INTERNAL_ERROR),
+        version: None,
+        // It changed nothing, so it may well run again.
+        repeat: Repeat::Free,
+        command: None,
+        put: false,
     }
 }
 
@@ -175,12 +425,12 @@ fn next_expiry_ms(state: &State) -> Option<u64> {
     tables.into_iter().filter_map(Table::next_expiry_ms).min()
 }
 
-/// Lets the policy decide and tell, in one budget.
+/// Lets the policy decide. What it read by then is what the decision rests on.
 fn decide(
     call: &mut Call<'_, Transaction>,
     request: &Request<'_>,
     now_ms: u64,
-) -> Result<(Answer, Vec<Notice>), Failure> {
+) -> Result<(Answer, Option<Evidence>), Failure> {
     let outcome = call.handle(policy::Request {
         payload: request.payload,
         dialect: request.dialect.into(),
@@ -191,17 +441,29 @@ fn decide(
     })?;
     let transaction = call.host();
     let payload = splice(outcome.reply, request.payload, transaction)?;
+    if transaction.strayed() {
+        return Err(Failure::Malformed(
+            "another answer than the first time, for it asked for more".into(),
+        ));
+    }
     let answer = Answer {
         payload,
         version: outcome.version.map(Stamp::from),
         repeat: outcome.repeat,
         command: outcome.command,
+        put: false,
     };
+    Ok((answer, transaction.take_evidence()))
+}
+
+/// Lets the policy tell the watchers, in what is left of the budget.
+fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notice>, Failure> {
+    let transaction = call.host();
     if transaction.changes().is_empty() || transaction.state().watches.is_empty() {
-        return Ok((answer, Vec::new()));
+        return Ok(Vec::new());
     }
     let changes = transaction.changes().to_vec();
-    Ok((answer, notices_of(call, &changes)?))
+    notices_of(call, &changes)
 }
 
 /// Lets the policy put changes into words for everyone who watches them.
@@ -290,7 +552,7 @@ fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
 }
 
 /// The bytes of a reply: values go from the table to the answer without passing through the guest.
-fn splice(frame: Frame, payload: &Bytes, transaction: &Transaction) -> Result<Bytes, Failure> {
+fn splice(frame: Frame, payload: &Bytes, transaction: &mut Transaction) -> Result<Bytes, Failure> {
     let body = match frame.body {
         Body::None => None,
         Body::Given(span) => Some(policy::slice(payload, span)?),

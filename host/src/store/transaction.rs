@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::capture::{Capture, Cue, Evidence, Imported, Script, within};
 use super::quota::Quota;
 use super::table::{Entry, Key, Table, weight};
 use super::watch::{Peer, Watches};
@@ -29,6 +30,21 @@ pub struct State {
     pub hlc: Hlc,
 }
 
+impl State {
+    /// Makes one write real.
+    pub fn write(&mut self, write: &Write) {
+        let table = if write.hidden {
+            &mut self.hidden
+        } else {
+            &mut self.table
+        };
+        match &write.entry {
+            Some(entry) => drop(table.insert(write.key.clone(), entry.clone())),
+            None => drop(table.remove(&write.key)),
+        }
+    }
+}
+
 /// One request's view of the state. It owns the state while the policy runs, so that no lock and no
 /// unsafe code is needed to lend it to the guest.
 pub struct Transaction {
@@ -39,9 +55,10 @@ pub struct Transaction {
     hlc: Hlc,
     /// Keys that were opened as hidden.
     hidden: Vec<Key>,
-    staged: Vec<Staged>,
+    staged: Vec<Write>,
     watches: Vec<(Key, bool)>,
     changes: Vec<Change>,
+    capture: Capture,
 }
 
 /// Whose request it is. A sweep has none.
@@ -55,10 +72,23 @@ struct Origin {
     random: Option<Box<blake3::OutputReader>>,
 }
 
-struct Staged {
-    key: Key,
-    hidden: bool,
-    entry: Option<Arc<Entry>>,
+/// A write as it is staged, committed and journalled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The key.
+    pub key: Key,
+    /// Whether it is a policy's own.
+    pub hidden: bool,
+    /// What it holds from now on; none where it is removed.
+    pub entry: Option<Arc<Entry>>,
+    /// Whether it went because its time was over.
+    pub expired: bool,
+    /// The version of the change, which for a removal no entry carries.
+    pub version: Stamp,
+    /// Where the key stands in the payload, if it does.
+    pub key_at: Option<u32>,
+    /// Where the value stands in it.
+    pub value_at: Option<u32>,
 }
 
 /// A change that watchers hear of.
@@ -87,6 +117,19 @@ impl Transaction {
         Self::new(state, quota, now_ms, Some(origin))
     }
 
+    /// Begins a request that was handled before: what it asks is answered from the recording.
+    pub(super) fn again(
+        state: Box<State>,
+        quota: Quota,
+        now_ms: u64,
+        request: &Request<'_>,
+        script: Script,
+    ) -> Self {
+        let mut transaction = Self::begin(state, quota, now_ms, request);
+        transaction.capture = Capture::playing(script);
+        transaction
+    }
+
     /// Begins a sweep: no client asked for it.
     pub fn sweep(state: Box<State>, quota: Quota, now_ms: u64) -> Self {
         Self::new(state, quota, now_ms, None)
@@ -104,6 +147,7 @@ impl Transaction {
             staged: Vec::new(),
             watches: Vec::new(),
             changes: Vec::new(),
+            capture: Capture::default(),
         }
     }
 
@@ -118,8 +162,24 @@ impl Transaction {
     }
 
     /// The value that a reply may carry: what this request sees under the key.
-    pub fn value(&self, key: &[u8]) -> Option<Bytes> {
+    pub fn value(&mut self, key: &[u8]) -> Option<Bytes> {
+        self.note_read(key, false).ok()?;
         self.view(key, false).map(|entry| entry.value.clone())
+    }
+
+    /// What was read so far; none where it is too much to keep. What is read later is not noted.
+    pub(super) fn take_evidence(&mut self) -> Option<Evidence> {
+        self.capture.take()
+    }
+
+    /// Whether a request that runs again asked what the recorded one did not.
+    pub(super) fn strayed(&self) -> bool {
+        self.capture.strayed
+    }
+
+    /// What is staged.
+    pub fn staged(&self) -> &[Write] {
+        &self.staged
     }
 
     /// Removes a key that has expired, as a sweep does. False where another step was faster.
@@ -130,24 +190,16 @@ impl Transaction {
             .get(key)
             .is_some_and(|entry| entry.expired(self.now_ms));
         if expired {
-            self.stage_removal(key.clone(), policy::Event::Expired);
+            self.stage_removal(key.clone(), None, policy::Event::Expired);
         }
         expired
     }
 
-    /// Makes everything staged real.
-    pub fn commit(mut self) -> Box<State> {
+    /// Makes everything staged real. Returns what was written.
+    pub fn commit(mut self) -> (Box<State>, Vec<Write>) {
         self.state.hlc = self.hlc;
-        for Staged { key, hidden, entry } in self.staged {
-            let table = if hidden {
-                &mut self.state.hidden
-            } else {
-                &mut self.state.table
-            };
-            match entry {
-                Some(entry) => drop(table.insert(key, entry)),
-                None => drop(table.remove(&key)),
-            }
+        for write in &self.staged {
+            self.state.write(write);
         }
         if let Some(origin) = &self.origin {
             for (key, on) in self.watches {
@@ -158,12 +210,27 @@ impl Transaction {
                 }
             }
         }
-        self.state
+        (self.state, self.staged)
     }
 
     /// Forgets everything staged.
     pub fn roll_back(self) -> Box<State> {
         self.state
+    }
+
+    /// Notes what a key held before this request.
+    fn note_read(&mut self, key: &[u8], hidden: bool) -> Result<(), Denial> {
+        let Some(origin) = &self.origin else {
+            return Ok(());
+        };
+        let state = &self.state;
+        let table = if hidden { &state.hidden } else { &state.table };
+        let entry = || table.get(key).cloned();
+        if self.capture.read(key, hidden, &origin.payload, entry) {
+            Ok(())
+        } else {
+            Err(STRAYED)
+        }
     }
 
     fn is_hidden(&self, key: &[u8]) -> bool {
@@ -226,8 +293,14 @@ impl Transaction {
         Ok(())
     }
 
+    /// Where bytes that the policy named stand in the payload.
+    fn place(&self, part: &[u8]) -> Option<u32> {
+        let origin = self.origin.as_ref()?;
+        Some(within(part, &origin.payload)?.start)
+    }
+
     /// Stages the end of a visible key, which watchers hear of with a version of its own.
-    fn stage_removal(&mut self, key: Key, event: policy::Event) {
+    fn stage_removal(&mut self, key: Key, key_at: Option<u32>, event: policy::Event) {
         let version = self.hlc.tick(self.now_ms);
         self.changes.push(Change {
             key: key.clone(),
@@ -235,11 +308,72 @@ impl Transaction {
             version,
             value: Bytes::new(),
         });
-        self.staged.push(Staged {
+        self.staged.push(Write {
             key,
             hidden: false,
             entry: None,
+            expired: matches!(event, policy::Event::Expired),
+            version,
+            key_at,
+            value_at: None,
         });
+    }
+
+    /// What a bound of the configuration refuses. A run that is played back was not refused.
+    fn check_put(&self, put: &Put<'_>) -> Result<(), Denial> {
+        if self.capture.is_playing() {
+            return Ok(());
+        }
+        check_key(put.key, &self.quota)?;
+        if put.value.len() as u64 > self.quota.value_bytes_max {
+            let max = self.quota.value_bytes_max;
+            return Err(other(format!("the value is longer than {max} bytes")));
+        }
+        if self.quota.journal_full {
+            return Err(Denial::Fault(Fault::Quota));
+        }
+        Ok(())
+    }
+
+    fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
+        if !hidden {
+            self.expire_before_write(put.key);
+        }
+        let before = self.load_sum();
+        let hlc = self.hlc;
+        let version = self.hlc.receive(observed, self.now_ms);
+        let key = Bytes::copy_from_slice(put.key);
+        let value = Bytes::copy_from_slice(put.value);
+        let (key_at, value_at) = (self.place(put.key), self.place(put.value));
+        let entry = Entry {
+            value: value.clone(),
+            version,
+            fence: put.fence,
+            expires_ms: put.expires_ms,
+        };
+        self.staged.push(Write {
+            key: key.clone(),
+            hidden,
+            entry: Some(Arc::new(entry)),
+            expired: false,
+            version,
+            key_at,
+            value_at,
+        });
+        if !self.capture.is_playing() && !self.quota.allows(before, self.load_sum()) {
+            self.staged.pop();
+            self.hlc = hlc;
+            return Err(Denial::Fault(Fault::Quota));
+        }
+        if !hidden {
+            self.changes.push(Change {
+                key,
+                event: policy::Event::Set,
+                version,
+                value,
+            });
+        }
+        Ok(version)
     }
 
     /// A key that expired and that no sweep has removed yet goes before anything is written over it,
@@ -253,7 +387,8 @@ impl Transaction {
                 .get(key)
                 .is_some_and(|entry| entry.expired(self.now_ms))
         {
-            self.stage_removal(Bytes::copy_from_slice(key), policy::Event::Expired);
+            let key_at = self.place(key);
+            self.stage_removal(Bytes::copy_from_slice(key), key_at, policy::Event::Expired);
         }
     }
 }
@@ -271,6 +406,9 @@ fn check_key(key: &[u8], quota: &Quota) -> Result<(), Denial> {
     }
     Ok(())
 }
+
+/// A request that runs again asked for something that the recorded one did not.
+const STRAYED: Denial = Denial::Violation("a question that the recorded run did not ask");
 
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
@@ -291,6 +429,7 @@ impl Host for Transaction {
                 self.hidden.retain(|hidden| hidden != key);
             }
         }
+        self.note_read(key, hidden)?;
         Ok(self.view(key, hidden).map(|entry| policy::Entry {
             // Values are bounded by MQTT's 256 MiB, far below 4 GiB.
             len: u32::try_from(entry.value.len()).unwrap_or(u32::MAX),
@@ -301,7 +440,9 @@ impl Host for Transaction {
     }
 
     fn load(&mut self, key: &[u8], at: u32, len: u32) -> Result<Option<Bytes>, Denial> {
-        let entry = self.view(key, self.is_hidden(key));
+        let hidden = self.is_hidden(key);
+        self.note_read(key, hidden)?;
+        let entry = self.view(key, hidden);
         Ok(entry.map(|entry| {
             let at = (at as usize).min(entry.value.len());
             let end = at.saturating_add(len as usize).min(entry.value.len());
@@ -310,22 +451,15 @@ impl Host for Transaction {
     }
 
     fn matches(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Denial> {
+        let hidden = self.is_hidden(key);
+        self.note_read(key, hidden)?;
         Ok(self
-            .view(key, self.is_hidden(key))
+            .view(key, hidden)
             .is_some_and(|entry| entry.value == value))
     }
 
     fn put(&mut self, put: Put<'_>) -> Result<Stamp, Denial> {
-        check_key(put.key, &self.quota)?;
-        if put.value.len() as u64 > self.quota.value_bytes_max {
-            let max = self.quota.value_bytes_max;
-            return Err(other(format!("the value is longer than {max} bytes")));
-        }
         self.room_for_effects()?;
-        let hidden = self.is_hidden(put.key);
-        if !hidden {
-            self.expire_before_write(put.key);
-        }
         let observed = put.observed.unwrap_or_default();
         let latest_ms = self.now_ms.saturating_add(limits::SKEW_MS_MAX);
         if observed.wall > latest_ms {
@@ -333,55 +467,136 @@ impl Host for Transaction {
                 "a put that observed a clock more than 60 s ahead",
             ));
         }
-        let before = self.load_sum();
-        let hlc = self.hlc;
-        let version = self.hlc.receive(observed, self.now_ms);
-        let key = Bytes::copy_from_slice(put.key);
-        let value = Bytes::copy_from_slice(put.value);
-        let entry = Entry {
-            value: value.clone(),
-            version,
-            fence: put.fence,
-            expires_ms: put.expires_ms,
+        let hidden = self.is_hidden(put.key);
+        self.note_read(put.key, hidden)?;
+        let staged = match self.capture.cue(true) {
+            Cue::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => Err(STRAYED),
+            Cue::Live => self
+                .check_put(&put)
+                .and_then(|()| self.stage_put(put, hidden, observed)),
         };
-        self.staged.push(Staged {
-            key: key.clone(),
-            hidden,
-            entry: Some(Arc::new(entry)),
-        });
-        if !self.quota.allows(before, self.load_sum()) {
-            self.staged.pop();
-            self.hlc = hlc;
-            return Err(Denial::Fault(Fault::Quota));
+        if let Err(Denial::Fault(fault)) = &staged {
+            self.capture.imported(|| Imported::Refused(fault.clone()));
         }
-        if !hidden {
-            self.changes.push(Change {
-                key,
-                event: policy::Event::Set,
-                version,
-                value,
-            });
-        }
-        Ok(version)
+        staged
     }
 
     fn delete(&mut self, key: &[u8]) -> Result<bool, Denial> {
         let hidden = self.is_hidden(key);
+        self.note_read(key, hidden)?;
         if self.view(key, hidden).is_none() {
             return Ok(false);
         }
         self.room_for_effects()?;
+        let key_at = self.place(key);
         let key = Bytes::copy_from_slice(key);
         if hidden {
-            let entry = None;
-            self.staged.push(Staged { key, hidden, entry });
+            self.staged.push(Write {
+                key,
+                hidden,
+                entry: None,
+                expired: false,
+                version: Stamp::default(),
+                key_at,
+                value_at: None,
+            });
         } else {
-            self.stage_removal(key, policy::Event::Deleted);
+            self.stage_removal(key, key_at, policy::Event::Deleted);
         }
         Ok(true)
     }
 
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
+        match self.capture.cue(false) {
+            Cue::Recorded(Imported::Page(page)) => return Ok(page),
+            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let page = self.page(prefix, cursor, limit);
+        match &page {
+            Ok(page) => self.capture.imported(|| Imported::Page(page.clone())),
+            Err(Denial::Fault(fault)) => {
+                self.capture.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        page
+    }
+
+    fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
+        match self.capture.cue(false) {
+            Cue::Recorded(Imported::Watched) => return Ok(()),
+            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let staged = self.stage_watch(key);
+        match &staged {
+            Ok(()) => self.capture.imported(|| Imported::Watched),
+            Err(Denial::Fault(fault)) => {
+                self.capture.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        staged
+    }
+
+    fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
+        match self.capture.cue(false) {
+            Cue::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let watched = self.stage_unwatch(key)?;
+        self.capture.imported(|| Imported::Unwatched(watched));
+        Ok(watched)
+    }
+
+    fn property(&mut self, name: &str) -> Option<String> {
+        if let Some(recorded) = self.capture.recorded_property(name) {
+            return recorded;
+        }
+        let origin = self.origin.as_ref()?;
+        let mut user = origin.properties.user();
+        let value = user
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value);
+        self.capture.property(name, value);
+        value.map(str::to_owned)
+    }
+
+    fn random(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let recorded = self.capture.recorded_seed();
+        if let Some(origin) = &mut self.origin {
+            let stream = origin.random.get_or_insert_with(|| {
+                let seed = recorded.unwrap_or_else(|| {
+                    let (peer, payload) = (&origin.peer, &origin.payload);
+                    let hasher = request::identity(
+                        &peer.client,
+                        payload,
+                        &origin.properties,
+                        origin.dialect,
+                    );
+                    *hasher.finalize().as_bytes()
+                });
+                self.capture.seed(seed);
+                Box::new(blake3::Hasher::new_keyed(&seed).finalize_xof())
+            });
+            stream.fill(&mut bytes);
+        }
+        bytes
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+}
+
+impl Transaction {
+    fn page(&self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
         // A cursor is the last key of the page before, so it lies within the prefix.
         if cursor.is_some_and(|cursor| {
             !cursor.starts_with(prefix) || cursor.len() as u64 > limits::KEY_BYTES_MAX_MAX
@@ -409,7 +624,7 @@ impl Host for Transaction {
         Ok(Page { keys, next: None })
     }
 
-    fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
+    fn stage_watch(&mut self, key: &[u8]) -> Result<(), Denial> {
         check_key(key, &self.quota)?;
         let Some(origin) = &self.origin else {
             return Err(Denial::Violation("a watch without a connection"));
@@ -424,7 +639,7 @@ impl Host for Transaction {
         Ok(())
     }
 
-    fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
+    fn stage_unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
         let Some(origin) = &self.origin else {
             return Ok(false);
         };
@@ -440,34 +655,5 @@ impl Host for Transaction {
             self.watches.push((Bytes::copy_from_slice(key), false));
         }
         Ok(watched)
-    }
-
-    fn property(&self, name: &str) -> Option<String> {
-        let mut user = self.origin.as_ref()?.properties.user();
-        user.find(|(found, _)| *found == name)
-            .map(|(_, value)| value.to_owned())
-    }
-
-    fn random(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        if let Some(Origin {
-            peer,
-            properties,
-            payload,
-            random,
-            dialect,
-        }) = &mut self.origin
-        {
-            let stream = random.get_or_insert_with(|| {
-                let identity = request::identity(&peer.client, payload, properties, *dialect);
-                Box::new(identity.finalize_xof())
-            });
-            stream.fill(&mut bytes);
-        }
-        bytes
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.now_ms
     }
 }

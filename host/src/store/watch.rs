@@ -20,6 +20,8 @@ pub struct Peer {
     pub client: Arc<str>,
     /// The connection's number.
     pub connection: u64,
+    /// The number of its session.
+    pub session: u64,
 }
 
 impl Peer {
@@ -140,6 +142,7 @@ mod tests {
         Peer {
             client: client.into(),
             connection,
+            session: 1,
         }
     }
 

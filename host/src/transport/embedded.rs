@@ -7,7 +7,7 @@ use std::sync::Arc;
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service};
 
 use super::{Inbound, Intake, Outbound, Transport};
-use crate::request::{Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
+use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
 /// What the broker calls: hands requests to the store.
@@ -46,6 +46,12 @@ impl Service for StoreService {
                 payload: &request.payload,
                 properties: &request.properties,
                 qos: request.qos,
+                delivery: Delivery {
+                    session: from.session,
+                    connection: from.connection,
+                    packet_id: request.packet_id,
+                    dup: request.dup,
+                },
                 expires: request.expires,
                 peer: &peer,
             };
@@ -58,12 +64,18 @@ impl Service for StoreService {
         self.intake
             .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
     }
+
+    fn ended(&self, _broker: &Broker, sessions: &[u64]) {
+        self.intake
+            .take(&mut std::iter::once(Inbound::Ended(sessions)));
+    }
 }
 
 fn peer(origin: &Origin) -> Peer {
     Peer {
         client: origin.client.clone(),
         connection: origin.connection,
+        session: origin.session,
     }
 }
 
@@ -71,6 +83,7 @@ fn origin(peer: Peer) -> Origin {
     Origin {
         client: peer.client,
         connection: peer.connection,
+        session: peer.session,
     }
 }
 
@@ -97,7 +110,9 @@ impl Transport for Embedded {
                 for out in out {
                     match out {
                         // An answer that nobody subscribed to is lost, as any PUBLISH is.
-                        Outbound::Publish(message) => drop(batch.publish(message)),
+                        Outbound::Answer(message, ticket) => {
+                            let _ = batch.answer(ticket.as_ref(), message);
+                        }
                         Outbound::Notify(to, message) => drop(batch.deliver(&origin(to), message)),
                         Outbound::Settle(ticket, reason, text) => {
                             batch.settle(ticket, reason, text)

@@ -21,13 +21,15 @@ pub enum Inbound<'a> {
     Publish(Incoming<'a>, Option<Ticket>),
     /// A connection ended.
     Gone(&'a Peer),
+    /// Sessions ended, by their numbers.
+    Ended(&'a [u64]),
 }
 
 /// What a transport is to do.
 #[derive(Debug)]
 pub enum Outbound {
-    /// Publish an answer to whoever subscribed.
-    Publish(Message),
+    /// Publish the answer to a request (named where it is acknowledged) to whoever subscribed.
+    Answer(Message, Option<Ticket>),
     /// Give a notification to one connection and nobody else.
     Notify(Peer, Message),
     /// Acknowledge a request, after all that came before.

@@ -3,21 +3,24 @@
 //! What enters: what clap read of flags and environment, and the text of a file. What leaves: a
 //! [`Config`] with every value checked, or an error that names the line and says what is allowed.
 
-use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::builder::BoolishValueParser;
 use serde::Deserialize;
-use serde::de::{self, Deserializer};
 
 use crate::limits;
 use crate::request::Dialect;
-use crate::store::Quota;
+use crate::store::{Quota, Retention};
+
+mod values;
+
+pub use values::{
+    DialectSetting, Durability, KeyBytes, Listen, LogFormat, Node, PacketBytes, Span,
+};
 
 /// What `statehouse serve` accepts as flags, environment variables and, under the same names with
 /// underscores, as keys of the file.
@@ -32,9 +35,95 @@ pub struct Flags {
     )]
     pub listen: Vec<Listen>,
 
-    /// A policy (.wasm component or core module) instead of the built-in standard one
+    /// A policy (.wasm component or core module), or `builtin` for the standard one; without this the policy
+    /// that the data directory was last used with
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
     pub policy: Option<PathBuf>,
+
+    /// Where everything is kept; one process at a time can use a directory [default: statehouse-data]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "STATEHOUSE_DATA",
+        help_heading = "Durability"
+    )]
+    pub data: Option<PathBuf>,
+
+    /// When a write is on disk [default: always]
+    #[arg(
+        long,
+        value_name = "WHEN",
+        env = "STATEHOUSE_DURABILITY",
+        help_heading = "Durability"
+    )]
+    pub durability: Option<Durability>,
+
+    /// How much a power cut may lose under --durability interval [default: 1s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "STATEHOUSE_SYNC_INTERVAL",
+        help_heading = "Durability"
+    )]
+    pub sync_interval: Option<Span>,
+
+    /// Wait this long for more writes to share a flush: spares flash, costs latency [default: 0ms]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "STATEHOUSE_COMMIT_DELAY",
+        help_heading = "Durability"
+    )]
+    pub commit_delay: Option<Span>,
+
+    /// How far back `history`, `--as-of` and `replay` reach at most [default: 1d]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "STATEHOUSE_HISTORY_RETENTION",
+        help_heading = "Durability"
+    )]
+    pub history_retention: Option<Span>,
+
+    /// Most bytes on disk that are kept for history alone [default: 268435456]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "STATEHOUSE_HISTORY_BYTES",
+        help_heading = "Durability"
+    )]
+    pub history_bytes: Option<u64>,
+
+    /// The longest an answered request is remembered, to answer a redelivery alike [default: 10m]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "STATEHOUSE_DUPLICATE_WINDOW",
+        help_heading = "Durability"
+    )]
+    pub duplicate_window: Option<Span>,
+
+    /// Most requests that are remembered beyond the last ones of live sessions [default: 100000]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "STATEHOUSE_MAX_DUPLICATES",
+        help_heading = "Durability"
+    )]
+    pub max_duplicates: Option<NonZeroU64>,
+
+    /// Most bytes of them [default: 67108864]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "STATEHOUSE_MAX_DUPLICATE_BYTES",
+        help_heading = "Durability"
+    )]
+    pub max_duplicate_bytes: Option<NonZeroU64>,
+
+    /// Start although the system clock is more than a minute behind the last recorded time
+    #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
+    pub accept_clock: bool,
 
     /// A TOML file with any of these settings
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
@@ -95,6 +184,15 @@ pub struct Flags {
 struct File {
     listen: Option<Vec<Listen>>,
     policy: Option<PathBuf>,
+    data: Option<PathBuf>,
+    durability: Option<Durability>,
+    sync_interval: Option<Span>,
+    commit_delay: Option<Span>,
+    history_retention: Option<Span>,
+    history_bytes: Option<u64>,
+    duplicate_window: Option<Span>,
+    max_duplicates: Option<NonZeroU64>,
+    max_duplicate_bytes: Option<NonZeroU64>,
     log: Option<LogFormat>,
     log_filter: Option<String>,
     dialect: Option<DialectSetting>,
@@ -114,8 +212,10 @@ struct File {
 pub struct Config {
     /// Where to listen.
     pub listen: Vec<SocketAddr>,
-    /// The policy file; none means the built-in one.
-    pub policy: Option<PathBuf>,
+    /// Which policy is to answer.
+    pub policy: PolicyChoice,
+    /// What is kept, and how.
+    pub storage: Storage,
     /// How log lines look.
     pub log: LogFormat,
     /// What is logged.
@@ -128,6 +228,38 @@ pub struct Config {
     pub quota: Quota,
     /// Bounds of the broker.
     pub broker: statehouse_mqtt::Limits,
+}
+
+/// Which policy is to answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyChoice {
+    /// The one that answered last; in a new data directory the built-in one.
+    Last,
+    /// The built-in one.
+    BuiltIn,
+    /// A file.
+    File(PathBuf),
+}
+
+/// What is kept over a restart, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// The data directory.
+    pub directory: PathBuf,
+    /// When a write is on disk.
+    pub durability: Durability,
+    /// The longest between two flushes, in milliseconds, where not every write waits for one.
+    pub sync_interval_ms: u64,
+    /// How long a flush waits for more writes, in milliseconds.
+    pub commit_delay_ms: u64,
+    /// How old history may become, in milliseconds.
+    pub history_ms: u64,
+    /// How large it may become.
+    pub history_bytes: u64,
+    /// What is remembered of answered requests.
+    pub duplicates: Retention,
+    /// Start with a clock that went back.
+    pub accept_clock: bool,
 }
 
 /// Why there is no configuration. Its text is a sentence for the operator.
@@ -149,6 +281,16 @@ pub enum ConfigError {
          --insecure (in the file: insecure = true)"
     )]
     Insecure(SocketAddr),
+    /// A time out of bounds.
+    #[error("{name} is at least {least} and at most {most}")]
+    Time {
+        /// The setting.
+        name: &'static str,
+        /// Its bounds, in words.
+        least: &'static str,
+        /// Its bounds, in words.
+        most: &'static str,
+    },
     /// Two settings that do not fit together.
     #[error(
         "max_value_bytes ({value}) and max_key_bytes ({key}) do not fit into one packet of max_packet_bytes ({packet}), so such a value could never be set: raise max_packet_bytes or lower the others"
@@ -225,6 +367,7 @@ impl Config {
             bytes_max: pick(flags.max_bytes, file.max_bytes, limits::BYTES_MAX_DEFAULT),
             key_bytes_max,
             value_bytes_max: pick(flags.max_value_bytes, file.max_value_bytes, value_bytes_max),
+            journal_full: false,
         };
         if quota.value_bytes_max.saturating_add(quota.key_bytes_max) > packet {
             let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
@@ -234,9 +377,61 @@ impl Config {
             let value = quota.value_bytes_max;
             return Err(ConfigError::Queue { value, queue });
         }
+        let storage = Storage {
+            directory: flags
+                .data
+                .or(file.data)
+                .unwrap_or_else(|| PathBuf::from("statehouse-data")),
+            durability: flags
+                .durability
+                .or(file.durability)
+                .unwrap_or(Durability::Always),
+            sync_interval_ms: time(
+                flags.sync_interval.or(file.sync_interval),
+                1_000,
+                ("sync_interval", 1, "1ms", 3_600_000, "1h"),
+            )?,
+            commit_delay_ms: time(
+                flags.commit_delay.or(file.commit_delay),
+                0,
+                ("commit_delay", 0, "0ms", 5, "5ms"),
+            )?,
+            history_ms: flags
+                .history_retention
+                .or(file.history_retention)
+                .map_or(limits::HISTORY_MS_DEFAULT, Span::ms),
+            history_bytes: flags
+                .history_bytes
+                .or(file.history_bytes)
+                .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
+            duplicates: Retention {
+                window_ms: time(
+                    flags.duplicate_window.or(file.duplicate_window),
+                    limits::DUPLICATE_WINDOW_MS_DEFAULT,
+                    ("duplicate_window", 60_000, "1m", 7 * 86_400_000, "7d"),
+                )?,
+                count_max: pick(
+                    flags.max_duplicates,
+                    file.max_duplicates,
+                    limits::DUPLICATES_MAX_DEFAULT,
+                ),
+                bytes_max: pick(
+                    flags.max_duplicate_bytes,
+                    file.max_duplicate_bytes,
+                    limits::DUPLICATE_BYTES_MAX_DEFAULT,
+                ),
+                per_session: broker.receive_max.into(),
+            },
+            accept_clock: flags.accept_clock,
+        };
         Ok(Self {
             listen,
-            policy: flags.policy.or(file.policy),
+            policy: match flags.policy.or(file.policy) {
+                None => PolicyChoice::Last,
+                Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
+                Some(path) => PolicyChoice::File(path),
+            },
+            storage,
             log: flags.log.or(file.log).unwrap_or(LogFormat::Text),
             log_filter: flags
                 .log_filter
@@ -261,6 +456,18 @@ impl Config {
     }
 }
 
+/// A setting of time with a default, its name and its bounds in milliseconds and in words.
+fn time(
+    set: Option<Span>,
+    default_ms: u64,
+    (name, least_ms, least, most_ms, most): (&'static str, u64, &'static str, u64, &'static str),
+) -> Result<u64, ConfigError> {
+    match set.map_or(default_ms, Span::ms) {
+        ms if (least_ms..=most_ms).contains(&ms) => Ok(ms),
+        _ => Err(ConfigError::Time { name, least, most }),
+    }
+}
+
 fn read(path: &PathBuf) -> Result<File, ConfigError> {
     let failed = |error| ConfigError::Read(path.clone(), error);
     let mut text = String::new();
@@ -274,228 +481,5 @@ fn read(path: &PathBuf) -> Result<File, ConfigError> {
     toml::from_str(&text).map_err(|error| ConfigError::File(path.clone(), Box::new(error)))
 }
 
-/// An address and port; `localhost` is 127.0.0.1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listen(pub SocketAddr);
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numeric = match text.strip_prefix("localhost:") {
-            Some(port) => format!("127.0.0.1:{port}"),
-            None => text.to_owned(),
-        };
-        numeric.parse().map(Self).map_err(|_| {
-            format!("`{text}` is not an address and port, such as 127.0.0.1:1883 or [::1]:1883")
-        })
-    }
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// One JSON object a line
-    Json,
-}
-
-/// Which form of the protocol the current topic speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DialectSetting {
-    /// By each request's properties
-    Auto,
-    /// As the official client libraries parse it
-    Sdk,
-    /// As the published article prints it
-    Documents,
-}
-
-/// The node of this store's versions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node(String);
-
-impl FromStr for Node {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() || text.len() > 64 || text.contains([':', '\0']) {
-            return Err("a node name has 1 to 64 bytes and no `:`".into());
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-/// The longest MQTT packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketBytes(usize);
-
-impl FromStr for PacketBytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // Below the first nothing works any more.
-        match text.parse() {
-            Ok(bytes @ 1_024..=limits::PACKET_BYTES_MAX_MAX) => Ok(Self(bytes)),
-            _ => Err(format!(
-                "a packet has at least 1024 and at most {} bytes",
-                limits::PACKET_BYTES_MAX_MAX
-            )),
-        }
-    }
-}
-
-/// The longest key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyBytes(u64);
-
-impl FromStr for KeyBytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(bytes @ 1..=limits::KEY_BYTES_MAX_MAX) => Ok(Self(bytes)),
-            _ => Err(format!(
-                "a key has at most {} bytes",
-                limits::KEY_BYTES_MAX_MAX
-            )),
-        }
-    }
-}
-
-macro_rules! deserialize_by_parsing {
-    ($($type:ty),*) => {$(
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Parse::<Self>(std::marker::PhantomData))
-            }
-        }
-    )*};
-}
-deserialize_by_parsing!(Listen, Node, PacketBytes, KeyBytes);
-
-/// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
-struct Parse<T>(std::marker::PhantomData<T>);
-
-impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a whole number")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(E::custom)
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        number.to_string().parse().map_err(E::custom)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(text: &str) -> Result<Config, ConfigError> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("statehouse.toml");
-        fs::write(&path, text).unwrap();
-        Config::load(Flags {
-            config: Some(path),
-            ..Flags::default()
-        })
-    }
-
-    #[test]
-    fn nothing_given_is_a_loopback_store() {
-        let config = Config::load(Flags::default()).unwrap();
-        assert_eq!(config.listen, ["127.0.0.1:1883".parse().unwrap()]);
-        assert_eq!((config.node.as_str(), config.dialect), ("StateStore", None));
-        assert_eq!(config.quota.keys_max, limits::KEYS_MAX_DEFAULT);
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("statehouse.toml");
-        fs::write(
-            &path,
-            "max_keys = 5\nmax_bytes = 7000\nnode = \"gateway-7\"\n",
-        )
-        .unwrap();
-        let flags = Flags {
-            config: Some(path),
-            max_keys: NonZeroU64::new(9),
-            ..Flags::default()
-        };
-        let config = Config::load(flags).unwrap();
-        assert_eq!((config.quota.keys_max, config.quota.bytes_max), (9, 7000));
-        assert_eq!(config.node, "gateway-7");
-    }
-
-    #[test]
-    fn errors_name_the_line() {
-        for (text, line, says) in [
-            (
-                "max_keys = 5\nmaxbytes = 7\n",
-                2,
-                "unknown field `maxbytes`",
-            ),
-            ("\n\nmax_keys = 0\n", 3, "nonzero"),
-            (
-                "max_keys = 5\nlisten = [\"here\"]\n",
-                2,
-                "is not an address and port",
-            ),
-            ("dialect = \"redis\"\n", 1, "unknown variant `redis`"),
-            ("max_packet_bytes = 12\n", 1, "at least 1024"),
-            ("node = \"a:b\"\n", 1, "no `:`"),
-            (
-                "max_key_bytes = 1000000\n",
-                1,
-                "a key has at most 65535 bytes",
-            ),
-        ] {
-            let error = file(text).unwrap_err().to_string();
-            assert!(
-                error.contains(&format!("line {line},")) && error.contains(says),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
-    fn only_loopback_without_authentication() {
-        let error = file("listen = [\"127.0.0.1:0\", \"0.0.0.0:1883\"]\n").unwrap_err();
-        assert!(
-            error.to_string().contains("0.0.0.0:1883") && error.to_string().contains("--insecure")
-        );
-        assert!(file("listen = [\"0.0.0.0:1883\"]\ninsecure = true\n").is_ok());
-        assert!(file("listen = [\"[::1]:1883\", \"127.9.9.9:1\"]\n").is_ok());
-    }
-
-    #[test]
-    fn a_value_must_fit_into_a_packet() {
-        let config = file("max_packet_bytes = 100000\n").unwrap();
-        assert_eq!(
-            config.quota.value_bytes_max,
-            100_000 - limits::KEY_BYTES_MAX_DEFAULT
-        );
-        let config = file("max_queue_bytes = 500000\n").unwrap();
-        assert!(config.quota.value_bytes_max < 500_000);
-        let error = file("max_queue_bytes = 500000\nmax_value_bytes = 499999\n").unwrap_err();
-        assert!(
-            error.to_string().contains("raise max_queue_bytes"),
-            "{error}"
-        );
-        let error = file("max_value_bytes = 5000000\n").unwrap_err();
-        assert!(
-            error.to_string().contains("raise max_packet_bytes"),
-            "{error}"
-        );
-    }
-}
+mod tests;

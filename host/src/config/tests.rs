@@ -1,0 +1,98 @@
+use super::*;
+
+fn file(text: &str) -> Result<Config, ConfigError> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("statehouse.toml");
+    fs::write(&path, text).unwrap();
+    Config::load(Flags {
+        config: Some(path),
+        ..Flags::default()
+    })
+}
+
+#[test]
+fn nothing_given_is_a_loopback_store() {
+    let config = Config::load(Flags::default()).unwrap();
+    assert_eq!(config.listen, ["127.0.0.1:1883".parse().unwrap()]);
+    assert_eq!((config.node.as_str(), config.dialect), ("StateStore", None));
+    assert_eq!(config.quota.keys_max, limits::KEYS_MAX_DEFAULT);
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("statehouse.toml");
+    fs::write(
+        &path,
+        "max_keys = 5\nmax_bytes = 7000\nnode = \"gateway-7\"\n",
+    )
+    .unwrap();
+    let flags = Flags {
+        config: Some(path),
+        max_keys: NonZeroU64::new(9),
+        ..Flags::default()
+    };
+    let config = Config::load(flags).unwrap();
+    assert_eq!((config.quota.keys_max, config.quota.bytes_max), (9, 7000));
+    assert_eq!(config.node, "gateway-7");
+}
+
+#[test]
+fn errors_name_the_line() {
+    for (text, line, says) in [
+        (
+            "max_keys = 5\nmaxbytes = 7\n",
+            2,
+            "unknown field `maxbytes`",
+        ),
+        ("\n\nmax_keys = 0\n", 3, "nonzero"),
+        (
+            "max_keys = 5\nlisten = [\"here\"]\n",
+            2,
+            "is not an address and port",
+        ),
+        ("dialect = \"redis\"\n", 1, "unknown variant `redis`"),
+        ("max_packet_bytes = 12\n", 1, "at least 1024"),
+        ("node = \"a:b\"\n", 1, "no `:`"),
+        (
+            "max_key_bytes = 1000000\n",
+            1,
+            "a key has at most 65535 bytes",
+        ),
+    ] {
+        let error = file(text).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("line {line},")) && error.contains(says),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn only_loopback_without_authentication() {
+    let error = file("listen = [\"127.0.0.1:0\", \"0.0.0.0:1883\"]\n").unwrap_err();
+    assert!(error.to_string().contains("0.0.0.0:1883") && error.to_string().contains("--insecure"));
+    assert!(file("listen = [\"0.0.0.0:1883\"]\ninsecure = true\n").is_ok());
+    assert!(file("listen = [\"[::1]:1883\", \"127.9.9.9:1\"]\n").is_ok());
+}
+
+#[test]
+fn a_value_must_fit_into_a_packet() {
+    let config = file("max_packet_bytes = 100000\n").unwrap();
+    assert_eq!(
+        config.quota.value_bytes_max,
+        100_000 - limits::KEY_BYTES_MAX_DEFAULT
+    );
+    let config = file("max_queue_bytes = 500000\n").unwrap();
+    assert!(config.quota.value_bytes_max < 500_000);
+    let error = file("max_queue_bytes = 500000\nmax_value_bytes = 499999\n").unwrap_err();
+    assert!(
+        error.to_string().contains("raise max_queue_bytes"),
+        "{error}"
+    );
+    let error = file("max_value_bytes = 5000000\n").unwrap_err();
+    assert!(
+        error.to_string().contains("raise max_packet_bytes"),
+        "{error}"
+    );
+}

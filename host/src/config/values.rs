@@ -1,0 +1,166 @@
+//! The values of settings: what each may be, said in the same words for a flag and for the file.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+
+use crate::limits;
+
+/// An address and port; `localhost` is 127.0.0.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen(pub SocketAddr);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numeric = match text.strip_prefix("localhost:") {
+            Some(port) => format!("127.0.0.1:{port}"),
+            None => text.to_owned(),
+        };
+        numeric.parse().map(Self).map_err(|_| {
+            format!("`{text}` is not an address and port, such as 127.0.0.1:1883 or [::1]:1883")
+        })
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// Which form of the protocol the current topic speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DialectSetting {
+    /// By each request's properties
+    Auto,
+    /// As the official client libraries parse it
+    Sdk,
+    /// As the published article prints it
+    Documents,
+}
+
+/// The node of this store's versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node(pub(super) String);
+
+impl FromStr for Node {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.len() > 64 || text.contains([':', '\0']) {
+            return Err("a node name has 1 to 64 bytes and no `:`".into());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The longest MQTT packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketBytes(pub(super) usize);
+
+impl FromStr for PacketBytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Below the first nothing works any more.
+        match text.parse() {
+            Ok(bytes @ 1_024..=limits::PACKET_BYTES_MAX_MAX) => Ok(Self(bytes)),
+            _ => Err(format!(
+                "a packet has at least 1024 and at most {} bytes",
+                limits::PACKET_BYTES_MAX_MAX
+            )),
+        }
+    }
+}
+
+/// The longest key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyBytes(pub(super) u64);
+
+impl FromStr for KeyBytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(bytes @ 1..=limits::KEY_BYTES_MAX_MAX) => Ok(Self(bytes)),
+            _ => Err(format!(
+                "a key has at most {} bytes",
+                limits::KEY_BYTES_MAX_MAX
+            )),
+        }
+    }
+}
+
+/// When a write is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Before its answer leaves: nothing that was acknowledged is ever lost
+    Always,
+    /// Within the time that --sync-interval says: a power cut may lose that much
+    Interval,
+    /// Never: a restart forgets everything
+    Memory,
+}
+
+/// A length of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        statehouse_client::parse_duration(text)
+            .map(Self)
+            .map_err(|error| format!("`{text}` is {error}"))
+    }
+}
+
+impl Span {
+    /// In milliseconds.
+    pub(super) fn ms(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+macro_rules! deserialize_by_parsing {
+    ($($type:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Parse::<Self>(std::marker::PhantomData))
+            }
+        }
+    )*};
+}
+deserialize_by_parsing!(Listen, Node, PacketBytes, KeyBytes, Span);
+
+/// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
+struct Parse<T>(std::marker::PhantomData<T>);
+
+impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a whole number")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+}

@@ -1,0 +1,212 @@
+//! The whole of a store at one place of its journal, as recovery and the offline commands rebuild it.
+//!
+//! What enters: the blocks of a snapshot, then every record since it was begun. What leaves: the table, the
+//! requests that may come again, the sessions, the clock. It runs no policy.
+//!
+//! A snapshot is taken while the store goes on, piece by piece, so its pieces are of different times.
+//! Records say what something *is* from then on, so applying all of them since the first piece gives the
+//! state of the last. Only what a request saw cannot be had so: that is captured last, and found again in
+//! the table for the requests behind it.
+
+use std::sync::Arc;
+
+use super::codec::{Malformed, Reader};
+use super::record::{self, Handled, PolicyRecord, Record};
+use super::snapshot::{self, ENTRIES, META, REMEMBERED, SESSIONS};
+use crate::clock::{Hlc, Stamp};
+use crate::store::{Duplicates, Retention, State, Write};
+
+/// A store as it was.
+pub struct Image {
+    /// The table, its hidden part, the clock. Nobody watches.
+    pub state: Box<State>,
+    /// Requests that may come again.
+    pub duplicates: Duplicates,
+    /// What the broker remembers.
+    pub sessions: statehouse_mqtt::Recovery,
+    /// Policies that answered, by their number in records; the last that is named answers.
+    pub policies: Vec<PolicyRecord>,
+    /// The number of the one that answers.
+    pub active: Option<u32>,
+    /// The latest time that is recorded.
+    pub now_ms: u64,
+    /// The latest run that is recorded.
+    pub run: u32,
+    /// Requests below this number were remembered in the snapshot, or forgotten before it.
+    remembered_below: u64,
+    retention: Retention,
+    /// Whether sessions and requests are wanted: offline commands look at keys only.
+    whole: bool,
+}
+
+impl Image {
+    /// An empty store.
+    pub fn new(retention: Retention) -> Self {
+        Self {
+            state: Box::default(),
+            duplicates: Duplicates::new(retention),
+            sessions: statehouse_mqtt::Recovery::default(),
+            policies: Vec::new(),
+            active: None,
+            now_ms: 0,
+            run: 0,
+            remembered_below: 0,
+            retention,
+            whole: true,
+        }
+    }
+
+    /// An empty store that will hold keys only.
+    pub fn of_keys() -> Self {
+        Self {
+            whole: false,
+            ..Self::new(Retention::default())
+        }
+    }
+
+    /// Takes in a block of a snapshot.
+    pub fn block(&mut self, block: &[u8]) -> Result<(), Malformed> {
+        let mut reader = Reader(block);
+        match reader.u8()? {
+            ENTRIES => {
+                while !reader.is_empty() {
+                    let write = record::read_write(&mut reader, b"")?;
+                    self.state.write(&write);
+                }
+            }
+            REMEMBERED if !self.whole => {}
+            REMEMBERED => {
+                let mut policies = Vec::new();
+                for _ in 0..reader.count()? {
+                    policies.push(blake3::Hash::from_bytes(reader.array()?));
+                }
+                while !reader.is_empty() {
+                    let policy: usize = reader.small()?;
+                    let mut remembered = record::read_remembered(&mut reader, true)?;
+                    remembered.context.policy = *policies.get(policy).ok_or(UNNAMED)?;
+                    self.duplicates.insert(Arc::new(remembered));
+                }
+            }
+            SESSIONS => self.sessions(reader.0)?,
+            META => {
+                let (meta, next_number) = snapshot::read_meta(&mut reader)?;
+                self.tick(meta.clock, meta.now_ms);
+                self.run = meta.run;
+                self.remembered_below = next_number;
+                self.policies = meta.policies;
+                self.active = meta.active;
+            }
+            _ => {
+                return Err(Malformed(
+                    "a block that this version does not know: use the version that wrote it, or a newer one",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a record.
+    pub fn record(&mut self, record: &[u8]) -> Result<(), Malformed> {
+        self.apply(record::read(record)?)
+    }
+
+    /// Takes in a record that was read.
+    pub fn apply(&mut self, record: Record<'_>) -> Result<(), Malformed> {
+        match record {
+            Record::Handled(handled) => self.handled(*handled)?,
+            Record::Swept {
+                now_ms,
+                clock,
+                writes,
+            } => {
+                self.write(&writes);
+                self.tick(clock, now_ms);
+            }
+            Record::Policy(policy) => self.active = Some(self.number_of(policy)),
+            Record::Started { run, now_ms } => {
+                self.run = self.run.max(run);
+                self.now_ms = self.now_ms.max(now_ms);
+            }
+            Record::Stopped { now_ms } => self.now_ms = self.now_ms.max(now_ms),
+            Record::Sessions(changes) => self.sessions(changes)?,
+        }
+        Ok(())
+    }
+
+    fn handled(&mut self, handled: Handled<'_>) -> Result<(), Malformed> {
+        let Handled {
+            payload,
+            policy,
+            owed,
+            clock,
+            mut remembered,
+            writes,
+            ..
+        } = handled;
+        let now_ms = remembered.context.now_ms;
+        if owed && self.whole && remembered.number >= self.remembered_below {
+            let policy = self.policies.get(policy as usize).ok_or(UNNAMED)?;
+            remembered.context.policy = policy.digest;
+            // What the keys held before is what they hold now, before the writes below.
+            for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+                let table = if read.hidden {
+                    &self.state.hidden
+                } else {
+                    &self.state.table
+                };
+                let key = read.key.resolve(payload);
+                read.entry = key.and_then(|key| table.get(key)).cloned();
+            }
+            let session = remembered.delivery.session;
+            self.duplicates.insert(Arc::new(remembered));
+            self.duplicates.evict(session, now_ms);
+        }
+        self.write(&writes);
+        self.tick(clock, now_ms);
+        Ok(())
+    }
+
+    fn write(&mut self, writes: &[Write]) {
+        for write in writes {
+            self.state.write(write);
+        }
+    }
+
+    fn sessions(&mut self, changes: &[u8]) -> Result<(), Malformed> {
+        if !self.whole {
+            return Ok(());
+        }
+        self.sessions
+            .apply(changes)
+            .map_err(|_| Malformed("sessions that the broker cannot read"))
+    }
+
+    fn tick(&mut self, clock: Stamp, now_ms: u64) {
+        self.state.hlc = Hlc::at(self.state.hlc.last().max(clock));
+        self.now_ms = self.now_ms.max(now_ms);
+    }
+
+    /// The number of a policy in records; a new one gets the next.
+    pub fn number_of(&mut self, policy: PolicyRecord) -> u32 {
+        let known = self
+            .policies
+            .iter()
+            .position(|it| it.digest == policy.digest);
+        let number = known.unwrap_or_else(|| {
+            self.policies.push(policy);
+            self.policies.len() - 1
+        });
+        u32::try_from(number).unwrap_or(u32::MAX)
+    }
+
+    /// Forgets everything: another snapshot is tried.
+    pub fn reset(&mut self) {
+        let whole = self.whole;
+        *self = Self {
+            whole,
+            ..Self::new(self.retention)
+        };
+    }
+}
+
+const UNNAMED: Malformed = Malformed("a policy that no record names");

@@ -1,0 +1,834 @@
+//! What the journal says: one record for each request that changed something or refused to, one for each
+//! sweep, and few others.
+//!
+//! What enters: what a step did. What leaves: bytes, and from them the same again. A record holds what a
+//! request did and everything it saw, so that recovery runs no policy, and a replay can.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::codec::{Malformed, Reader, bytes, number};
+use crate::clock::{Fence, Stamp};
+use crate::policy::{Fault, Page};
+use crate::request::{Delivery, Dialect};
+use crate::store::{
+    Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Remembered, Write,
+};
+
+const HANDLED: u8 = 1;
+const SWEPT: u8 = 2;
+const POLICY: u8 = 3;
+const STARTED: u8 = 4;
+const STOPPED: u8 = 5;
+const SESSIONS: u8 = 6;
+
+/// One record.
+#[derive(Debug, PartialEq)]
+pub enum Record<'a> {
+    /// A request was handled.
+    Handled(Box<Handled<'a>>),
+    /// Keys went because their time was over.
+    Swept {
+        /// The store's time.
+        now_ms: u64,
+        /// The store's clock after it.
+        clock: Stamp,
+        /// The removals.
+        writes: Vec<Write>,
+    },
+    /// From here on this policy answers.
+    Policy(PolicyRecord),
+    /// The store was started.
+    Started {
+        /// The number of this run.
+        run: u32,
+        /// The store's time.
+        now_ms: u64,
+    },
+    /// The store was stopped.
+    Stopped {
+        /// The store's time.
+        now_ms: u64,
+    },
+    /// What the broker has to remember of sessions: its own bytes.
+    Sessions(&'a [u8]),
+}
+
+/// A policy that answered requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyRecord {
+    /// The BLAKE3 of its file.
+    pub digest: blake3::Hash,
+    /// Its name for itself.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Whether it is the one that came with the program.
+    pub built_in: bool,
+}
+
+/// A request that was handled.
+#[derive(Debug, PartialEq)]
+pub struct Handled<'a> {
+    /// Whose it was.
+    pub client: &'a str,
+    /// The command.
+    pub payload: &'a [u8],
+    /// The client's clock.
+    pub timestamp: Option<&'a str>,
+    /// The fencing token.
+    pub fencing_token: Option<&'a str>,
+    /// The policy, by its number.
+    pub policy: u32,
+    /// Whether a redelivery is owed the same answer.
+    pub owed: bool,
+    /// The store's clock after it.
+    pub clock: Stamp,
+    /// The request and its answer. The digest of the policy is not here, and the entries read are absent:
+    /// both are what they were at that place of the journal.
+    pub remembered: Remembered,
+    /// What it wrote.
+    pub writes: Vec<Write>,
+}
+
+/// Bits of the first byte of a handled request.
+mod flag {
+    pub(super) const OWED: u8 = 1;
+    pub(super) const TIMESTAMP: u8 = 2;
+    pub(super) const FENCING_TOKEN: u8 = 4;
+}
+
+/// What is written of a handled request.
+pub(super) struct Source<'a> {
+    pub(super) client: &'a str,
+    pub(super) payload: &'a [u8],
+    pub(super) timestamp: Option<&'a str>,
+    pub(super) fencing_token: Option<&'a str>,
+    pub(super) policy: u32,
+    pub(super) owed: bool,
+    pub(super) clock: Stamp,
+    pub(super) remembered: &'a Remembered,
+    pub(super) writes: &'a [Write],
+}
+
+pub(super) fn handled(out: &mut Vec<u8>, it: &Source<'_>) {
+    out.push(HANDLED);
+    let bit = |on: bool, bit: u8| if on { bit } else { 0 };
+    out.push(
+        bit(it.owed, flag::OWED)
+            | bit(it.timestamp.is_some(), flag::TIMESTAMP)
+            | bit(it.fencing_token.is_some(), flag::FENCING_TOKEN),
+    );
+    bytes(out, it.client.as_bytes());
+    bytes(out, it.payload);
+    for text in [it.timestamp, it.fencing_token].into_iter().flatten() {
+        bytes(out, text.as_bytes());
+    }
+    number(out, it.policy.into());
+    stamp(out, it.clock);
+    remembered(out, it.remembered, false);
+    number(out, it.writes.len() as u64);
+    for written in it.writes {
+        write(out, written);
+    }
+}
+
+pub(super) fn swept(out: &mut Vec<u8>, now_ms: u64, clock: Stamp, writes: &[Write]) {
+    out.push(SWEPT);
+    number(out, now_ms);
+    stamp(out, clock);
+    number(out, writes.len() as u64);
+    for it in writes {
+        write(out, it);
+    }
+}
+
+pub(super) fn policy(out: &mut Vec<u8>, policy: &PolicyRecord) {
+    out.push(POLICY);
+    policy_fields(out, policy);
+}
+
+pub(super) fn policy_fields(out: &mut Vec<u8>, policy: &PolicyRecord) {
+    out.extend_from_slice(policy.digest.as_bytes());
+    bytes(out, policy.name.as_bytes());
+    bytes(out, policy.version.as_bytes());
+    out.push(policy.built_in.into());
+}
+
+pub(super) fn read_policy(reader: &mut Reader<'_>) -> Result<PolicyRecord, Malformed> {
+    Ok(PolicyRecord {
+        digest: blake3::Hash::from_bytes(reader.array()?),
+        name: reader.text()?.to_owned(),
+        version: reader.text()?.to_owned(),
+        built_in: reader.u8()? != 0,
+    })
+}
+
+pub(super) fn started(out: &mut Vec<u8>, run: u32, now_ms: u64) {
+    out.push(STARTED);
+    number(out, run.into());
+    number(out, now_ms);
+}
+
+pub(super) fn stopped(out: &mut Vec<u8>, now_ms: u64) {
+    out.push(STOPPED);
+    number(out, now_ms);
+}
+
+pub(super) fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
+    out.push(SESSIONS);
+    out.extend_from_slice(changes);
+}
+
+/// Reads one record.
+pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
+    let mut reader = Reader(record);
+    let record = match reader.u8()? {
+        HANDLED => Record::Handled(Box::new(read_handled(&mut reader)?)),
+        SWEPT => Record::Swept {
+            now_ms: reader.number()?,
+            clock: read_stamp(&mut reader)?,
+            writes: read_writes(&mut reader, b"")?,
+        },
+        POLICY => Record::Policy(read_policy(&mut reader)?),
+        STARTED => Record::Started {
+            run: reader.small()?,
+            now_ms: reader.number()?,
+        },
+        STOPPED => Record::Stopped {
+            now_ms: reader.number()?,
+        },
+        SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
+        _ => {
+            return Err(Malformed(
+                "a kind that this version does not know: use the version that wrote it, or a newer one",
+            ));
+        }
+    };
+    if !reader.is_empty() {
+        return Err(Malformed("more bytes than its fields take"));
+    }
+    Ok(record)
+}
+
+fn read_handled<'a>(reader: &mut Reader<'a>) -> Result<Handled<'a>, Malformed> {
+    let flags = reader.u8()?;
+    let has = |bit: u8| flags & bit != 0;
+    let client = reader.text()?;
+    let payload = reader.bytes()?;
+    let timestamp = has(flag::TIMESTAMP).then(|| reader.text()).transpose()?;
+    let fencing_token = has(flag::FENCING_TOKEN)
+        .then(|| reader.text())
+        .transpose()?;
+    let policy = reader.small()?;
+    let clock = read_stamp(reader)?;
+    let remembered = read_remembered(reader, false)?;
+    Ok(Handled {
+        client,
+        payload,
+        timestamp,
+        fencing_token,
+        policy,
+        owed: has(flag::OWED),
+        clock,
+        remembered,
+        writes: read_writes(reader, payload)?,
+    })
+}
+
+/// A remembered request: in a record without what its keys held, in a snapshot with it.
+pub(super) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
+    number(out, it.number);
+    number(out, it.delivery.session);
+    number(out, it.delivery.connection);
+    number(out, it.delivery.packet_id.into());
+    number(out, it.turn);
+    out.extend_from_slice(&it.identity);
+    number(out, it.context.now_ms);
+    number(out, it.until_ms.saturating_sub(it.context.now_ms));
+    stamp(out, it.context.clock);
+    out.push(match it.context.dialect {
+        Dialect::Sdk => 0,
+        Dialect::Documents => 1,
+        Dialect::Preview => 2,
+    });
+    out.push(it.evidence.is_some().into());
+    if let Some(it) = &it.evidence {
+        evidence(out, it, entries);
+    }
+    outcome(out, &it.outcome);
+}
+
+pub(super) fn read_remembered(
+    reader: &mut Reader<'_>,
+    entries: bool,
+) -> Result<Remembered, Malformed> {
+    let number = reader.number()?;
+    let delivery = Delivery {
+        session: reader.number()?,
+        connection: reader.number()?,
+        packet_id: reader.small()?,
+        dup: false,
+    };
+    let turn = reader.number()?;
+    let identity = reader.array()?;
+    let now_ms = reader.number()?;
+    let until_ms = now_ms.saturating_add(reader.number()?);
+    let clock = read_stamp(reader)?;
+    let dialect = match reader.u8()? {
+        0 => Dialect::Sdk,
+        1 => Dialect::Documents,
+        2 => Dialect::Preview,
+        _ => return Err(Malformed("an unknown dialect")),
+    };
+    Ok(Remembered {
+        number,
+        delivery,
+        turn,
+        identity,
+        until_ms,
+        context: Context {
+            now_ms,
+            clock,
+            dialect,
+            policy: blake3::Hash::from_bytes([0; 32]),
+        },
+        evidence: (reader.u8()? != 0)
+            .then(|| read_evidence(reader, entries))
+            .transpose()?,
+        outcome: read_outcome(reader)?,
+    })
+}
+
+fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
+    number(out, it.reads.len() as u64);
+    for read in &it.reads {
+        let held = read.entry.as_ref().filter(|_| entries);
+        out.push(u8::from(read.hidden) | u8::from(held.is_some()) << 1);
+        key_ref(out, &read.key);
+        if let Some(entry) = held {
+            self::entry(out, entry, None);
+        }
+    }
+    number(out, it.imports.len() as u64);
+    for (call, imported) in &it.imports {
+        number(out, (*call).into());
+        match imported {
+            Imported::Refused(Fault::Denied) => out.push(0),
+            Imported::Refused(Fault::Quota) => out.push(1),
+            Imported::Refused(Fault::Other(text)) => {
+                out.push(2);
+                bytes(out, text.as_bytes());
+            }
+            Imported::Watched => out.push(3),
+            Imported::Unwatched(watched) => out.push(4 + u8::from(*watched)),
+            Imported::Page(page) => {
+                out.push(6 + u8::from(page.next.is_some()));
+                number(out, page.keys.len() as u64);
+                for key in page.keys.iter().chain(&page.next) {
+                    bytes(out, key);
+                }
+            }
+        }
+    }
+    number(out, it.properties.len() as u64);
+    for (name, value) in &it.properties {
+        bytes(out, name.as_bytes());
+        out.push(value.is_some().into());
+        if let Some(value) = value {
+            bytes(out, value.as_bytes());
+        }
+    }
+    out.push(it.seed.is_some().into());
+    out.extend_from_slice(it.seed.as_ref().map_or(&[][..], |seed| seed));
+}
+
+fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Malformed> {
+    let mut it = Evidence::default();
+    for _ in 0..reader.count()? {
+        let flags = reader.u8()?;
+        let key = read_key_ref(reader)?;
+        let held = entries && flags & 2 != 0;
+        it.reads.push(Read {
+            key,
+            hidden: flags & 1 != 0,
+            entry: held
+                .then(|| read_entry(reader, b"").map(Arc::new))
+                .transpose()?,
+        });
+    }
+    for _ in 0..reader.count()? {
+        let call = reader.small()?;
+        let imported = match reader.u8()? {
+            0 => Imported::Refused(Fault::Denied),
+            1 => Imported::Refused(Fault::Quota),
+            2 => Imported::Refused(Fault::Other(reader.text()?.to_owned())),
+            3 => Imported::Watched,
+            4 => Imported::Unwatched(false),
+            5 => Imported::Unwatched(true),
+            kind @ (6 | 7) => {
+                let count = reader.count()?;
+                let mut keys = Vec::new();
+                for _ in 0..count {
+                    keys.push(reader.bytes()?.to_vec());
+                }
+                let next = (kind == 7).then(|| reader.bytes()).transpose()?;
+                Imported::Page(Page {
+                    keys,
+                    next: next.map(<[u8]>::to_vec),
+                })
+            }
+            _ => return Err(Malformed("an unknown answer of an import")),
+        };
+        it.imports.push((call, imported));
+    }
+    for _ in 0..reader.count()? {
+        let name = reader.text()?.into();
+        let value = (reader.u8()? != 0).then(|| reader.text()).transpose()?;
+        it.properties.push((name, value.map(Into::into)));
+    }
+    it.seed = (reader.u8()? != 0).then(|| reader.array()).transpose()?;
+    Ok(it)
+}
+
+fn outcome(out: &mut Vec<u8>, it: &Outcome) {
+    let whole = matches!(it.payload, Kept::Whole(_));
+    out.push(
+        u8::from(whole)
+            | u8::from(it.version.is_some()) << 1
+            | u8::from(it.command.is_some()) << 2
+            | u8::from(it.put) << 3,
+    );
+    match &it.payload {
+        Kept::Whole(payload) => bytes(out, payload),
+        Kept::Digest(digest) => out.extend_from_slice(digest.as_bytes()),
+    }
+    if let Some(version) = it.version {
+        stamp(out, version);
+    }
+    if let Some(command) = it.command {
+        number(out, command.into());
+    }
+}
+
+fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Malformed> {
+    let flags = reader.u8()?;
+    let payload = if flags & 1 != 0 {
+        Kept::Whole(Bytes::copy_from_slice(reader.bytes()?))
+    } else {
+        Kept::Digest(blake3::Hash::from_bytes(reader.array()?))
+    };
+    Ok(Outcome {
+        payload,
+        version: (flags & 2 != 0).then(|| read_stamp(reader)).transpose()?,
+        command: (flags & 4 != 0).then(|| reader.small()).transpose()?,
+        put: flags & 8 != 0,
+    })
+}
+
+/// Bits of the first byte of a write.
+mod kind {
+    pub(super) const HIDDEN: u8 = 1;
+    pub(super) const EXPIRED: u8 = 2;
+    pub(super) const ENTRY: u8 = 4;
+}
+
+/// A write. Its key and value are parts of the payload where they stand there.
+pub(super) fn write(out: &mut Vec<u8>, it: &Write) {
+    let bit = |on: bool, bit: u8| if on { bit } else { 0 };
+    out.push(
+        bit(it.hidden, kind::HIDDEN)
+            | bit(it.expired, kind::EXPIRED)
+            | bit(it.entry.is_some(), kind::ENTRY),
+    );
+    match it.key_at {
+        Some(at) => {
+            number(out, (it.key.len() as u64) << 1);
+            number(out, at.into());
+        }
+        None => {
+            number(out, (it.key.len() as u64) << 1 | 1);
+            out.extend_from_slice(&it.key);
+        }
+    }
+    match &it.entry {
+        Some(entry) => self::entry(out, entry, it.value_at),
+        None => stamp(out, it.version),
+    }
+}
+
+fn read_writes(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Vec<Write>, Malformed> {
+    let count = reader.count()?;
+    let mut writes = Vec::new();
+    for _ in 0..count {
+        writes.push(read_write(reader, payload)?);
+    }
+    Ok(writes)
+}
+
+pub(super) fn read_write(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Write, Malformed> {
+    let flags = reader.u8()?;
+    let key = read_key_ref(reader)?;
+    let key = key.resolve(payload).ok_or(OUTSIDE)?;
+    let key = Bytes::copy_from_slice(key);
+    let entry = (flags & kind::ENTRY != 0)
+        .then(|| read_entry(reader, payload))
+        .transpose()?;
+    let version = match &entry {
+        Some(entry) => entry.version,
+        None => read_stamp(reader)?,
+    };
+    Ok(Write {
+        key,
+        hidden: flags & kind::HIDDEN != 0,
+        entry: entry.map(Arc::new),
+        expired: flags & kind::EXPIRED != 0,
+        version,
+        key_at: None,
+        value_at: None,
+    })
+}
+
+const OUTSIDE: Malformed = Malformed("a part of the payload that it does not have");
+
+fn entry(out: &mut Vec<u8>, it: &Entry, value_at: Option<u32>) {
+    out.push(
+        u8::from(value_at.is_some())
+            | u8::from(it.fence.is_some()) << 1
+            | u8::from(it.expires_ms.is_some()) << 2,
+    );
+    match value_at {
+        Some(at) => {
+            number(out, at.into());
+            number(out, it.value.len() as u64);
+        }
+        None => bytes(out, &it.value),
+    }
+    stamp(out, it.version);
+    if let Some(fence) = &it.fence {
+        number(out, fence.wall);
+        number(out, fence.counter.into());
+        bytes(out, fence.node.as_bytes());
+    }
+    if let Some(expires_ms) = it.expires_ms {
+        number(out, expires_ms);
+    }
+}
+
+fn read_entry(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Entry, Malformed> {
+    let flags = reader.u8()?;
+    let value = if flags & 1 != 0 {
+        let at: usize = reader.small()?;
+        let len: usize = reader.small()?;
+        let end = at.checked_add(len).ok_or(OUTSIDE)?;
+        payload.get(at..end).ok_or(OUTSIDE)?
+    } else {
+        reader.bytes()?
+    };
+    let value = Bytes::copy_from_slice(value);
+    let version = read_stamp(reader)?;
+    let fence = (flags & 2 != 0).then(|| read_fence(reader)).transpose()?;
+    let expires_ms = (flags & 4 != 0).then(|| reader.number()).transpose()?;
+    Ok(Entry {
+        value,
+        version,
+        fence,
+        expires_ms,
+    })
+}
+
+fn read_fence(reader: &mut Reader<'_>) -> Result<Fence, Malformed> {
+    Ok(Fence {
+        wall: reader.number()?,
+        counter: reader.small()?,
+        node: reader.text()?.into(),
+    })
+}
+
+pub(super) fn stamp(out: &mut Vec<u8>, it: Stamp) {
+    number(out, it.wall);
+    number(out, it.counter.into());
+}
+
+pub(super) fn read_stamp(reader: &mut Reader<'_>) -> Result<Stamp, Malformed> {
+    Ok(Stamp {
+        wall: reader.number()?,
+        counter: reader.small()?,
+    })
+}
+
+fn key_ref(out: &mut Vec<u8>, it: &KeyRef) {
+    match it {
+        KeyRef::Payload(range) => {
+            number(out, u64::from(range.end - range.start) << 1);
+            number(out, range.start.into());
+        }
+        KeyRef::Own(key) => {
+            number(out, (key.len() as u64) << 1 | 1);
+            out.extend_from_slice(key);
+        }
+    }
+}
+
+fn read_key_ref(reader: &mut Reader<'_>) -> Result<KeyRef, Malformed> {
+    let head = reader.number()?;
+    let len = head >> 1;
+    if head & 1 == 0 {
+        let start: u32 = reader.small()?;
+        let len = u32::try_from(len).map_err(|_| OUTSIDE)?;
+        let end = start.checked_add(len).ok_or(OUTSIDE)?;
+        return Ok(KeyRef::Payload(start..end));
+    }
+    let len = usize::try_from(len).map_err(|_| OUTSIDE)?;
+    Ok(KeyRef::Own(Bytes::copy_from_slice(reader.take(len)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn arb_stamp() -> impl Strategy<Value = Stamp> {
+        (any::<u64>(), any::<u32>()).prop_map(|(wall, counter)| Stamp { wall, counter })
+    }
+
+    fn arb_bytes(max: usize) -> impl Strategy<Value = Bytes> {
+        prop::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from)
+    }
+
+    fn arb_entry() -> impl Strategy<Value = Entry> {
+        let fence = prop::option::of((any::<u64>(), any::<u32>(), "[a-z]{0,9}"));
+        (arb_bytes(40), arb_stamp(), fence, any::<Option<u64>>()).prop_map(
+            |(value, version, fence, expires_ms)| Entry {
+                value,
+                version,
+                fence: fence.map(|(wall, counter, node)| Fence {
+                    wall,
+                    counter,
+                    node: node.into(),
+                }),
+                expires_ms,
+            },
+        )
+    }
+
+    fn arb_write() -> impl Strategy<Value = Write> {
+        let entry = prop::option::of(arb_entry());
+        (
+            arb_bytes(20),
+            any::<bool>(),
+            entry,
+            any::<bool>(),
+            arb_stamp(),
+        )
+            .prop_map(|(key, hidden, entry, expired, version)| Write {
+                version: entry.as_ref().map_or(version, |entry| entry.version),
+                key,
+                hidden,
+                entry: entry.map(Arc::new),
+                expired,
+                key_at: None,
+                value_at: None,
+            })
+    }
+
+    fn arb_imported() -> impl Strategy<Value = Imported> {
+        let keys = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..4);
+        prop_oneof![
+            Just(Imported::Refused(Fault::Denied)),
+            Just(Imported::Refused(Fault::Quota)),
+            ".{0,9}".prop_map(|text| Imported::Refused(Fault::Other(text))),
+            Just(Imported::Watched),
+            any::<bool>().prop_map(Imported::Unwatched),
+            (keys, any::<Option<Vec<u8>>>())
+                .prop_map(|(keys, next)| Imported::Page(Page { keys, next })),
+        ]
+    }
+
+    fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
+        let key = prop_oneof![
+            (0u32..9, 0u32..9).prop_map(|(at, len)| KeyRef::Payload(at..at + len)),
+            arb_bytes(9).prop_map(KeyRef::Own),
+        ];
+        let read = (key, any::<bool>(), prop::option::of(arb_entry())).prop_map(
+            move |(key, hidden, entry)| Read {
+                key,
+                hidden,
+                entry: entry.filter(|_| entries).map(Arc::new),
+            },
+        );
+        let imports = prop::collection::vec((any::<u32>(), arb_imported()), 0..4);
+        let properties = prop::collection::vec(("[a-z]{0,5}", any::<Option<String>>()), 0..3);
+        let reads = prop::collection::vec(read, 0..4);
+        (reads, imports, properties, any::<Option<[u8; 32]>>()).prop_map(
+            |(reads, imports, properties, seed)| Evidence {
+                reads,
+                imports,
+                properties: properties
+                    .into_iter()
+                    .map(|(name, value)| (name.into(), value.map(Into::into)))
+                    .collect(),
+                seed,
+            },
+        )
+    }
+
+    fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
+        let context = (0u64..1 << 50, arb_stamp(), 0..3usize);
+        let outcome = (
+            arb_bytes(30),
+            any::<Option<[u8; 32]>>(),
+            prop::option::of(arb_stamp()),
+            any::<Option<u16>>(),
+            any::<bool>(),
+        );
+        (
+            any::<[u64; 4]>(),
+            any::<u16>(),
+            any::<[u8; 16]>(),
+            0u64..1 << 40,
+            context,
+            prop::option::of(arb_evidence(entries)),
+            outcome,
+        )
+            .prop_map(
+                |(numbers, packet_id, identity, window_ms, context, evidence, outcome)| {
+                    let [number, session, connection, turn] = numbers;
+                    let (payload, digest, version, command, put) = outcome;
+                    let (now_ms, clock, dialect) = context;
+                    Remembered {
+                        number,
+                        delivery: Delivery {
+                            session,
+                            connection,
+                            packet_id,
+                            dup: false,
+                        },
+                        turn,
+                        identity,
+                        until_ms: now_ms + window_ms,
+                        context: Context {
+                            now_ms,
+                            clock,
+                            dialect: [Dialect::Sdk, Dialect::Documents, Dialect::Preview][dialect],
+                            policy: blake3::Hash::from_bytes([0; 32]),
+                        },
+                        evidence,
+                        outcome: Outcome {
+                            payload: match digest {
+                                Some(digest) => Kept::Digest(blake3::Hash::from_bytes(digest)),
+                                None => Kept::Whole(payload),
+                            },
+                            version,
+                            command,
+                            put,
+                        },
+                    }
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn a_handled_request_comes_back(
+            client in ".{0,12}",
+            payload in arb_bytes(60),
+            timestamp in any::<Option<String>>(),
+            fencing_token in any::<Option<String>>(),
+            policy in any::<u32>(),
+            owed in any::<bool>(),
+            clock in arb_stamp(),
+            remembered in arb_remembered(false),
+            writes in prop::collection::vec(arb_write(), 0..4),
+        ) {
+            let mut out = Vec::new();
+            handled(&mut out, &Source {
+                client: &client,
+                payload: &payload,
+                timestamp: timestamp.as_deref(),
+                fencing_token: fencing_token.as_deref(),
+                policy,
+                owed,
+                clock,
+                remembered: &remembered,
+                writes: &writes,
+            });
+            let expected = Record::Handled(Box::new(Handled {
+                client: &client,
+                payload: &payload,
+                timestamp: timestamp.as_deref(),
+                fencing_token: fencing_token.as_deref(),
+                policy,
+                owed,
+                clock,
+                remembered,
+                writes,
+            }));
+            prop_assert_eq!(read(&out).unwrap(), expected);
+            // Cut anywhere it is no record.
+            for end in 0..out.len() {
+                prop_assert!(read(&out[..end]).is_err());
+            }
+        }
+
+        #[test]
+        fn what_a_snapshot_remembers_comes_back_with_its_entries(it in arb_remembered(true)) {
+            let mut out = Vec::new();
+            remembered(&mut out, &it, true);
+            let mut reader = Reader(&out);
+            prop_assert_eq!(read_remembered(&mut reader, true).unwrap(), it);
+            prop_assert!(reader.is_empty());
+        }
+
+        #[test]
+        fn a_sweep_comes_back(
+            now_ms in any::<u64>(), clock in arb_stamp(), writes in prop::collection::vec(arb_write(), 0..4)
+        ) {
+            let mut out = Vec::new();
+            swept(&mut out, now_ms, clock, &writes);
+            prop_assert_eq!(read(&out).unwrap(), Record::Swept { now_ms, clock, writes });
+        }
+
+        #[test]
+        fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..8) {
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            let _ = read(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_value_that_stands_in_the_payload_is_written_once() {
+        let payload = Bytes::from_static(b"*3 SET key value");
+        let entry = Entry {
+            value: payload.slice(11..16),
+            version: Stamp::default(),
+            fence: None,
+            expires_ms: None,
+        };
+        let write = Write {
+            key: payload.slice(7..10),
+            hidden: false,
+            entry: Some(Arc::new(entry)),
+            expired: false,
+            version: Stamp::default(),
+            key_at: Some(7),
+            value_at: Some(11),
+        };
+        let mut out = Vec::new();
+        super::write(&mut out, &write);
+        assert!(out.len() < 12, "{out:?}");
+        let back = read_write(&mut Reader(&out), &payload).unwrap();
+        assert_eq!((&back.key, &back.entry), (&write.key, &write.entry));
+        assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_kind_says_what_to_do() {
+        let error = read(&[200]).unwrap_err().to_string();
+        assert!(error.contains("newer"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Turns what steps did into records.
+//!
+//! What enters: effects, in their order. What leaves: their position in the journal. Used under the store's
+//! lock, so the order of records is that of the steps.
+
+use std::sync::Arc;
+
+use super::record::{self, PolicyRecord, Source};
+use super::{Journal, Position};
+use crate::request::Request;
+use crate::store::{Handled, Swept};
+
+/// Writes the records of one store.
+pub struct Recorder {
+    journal: Arc<dyn Journal>,
+    /// Policies by their number in records.
+    policies: Vec<PolicyRecord>,
+    active: Option<u32>,
+    /// The last record of this store.
+    last: Position,
+    swept: Vec<u8>,
+    handled: Vec<u8>,
+}
+
+impl Recorder {
+    /// Goes on behind records that name these policies.
+    pub fn new(
+        journal: Arc<dyn Journal>,
+        policies: Vec<PolicyRecord>,
+        active: Option<u32>,
+    ) -> Self {
+        Self {
+            journal,
+            policies,
+            active,
+            last: Position(0),
+            swept: Vec::new(),
+            handled: Vec::new(),
+        }
+    }
+
+    /// Where the records go.
+    pub fn journal(&self) -> &Arc<dyn Journal> {
+        &self.journal
+    }
+
+    /// Policies by their number, and the number of the one that answers.
+    pub fn policies(&self) -> (&[PolicyRecord], Option<u32>) {
+        (&self.policies, self.active)
+    }
+
+    /// The start of a run.
+    pub fn started(&mut self, run: u32, now_ms: u64) {
+        let mut record = Vec::new();
+        record::started(&mut record, run, now_ms);
+        self.append(&[&record], false);
+    }
+
+    /// The end of a run.
+    pub fn stopped(&mut self, now_ms: u64) {
+        let mut record = Vec::new();
+        record::stopped(&mut record, now_ms);
+        self.append(&[&record], false);
+    }
+
+    /// From the next request on this policy answers. Its module must be durable already.
+    pub fn policy(&mut self, policy: PolicyRecord) {
+        let mut record = Vec::new();
+        record::policy(&mut record, &policy);
+        let known = self
+            .policies
+            .iter()
+            .position(|it| it.digest == policy.digest);
+        let number = known.unwrap_or(self.policies.len());
+        if known.is_none() {
+            self.policies.push(policy);
+        }
+        self.active = u32::try_from(number).ok();
+        self.append(&[&record], false);
+    }
+
+    /// What a step did; where nothing has to be durable for it, the place behind everything that has.
+    pub fn step(
+        &mut self,
+        request: Option<&Request<'_>>,
+        swept: Option<&Swept>,
+        handled: Option<&Handled>,
+        urgent: bool,
+    ) -> Position {
+        if !self.journal.keeps() {
+            return Position(0);
+        }
+        self.swept.clear();
+        self.handled.clear();
+        if let Some(swept) = swept {
+            record::swept(&mut self.swept, swept.now_ms, swept.clock, &swept.writes);
+        }
+        if let (Some(request), Some(handled)) = (request, handled) {
+            let digest = handled.remembered.context.policy;
+            let number = self.policies.iter().rposition(|it| it.digest == digest);
+            record::handled(
+                &mut self.handled,
+                &Source {
+                    client: &request.peer.client,
+                    payload: request.payload,
+                    timestamp: request.timestamp,
+                    fencing_token: request.fencing_token,
+                    // Every policy is recorded before it answers.
+                    policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+                    owed: handled.owed,
+                    clock: handled.clock,
+                    remembered: &handled.remembered,
+                    writes: &handled.writes,
+                },
+            );
+        }
+        let journal = &self.journal;
+        match (self.swept.is_empty(), self.handled.is_empty()) {
+            (true, true) => {}
+            (false, true) => self.last = journal.append(&[&self.swept], urgent),
+            (true, false) => self.last = journal.append(&[&self.handled], urgent),
+            (false, false) => self.last = journal.append(&[&self.swept, &self.handled], urgent),
+        }
+        self.last
+    }
+
+    fn append(&mut self, records: &[&[u8]], urgent: bool) {
+        if self.journal.keeps() {
+            self.last = self.journal.append(records, urgent);
+        }
+    }
+}

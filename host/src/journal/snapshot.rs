@@ -1,0 +1,188 @@
+//! A snapshot in pieces, each captured under the store's lock for a moment.
+//!
+//! What enters: the store, again and again. What leaves: blocks, each of some kilobytes. Which order they
+//! have, and why, is said in `image.rs`.
+
+use super::codec::{Malformed, Reader, number};
+use super::record::{self, PolicyRecord};
+use crate::clock::Stamp;
+use crate::limits;
+use crate::store::{Duplicates, Key, State, Table, Write};
+
+pub(super) const ENTRIES: u8 = 1;
+pub(super) const REMEMBERED: u8 = 2;
+pub(super) const SESSIONS: u8 = 3;
+pub(super) const META: u8 = 4;
+
+/// The end of a snapshot: what is captured together with its last requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// The store's clock.
+    pub clock: Stamp,
+    /// Its time.
+    pub now_ms: u64,
+    /// The number of this run.
+    pub run: u32,
+    /// Policies by their number in records.
+    pub policies: Vec<PolicyRecord>,
+    /// The number of the one that answers.
+    pub active: Option<u32>,
+}
+
+/// How far a snapshot has come.
+#[derive(Debug, Default)]
+pub struct Progress(Next);
+
+#[derive(Debug)]
+enum Next {
+    Entries { hidden: bool, after: Option<Key> },
+    Remembered { from: u64 },
+    Meta(Vec<u8>),
+    Done,
+}
+
+impl Default for Next {
+    fn default() -> Self {
+        Self::Entries {
+            hidden: false,
+            after: None,
+        }
+    }
+}
+
+impl Progress {
+    /// The next block; none at the end.
+    pub fn next(
+        &mut self,
+        state: &State,
+        duplicates: &Duplicates,
+        meta: impl FnOnce() -> Meta,
+    ) -> Option<Vec<u8>> {
+        loop {
+            match std::mem::replace(&mut self.0, Next::Done) {
+                Next::Entries { hidden, after } => {
+                    let table = if hidden { &state.hidden } else { &state.table };
+                    let (block, last) = entries(table, hidden, after.as_deref());
+                    self.0 = match (last, hidden) {
+                        (Some(last), hidden) => Next::Entries {
+                            hidden,
+                            after: Some(last),
+                        },
+                        (None, false) => Next::Entries {
+                            hidden: true,
+                            after: None,
+                        },
+                        (None, true) => Next::Remembered { from: 0 },
+                    };
+                    if block.len() > 1 {
+                        return Some(block);
+                    }
+                }
+                Next::Remembered { from } => {
+                    let meta = meta();
+                    let (block, last) = remembered(duplicates, &meta.policies, from);
+                    self.0 = match last {
+                        Some(last) => Next::Remembered { from: last + 1 },
+                        // In the same moment, so that no request falls between the two.
+                        None => Next::Meta(meta_block(&meta, duplicates.next_number())),
+                    };
+                    return Some(block);
+                }
+                Next::Meta(block) => return Some(block),
+                Next::Done => return None,
+            }
+        }
+    }
+}
+
+/// A block of what the broker remembers.
+pub fn sessions(changes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(changes.len() + 1);
+    out.push(SESSIONS);
+    out.extend_from_slice(changes);
+    out
+}
+
+/// Entries behind a key, and the last of them where there may be more.
+fn entries(table: &Table, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Option<Key>) {
+    let mut out = vec![ENTRIES];
+    for (count, (key, entry)) in table.range(b"", after).enumerate() {
+        record::write(
+            &mut out,
+            &Write {
+                key: key.clone(),
+                hidden,
+                entry: Some(entry.clone()),
+                expired: false,
+                version: entry.version,
+                key_at: None,
+                value_at: None,
+            },
+        );
+        if out.len() >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES
+        {
+            return (out, Some(key.clone()));
+        }
+    }
+    (out, None)
+}
+
+fn remembered(
+    duplicates: &Duplicates,
+    policies: &[PolicyRecord],
+    from: u64,
+) -> (Vec<u8>, Option<u64>) {
+    let mut out = vec![REMEMBERED];
+    number(&mut out, policies.len() as u64);
+    for policy in policies {
+        out.extend_from_slice(policy.digest.as_bytes());
+    }
+    for (count, it) in duplicates.range(from).enumerate() {
+        let digest = it.context.policy;
+        // A policy that answered is on record, since its record comes before its first answer's.
+        let Some(policy) = policies.iter().position(|policy| policy.digest == digest) else {
+            continue;
+        };
+        number(&mut out, policy as u64);
+        record::remembered(&mut out, it, true);
+        if out.len() >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES
+        {
+            return (out, Some(it.number));
+        }
+    }
+    (out, None)
+}
+
+fn meta_block(it: &Meta, next_number: u64) -> Vec<u8> {
+    let mut out = vec![META];
+    record::stamp(&mut out, it.clock);
+    number(&mut out, it.now_ms);
+    number(&mut out, it.run.into());
+    number(&mut out, next_number);
+    number(&mut out, it.policies.len() as u64);
+    for policy in &it.policies {
+        record::policy_fields(&mut out, policy);
+    }
+    number(
+        &mut out,
+        it.active.map_or(0, |active| u64::from(active) + 1),
+    );
+    out
+}
+
+/// The end of a snapshot, and the number below which its requests are.
+pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malformed> {
+    let mut meta = Meta {
+        clock: record::read_stamp(reader)?,
+        now_ms: reader.number()?,
+        run: reader.small()?,
+        ..Meta::default()
+    };
+    let next_number = reader.number()?;
+    for _ in 0..reader.count()? {
+        meta.policies.push(record::read_policy(reader)?);
+    }
+    let active: u32 = reader.small()?;
+    meta.active = active.checked_sub(1);
+    Ok((meta, next_number))
+}
