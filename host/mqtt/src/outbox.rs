@@ -88,6 +88,15 @@ pub(crate) struct Restored {
     pub(crate) queued: Option<Queued>,
 }
 
+impl Restored {
+    /// The identifier that it was sent under at QoS 2.
+    pub(crate) fn exactly_once(&self) -> Option<u16> {
+        let queued = self.queued.as_ref()?;
+        self.packet_id
+            .filter(|_| queued.message.qos == QoS::ExactlyOnce)
+    }
+}
+
 /// A recorded message, for an image.
 #[derive(Debug)]
 pub(crate) struct Recorded<'a> {

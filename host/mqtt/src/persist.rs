@@ -2,8 +2,8 @@
 //!
 //! In come changes of durable sessions and retained messages, made under the core's lock; out go batches of them to the
 //! embedder's log before that lock is given back, and marks into the outputs: **nothing leaves on a connection before the
-//! record of what it depends on is durable.** Durable are sessions with a Session Expiry above zero and their messages
-//! above QoS 0. Never waits for a disk. Without a log nothing is recorded and nothing waits.
+//! record of what it depends on is durable.** Durable are sessions that began a connection with a Session Expiry above
+//! zero, their messages above QoS 0, and retained messages. Never waits for a disk. Without a log nothing is recorded and nothing waits.
 
 use std::{fmt, sync::Arc, time::Instant};
 

@@ -29,6 +29,8 @@ pub(crate) struct Session {
     pub(crate) number: u64,
     /// Session Expiry Interval: how long it lives without a connection.
     expiry_s: u32,
+    /// Whether the log knows it.
+    durable: bool,
     subscriptions: HashMap<Bytes, Subscription>,
     /// What they cost the router, in bytes.
     subscription_bytes: usize,
@@ -84,6 +86,7 @@ impl Session {
             client,
             number,
             expiry_s: 0,
+            durable: false,
             subscriptions: HashMap::new(),
             subscription_bytes: 0,
             wildcards: 0,
@@ -100,14 +103,14 @@ impl Session {
         }
     }
 
-    /// Whether it outlives its connection, and therefore the process.
+    /// Whether its changes are recorded: it was to outlive its connection when that began.
     pub(crate) fn is_durable(&self) -> bool {
-        self.expiry_s > 0
+        self.durable
     }
 
     /// Where its changes are recorded.
     pub(crate) fn tape<'a>(&self, recorder: &'a mut Recorder) -> Tape<'a> {
-        recorder.tape(self.number, self.is_durable())
+        recorder.tape(self.number, self.durable)
     }
 
     /// A CONNECT: it begins, or is resumed. One that will not outlive this connection is not durable any more.
@@ -118,22 +121,25 @@ impl Session {
         will: Option<Will>,
         recorder: &mut Recorder,
     ) {
+        if expiry_s == 0 {
+            self.tape(recorder).write(Part::End);
+        }
+        self.durable = expiry_s > 0;
         self.expiry_s = expiry_s;
         self.will = will;
         (self.detached, self.will_due, self.ends) = (None, None, None);
         self.drop_logged = false;
         let clock = *recorder.clock();
         let will = self.will.as_ref().map(|will| Testament::new(will, &clock));
-        match (begins, expiry_s) {
-            (true, 0) => {}
-            (false, 0) => recorder.tape(self.number, true).write(Part::End),
-            (true, _) => self.tape(recorder).write(Part::Begin {
+        self.tape(recorder).write(if begins {
+            Part::Begin {
                 client: &self.client,
                 expiry_s,
                 will,
-            }),
-            (false, _) => self.tape(recorder).write(Part::Attach { expiry_s, will }),
-        }
+            }
+        } else {
+            Part::Attach { expiry_s, will }
+        });
     }
 
     /// The client has changed its Session Expiry Interval with its DISCONNECT. False: from zero it cannot be raised
@@ -143,12 +149,8 @@ impl Session {
             return false;
         }
         if self.expiry_s != expiry_s {
-            let part = match expiry_s {
-                0 => Part::End,
-                _ => Part::Expiry(expiry_s),
-            };
-            self.tape(recorder).write(part);
             self.expiry_s = expiry_s;
+            self.tape(recorder).write(Part::Expiry(expiry_s));
         }
         true
     }
@@ -185,6 +187,7 @@ impl Session {
 
     /// Back from a record, without a connection since then. Its will is not due before `will_from`.
     pub(crate) fn restore(&mut self, standing: Standing, will_from: Instant) {
+        self.durable = true;
         self.expiry_s = standing.expiry_s;
         self.will = standing.will;
         self.alone_since(standing.detached);

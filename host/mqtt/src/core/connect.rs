@@ -223,7 +223,7 @@ impl Core {
             return;
         };
         let dropped = session.detach(now, shutting_down, &mut self.recorder);
-        let (ended, will) = (!session.is_durable(), session.is_will_due(now));
+        let (ended, will) = (session.expiry_s() == 0, session.is_will_due(now));
         self.counts.connections -= 1;
         self.counts.dropped += dropped as u64;
         if ended {

@@ -268,6 +268,7 @@ impl Core {
                 self.send_will(key, now);
                 self.schedule(key);
             }
+            self.checkpoint();
         }
         self.deadlines.first().map(|(at, _)| *at)
     }

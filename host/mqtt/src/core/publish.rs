@@ -323,8 +323,7 @@ impl Core {
         let recorded = self.recorder.count();
         let sessions = self.publish(message, source, now);
         let told = self.told_since(recorded);
-        // The PUBREC of a QoS 2 request waits for its own record, which comes later than this.
-        if let Some(token) = token.filter(|token| told > 0 && !token.exactly_once)
+        if let Some(token) = token.filter(|_| told > 0)
             && let Some(session) = self.linked(token.session, token.connection)
             && let Some(link) = &mut session.link
         {

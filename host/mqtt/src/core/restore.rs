@@ -34,9 +34,11 @@ impl Core {
         let mut dropped = Dropped::default();
         for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
             self.restore_session(number, saved, &mut dropped);
+            self.recorder.checkpoint();
         }
         for (topic, saved) in recovery.retained {
             self.restore_retained(&topic, saved, &mut dropped);
+            self.recorder.checkpoint();
         }
         let Dropped {
             sessions,
@@ -99,10 +101,9 @@ impl Core {
         }
         let expiry_s = saved.expiry_s.min(self.limits.session_expiry_max_s);
         if expiry_s != saved.expiry_s {
-            self.recorder.tape(number, true).write(match expiry_s {
-                0 => Part::End,
-                _ => Part::Expiry(expiry_s),
-            });
+            self.recorder
+                .tape(number, true)
+                .write(Part::Expiry(expiry_s));
         }
         let mut session = Session::new(saved.client, number, self.queued_bytes.clone());
         let standing = Standing {
@@ -144,18 +145,25 @@ impl Core {
             let has_room = queued
                 .as_ref()
                 .is_none_or(|queued| outbox.has_room(queued.cost_bytes(), bytes_max, total_max));
-            if expired || !has_room {
-                dropped.messages += usize::from(!expired);
-                self.recorder
-                    .tape(session, true)
-                    .write(Part::Gone { number });
-                continue;
-            }
-            outbox.restore(Restored {
+            let mut restored = Restored {
                 number,
                 packet_id: saved.packet_id,
                 queued,
-            });
+            };
+            if expired || !has_room {
+                dropped.messages += usize::from(!expired);
+                let mut tape = self.recorder.tape(session, true);
+                // At QoS 2 the client may remember its identifier: that exchange is brought to its end without it.
+                match restored.exactly_once() {
+                    Some(packet_id) => tape.write(Part::Released { number, packet_id }),
+                    None => {
+                        tape.write(Part::Gone { number });
+                        continue;
+                    }
+                }
+                restored.queued = None;
+            }
+            outbox.restore(restored);
         }
     }
 

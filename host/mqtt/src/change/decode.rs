@@ -1,0 +1,270 @@
+//! Bytes to changes: total, without a copy.
+
+use super::{
+    AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
+    Part, RETAIN, SAME_BYTES, Testament, tag,
+};
+use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
+
+/// Reads the changes of one batch; ends after the first fault.
+#[derive(Debug)]
+pub(crate) struct Decoder<'a> {
+    rest: &'a [u8],
+    failed: bool,
+}
+
+impl<'a> Decoder<'a> {
+    pub(crate) fn new(changes: &'a [u8]) -> Result<Self, CorruptChanges> {
+        match changes.split_first() {
+            Some((&FORMAT, rest)) => Ok(Self {
+                rest,
+                failed: false,
+            }),
+            Some(_) => Err(CorruptChanges {
+                text: "changes of an unknown format",
+                rest_bytes: changes.len(),
+            }),
+            None => Err(CorruptChanges {
+                text: "no changes",
+                rest_bytes: 0,
+            }),
+        }
+    }
+}
+
+impl<'a> Iterator for Decoder<'a> {
+    type Item = Result<Change<'a>, CorruptChanges>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() || self.failed {
+            return None;
+        }
+        let change = read_change(&mut self.rest).map_err(|text| CorruptChanges {
+            text,
+            rest_bytes: self.rest.len(),
+        });
+        self.failed = change.is_err();
+        Some(change)
+    }
+}
+
+type Read<T> = Result<T, &'static str>;
+
+const SHORT: &str = "the changes end within a change";
+
+fn read_change<'a>(rest: &mut &'a [u8]) -> Read<Change<'a>> {
+    match read_byte(rest)? {
+        tag::RETAINED => {
+            let message = read_content(rest)?;
+            let from = read_text(rest)?;
+            let from = (!from.is_empty()).then_some(from);
+            Ok(Change::Retained { message, from })
+        }
+        tag::FORGOTTEN => Ok(Change::Forgotten {
+            topic: read_topic(rest)?,
+        }),
+        tag => {
+            let run = u64::from(read_u32(rest)?);
+            let session = run << 32 | u64::from(read_u32(rest)?);
+            Ok(Change::Session(session, read_part(tag, rest)?))
+        }
+    }
+}
+
+fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
+    Ok(match tag {
+        tag::BEGIN => Part::Begin {
+            client: read_text(rest)?,
+            expiry_s: read_u32(rest)?,
+            will: read_will(rest)?,
+        },
+        tag::ATTACH => Part::Attach {
+            expiry_s: read_u32(rest)?,
+            will: read_will(rest)?,
+        },
+        tag::EXPIRY => Part::Expiry(read_u32(rest)?),
+        tag::NO_WILL => Part::NoWill,
+        tag::DETACH => Part::Detach {
+            at_ms: read_number(rest)?,
+        },
+        tag::END => Part::End,
+        tag::SUBSCRIBE => {
+            let flags = read_byte(rest)?;
+            if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID) != 0 {
+                return Err("a subscription has unknown options");
+            }
+            let filter = read_topic(rest)?;
+            let id = if flags & HAS_ID != 0 {
+                Some(read_subscription_id(rest)?)
+            } else {
+                None
+            };
+            Part::Subscribe {
+                filter,
+                subscription: Subscription {
+                    qos: read_qos(flags)?,
+                    no_local: flags & NO_LOCAL != 0,
+                    retain_as_published: flags & AS_PUBLISHED != 0,
+                    id,
+                },
+            }
+        }
+        tag::UNSUBSCRIBE => Part::Unsubscribe {
+            filter: read_topic(rest)?,
+        },
+        tag::MESSAGE => {
+            let number = read_number(rest)?;
+            let content = read_content(rest)?;
+            let count = read_number(rest)?;
+            let mut subscription_ids = Vec::new();
+            // Each takes a byte at least, so the loop ends with the bytes.
+            for _ in 0..count {
+                subscription_ids.push(read_subscription_id(rest)?);
+            }
+            Part::Message {
+                number,
+                content,
+                subscription_ids: subscription_ids.into(),
+            }
+        }
+        tag::SENT => Part::Sent {
+            number: read_number(rest)?,
+            packet_id: read_packet_id(rest)?,
+        },
+        tag::RELEASED => Part::Released {
+            number: read_number(rest)?,
+            packet_id: read_packet_id(rest)?,
+        },
+        tag::GONE => Part::Gone {
+            number: read_number(rest)?,
+        },
+        tag::RECEIVED => Part::Received {
+            packet_id: read_packet_id(rest)?,
+            reason: ReasonCode(read_byte(rest)?),
+        },
+        tag::COMPLETED => Part::Completed {
+            packet_id: read_packet_id(rest)?,
+        },
+        _ => return Err("a change of an unknown kind"),
+    })
+}
+
+fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<Testament<'a>>> {
+    let presence = read_byte(rest)?;
+    if presence > 2 {
+        return Err("a will of an unknown form");
+    }
+    if presence == 0 {
+        return Ok(None);
+    }
+    let content = read_content(rest)?;
+    if content.bytes.is_none() {
+        return Err("a will without bytes of its own");
+    }
+    let delay_s = read_u32(rest)?;
+    let expiry_s = if presence == 2 {
+        Some(read_u32(rest)?)
+    } else {
+        None
+    };
+    Ok(Some(Testament {
+        content,
+        delay_s,
+        expiry_s,
+    }))
+}
+
+fn read_content<'a>(rest: &mut &'a [u8]) -> Read<Content<'a>> {
+    let flags = read_byte(rest)?;
+    if flags & !(3 | RETAIN | EXPIRES | SAME_BYTES) != 0 {
+        return Err("a message has unknown options");
+    }
+    let expires_ms = if flags & EXPIRES != 0 {
+        Some(read_number(rest)?)
+    } else {
+        None
+    };
+    let bytes = if flags & SAME_BYTES != 0 {
+        None
+    } else {
+        Some(ContentBytes {
+            topic: read_topic(rest)?,
+            payload: read_bytes(rest)?,
+            properties: read_bytes(rest)?,
+        })
+    };
+    Ok(Content {
+        qos: read_qos(flags)?,
+        retain: flags & RETAIN != 0,
+        expires_ms,
+        bytes,
+    })
+}
+
+fn read_qos(flags: u8) -> Read<QoS> {
+    QoS::from_bits(flags & 3).ok_or("QoS 3 does not exist")
+}
+
+/// At most 268 435 455 and never 0: four bytes of seven bits on the wire (section 3.8.2.1.2).
+fn read_subscription_id(rest: &mut &[u8]) -> Read<u32> {
+    match read_u32(rest)? {
+        0 | SUBSCRIPTION_ID_OVER.. => Err("a subscription identifier is out of range"),
+        id => Ok(id),
+    }
+}
+
+fn read_packet_id(rest: &mut &[u8]) -> Read<u16> {
+    match u16::try_from(read_number(rest)?) {
+        Ok(0) | Err(_) => Err("a packet identifier is out of range"),
+        Ok(packet_id) => Ok(packet_id),
+    }
+}
+
+fn read_text<'a>(rest: &mut &'a [u8]) -> Read<&'a str> {
+    std::str::from_utf8(read_bytes(rest)?).map_err(|_| "a client identifier is not UTF-8")
+}
+
+/// A topic name or filter: it has two bytes of length on the wire.
+fn read_topic<'a>(rest: &mut &'a [u8]) -> Read<&'a [u8]> {
+    let topic = read_bytes(rest)?;
+    if topic.len() > usize::from(u16::MAX) {
+        return Err("a topic is too long");
+    }
+    Ok(topic)
+}
+
+fn read_bytes<'a>(rest: &mut &'a [u8]) -> Read<&'a [u8]> {
+    let length = read_number(rest)?;
+    let (bytes, behind) = usize::try_from(length)
+        .ok()
+        .and_then(|length| rest.split_at_checked(length))
+        .ok_or(SHORT)?;
+    *rest = behind;
+    Ok(bytes)
+}
+
+fn read_byte(rest: &mut &[u8]) -> Read<u8> {
+    let (first, behind) = rest.split_first().ok_or(SHORT)?;
+    *rest = behind;
+    Ok(*first)
+}
+
+fn read_u32(rest: &mut &[u8]) -> Read<u32> {
+    u32::try_from(read_number(rest)?).map_err(|_| "a number is out of range")
+}
+
+fn read_number(rest: &mut &[u8]) -> Read<u64> {
+    let mut number = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let byte = read_byte(rest)?;
+        let bits = u64::from(byte & 0x7F);
+        if bits << shift >> shift != bits {
+            return Err("a number is out of range");
+        }
+        number |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err("a number is out of range")
+}

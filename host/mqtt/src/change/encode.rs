@@ -1,0 +1,231 @@
+//! Changes to bytes.
+
+use bytes::Bytes;
+
+use super::{
+    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
+    Testament, tag,
+};
+use crate::{Message, clock::Clock};
+
+/// Collects the changes of one batch.
+#[derive(Debug, Default)]
+pub(crate) struct Encoder {
+    bytes: Vec<u8>,
+    /// The last message written. Held, so that its bytes are where they are for as long as others are compared with them.
+    last: Option<Message>,
+}
+
+impl Encoder {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The batch; the encoder is empty again.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        self.last = None;
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// The batch, to be looked at before [`clear`](Self::clear).
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Empty again, with its memory for the next batch.
+    pub(crate) fn clear(&mut self) {
+        self.last = None;
+        self.bytes.clear();
+    }
+
+    /// A message of a session. The same bytes to many sessions are written once.
+    pub(crate) fn message(
+        &mut self,
+        session: u64,
+        number: u64,
+        message: &Message,
+        subscription_ids: &[u32],
+        clock: &Clock,
+    ) {
+        let mut content = Content::new(message, clock);
+        if self.last.as_ref().is_some_and(|last| shares(last, message)) {
+            content.bytes = None;
+        } else {
+            self.last = Some(message.clone());
+        }
+        self.write(&Change::Session(
+            session,
+            Part::Message {
+                number,
+                content,
+                subscription_ids: subscription_ids.into(),
+            },
+        ));
+    }
+
+    pub(crate) fn write(&mut self, change: &Change<'_>) {
+        let out = &mut self.bytes;
+        if out.is_empty() {
+            out.push(FORMAT);
+        }
+        match change {
+            Change::Session(session, part) => write_part(out, *session, part),
+            Change::Retained { message, from } => {
+                out.push(tag::RETAINED);
+                write_content(out, message);
+                // No client identifier is empty.
+                write_bytes(out, from.unwrap_or_default().as_bytes());
+            }
+            Change::Forgotten { topic } => {
+                out.push(tag::FORGOTTEN);
+                write_bytes(out, topic);
+            }
+        }
+    }
+}
+
+fn shares(a: &Message, b: &Message) -> bool {
+    let same =
+        |a: &Bytes, b: &Bytes| a.len() == b.len() && (a.is_empty() || a.as_ptr() == b.as_ptr());
+    same(&a.topic, &b.topic) && same(&a.payload, &b.payload) && same(&a.properties, &b.properties)
+}
+
+fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
+    let mut head = |tag: u8| {
+        out.push(tag);
+        // Run and number in it apart: two small numbers.
+        write_number(out, session >> 32);
+        write_number(out, session & u64::from(u32::MAX));
+    };
+    match part {
+        Part::Begin {
+            client,
+            expiry_s,
+            will,
+        } => {
+            head(tag::BEGIN);
+            write_bytes(out, client.as_bytes());
+            write_number(out, (*expiry_s).into());
+            write_will(out, will.as_ref());
+        }
+        Part::Attach { expiry_s, will } => {
+            head(tag::ATTACH);
+            write_number(out, (*expiry_s).into());
+            write_will(out, will.as_ref());
+        }
+        Part::Expiry(expiry_s) => {
+            head(tag::EXPIRY);
+            write_number(out, (*expiry_s).into());
+        }
+        Part::NoWill => head(tag::NO_WILL),
+        Part::Detach { at_ms } => {
+            head(tag::DETACH);
+            write_number(out, *at_ms);
+        }
+        Part::End => head(tag::END),
+        Part::Subscribe {
+            filter,
+            subscription,
+        } => {
+            head(tag::SUBSCRIBE);
+            let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+            out.push(
+                subscription.qos as u8
+                    | flag(subscription.no_local, NO_LOCAL)
+                    | flag(subscription.retain_as_published, AS_PUBLISHED)
+                    | flag(subscription.id.is_some(), HAS_ID),
+            );
+            write_bytes(out, filter);
+            if let Some(id) = subscription.id {
+                write_number(out, id.into());
+            }
+        }
+        Part::Unsubscribe { filter } => {
+            head(tag::UNSUBSCRIBE);
+            write_bytes(out, filter);
+        }
+        Part::Message {
+            number,
+            content,
+            subscription_ids,
+        } => {
+            head(tag::MESSAGE);
+            write_number(out, *number);
+            write_content(out, content);
+            write_number(out, subscription_ids.len() as u64);
+            for id in &**subscription_ids {
+                write_number(out, (*id).into());
+            }
+        }
+        Part::Sent { number, packet_id } => {
+            head(tag::SENT);
+            write_number(out, *number);
+            write_number(out, (*packet_id).into());
+        }
+        Part::Released { number, packet_id } => {
+            head(tag::RELEASED);
+            write_number(out, *number);
+            write_number(out, (*packet_id).into());
+        }
+        Part::Gone { number } => {
+            head(tag::GONE);
+            write_number(out, *number);
+        }
+        Part::Received { packet_id, reason } => {
+            head(tag::RECEIVED);
+            write_number(out, (*packet_id).into());
+            out.push(reason.0);
+        }
+        Part::Completed { packet_id } => {
+            head(tag::COMPLETED);
+            write_number(out, (*packet_id).into());
+        }
+    }
+}
+
+fn write_will(out: &mut Vec<u8>, will: Option<&Testament<'_>>) {
+    // The presence of a will, and of its expiry.
+    out.push(will.map_or(0, |will| 1 + u8::from(will.expiry_s.is_some())));
+    if let Some(will) = will {
+        write_content(out, &will.content);
+        write_number(out, will.delay_s.into());
+        if let Some(expiry_s) = will.expiry_s {
+            write_number(out, expiry_s.into());
+        }
+    }
+}
+
+fn write_content(out: &mut Vec<u8>, content: &Content<'_>) {
+    let mut flags = content.qos as u8;
+    flags |= if content.retain { RETAIN } else { 0 };
+    flags |= content.expires_ms.map_or(0, |_| EXPIRES);
+    flags |= content.bytes.map_or(SAME_BYTES, |_| 0);
+    out.push(flags);
+    if let Some(expires_ms) = content.expires_ms {
+        write_number(out, expires_ms);
+    }
+    if let Some(bytes) = &content.bytes {
+        write_bytes(out, bytes.topic);
+        write_bytes(out, bytes.payload);
+        write_bytes(out, bytes.properties);
+    }
+}
+
+fn write_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    write_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Seven bits in a byte, the lowest first.
+fn write_number(out: &mut Vec<u8>, number: u64) {
+    let mut rest = number;
+    while rest > 0x7F {
+        out.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    out.push(rest as u8);
+}

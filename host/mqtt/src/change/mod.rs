@@ -1,0 +1,187 @@
+//! Changes of durable state as bytes, and back.
+//!
+//! In come changes of sessions and retained messages; out goes a batch of them that an embedder keeps as one opaque
+//! record, and the other way round. Every change is an absolute write of a register (message 7 of session 5 *is* this, or
+//! is gone), so that one that is applied again over a later state is overwritten by those that follow it. A batch begins with
+//! the version of this format. Reading is total: any bytes are a batch or a fault, and nothing is allocated that did not
+//! come.
+
+mod decode;
+mod encode;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
+pub(crate) use decode::Decoder;
+pub(crate) use encode::Encoder;
+use thiserror::Error;
+
+use crate::{Message, QoS, ReasonCode, clock::Clock, codec::Will, router::Subscription};
+
+/// The first byte of every batch.
+const FORMAT: u8 = 1;
+
+/// Why changes could not be applied: they are not what this broker has written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{text}, {rest_bytes} bytes before the end of the changes")]
+pub struct CorruptChanges {
+    pub(crate) text: &'static str,
+    pub(crate) rest_bytes: usize,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change<'a> {
+    Session(u64, Part<'a>),
+    /// The retained message of its topic is this.
+    Retained {
+        message: Content<'a>,
+        from: Option<&'a str>,
+    },
+    /// A topic has no retained message.
+    Forgotten {
+        topic: &'a [u8],
+    },
+}
+
+/// A change of one session. Those of a session that is not there mean nothing: it has ended since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// Begins afresh, connected.
+    Begin {
+        client: &'a str,
+        expiry_s: u32,
+        will: Option<Testament<'a>>,
+    },
+    /// Has a connection again.
+    Attach {
+        expiry_s: u32,
+        will: Option<Testament<'a>>,
+    },
+    Expiry(u32),
+    /// The will is sent or not wanted any more.
+    NoWill,
+    /// Has no connection since this wall time.
+    Detach {
+        at_ms: u64,
+    },
+    End,
+    Subscribe {
+        filter: &'a [u8],
+        subscription: Subscription,
+    },
+    Unsubscribe {
+        filter: &'a [u8],
+    },
+    /// A message that waits.
+    Message {
+        number: u64,
+        content: Content<'a>,
+        subscription_ids: Cow<'a, [u32]>,
+    },
+    /// It was sent under this identifier.
+    Sent {
+        number: u64,
+        packet_id: u16,
+    },
+    /// Its PUBREC came: what remains is its identifier.
+    Released {
+        number: u64,
+        packet_id: u16,
+    },
+    /// It is acknowledged, or will never be sent.
+    Gone {
+        number: u64,
+    },
+    /// A QoS 2 PUBLISH of the client has this answer.
+    Received {
+        packet_id: u16,
+        reason: ReasonCode,
+    },
+    /// Its PUBREL came.
+    Completed {
+        packet_id: u16,
+    },
+}
+
+/// A message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Content<'a> {
+    pub(crate) qos: QoS,
+    pub(crate) retain: bool,
+    /// Wall time.
+    pub(crate) expires_ms: Option<u64>,
+    /// None: those of the message before it in this batch, which went to many.
+    pub(crate) bytes: Option<ContentBytes<'a>>,
+}
+
+/// Topic, payload and properties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContentBytes<'a> {
+    pub(crate) topic: &'a [u8],
+    pub(crate) payload: &'a [u8],
+    pub(crate) properties: &'a [u8],
+}
+
+/// A will.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Testament<'a> {
+    pub(crate) content: Content<'a>,
+    pub(crate) delay_s: u32,
+    pub(crate) expiry_s: Option<u32>,
+}
+
+impl<'a> Content<'a> {
+    pub(crate) fn new(message: &'a Message, clock: &Clock) -> Self {
+        Self {
+            qos: message.qos,
+            retain: message.retain,
+            expires_ms: message.expires.map(|at| clock.wall_ms(at)),
+            bytes: Some(ContentBytes {
+                topic: &message.topic,
+                payload: &message.payload,
+                properties: &message.properties,
+            }),
+        }
+    }
+}
+
+impl<'a> Testament<'a> {
+    pub(crate) fn new(will: &'a Will, clock: &Clock) -> Self {
+        Self {
+            content: Content::new(&will.message, clock),
+            delay_s: will.delay_s,
+            expiry_s: will.expiry_s,
+        }
+    }
+}
+
+mod tag {
+    pub(super) const BEGIN: u8 = 1;
+    pub(super) const ATTACH: u8 = 2;
+    pub(super) const EXPIRY: u8 = 3;
+    pub(super) const NO_WILL: u8 = 4;
+    pub(super) const DETACH: u8 = 5;
+    pub(super) const END: u8 = 6;
+    pub(super) const SUBSCRIBE: u8 = 7;
+    pub(super) const UNSUBSCRIBE: u8 = 8;
+    pub(super) const MESSAGE: u8 = 9;
+    pub(super) const SENT: u8 = 10;
+    pub(super) const RELEASED: u8 = 11;
+    pub(super) const GONE: u8 = 12;
+    pub(super) const RECEIVED: u8 = 13;
+    pub(super) const COMPLETED: u8 = 14;
+    pub(super) const RETAINED: u8 = 32;
+    pub(super) const FORGOTTEN: u8 = 33;
+}
+
+// Bits of the byte before a message; the two lowest are its QoS.
+const RETAIN: u8 = 4;
+const EXPIRES: u8 = 8;
+const SAME_BYTES: u8 = 16;
+
+// Bits of the byte before a subscription; the two lowest are its QoS.
+const NO_LOCAL: u8 = 4;
+const AS_PUBLISHED: u8 = 8;
+const HAS_ID: u8 = 16;

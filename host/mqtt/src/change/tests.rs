@@ -1,0 +1,180 @@
+//! What is written is read, in few bytes; what nobody wrote is a fault.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Recovery, limits::SUBSCRIPTION_ID_OVER};
+
+fn content() -> impl Strategy<Value = (QoS, bool, Option<u64>, Vec<u8>, Vec<u8>)> {
+    let qos = prop_oneof![
+        Just(QoS::AtMostOnce),
+        Just(QoS::AtLeastOnce),
+        Just(QoS::ExactlyOnce)
+    ];
+    let bytes = || prop::collection::vec(any::<u8>(), 0..200);
+    (qos, any::<bool>(), any::<Option<u64>>(), bytes(), bytes())
+}
+
+/// Decodes a batch of changes that are the same when they are encoded.
+fn there_and_back(changes: &[Change<'_>]) {
+    let mut encoder = Encoder::default();
+    for change in changes {
+        encoder.write(change);
+    }
+    let bytes = encoder.take();
+    let read: Result<Vec<_>, _> = Decoder::new(&bytes).unwrap().collect();
+    assert_eq!(read.unwrap(), changes);
+    // Every shorter batch is a shorter list or a fault.
+    for end in 1..bytes.len() {
+        let read: Result<Vec<_>, _> = Decoder::new(&bytes[..end]).unwrap().collect();
+        assert!(read.is_err() || read.unwrap().len() < changes.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_change_is_read_as_written(
+        session in any::<u64>(),
+        number in any::<u64>(),
+        packet_id in 1_u16..,
+        (qos, retain, expires_ms, topic, payload) in content(),
+        ids in prop::collection::vec(1_u32..SUBSCRIPTION_ID_OVER, 0..4),
+        client in "\\PC{1,20}",
+        seconds in any::<u32>(),
+        expiry_s in any::<Option<u32>>(),
+        flags in any::<(bool, bool)>(),
+        reason in any::<u8>(),
+    ) {
+        let bytes = ContentBytes { topic: &topic, payload: &payload, properties: b"" };
+        let content = Content { qos, retain, expires_ms, bytes: Some(bytes) };
+        let will = Testament { content: content.clone(), delay_s: seconds, expiry_s };
+        let subscription =
+            Subscription { qos, no_local: flags.0, retain_as_published: flags.1, id: ids.first().copied() };
+        let parts = [
+            Part::Begin { client: &client, expiry_s: seconds, will: None },
+            Part::Attach { expiry_s: seconds, will: Some(will) },
+            Part::Expiry(seconds),
+            Part::NoWill,
+            Part::Detach { at_ms: number },
+            Part::End,
+            Part::Subscribe { filter: &topic, subscription },
+            Part::Unsubscribe { filter: &topic },
+            Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into() },
+            Part::Message { number, content: Content { bytes: None, ..content.clone() }, subscription_ids: ids.into() },
+            Part::Sent { number, packet_id },
+            Part::Released { number, packet_id },
+            Part::Gone { number },
+            Part::Received { packet_id, reason: ReasonCode(reason) },
+            Part::Completed { packet_id },
+        ];
+        let mut changes: Vec<_> = parts.into_iter().map(|part| Change::Session(session, part)).collect();
+        changes.push(Change::Retained { message: content.clone(), from: Some(&client) });
+        changes.push(Change::Retained { message: content, from: None });
+        changes.push(Change::Forgotten { topic: &topic });
+        there_and_back(&changes);
+    }
+
+    #[test]
+    fn any_bytes_are_changes_or_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut recovery = Recovery::default();
+        _ = recovery.apply(&bytes);
+        let mut versioned = vec![FORMAT];
+        versioned.extend(bytes);
+        _ = recovery.apply(&versioned);
+    }
+
+    /// Nearer to what is written: kinds that exist, small numbers.
+    #[test]
+    fn any_small_bytes_are_changes_or_a_fault(bytes in prop::collection::vec(0_u8..36, 0..300)) {
+        let mut versioned = vec![FORMAT];
+        versioned.extend(bytes);
+        _ = Recovery::default().apply(&versioned);
+    }
+}
+
+#[test]
+fn lengths_and_counts_that_lie_are_faults() {
+    let huge = [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
+    let fault = |bytes: &[u8]| Recovery::default().apply(bytes).unwrap_err().text;
+    assert_eq!(fault(&[]), "no changes");
+    assert_eq!(fault(&[FORMAT + 1]), "changes of an unknown format");
+    assert_eq!(fault(&[FORMAT, 99, 0, 1]), "a change of an unknown kind");
+    let mut topic = vec![FORMAT, tag::FORGOTTEN];
+    topic.extend(huge);
+    assert_eq!(fault(&topic), "the changes end within a change");
+    let mut ids = vec![FORMAT, tag::MESSAGE, 0, 1, 1, 1, 1, b't', 0, 0];
+    ids.extend(huge);
+    ids.push(7);
+    assert_eq!(fault(&ids), "the changes end within a change");
+    let mut number = vec![FORMAT, tag::DETACH, 0, 1];
+    number.extend([0xFF; 9]);
+    number.push(2);
+    assert_eq!(fault(&number), "a number is out of range");
+    let long = [0x80, 0x80, 0x04];
+    let mut topic = vec![FORMAT, tag::FORGOTTEN];
+    topic.extend(long);
+    topic.resize(topic.len() + 0x1_0000, b'a');
+    assert_eq!(fault(&topic), "a topic is too long");
+    let shared = [FORMAT, tag::MESSAGE, 0, 1, 1, SAME_BYTES | 1, 0];
+    assert_eq!(fault(&shared), "a message shares the bytes of none");
+    assert_eq!(
+        fault(&[FORMAT, tag::SENT, 0, 1, 1, 0]),
+        "a packet identifier is out of range"
+    );
+    assert_eq!(
+        fault(&[FORMAT, tag::EXPIRY, 0, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x1F]),
+        "a number is out of range"
+    );
+}
+
+#[test]
+fn records_are_small() {
+    let session = 3 << 32 | 200;
+    let written = |part: Part<'_>| {
+        let mut encoder = Encoder::default();
+        encoder.write(&Change::Session(session, part));
+        encoder.len()
+    };
+    let number = 5000;
+    assert!(written(Part::Gone { number }) <= 7);
+    assert!(
+        written(Part::Sent {
+            number,
+            packet_id: 300
+        }) <= 9
+    );
+    let clock = Clock::start();
+    let message = Message::new("a/topic", vec![b'x'; 100], QoS::AtLeastOnce);
+    let mut encoder = Encoder::default();
+    encoder.message(session, number, &message, &[1], &clock);
+    assert!(encoder.len() <= 7 + 100 + 14, "{}", encoder.len());
+    let first = encoder.len();
+    // The same to another session: not once more.
+    let again = message.clone();
+    encoder.message(session + 1, number, &again, &[1], &clock);
+    assert!(encoder.len() - first <= 10);
+    // Equal bytes of another message are bytes of its own.
+    encoder.message(session, number + 1, &message.detached(), &[], &clock);
+    assert!(encoder.len() - first > 100);
+    let mut recovery = Recovery::default();
+    let begin = |number, client| {
+        Change::Session(
+            number,
+            Part::Begin {
+                client,
+                expiry_s: 1,
+                will: None,
+            },
+        )
+    };
+    let mut before = Encoder::default();
+    before.write(&begin(session, "a"));
+    before.write(&begin(session + 1, "b"));
+    recovery.apply(before.bytes()).unwrap();
+    recovery.apply(encoder.bytes()).unwrap();
+    let other = &recovery.sessions[&(session + 1)].messages[&number];
+    assert_eq!(
+        other.content.as_ref().unwrap().message.payload,
+        message.payload
+    );
+}
