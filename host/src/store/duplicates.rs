@@ -165,8 +165,8 @@ struct Slot {
 struct Session {
     /// Requests so far.
     turns: u64,
-    /// Numbers in their order.
-    last: VecDeque<u64>,
+    /// What is remembered of it, in order.
+    held: VecDeque<u64>,
     /// The newest connection seen.
     connection: u64,
     /// The last turn of the connections before it.
@@ -204,7 +204,7 @@ impl Duplicates {
         session.turns += 1;
         let turn = session.turns;
         let earlier =
-            session.earlier + self.retention.per_session > turn && !session.last.is_empty();
+            session.earlier + self.retention.per_session > turn && !session.held.is_empty();
         (turn, delivery.dup || earlier)
     }
 
@@ -252,7 +252,7 @@ impl Duplicates {
             session.earlier = session.turns;
         }
         session.turns = session.turns.max(remembered.turn);
-        session.last.push_back(number);
+        session.held.push_back(number);
         let key = (remembered.delivery.session, remembered.identity);
         let older = self.newest.insert(key, number);
         self.entries.insert(
@@ -304,24 +304,23 @@ impl Duplicates {
     /// Drops what a session's newest requests have pushed out of its last ones.
     fn advance(&mut self, session: u64) {
         loop {
-            let Some(held) = self.sessions.get_mut(&session) else {
+            let Some(Session { turns, held, .. }) = self.sessions.get_mut(&session) else {
                 return;
             };
-            let Some(&number) = held.last.front() else {
+            let Some(&number) = held.front() else {
                 return;
             };
             match self.entries.get(&number) {
-                Some(slot) if slot.remembered.turn + self.retention.per_session > held.turns => {
+                // The window forgets in order, so all behind this one are in it too.
+                Some(slot) if slot.in_window => return,
+                Some(slot) if slot.remembered.turn + self.retention.per_session > *turns => {
                     return;
                 }
-                Some(slot) => {
-                    let in_window = slot.in_window;
-                    held.last.pop_front();
-                    if !in_window {
-                        self.remove(number);
-                    }
+                Some(_) => {
+                    held.pop_front();
+                    self.remove(number);
                 }
-                None => _ = held.last.pop_front(),
+                None => _ = held.pop_front(),
             }
         }
     }
@@ -346,7 +345,7 @@ impl Duplicates {
     /// Sessions that are no more can send nothing again.
     pub fn ended(&mut self, sessions: &[u64]) {
         for session in sessions {
-            for number in self.sessions.remove(session).unwrap_or_default().last {
+            for number in self.sessions.remove(session).unwrap_or_default().held {
                 self.remove(number);
             }
         }

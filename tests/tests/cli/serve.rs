@@ -29,7 +29,7 @@ fn it_says_what_it_is_and_where_it_listens() {
     );
     assert_eq!(
         lines[2],
-        "the store is in memory: a restart forgets everything"
+        "the store is in statehouse-data: a write is on disk before its answer"
     );
     assert_eq!(
         lines[3],
