@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::disk::{Disk, File};
 use crate::error::Error;
 use crate::files;
+use crate::limits;
 use crate::log::Segment;
 use crate::recovery::{SnapshotInfo, Survey};
 use crate::segment::{Header, Magic};
@@ -47,7 +48,9 @@ impl Catalogue {
                 .open_read_only(&name)
                 .and_then(|file| file.bytes())
                 .map_err(Error::io("open", &name))?;
-            if bytes == segment_bytes && spares.len() < crate::limits::SPARE_SEGMENTS {
+            if bytes == segment_bytes
+                && (spares.len() as u64) < limits::SPARE_BYTES_MAX / segment_bytes
+            {
                 spares.push(name);
             } else {
                 disk.remove(&name).map_err(Error::io("remove", &name))?;

@@ -11,6 +11,10 @@
 //! whole frame there, to be found by a later recovery. `synced` is the last position that was durable
 //! when the frame was written: a reader that finds such a frame behind a broken one knows that it
 //! looks at damage, not at a torn tail.
+//!
+//! Frames follow on each other without padding, so a frame may begin in a sector whose first part is
+//! durable already. The log relies on the device to leave those bytes alone when it loses power while it
+//! writes the sector again with the same bytes in front, as SQLite does by default ("powersafe overwrite").
 
 use crate::limits;
 

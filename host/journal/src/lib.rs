@@ -37,7 +37,11 @@ mod position;
 mod recovery;
 mod segment;
 mod settle;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod writer;
 

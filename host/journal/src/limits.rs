@@ -32,6 +32,11 @@ pub(crate) const SEGMENT_FILE_BYTES_MAX: u64 = (GROUP_BYTES_MAX as u64) + (64 <<
 /// store that refuses writes can still record deletes.
 pub(crate) const SPARE_SEGMENTS: usize = 2;
 
+/// Segments that history gave up are kept for use up to what the log will grow by until the next
+/// snapshot, which it takes from the disk anyway, and up to this. A segment that is removed and made
+/// anew is written twice.
+pub(crate) const SPARE_BYTES_MAX: u64 = 512 << 20;
+
 /// What the last segment may waste at a start before it is copied to a shorter file, so that a
 /// host that restarts often does not fill its disk with empty segments.
 pub(crate) const TAIL_WASTE_BYTES_MAX: u64 = 64 << 10;

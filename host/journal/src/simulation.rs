@@ -1,0 +1,642 @@
+//! A disk in memory that forgets, tears and lies, for tests of whoever writes to a journal.
+//!
+//! Enters: what a [`Disk`] is asked to do, crashes and faults. Leaves: the same bytes for the same
+//! seed, always. It keeps what was written apart from what was synced, sector by sector and name by name, and a
+//! crash keeps any subset of what was not synced: in another order, torn inside a sector, or with a
+//! bit flipped. A sync that fails behaves like Linux: what it could not write stays readable, counts
+//! as written from then on, and is gone after the next crash.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::disk::{Disk, File};
+use crate::log::locked;
+
+/// What a device writes as one.
+pub const SECTOR_BYTES: usize = 512;
+
+/// Unsynced sectors and names up to which every subset of them becomes a crash image.
+const EVERY_SUBSET_MAX: usize = 5;
+
+/// Random numbers that a seed determines (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// The numbers of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// The next number below `end`, which must not be 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end
+    }
+
+    /// True once in `n`.
+    pub fn once_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inode {
+    /// What a reader sees.
+    content: Vec<u8>,
+    /// What is on the device for sure.
+    durable: Vec<u8>,
+    /// Sectors that were written and not synced.
+    dirty: BTreeSet<usize>,
+}
+
+impl Inode {
+    fn write(&mut self, bytes: &[u8], offset: usize) {
+        let end = offset + bytes.len();
+        if self.content.len() < end {
+            self.content.resize(end, 0);
+        }
+        self.content[offset..end].copy_from_slice(bytes);
+        if !bytes.is_empty() {
+            self.dirty
+                .extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
+        }
+    }
+
+    /// Puts a sector, or its first bytes, on the device.
+    fn store(&mut self, sector: usize, bytes_max: usize) {
+        let from = sector * SECTOR_BYTES;
+        let to = (from + bytes_max.min(SECTOR_BYTES)).min(self.content.len());
+        if self.durable.len() < to {
+            self.durable.resize(to, 0);
+        }
+        self.durable[from..to].copy_from_slice(&self.content[from..to]);
+    }
+
+    /// Puts a sector on the device with a bit of what is new in it flipped. What was there before
+    /// and is written again unchanged stays: the log relies on that, see [`crate::frame`].
+    fn spoil(&mut self, sector: usize, dice: &mut Dice) {
+        let from = sector * SECTOR_BYTES;
+        let to = (from + SECTOR_BYTES).min(self.content.len());
+        let new = |&at: &usize| self.durable.get(at) != self.content.get(at);
+        let changed: Vec<usize> = (from..to).filter(new).collect();
+        self.store(sector, SECTOR_BYTES);
+        if !changed.is_empty() {
+            let at = changed[dice.below(changed.len() as u64) as usize];
+            self.durable[at] ^= 1 << dice.below(8);
+        }
+    }
+
+    fn sync(&mut self) {
+        for sector in std::mem::take(&mut self.dirty) {
+            self.store(sector, SECTOR_BYTES);
+        }
+    }
+
+    /// The device is all that is left.
+    fn lose(&mut self) {
+        self.dirty.clear();
+        self.content.clone_from(&self.durable);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum NameOp {
+    Set {
+        name: String,
+        inode: usize,
+    },
+    Rename {
+        from: String,
+        to: String,
+        inode: usize,
+    },
+    Remove {
+        name: String,
+    },
+}
+
+impl NameOp {
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Set { name, inode } => _ = names.insert(name.clone(), *inode),
+            Self::Rename { from, to, inode } => {
+                names.remove(from);
+                names.insert(to.clone(), *inode);
+            }
+            Self::Remove { name } => _ = names.remove(name),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Write {
+        inode: usize,
+        offset: usize,
+        bytes: Vec<u8>,
+    },
+    Sync {
+        inode: usize,
+    },
+    Name(NameOp),
+    SyncNames,
+    Mark(u64),
+}
+
+#[derive(Clone, Debug, Default)]
+struct World {
+    inodes: Vec<Inode>,
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    name_ops: Vec<NameOp>,
+    generation: u64,
+    entropy: u64,
+    fail_write_in: Option<u64>,
+    fail_sync_in: Option<u64>,
+    capacity_bytes: Option<u64>,
+    trace: Option<Vec<Event>>,
+}
+
+impl World {
+    fn note(&mut self, event: impl FnOnce() -> Event) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(event());
+        }
+    }
+
+    fn name(&mut self, op: NameOp) {
+        op.apply(&mut self.names);
+        self.note(|| Event::Name(op.clone()));
+        self.name_ops.push(op);
+    }
+
+    fn find(&self, name: &str) -> io::Result<usize> {
+        self.names
+            .get(name)
+            .copied()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn sync_names(&mut self) {
+        for op in std::mem::take(&mut self.name_ops) {
+            op.apply(&mut self.durable_names);
+        }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.names
+            .values()
+            .map(|&inode| self.inodes[inode].content.len() as u64)
+            .sum()
+    }
+
+    /// Counts down to a fault.
+    fn due(counter: &mut Option<u64>) -> io::Result<()> {
+        match counter {
+            Some(0) => Err(io::Error::other("simulated input/output error")),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn lose(&mut self) {
+        self.inodes.iter_mut().for_each(Inode::lose);
+        self.names.clone_from(&self.durable_names);
+        self.name_ops.clear();
+        self.generation += 1;
+        (self.fail_write_in, self.fail_sync_in) = (None, None);
+    }
+
+    fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Write {
+                inode,
+                offset,
+                bytes,
+            } => self.inode(*inode).write(bytes, *offset),
+            Event::Sync { inode } => self.inode(*inode).sync(),
+            Event::Name(op) => {
+                op.apply(&mut self.names);
+                self.name_ops.push(op.clone());
+                if let NameOp::Set { inode, .. } | NameOp::Rename { inode, .. } = op {
+                    self.inode(*inode);
+                }
+            }
+            Event::SyncNames => self.sync_names(),
+            Event::Mark(_) => {}
+        }
+    }
+
+    fn inode(&mut self, inode: usize) -> &mut Inode {
+        if self.inodes.len() <= inode {
+            self.inodes.resize_with(inode + 1, Inode::default);
+        }
+        &mut self.inodes[inode]
+    }
+}
+
+/// A directory in memory. A clone is another handle to the same one; [`Simulation::fork`] is a copy.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    world: Arc<Mutex<World>>,
+    generation: u64,
+}
+
+struct Handle {
+    disk: Simulation,
+    inode: usize,
+    writable: bool,
+}
+
+/// A directory as some crash may leave it.
+#[derive(Debug)]
+pub struct Image {
+    /// The directory.
+    pub disk: Simulation,
+    /// The last [`Simulation::mark`] before the crash.
+    pub marked: u64,
+    /// Which crash: for a failing test to print.
+    pub story: String,
+}
+
+fn fresh(world: World) -> Simulation {
+    let generation = world.generation;
+    Simulation {
+        world: Arc::new(Mutex::new(world)),
+        generation,
+    }
+}
+
+impl Simulation {
+    /// An empty directory.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        fresh(World {
+            entropy: seed,
+            ..World::default()
+        })
+    }
+
+    fn world(&self) -> io::Result<MutexGuard<'_, World>> {
+        let world = locked(&self.world);
+        if world.generation == self.generation {
+            Ok(world)
+        } else {
+            Err(io::Error::other("this handle did not survive the crash"))
+        }
+    }
+
+    fn now(&self) -> Self {
+        let generation = locked(&self.world).generation;
+        Self {
+            world: Arc::clone(&self.world),
+            generation,
+        }
+    }
+
+    /// A copy that goes its own way.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        fresh(locked(&self.world).clone())
+    }
+
+    /// The machine loses power: returns what a later start finds. Handles from before are dead.
+    #[must_use]
+    pub fn crash(&self, seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut world = locked(&self.world);
+        // Some crashes lose nearly all, some nearly nothing.
+        let (kept, of) = [(0, 1), (1, 1), (1, 2), (9, 10), (1, 10)][dice.below(5) as usize];
+        for inode in &mut world.inodes {
+            for sector in std::mem::take(&mut inode.dirty) {
+                if dice.below(of) >= kept {
+                    continue;
+                }
+                match dice.below(8) {
+                    0 => inode.store(sector, dice.below(SECTOR_BYTES as u64) as usize),
+                    1 => inode.spoil(sector, &mut dice),
+                    _ => inode.store(sector, SECTOR_BYTES),
+                }
+            }
+        }
+        for op in std::mem::take(&mut world.name_ops) {
+            if dice.below(of) < kept {
+                op.apply(&mut world.durable_names);
+            }
+        }
+        world.lose();
+        drop(world);
+        self.now()
+    }
+
+    /// The process is killed: the page cache stays. Handles from before are dead.
+    #[must_use]
+    pub fn kill(&self) -> Self {
+        let mut world = locked(&self.world);
+        world.generation += 1;
+        (world.fail_write_in, world.fail_sync_in) = (None, None);
+        drop(world);
+        self.now()
+    }
+
+    /// Every write after `writes` more fails; `None` ends that. Creating, renaming and removing count as writes.
+    pub fn fail_write_in(&self, writes: Option<u64>) {
+        locked(&self.world).fail_write_in = writes;
+    }
+
+    /// Every sync after `syncs` more fails; `None` ends that.
+    pub fn fail_sync_in(&self, syncs: Option<u64>) {
+        locked(&self.world).fail_sync_in = syncs;
+    }
+
+    /// The disk is full when all files together have this many bytes.
+    pub fn limit_bytes(&self, bytes: Option<u64>) {
+        locked(&self.world).capacity_bytes = bytes;
+    }
+
+    /// Bytes of all files.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        locked(&self.world).used_bytes()
+    }
+
+    /// What a file holds, as a reader sees it.
+    #[must_use]
+    pub fn content(&self, name: &str) -> Option<Vec<u8>> {
+        let world = locked(&self.world);
+        world
+            .names
+            .get(name)
+            .map(|&inode| world.inodes[inode].content.clone())
+    }
+
+    /// Replaces a file, durably: damage that no crash explains.
+    pub fn put(&self, name: &str, content: &[u8]) {
+        let mut world = locked(&self.world);
+        let inode = world.inodes.len();
+        world.inodes.push(Inode {
+            content: content.to_vec(),
+            durable: content.to_vec(),
+            dirty: BTreeSet::new(),
+        });
+        world.names.insert(name.to_owned(), inode);
+        world.durable_names.insert(name.to_owned(), inode);
+    }
+
+    /// Starts to record, for [`Simulation::images`]. The directory must be empty.
+    pub fn record(&self) {
+        locked(&self.world).trace = Some(Vec::new());
+    }
+
+    /// Notes in the recording what was promised up to now, such as the last durable position.
+    pub fn mark(&self, promised: u64) {
+        locked(&self.world).note(|| Event::Mark(promised));
+    }
+
+    /// Goes through the directories that a crash may leave after every single step of the recording:
+    /// without what was not synced, with all of it, with each part of it alone, with all but each
+    /// part, and where there are few parts with every choice of them.
+    pub fn images(&self, each: &mut dyn FnMut(Image)) {
+        let trace = locked(&self.world).trace.clone().unwrap_or_default();
+        let entropy = locked(&self.world).entropy;
+        let mut world = World {
+            entropy,
+            ..World::default()
+        };
+        let mut marked = 0;
+        for (step, event) in trace.iter().enumerate() {
+            world.apply(event);
+            if let Event::Mark(promised) = event {
+                marked = *promised;
+            }
+            let sectors: Vec<(usize, usize)> = (0..world.inodes.len())
+                .flat_map(|inode| {
+                    world.inodes[inode]
+                        .dirty
+                        .iter()
+                        .map(move |&sector| (inode, sector))
+                })
+                .collect();
+            let parts = sectors.len() + world.name_ops.len();
+            for kept in choices(parts) {
+                let mut image = world.clone();
+                for (part, &(inode, sector)) in sectors.iter().enumerate() {
+                    if kept.contains(&part) {
+                        image.inodes[inode].store(sector, SECTOR_BYTES);
+                    }
+                }
+                for (part, op) in std::mem::take(&mut image.name_ops).iter().enumerate() {
+                    if kept.contains(&(sectors.len() + part)) {
+                        op.apply(&mut image.durable_names);
+                    }
+                }
+                image.lose();
+                let story = format!(
+                    "after step {step} ({}), kept {kept:?} of {parts}",
+                    event.word()
+                );
+                each(Image {
+                    disk: fresh(image),
+                    marked,
+                    story,
+                });
+            }
+        }
+    }
+}
+
+impl Event {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Write { .. } => "write",
+            Self::Sync { .. } => "sync",
+            Self::Name(_) => "name",
+            Self::SyncNames => "sync of names",
+            Self::Mark(_) => "mark",
+        }
+    }
+}
+
+fn choices(parts: usize) -> Vec<BTreeSet<usize>> {
+    if parts <= EVERY_SUBSET_MAX {
+        let members = |set: usize| {
+            (0..parts)
+                .filter(move |part| set >> part & 1 == 1)
+                .collect()
+        };
+        return (0..1 << parts).map(members).collect();
+    }
+    let mut choices = vec![BTreeSet::new(), (0..parts).collect()];
+    for part in 0..parts {
+        choices.push(BTreeSet::from([part]));
+        choices.push((0..parts).filter(|&other| other != part).collect());
+        choices.push((0..part).collect());
+    }
+    choices
+}
+
+impl Disk for Simulation {
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.world()?.names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        let inode = world.inodes.len();
+        world.inodes.push(Inode::default());
+        world.name(NameOp::Set {
+            name: name.to_owned(),
+            inode,
+        });
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: true,
+        }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let inode = self.world()?.find(name)?;
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: true,
+        }))
+    }
+
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let inode = self.world()?.find(name)?;
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: false,
+        }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        let inode = world.find(from)?;
+        world.name(NameOp::Rename {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            inode,
+        });
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        world.find(name)?;
+        world.name(NameOp::Remove {
+            name: name.to_owned(),
+        });
+        Ok(())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_sync_in)?;
+        world.sync_names();
+        world.note(|| Event::SyncNames);
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let world = self.world()?;
+        Ok(world.capacity_bytes.map_or(u64::MAX / 2, |capacity| {
+            capacity.saturating_sub(world.used_bytes())
+        }))
+    }
+
+    fn entropy(&self) -> u64 {
+        let mut world = locked(&self.world);
+        world.entropy = Dice::new(world.entropy).roll();
+        world.entropy
+    }
+}
+
+impl File for Handle {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let world = self.disk.world()?;
+        let content = &world.inodes[self.inode].content;
+        let from = content.len().min(offset as usize);
+        let bytes = buffer.len().min(content.len() - from);
+        buffer[..bytes].copy_from_slice(&content[from..from + bytes]);
+        Ok(bytes)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut world = self.disk.world()?;
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let offset = offset as usize;
+        let failed = World::due(&mut world.fail_write_in);
+        let held = world.inodes[self.inode].content.len();
+        let growth = (offset + bytes.len()).saturating_sub(held) as u64;
+        let room = world.capacity_bytes.map_or(u64::MAX, |capacity| {
+            capacity.saturating_sub(world.used_bytes())
+        });
+        let full = if growth > room {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        };
+        let outcome: io::Result<()> = failed.and(full);
+        // A write that fails may have written a part.
+        let bytes = match &outcome {
+            Ok(()) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                &bytes[..(held.saturating_sub(offset) + room as usize).min(bytes.len())]
+            }
+            Err(_) => &bytes[..bytes.len() / 2],
+        };
+        world.inodes[self.inode].write(bytes, offset);
+        let inode = self.inode;
+        world.note(|| Event::Write {
+            inode,
+            offset,
+            bytes: bytes.to_vec(),
+        });
+        outcome
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut world = self.disk.world()?;
+        let failed = World::due(&mut world.fail_sync_in);
+        let mut dice = Dice::new(world.entropy ^ self.inode as u64);
+        let inode = &mut world.inodes[self.inode];
+        if failed.is_err() {
+            for sector in std::mem::take(&mut inode.dirty) {
+                if dice.once_in(2) {
+                    inode.store(sector, SECTOR_BYTES);
+                }
+            }
+            return failed;
+        }
+        inode.sync();
+        let inode = self.inode;
+        world.note(|| Event::Sync { inode });
+        Ok(())
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.disk.world()?.inodes[self.inode].content.len() as u64)
+    }
+}

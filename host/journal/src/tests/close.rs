@@ -1,0 +1,266 @@
+//! Clean closes, new formats, sizes: what opening says of an ordinary directory.
+
+use super::*;
+use crate::files;
+use crate::limits;
+use crate::segment::{Header, Magic};
+use crate::{Directory, create_from_snapshot, read_snapshot_file, write_snapshot_file};
+
+fn filled(disk: &Simulation, records: usize) -> (Log, Vec<Vec<u8>>) {
+    let (log, ..) = open(disk, small()).expect("opens");
+    let list: Vec<Vec<u8>> = (0..records)
+        .map(|n| format!("record {n}").into_bytes())
+        .collect();
+    for record in &list {
+        log.append(&[record]).expect("small");
+        log.commit().expect("no faults");
+    }
+    (log, list)
+}
+
+#[test]
+fn after_a_clean_close_a_missing_tail_is_damage() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 10);
+    log.close().expect("no faults");
+    let disk = disk.crash(1);
+    let name = files::segment(1);
+    let content = disk.content(&name).expect("the segment");
+    for bytes in 0..content.len() {
+        let cut = disk.fork();
+        cut.put(&name, &content[..bytes]);
+        match open(&cut, small()) {
+            Err(Error::Damaged(damage)) => assert_eq!(damage.file, name),
+            Err(error) => panic!("{bytes}: {error}"),
+            Ok((.., records)) => assert!(records.list() == list, "cut to {bytes}"),
+        }
+    }
+    let gone = disk.fork();
+    gone.remove(&name).expect("there");
+    let text = open(&gone, small())
+        .expect_err("the log is missing")
+        .to_string();
+    assert!(
+        text.contains("the whole log is missing") && text.contains("Records 1 to 10 were on disk"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_close_is_told_from_a_crash() {
+    let disk = Simulation::new(1);
+    let (log, _) = filled(&disk, 3);
+    log.close().expect("no faults");
+    let (log, opened, _) = open(&disk.kill(), small()).expect("opens");
+    assert!(opened.clean && !opened.torn && !opened.fresh);
+    assert_eq!((opened.position, opened.records), (Position(3), 3));
+    log.append(&[b"more"]).expect("small");
+    log.commit().expect("no faults");
+    let (_, opened, _) = open(&disk.kill(), small()).expect("opens");
+    assert!(!opened.clean);
+    assert_eq!(opened.position, Position(4));
+}
+
+#[test]
+fn many_starts_leave_few_files() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        segment_bytes: 1 << 20,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    log.append(&[b"one"]).expect("small");
+    log.commit().expect("no faults");
+    for _ in 0..50 {
+        open(&disk.kill(), options.clone()).expect("opens");
+    }
+    assert!(disk.used_bytes() < 3 << 20, "{}", disk.used_bytes());
+    assert!(disk.kill().list().expect("a directory").len() <= 3);
+}
+
+#[test]
+fn a_later_format_is_refused_in_words() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 3);
+    snapshot(&log, &list, 1).expect("no faults");
+    log.close().expect("no faults");
+    for name in [
+        files::segment(1),
+        files::snapshot(3),
+        files::CLOSED.to_owned(),
+    ] {
+        let later = disk.fork();
+        let mut content = later.content(&name).expect("there");
+        content[4] = 9;
+        let crc = crc32c::crc32c(&content[..60]).to_le_bytes();
+        content[60..64].copy_from_slice(&crc);
+        later.put(&name, &content);
+        let text = open(&later.kill(), small())
+            .expect_err("a later format")
+            .to_string();
+        assert!(text.contains("format 9") && text.contains(&name), "{text}");
+    }
+}
+
+#[test]
+fn sizes_are_bounded_and_a_group_larger_than_a_segment_gets_its_own() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let large = vec![7; limits::RECORD_BYTES_MAX + 1];
+    assert!(matches!(log.append(&[&large]), Err(Error::TooLarge { .. })));
+    let half = vec![7; limits::GROUP_BYTES_MAX / 2];
+    assert!(matches!(
+        log.append(&[&half, &half]),
+        Err(Error::TooLarge { .. })
+    ));
+    assert_eq!(log.append(&[]).expect("nothing"), Position::NONE);
+
+    let record = vec![9; 3 << 20];
+    for expected in 1..=3 {
+        assert_eq!(log.append(&[&record]).expect("fits"), Position(expected));
+        assert_eq!(log.commit().expect("no faults"), Position(expected));
+    }
+    let (_, _, records) = open(&disk.crash(3), small()).expect("opens");
+    assert!(records.list() == [record.clone(), record.clone(), record]);
+}
+
+#[test]
+fn the_largest_record_goes_in_and_comes_out() {
+    let disk = Simulation::new(1);
+    let record = vec![5; limits::RECORD_BYTES_MAX];
+    let (log, ..) = open(&disk, Options::default()).expect("opens");
+    log.append(&[b"small", &record]).expect("fits");
+    log.commit().expect("no faults");
+    let (.., records) = open(&disk.kill(), Options::default()).expect("opens");
+    assert!(records.list() == [b"small".to_vec(), record]);
+}
+
+#[test]
+fn a_directory_has_one_process_and_any_number_of_readers() {
+    let place = tempfile::tempdir().expect("a directory");
+    let path = place.path().join("deep").join("data");
+    let first = Directory::open(&path).expect("created");
+    let text = Directory::open(&path).expect_err("in use").to_string();
+    assert!(text.contains("in use by another process"), "{text}");
+    let reader = Directory::read_only(&path).expect("reading takes no lock");
+    assert!(reader.create("x").is_err() && reader.remove(files::LOCK).is_err());
+    drop(first);
+    Directory::open(&path).expect("free again");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(
+        std::fs::metadata(&path)
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o777,
+        0o700
+    );
+    assert!(Directory::read_only(path.join("missing")).is_err());
+}
+
+#[test]
+fn a_backup_is_one_file_and_begins_a_journal() {
+    let place = tempfile::tempdir().expect("a directory");
+    let file = place.path().join("backup");
+    let list: Vec<Vec<u8>> = (0..100).map(|n| vec![n; usize::from(n) * 100]).collect();
+    write_snapshot_file(&file, Position(100), 5, &mut Blocks(list.clone(), 0)).expect("written");
+
+    let mut records = Records::default();
+    assert_eq!(
+        read_snapshot_file(&file, &mut records).expect("whole"),
+        Position(100)
+    );
+    assert!(records.list() == list);
+
+    let disk = Simulation::new(1);
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    create_from_snapshot(
+        Arc::clone(&shared),
+        small(),
+        Position(100),
+        5,
+        &mut Blocks(list.clone(), 0),
+    )
+    .expect("new");
+    let again = create_from_snapshot(
+        shared,
+        small(),
+        Position(100),
+        5,
+        &mut Blocks(list.clone(), 0),
+    );
+    assert!(matches!(again, Err(Error::NotEmpty { .. })));
+    let (log, opened, records) = open(&disk.crash(1), small()).expect("opens");
+    assert!(records.list() == list);
+    assert_eq!(
+        (opened.base, opened.position, opened.clean),
+        (Position(100), Position(100), true)
+    );
+    assert_eq!(log.append(&[b"next"]).expect("small"), Position(101));
+
+    let content = std::fs::read(&file).expect("there");
+    for at in (0..content.len())
+        .step_by(997)
+        .chain(content.len() - 40..content.len())
+        .chain(0..80)
+    {
+        let mut flipped = content.clone();
+        flipped[at] ^= 0x10;
+        std::fs::write(&file, &flipped).expect("written");
+        assert!(
+            read_snapshot_file(&file, &mut Records::default()).is_err(),
+            "byte {at}"
+        );
+    }
+}
+
+#[test]
+fn a_restore_that_ends_half_way_is_no_empty_store() {
+    let disk = Simulation::new(1);
+    struct GivesUp(bool);
+    impl Source for GivesUp {
+        fn begin(&mut self) {}
+        fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+            into.extend(block(1, b"first"));
+            if std::mem::replace(&mut self.0, true) {
+                Err("the file ends".to_owned())
+            } else {
+                Ok(true)
+            }
+        }
+    }
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let outcome = create_from_snapshot(shared, small(), Position(7), 5, &mut GivesUp(false));
+    assert!(matches!(outcome, Err(Error::GivenUp(_))));
+    assert!(matches!(
+        open(&disk.kill(), small()),
+        Err(Error::Damaged(_))
+    ));
+}
+
+/// Who can put bytes into a record could put a frame there that a later recovery, of a recycled
+/// segment with a torn tail, takes for one of the log's. It takes the store's number to do so.
+#[test]
+fn a_frame_inside_a_record_is_not_believed() {
+    let disk = Simulation::new(1);
+    let (log, _) = filled(&disk, 1);
+    let header = Header::decode(
+        &disk.content(&files::segment(1)).expect("there"),
+        Magic::Segment,
+    )
+    .expect("whole");
+    let guess = crate::frame::Place {
+        store: header.store.0 ^ 1,
+        ..header.place(64)
+    };
+    let mut forged = vec![0; crate::frame::HEADER_BYTES];
+    crate::frame::push(&mut forged, b"never appended");
+    crate::frame::seal(&mut forged, guess, 2, 1, 1);
+    let end = 64 + crate::frame::HEADER_BYTES + 4 + "record 0".len();
+    log.commit().expect("no faults");
+    let mut content = disk.content(&files::segment(1)).expect("there");
+    content[end..end + forged.len()].copy_from_slice(&forged);
+    disk.put(&files::segment(1), &content);
+    let (.., records) = open(&disk.kill(), small()).expect("opens");
+    assert_eq!(records.list().len(), 1);
+}

@@ -1,0 +1,186 @@
+//! Damage that no crash explains: every byte of a directory, one at a time.
+
+use super::*;
+use crate::{Verdict, inspect};
+
+/// Segments, two snapshots, spares and stale content of recycled segments.
+fn directory(close: bool) -> (Simulation, Vec<Vec<u8>>, u64) {
+    let disk = Simulation::new(3);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut dice = Dice::new(5);
+    let mut list = Vec::new();
+    // What the last frame cannot know yet: the commit that it is part of.
+    let mut vouched = 0;
+    for round in 0..40 {
+        let record = record(&mut dice, 500);
+        log.append(&[&record]).expect("small");
+        list.push(record);
+        vouched = log.durable().0;
+        log.commit().expect("no faults");
+        if round % 12 == 7 {
+            snapshot(&log, &list, round).expect("no faults");
+            log.maintain(round).expect("no faults");
+        }
+    }
+    if close {
+        log.close().expect("no faults");
+        vouched = list.len() as u64;
+    }
+    (disk.kill(), list, vouched)
+}
+
+fn flip_every_byte(close: bool) {
+    let (disk, list, vouched) = directory(close);
+    let (mut refused, mut whole, mut torn) = (0, 0, 0);
+    for name in disk.list().expect("a directory") {
+        let content = disk.content(&name).expect("listed");
+        for at in 0..content.len() {
+            // The stale part of a segment is long: every byte near a frame, and some others.
+            let mut flipped = content.clone();
+            flipped[at] ^= 1 << (at % 8);
+            let damaged = disk.fork();
+            damaged.put(&name, &flipped);
+            match open(&damaged, small()) {
+                Err(Error::Damaged(_)) => refused += 1,
+                Err(error) => panic!("{name} byte {at}: {error}"),
+                Ok((.., records)) => {
+                    let found = records.list();
+                    assert!(
+                        list[..found.len()] == found[..],
+                        "{name} byte {at}: a wrong record"
+                    );
+                    assert!(
+                        found.len() as u64 >= vouched,
+                        "{name} byte {at}: {} of {vouched}",
+                        found.len()
+                    );
+                    if found.len() == list.len() {
+                        whole += 1
+                    } else {
+                        torn += 1
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1_000 && whole > 1_000, "{refused} {whole}");
+    assert_eq!(
+        torn == 0,
+        close,
+        "only the last commit before a crash may look torn: {torn}"
+    );
+}
+
+#[test]
+fn no_flipped_byte_of_a_closed_journal_goes_unseen() {
+    flip_every_byte(true);
+}
+
+#[test]
+fn no_flipped_byte_of_an_open_journal_loses_more_than_what_nothing_vouches_for() {
+    flip_every_byte(false);
+}
+
+#[test]
+fn every_missing_file_is_noticed_or_not_needed() {
+    let (disk, list, _) = directory(true);
+    let mut refused = 0;
+    for name in disk.list().expect("a directory") {
+        let without = disk.fork();
+        without.remove(&name).expect("listed");
+        match open(&without, small()) {
+            Err(Error::Damaged(damage)) => {
+                refused += 1;
+                assert!(damage.to_string().contains("statehouse doctor"), "{damage}");
+            }
+            Err(error) => panic!("{name}: {error}"),
+            Ok((.., records)) => assert!(records.list() == list, "{name}"),
+        }
+    }
+    assert!(refused >= 2, "{refused}");
+}
+
+#[test]
+fn files_of_another_store_are_not_taken_for_ones_own() {
+    let (disk, list, _) = directory(true);
+    let other = Simulation::new(99);
+    let (log, ..) = open(&other, small()).expect("opens");
+    for _ in 0..40 {
+        log.append(&[&[1; 400]]).expect("small");
+        log.commit().expect("no faults");
+    }
+    let mut refused = 0;
+    for name in other
+        .list()
+        .expect("a directory")
+        .iter()
+        .filter(|name| name.ends_with(".log"))
+    {
+        if disk.content(name).is_some() {
+            let mix = disk.fork();
+            mix.put(name, &other.content(name).expect("listed"));
+            match open(&mix, small()) {
+                Err(_) => refused += 1,
+                // Before the newest snapshot: not looked at.
+                Ok((.., records)) => assert!(records.list() == list, "{name}"),
+            }
+        }
+    }
+    assert!(refused > 1, "{refused}");
+}
+
+#[test]
+fn an_inspection_finds_what_opening_finds() {
+    let (disk, list, _) = directory(false);
+    let report = inspect(&disk).expect("a directory");
+    assert_eq!(
+        report.opening.expect("whole").end,
+        Position(list.len() as u64)
+    );
+    let verdicts: Vec<&Verdict> = report.files.iter().map(|file| &file.verdict).collect();
+    assert!(verdicts.contains(&&Verdict::Spare));
+    assert!(
+        !verdicts
+            .iter()
+            .any(|verdict| matches!(verdict, Verdict::Damaged { .. } | Verdict::TornTail { .. }))
+    );
+
+    // The last segment with frames in it: first its tail, then its middle.
+    let last = report
+        .files
+        .iter()
+        .filter(|file| file.name.ends_with(".log") && file.last.is_some())
+        .next_back();
+    let last = last.expect("a segment").clone();
+    let content = disk.content(&last.name).expect("listed");
+    let end = content.iter().rposition(|&byte| byte != 0).expect("frames");
+    for (at, torn) in [(end, true), (200, false)] {
+        let damaged = disk.fork();
+        let mut flipped = content.clone();
+        flipped[at] ^= 1;
+        damaged.put(&last.name, &flipped);
+        let report = inspect(&damaged).expect("a directory");
+        let file = report
+            .files
+            .iter()
+            .find(|file| file.name == last.name)
+            .expect("listed");
+        let text = file.verdict.to_string();
+        if torn {
+            assert!(matches!(file.verdict, Verdict::TornTail { .. }), "{text}");
+            assert!(report.opening.is_ok());
+        } else {
+            assert!(
+                matches!(
+                    file.verdict,
+                    Verdict::Damaged {
+                        lost_records: Some(1..),
+                        ..
+                    }
+                ),
+                "{text}"
+            );
+            assert!(report.opening.is_err());
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A disk that fails, or is full, at every single step.
+
+use super::*;
+use crate::{Room, Verdict, inspect};
+
+struct Outcome {
+    /// What was reported durable.
+    durable: u64,
+    /// What was appended.
+    list: Vec<Vec<u8>>,
+    failed: bool,
+    /// Something was refused, and the log went on.
+    refused: bool,
+}
+
+/// A run that goes on as far as it can.
+fn script(disk: &Simulation) -> Outcome {
+    let mut outcome = Outcome {
+        durable: 0,
+        list: Vec::new(),
+        failed: false,
+        refused: false,
+    };
+    let Ok((log, ..)) = open(disk, small()) else {
+        outcome.failed = true;
+        return outcome;
+    };
+    for round in 0..30 {
+        let record = vec![round as u8; 300];
+        log.append(&[&record]).expect("small");
+        outcome.list.push(record);
+        outcome.refused |= log.commit().is_err();
+        if round % 9 == 5 {
+            outcome.refused |= snapshot(&log, &outcome.list, round).is_err();
+        }
+        outcome.refused |= log.maintain(round).is_err();
+        let durable = log.durable().0;
+        assert!(
+            !outcome.failed || durable == outcome.durable,
+            "nothing becomes durable after a failure"
+        );
+        outcome.durable = durable;
+        outcome.failed = log.failure().is_some();
+    }
+    outcome.refused |= log.close().is_err();
+    outcome.durable = outcome.durable.max(log.durable().0);
+    outcome
+}
+
+fn check(disk: &Simulation, outcome: &Outcome, story: &str) {
+    for (end, disk) in [
+        ("crash", disk.fork().crash(1)),
+        ("lost", lost(disk)),
+        ("kill", disk.kill()),
+    ] {
+        disk.limit_bytes(None);
+        let (.., records) =
+            open(&disk, small()).unwrap_or_else(|error| panic!("{story}, {end}: {error}"));
+        let found = records.list();
+        assert!(
+            found.len() as u64 >= outcome.durable,
+            "{story}, {end}: {} of {}",
+            found.len(),
+            outcome.durable
+        );
+        assert!(outcome.list[..found.len()] == found[..], "{story}, {end}");
+        // What one start gives back, a crash right after it does not take: the page cache proves nothing.
+        let (.., again) =
+            open(&lost(&disk), small()).unwrap_or_else(|error| panic!("{story}, {end}: {error}"));
+        assert!(
+            again.list() == found,
+            "{story}, {end}: gone after a second crash"
+        );
+    }
+}
+
+/// A crash that keeps nothing which was not synced.
+fn lost(disk: &Simulation) -> Simulation {
+    let seed = (0..)
+        .find(|&seed| Dice::new(seed).below(5) == 0)
+        .expect("one in five");
+    disk.fork().crash(seed)
+}
+
+#[test]
+fn an_error_of_any_write_is_final_and_loses_nothing_durable() {
+    let mut failures = 0;
+    for n in 0.. {
+        let disk = Simulation::new(1);
+        disk.fail_write_in(Some(n));
+        let outcome = script(&disk);
+        check(&disk, &outcome, &format!("write {n}"));
+        failures += u32::from(outcome.failed);
+        if !outcome.failed && !outcome.refused {
+            break;
+        }
+    }
+    assert!(failures > 30, "{failures}");
+}
+
+#[test]
+fn an_error_of_any_sync_is_final_and_loses_nothing_durable() {
+    let mut failures = 0;
+    for n in 0.. {
+        let disk = Simulation::new(1);
+        disk.fail_sync_in(Some(n));
+        let outcome = script(&disk);
+        check(&disk, &outcome, &format!("sync {n}"));
+        failures += u32::from(outcome.failed);
+        if !outcome.failed && !outcome.refused {
+            break;
+        }
+    }
+    assert!(failures > 30, "{failures}");
+}
+
+#[test]
+fn a_full_disk_hurts_nothing_and_is_over_when_there_is_room() {
+    let mut refused = 0;
+    for room in (0..60_000).step_by(700) {
+        let disk = Simulation::new(1);
+        disk.limit_bytes(Some(room));
+        let outcome = script(&disk);
+        if outcome.list.is_empty() {
+            // Not even a first segment: nothing is there, and nothing was said.
+            assert!(room < 5_000, "{room}");
+            continue;
+        }
+        assert!(!outcome.failed, "a full disk is no failure: {room}");
+        refused += u32::from(outcome.refused);
+        check(&disk, &outcome, &format!("room for {room}"));
+    }
+    assert!(refused > 5, "{refused}");
+}
+
+#[test]
+fn what_could_not_be_written_is_written_when_there_is_room() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    assert_eq!(log.room(), Room::Plenty);
+    disk.limit_bytes(Some(disk.used_bytes()));
+    assert!(log.maintain(1).is_err_and(|error| error.is_full()));
+    assert_ne!(log.room(), Room::Plenty);
+    let mut list = Vec::new();
+    while log.commit().is_ok() {
+        list.push(vec![list.len() as u8; 300]);
+        log.append(&[&list[list.len() - 1]]).expect("small");
+    }
+    assert_eq!(log.room(), Room::None);
+    assert!(log.failure().is_none());
+    let before = log.durable();
+    assert!(before < log.appended());
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+
+    disk.limit_bytes(None);
+    assert_eq!(log.commit().expect("room again"), log.appended());
+    log.maintain(2).expect("room again");
+    assert_eq!(log.room(), Room::Plenty);
+    let (.., records) = open(&lost(&disk), small()).expect("opens");
+    assert!(records.list() == list);
+}
+
+#[test]
+fn the_reserve_outlasts_a_full_disk() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        segment_bytes: 1 << 18,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    log.maintain(1).expect("room for spares");
+    disk.limit_bytes(Some(disk.used_bytes()));
+    log.maintain(2).expect("the spares are there");
+    assert_eq!(log.room(), Room::Reserve);
+    let mut written = 0;
+    while log.room() == Room::Reserve {
+        log.append(&[&[1; 1000]]).expect("small");
+        log.commit().expect("there are spares");
+        written += 1;
+    }
+    assert!(
+        written > 600,
+        "two spares and a segment hold more than {written} records"
+    );
+    assert_eq!(log.room(), Room::None);
+    log.append(&[&[1; 1000]]).expect("small");
+    log.commit()
+        .expect("None leaves a little for what is under way");
+}
+
+#[test]
+fn a_failed_log_takes_appends_and_does_nothing_with_them() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    log.append(&[b"kept"]).expect("small");
+    log.commit().expect("no faults yet");
+    disk.fail_sync_in(Some(0));
+    log.append(&[b"not known"]).expect("small");
+    let text = log.commit().expect_err("a fault").to_string();
+    assert!(text.contains("nothing becomes durable any more"), "{text}");
+    disk.fail_sync_in(None);
+    for expected in 3..100 {
+        assert_eq!(log.append(&[b"lost"]).expect("small"), Position(expected));
+        assert!(
+            log.commit().is_err()
+                && log.sync().is_err()
+                && log.write().is_err()
+                && log.close().is_err()
+        );
+    }
+    assert!(log.begin_snapshot(1).is_err() && log.maintain(1).is_err());
+    assert_eq!((log.durable(), log.released()), (Position(1), Position(1)));
+    let report = inspect(&disk).expect("a directory");
+    assert!(
+        !report
+            .files
+            .iter()
+            .any(|file| matches!(file.verdict, Verdict::Damaged { .. }))
+    );
+}

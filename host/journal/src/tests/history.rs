@@ -1,0 +1,281 @@
+//! What is kept, what goes, and what a recycled segment still holds.
+
+use super::*;
+use crate::files::{self, Kind};
+use crate::recovery::Base;
+use crate::{Durability, Verdict, inspect, read};
+
+fn count(disk: &Simulation, wanted: fn(Kind) -> bool) -> usize {
+    let names = disk.list().expect("a directory");
+    names
+        .iter()
+        .filter(|name| wanted(files::kind(name)))
+        .count()
+}
+
+/// Appends about 1 KiB per round, with a snapshot every fifth.
+fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
+    for round in 0..rounds {
+        let record = vec![list.len() as u8; 1000];
+        log.append(&[&record]).expect("small");
+        list.push(record);
+        log.commit().expect("no faults");
+        if round % 5 == 4 {
+            // A small snapshot: of this store only the last records count.
+            let mut snapshot = log
+                .begin_snapshot(from_ms + round)
+                .expect("no faults")
+                .expect("records came");
+            fill(&mut snapshot, list).expect("no faults");
+            log.finish_snapshot(snapshot).expect("no faults");
+        }
+        log.maintain(from_ms + round).expect("no faults");
+    }
+}
+
+#[test]
+fn without_history_two_snapshots_and_their_log_stay_and_segments_are_recycled() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut list = Vec::new();
+    grow(&log, &mut list, 61, 0);
+    assert_eq!(count(&disk, |kind| matches!(kind, Kind::Snapshot(_))), 2);
+    let segments = count(&disk, |kind| matches!(kind, Kind::Segment(_)));
+    assert!((2..=6).contains(&segments), "{segments}");
+    assert!((2..=12).contains(&count(&disk, |kind| matches!(kind, Kind::Spare(_)))));
+    let disk = disk.kill();
+    // A recycled segment holds frames of its earlier life behind its end, and they count for nothing.
+    let names = disk.list().expect("a directory");
+    let last = names
+        .iter()
+        .rfind(|name| name.ends_with(".log"))
+        .expect("segments");
+    let content = disk.content(last).expect("listed");
+    let stale = content[1_300..3_000].iter().any(|&byte| byte != 0);
+    assert!(stale);
+    let (.., records) = open(&disk, small()).expect("opens");
+    assert!(records.list() == list);
+}
+
+#[test]
+fn history_is_kept_by_bytes_and_by_age() {
+    let keep_all = Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let by_bytes = Options {
+        history_bytes: 250_000,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let by_age = Options {
+        history_bytes: u64::MAX,
+        history_ms: 20,
+        ..small()
+    };
+    let mut oldest = Vec::new();
+    for options in [keep_all, by_bytes, by_age] {
+        let disk = Simulation::new(1);
+        let (log, ..) = open(&disk, options.clone()).expect("opens");
+        let mut list = Vec::new();
+        grow(&log, &mut list, 60, 1_000);
+        let disk = disk.kill();
+        let mut records = Records::default();
+        let range = read(&disk, Base::Oldest, Position::END, &mut records).expect("whole");
+        assert!(records.list() == list);
+        assert_eq!(range.end, Position(60));
+        oldest.push((range.base.0, range.base_ms));
+        let (.., records) = open(&disk, options).expect("opens");
+        assert!(records.list() == list);
+    }
+    assert_eq!(oldest[0], (0, 0), "everything is kept");
+    assert!(oldest[1].0 > 0 && oldest[1].0 < 50, "{oldest:?}");
+    // The unit that ends within 20 ms of the last clean-up at 1059 began at the snapshot before.
+    assert_eq!(oldest[2], (35, 1_034));
+}
+
+#[test]
+fn a_state_of_the_past_is_read_from_the_snapshot_before_it() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    let mut list = Vec::new();
+    grow(&log, &mut list, 30, 0);
+    for position in 1..=30 {
+        let mut records = Records::default();
+        let range = read(
+            &disk,
+            Base::Before(Position(position)),
+            Position(position),
+            &mut records,
+        )
+        .expect("kept");
+        assert!(
+            range.base.0 < position && position - range.base.0 <= 5,
+            "{range:?}"
+        );
+        assert_eq!(range.end, Position(position));
+        assert!(records.list() == list[..position as usize]);
+    }
+}
+
+#[test]
+fn what_is_no_longer_kept_is_said_to_be_gone() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut list = Vec::new();
+    grow(&log, &mut list, 30, 0);
+    let gone = read(
+        &disk,
+        Base::Before(Position(3)),
+        Position(3),
+        &mut Records::default(),
+    );
+    assert!(
+        matches!(
+            gone,
+            Err(Error::NotRetained {
+                position: Position(3)
+            })
+        ),
+        "{gone:?}"
+    );
+}
+
+#[test]
+fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut list = Vec::new();
+    grow(&log, &mut list, 23, 0);
+    drop(log);
+    let name = files::snapshot(20);
+    for at in [0, 70, 2000] {
+        let disk = disk.fork().kill();
+        let mut content = disk.content(&name).expect("the newest");
+        content[at] ^= 1;
+        disk.put(&name, &content);
+        let (log, opened, records) = open(&disk, small()).expect("opens");
+        assert_eq!(opened.damaged_snapshots.len(), 1);
+        assert_eq!((opened.base, opened.position), (Position(15), Position(23)));
+        assert!(records.list() == list);
+        assert_eq!(count(&disk, |kind| kind == Kind::DamagedSnapshot(20)), 1);
+        // It goes with the history that it belonged to.
+        let mut list = list.clone();
+        grow(&log, &mut list, 20, 100);
+        assert_eq!(
+            count(&disk, |kind| matches!(kind, Kind::DamagedSnapshot(_))),
+            0
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_without_anything_new_is_not_taken_again() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    log.append(&[b"one"]).expect("small");
+    snapshot(&log, &[b"one".to_vec()], 1).expect("no faults");
+    assert!(log.begin_snapshot(2).expect("no faults").is_none());
+    log.append(&[b"two"]).expect("small");
+    let running = log
+        .begin_snapshot(3)
+        .expect("no faults")
+        .expect("there is something new");
+    assert!(matches!(log.begin_snapshot(3), Err(Error::Busy)));
+    log.abandon_snapshot(running);
+    assert_eq!(count(&disk, |kind| kind == Kind::Temporary), 0);
+    assert!(log.begin_snapshot(4).expect("no faults").is_some());
+}
+
+#[test]
+fn a_snapshot_is_due_by_the_log_behind_it() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        snapshot_min_bytes: 10_000,
+        snapshot_factor: 2,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let mut list = Vec::new();
+    while !log.snapshot_due() {
+        list.push(vec![1; 1000]);
+        log.append(&[&[1; 1000]]).expect("small");
+        log.commit().expect("no faults");
+    }
+    assert_eq!(list.len(), 10);
+    // A restart does not forget how much there is.
+    let (log, ..) = open(&disk.kill(), options).expect("opens");
+    assert!(log.snapshot_due());
+    snapshot(&log, &list, 1).expect("no faults");
+    assert!(!log.snapshot_due());
+    for appended in 1.. {
+        log.append(&[&[1; 1000]]).expect("small");
+        log.commit().expect("no faults");
+        if log.snapshot_due() {
+            assert_eq!(appended, 20, "twice the ten records of the snapshot");
+            break;
+        }
+    }
+}
+
+#[test]
+fn in_interval_mode_only_urgent_groups_wait() {
+    let disk = Simulation::new(1);
+    let durability = Durability::Interval(std::time::Duration::from_secs(1));
+    let (log, ..) = open(
+        &disk,
+        Options {
+            durability,
+            ..small()
+        },
+    )
+    .expect("opens");
+    log.append(&[b"1"]).expect("small");
+    assert_eq!((log.released(), log.durable()), (Position(1), Position(0)));
+    log.append_urgent(&[b"2", b"3"]).expect("small");
+    log.append(&[b"4"]).expect("small");
+    assert_eq!(log.released(), Position(1));
+    log.write().expect("no faults");
+    assert_eq!(log.released(), Position(1));
+    log.sync().expect("no faults");
+    assert_eq!((log.released(), log.durable()), (Position(4), Position(4)));
+    log.append(&[b"5"]).expect("small");
+    assert_eq!((log.released(), log.durable()), (Position(5), Position(4)));
+}
+
+#[test]
+fn an_inspection_knows_what_nothing_needs() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    grow(&log, &mut Vec::new(), 30, 0);
+    // A clean-up that ended after the first steps.
+    disk.remove(&files::segment(1)).expect("there");
+    for snapshot in [5, 10] {
+        disk.remove(&files::snapshot(snapshot)).expect("there");
+    }
+    let report = inspect(&disk).expect("a directory");
+    assert!(report.opening.is_ok());
+    let stale: Vec<&str> = report
+        .files
+        .iter()
+        .filter(|file| file.verdict == Verdict::Stale)
+        .map(|file| file.name.as_str())
+        .collect();
+    assert_eq!(
+        stale.first(),
+        Some(&files::segment(2).as_str()),
+        "{stale:?}"
+    );
+    assert!(stale.len() < 6);
+}

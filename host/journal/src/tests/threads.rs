@@ -1,0 +1,281 @@
+//! The threads of a journal, on a real directory.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use super::*;
+use crate::files::{self, Kind};
+use crate::{Callbacks, Directory, Durability, Journal};
+
+/// What a test's store and clients share.
+#[derive(Default)]
+struct Shared {
+    released: Mutex<u64>,
+    moved: Condvar,
+    failed: AtomicU64,
+    list: Mutex<Vec<Vec<u8>>>,
+    backwards: AtomicBool,
+}
+
+impl Shared {
+    fn wait(&self, position: Position) {
+        let mut released = self.released.lock().expect("no panic");
+        while *released < position.0 {
+            released = self.moved.wait(released).expect("no panic");
+        }
+    }
+}
+
+/// Copies the list block by block, each under the list's lock.
+struct Live(Arc<Shared>, usize);
+
+impl Source for Live {
+    fn begin(&mut self) {
+        self.1 = 0;
+    }
+
+    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+        let list = self.0.list.lock().expect("no panic");
+        let Some(record) = list.get(self.1) else {
+            return Ok(false);
+        };
+        self.1 += 1;
+        into.extend(block(self.1 as u64, record));
+        Ok(true)
+    }
+}
+
+fn start(log: Log) -> (Journal, Arc<Shared>) {
+    let shared = Arc::new(Shared::default());
+    let (told, failed) = (Arc::clone(&shared), Arc::clone(&shared));
+    let callbacks = Callbacks {
+        released: Box::new(move |position| {
+            let mut released = told.released.lock().expect("no panic");
+            told.backwards
+                .fetch_or(*released >= position.0, Ordering::Relaxed);
+            *released = position.0;
+            told.moved.notify_all();
+        }),
+        failed: Box::new(move |_| _ = failed.failed.fetch_add(1, Ordering::Relaxed)),
+        source: Box::new(Live(Arc::clone(&shared), 0)),
+        now_ms: Box::new(|| 1),
+    };
+    (Journal::start(log, callbacks).expect("threads"), shared)
+}
+
+fn real(path: &std::path::Path, options: Options) -> (Log, Vec<Vec<u8>>) {
+    let mut records = Records::default();
+    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
+    let (log, _) = Log::open(disk, options, 1, &mut records).expect("opens");
+    (log, records.list())
+}
+
+/// Appends under the store's lock, as a store does, and waits for its release.
+fn clients(journal: &Journal, shared: &Shared, threads: u64, rounds: u64) {
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                let mut dice = Dice::new(thread);
+                for round in 0..rounds {
+                    let group: Vec<Vec<u8>> = (0..1 + dice.below(3))
+                        .map(|n| format!("{thread} {round} {n}").into_bytes())
+                        .collect();
+                    let parts: Vec<&[u8]> = group.iter().map(Vec::as_slice).collect();
+                    let position = {
+                        let mut list = shared.list.lock().expect("no panic");
+                        let urgent = dice.once_in(3);
+                        let position = if urgent {
+                            journal.append_urgent(&parts)
+                        } else {
+                            journal.append(&parts)
+                        }
+                        .expect("small");
+                        list.extend(group.iter().cloned());
+                        assert_eq!(position.0, list.len() as u64);
+                        position
+                    };
+                    if journal.released() < position {
+                        shared.wait(position);
+                    }
+                    assert!(journal.released() >= position);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn many_clients_snapshots_and_a_close_on_a_real_directory() {
+    let interval = Durability::Interval(Duration::from_millis(20));
+    for (durability, delay) in [
+        (Durability::Always, 0),
+        (interval, 0),
+        (Durability::Always, 1),
+    ] {
+        let place = tempfile::tempdir().expect("a directory");
+        let options = Options {
+            durability,
+            commit_delay: Duration::from_millis(delay),
+            ..small()
+        };
+        let (log, _) = real(place.path(), options.clone());
+        let (journal, shared) = start(log);
+        clients(&journal, &shared, 8, 150);
+        let begun = journal.snapshot_now().expect("a snapshot");
+        assert!(begun.0 > 0 && begun <= journal.appended());
+        journal.close().expect("no faults");
+        assert!(
+            !shared.backwards.load(Ordering::Relaxed),
+            "the listener hears rising positions"
+        );
+        let list = shared.list.lock().expect("no panic").clone();
+        assert_eq!(
+            *shared.released.lock().expect("no panic"),
+            list.len() as u64
+        );
+        let names = Directory::read_only(place.path())
+            .and_then(|disk| disk.list().map_err(Error::io("list", "it")));
+        let snapshots = names
+            .expect("there")
+            .iter()
+            .filter(|name| matches!(files::kind(name), Kind::Snapshot(_)))
+            .count();
+        assert!((1..=2).contains(&snapshots), "{snapshots}");
+        // The lock goes with the journal.
+        drop(journal);
+        let (_, found) = real(place.path(), options);
+        assert!(found == list);
+    }
+}
+
+/// The process ends without a close: what was released is there.
+#[test]
+fn what_was_released_is_there_without_a_close() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let (journal, shared) = start(log);
+    clients(&journal, &shared, 4, 100);
+    let released = journal.released().0;
+    let crashed = disk.fork().crash(4);
+    drop(journal);
+    let (.., records) = open(&crashed, small()).expect("opens");
+    let found = records.list();
+    assert!(found.len() as u64 >= released);
+    assert!(found == shared.list.lock().expect("no panic")[..found.len()]);
+}
+
+#[test]
+fn a_fault_is_told_once_and_nobody_hangs() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let (journal, shared) = start(log);
+    clients(&journal, &shared, 2, 20);
+    disk.fail_sync_in(Some(0));
+    let before = journal.durable();
+    let large = vec![1; 1 << 20];
+    // More than the buffer holds: an append that waited for a dead thread would wait for ever.
+    for _ in 0..40 {
+        journal.append(&[&large]).expect("fits");
+    }
+    while journal.failure().is_none() {
+        std::thread::yield_now();
+    }
+    for _ in 0..40 {
+        journal.append(&[&large]).expect("fits");
+    }
+    assert_eq!(journal.durable(), before);
+    assert!(journal.snapshot_now().is_err());
+    assert!(journal.close().is_err());
+    assert_eq!(shared.failed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn an_append_waits_while_too_much_is_unwritten() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(
+        &disk,
+        Options {
+            segment_bytes: 1 << 20,
+            ..small()
+        },
+    )
+    .expect("opens");
+    let (journal, _) = start(log);
+    disk.limit_bytes(Some(disk.used_bytes()));
+    let passed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..60 {
+                journal.append(&[&[1; 1 << 20]]).expect("fits");
+                passed.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while passed.load(Ordering::SeqCst) < 16 {
+            std::thread::yield_now();
+        }
+        // The disk is full, so nothing leaves the buffer: whatever the time, no more than this fits.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(passed.load(Ordering::SeqCst) <= 18, "{passed:?}");
+        disk.limit_bytes(None);
+    });
+    assert_eq!(passed.load(Ordering::SeqCst), 60);
+    let end = journal.appended();
+    journal.close().expect("room again");
+    let (.., records) = open(&disk.kill(), small()).expect("opens");
+    assert_eq!(records.list().len() as u64, end.0);
+}
+
+#[test]
+fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        snapshot_min_bytes: 20_000,
+        snapshot_bytes_per_second: 1 << 26,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let (journal, shared) = start(log);
+    let has_snapshot = || {
+        let names = disk.list().expect("a directory");
+        names
+            .iter()
+            .any(|name| matches!(files::kind(name), Kind::Snapshot(_)))
+    };
+    while !has_snapshot() {
+        clients(&journal, &shared, 2, 50);
+    }
+    journal.close().expect("no faults");
+    let list = shared.list.lock().expect("no panic").clone();
+    // At the slowest rate there is, this snapshot would take minutes.
+    let disk = disk.kill();
+    let (log, _, records) = open(
+        &disk,
+        Options {
+            snapshot_bytes_per_second: 1,
+            ..options
+        },
+    )
+    .expect("opens");
+    assert!(records.list() == list);
+    let (journal, shared) = start(log);
+    shared
+        .list
+        .lock()
+        .expect("no panic")
+        .extend((0..64).map(|_| vec![0; 1 << 20]));
+    journal.append(&[b"something new"]).expect("small");
+    let journal = Arc::new(journal);
+    let asker = Arc::clone(&journal);
+    let asked = std::thread::spawn(move || asker.snapshot_now());
+    while !disk
+        .list()
+        .expect("a directory")
+        .iter()
+        .any(|name| name == files::SNAPSHOT_TEMPORARY)
+    {
+        std::thread::yield_now();
+    }
+    journal.close().expect("no faults");
+    assert!(asked.join().expect("no panic").is_err());
+}
