@@ -110,12 +110,22 @@ impl Log {
     pub fn snapshot_due(&self) -> bool {
         let written = self.written_bytes.load(Ordering::Acquire);
         let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
+        since > self.snapshot_after_bytes()
+    }
+
+    /// How long the log behind a snapshot grows before the next.
+    fn snapshot_after_bytes(&self) -> u64 {
         let last = self.snapshot_bytes.load(Ordering::Acquire);
-        since
-            > self
-                .options
-                .snapshot_min_bytes
-                .max(self.options.snapshot_factor.saturating_mul(last))
+        self.options
+            .snapshot_min_bytes
+            .max(self.options.snapshot_factor.saturating_mul(last))
+    }
+
+    /// How many segments are worth keeping for use.
+    fn spares_max(&self) -> usize {
+        let grows = self.snapshot_after_bytes().min(limits::SPARE_BYTES_MAX);
+        // Cannot truncate: a hundred thousand at most.
+        limits::SPARE_SEGMENTS + (grows / self.options.segment_bytes) as usize
     }
 
     /// Begins a snapshot: the caller then gives it blocks, each taken from now on. `None` where the
@@ -261,7 +271,7 @@ impl Log {
                 Some(Retired::Damaged(position)) => (files::damaged_snapshot(position), None),
                 Some(Retired::Segment(segment)) => {
                     let mut catalogue = locked(&self.catalogue);
-                    let wanted = catalogue.spares.len() < limits::SPARE_SEGMENTS;
+                    let wanted = catalogue.spares.len() < self.spares_max();
                     let recycle =
                         (wanted && segment.bytes == self.options.segment_bytes).then(|| {
                             catalogue.next_spare += 1;

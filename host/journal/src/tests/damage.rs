@@ -149,8 +149,7 @@ fn an_inspection_finds_what_opening_finds() {
     let last = report
         .files
         .iter()
-        .filter(|file| file.name.ends_with(".log") && file.last.is_some())
-        .next_back();
+        .rfind(|file| file.name.ends_with(".log") && file.last.is_some());
     let last = last.expect("a segment").clone();
     let content = disk.content(&last.name).expect("listed");
     let end = content.iter().rposition(|&byte| byte != 0).expect("frames");
