@@ -180,7 +180,8 @@ impl Output {
     }
 
     /// Gives up what waits for a record, on a closed connection: what is behind the first mark goes, but for the last
-    /// packet, which tells of nothing. False where nothing waited.
+    /// packet, which tells of nothing. Where not even the CONNACK has left that goes too (section 3.14: no DISCONNECT
+    /// before a CONNACK). False where nothing waited.
     pub(crate) fn cut(&self) -> bool {
         let mut state = self.lock();
         if !state.closing || state.marks.is_empty() {
@@ -191,7 +192,9 @@ impl Output {
         let last = (state.last_words - state.taken) as usize;
         let last = state.buffer.split_off(last);
         state.buffer.truncate(open);
-        state.buffer.unsplit(last);
+        if state.end() > 0 {
+            state.buffer.unsplit(last);
+        }
         state.marks.clear();
         drop(state);
         self.work.notify_one();

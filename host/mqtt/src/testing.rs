@@ -10,7 +10,10 @@ pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
 use wire::Packet;
 
 use crate::{
-    Broker, Claim, Limits, NoService, Options, Origin, ReasonCode, Request, Service, codec,
+    Broker, Claim, Limits, NoService, Options, Origin, Persistence, ReasonCode, Recovery, Request,
+    Service,
+    clock::Clock,
+    codec,
     dispatch::{Dispatch, Turn},
     output::Output,
     router::SessionKey,
@@ -29,10 +32,115 @@ pub(crate) fn broker(limits: Limits) -> Broker {
     )
 }
 
+/// A log in memory.
+#[derive(Default)]
+pub(crate) struct Journal(Mutex<JournalState>);
+
+#[derive(Default)]
+struct JournalState {
+    records: Vec<Vec<u8>>,
+    released: usize,
+    /// Releases everything at once.
+    prompt: bool,
+}
+
+impl Persistence for Journal {
+    fn append(&self, changes: &[u8]) -> u64 {
+        let mut state = self.0.lock().unwrap();
+        state.records.push(changes.to_vec());
+        if state.prompt {
+            state.released = state.records.len();
+        }
+        state.records.len() as u64
+    }
+
+    fn released(&self) -> u64 {
+        self.0.lock().unwrap().released as u64
+    }
+}
+
+impl Journal {
+    /// One that releases what the test says, or everything at once.
+    pub(crate) fn new(prompt: bool) -> Arc<Self> {
+        let journal = Self::default();
+        journal.0.lock().unwrap().prompt = prompt;
+        Arc::new(journal)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap().records.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.lock().unwrap().records.iter().map(Vec::len).sum()
+    }
+
+    pub(crate) fn released_len(&self) -> usize {
+        self.0.lock().unwrap().released
+    }
+
+    /// Releases records up to this count and says so.
+    pub(crate) fn release(&self, broker: &Broker, count: usize) {
+        self.0.lock().unwrap().released = count;
+        broker.released(count as u64);
+    }
+
+    pub(crate) fn release_all(&self, broker: &Broker) {
+        self.release(broker, self.len());
+    }
+
+    /// A crash: so many records survive, and they are durable.
+    pub(crate) fn crash(&self, survivors: usize) {
+        let mut state = self.0.lock().unwrap();
+        assert!(survivors >= state.released);
+        state.records.truncate(survivors);
+        state.released = survivors;
+    }
+
+    /// What the records behind this count say, on top of a recovery.
+    pub(crate) fn replay(&self, recovery: &mut Recovery, from: usize) {
+        for record in &self.0.lock().unwrap().records[from..] {
+            recovery.apply(record).unwrap();
+        }
+    }
+
+    pub(crate) fn recovery(&self) -> Recovery {
+        let mut recovery = Recovery::default();
+        self.replay(&mut recovery, 0);
+        recovery
+    }
+}
+
+/// When the wall clock of the tests showed this.
+pub(crate) const WALL_MS: u64 = 1_700_000_000_000;
+
+/// A broker on what a journal has, at this time of a test that began at `began`.
+pub(crate) fn restored(
+    journal: &Arc<Journal>,
+    limits: Limits,
+    service: Arc<dyn Service>,
+    began: Instant,
+    now: Instant,
+) -> Broker {
+    let options = Options {
+        limits,
+        persistence: Some(journal.clone()),
+        run: journal.len() as u32,
+    };
+    let wall_ms = WALL_MS + (now - began).as_millis() as u64;
+    Broker::restore_at(
+        options,
+        service,
+        journal.recovery(),
+        Clock::at(now, wall_ms),
+    )
+}
+
 /// Takes `req/…`, refuses `no/…`, and keeps what it is told.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) requests: Mutex<Vec<(Origin, Request)>>,
+    pub(crate) ended: Mutex<Vec<u64>>,
 }
 
 impl Service for Recorder {
@@ -50,6 +158,10 @@ impl Service for Recorder {
     }
 
     fn gone(&self, _: &Broker, _: &Origin) {}
+
+    fn ended(&self, _: &Broker, sessions: &[u64]) {
+        self.ended.lock().unwrap().extend(sessions);
+    }
 }
 
 /// How a client connects.
@@ -131,24 +243,35 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(broker: &Broker, hello: &Hello, now: Instant) -> Self {
+        let mut peer = Self::waiting(broker, hello, now);
+        peer.inbox = peer.output.drain();
+        let Packet::ConnAck(connack) = Packet::read(&mut peer.inbox, None).unwrap() else {
+            panic!("no CONNACK")
+        };
+        peer.connack = connack;
+        peer
+    }
+
+    /// One whose CONNACK may wait for a record.
+    pub(crate) fn waiting(broker: &Broker, hello: &Hello, now: Instant) -> Self {
         let output = Arc::new(Output::new(broker.limits().output_bytes_high));
         let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
             .unwrap()
             .unwrap();
         let accepted = broker.lock().connect(connect, &output, now).unwrap();
-        let mut inbox = output.drain();
-        let Packet::ConnAck(connack) = Packet::read(&mut inbox, None).unwrap() else {
-            panic!("no CONNACK")
-        };
         let dispatch = Dispatch::new(broker.clone(), accepted.session, accepted.origin.clone());
         Self {
             broker: broker.clone(),
             session: accepted.session,
             origin: accepted.origin,
             output,
-            connack,
+            connack: wire::ConnAck {
+                session_present: false,
+                code: wire::ConnectReturnCode::ServerBusy,
+                properties: None,
+            },
             dispatch,
-            inbox,
+            inbox: BytesMut::new(),
         }
     }
 

@@ -1,6 +1,10 @@
 //! The core without sockets: what clients see, with the time in the test's hand.
 
+mod crash;
 mod delivery;
+mod gating;
+mod images;
 mod requests;
+mod restart;
 mod routing;
 mod sessions;

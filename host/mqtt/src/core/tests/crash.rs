@@ -1,0 +1,356 @@
+//! Crashes at every point: model clients that keep their half of a session go on with a broker that has no more than a
+//! prefix of its records. QoS 2 arrives exactly once, QoS 1 at least once, and what a client was told stays true.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use proptest::prelude::*;
+use wire::{Packet, PubAck, PubComp, PubRec, PubRel};
+
+use crate::{Broker, Limits, NoService, testing::*};
+
+const MESSAGES: usize = 6;
+
+/// The client's half of a session, on its own disk.
+struct Model {
+    name: &'static str,
+    peer: Option<Peer>,
+    /// What came over the connection and was not looked at.
+    inbox: VecDeque<Packet>,
+    /// It was told that there is a session.
+    has_session: bool,
+    connected: bool,
+}
+
+impl Model {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            peer: None,
+            inbox: VecDeque::new(),
+            has_session: false,
+            connected: false,
+        }
+    }
+
+    fn lose(&mut self, now: Instant) {
+        if let Some(peer) = self.peer.take() {
+            peer.lose(now);
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.peer = None;
+        self.inbox.clear();
+        self.connected = false;
+    }
+
+    fn send(&mut self, packet: Packet, now: Instant) {
+        self.peer.as_mut().unwrap().send(&[packet], now);
+    }
+
+    /// The next packet; connects where there is no connection.
+    fn next(&mut self, broker: &Broker, now: Instant) -> Option<Packet> {
+        let peer = self.peer.get_or_insert_with(|| {
+            let hello = Hello::new(self.name).set(|hello| hello.receive_maximum = Some(2));
+            Peer::waiting(broker, &hello, now)
+        });
+        self.inbox.extend(peer.receive());
+        let packet = self.inbox.pop_front()?;
+        if let Packet::ConnAck(connack) = &packet {
+            assert!(
+                connack.session_present || !self.has_session,
+                "the session of {} is lost",
+                self.name
+            );
+            self.has_session = true;
+            self.connected = true;
+        }
+        Some(packet)
+    }
+}
+
+struct World {
+    journal: Arc<Journal>,
+    broker: Broker,
+    began: Instant,
+    now: Instant,
+    publisher: Model,
+    /// Packet id to message, and whether its PUBREC came.
+    unacknowledged: BTreeMap<u16, (usize, bool)>,
+    published: usize,
+    subscriber: Model,
+    subscribed: bool,
+    /// QoS 2 messages whose PUBREL did not come.
+    open: BTreeMap<u16, usize>,
+    heard: Vec<usize>,
+}
+
+/// Messages alternate between QoS 2 and QoS 1.
+fn qos(message: usize) -> Q {
+    if message.is_multiple_of(2) {
+        Q::ExactlyOnce
+    } else {
+        Q::AtLeastOnce
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let (journal, began) = (Journal::new(false), Instant::now());
+        Self {
+            broker: restored(
+                &journal,
+                Limits::default(),
+                Arc::new(NoService),
+                began,
+                began,
+            ),
+            journal,
+            began,
+            now: began,
+            publisher: Model::new("publisher"),
+            unacknowledged: BTreeMap::new(),
+            published: 0,
+            subscriber: Model::new("subscriber"),
+            subscribed: false,
+            open: BTreeMap::new(),
+            heard: Vec::new(),
+        }
+    }
+
+    fn publish(&mut self, packet_id: u16, message: usize, dup: bool) {
+        let mut publish = publish("t", qos(message), packet_id, &message.to_string());
+        publish.dup = dup;
+        self.publisher.send(Packet::Publish(publish), self.now);
+    }
+
+    /// The publisher looks at one packet, or publishes something.
+    fn publisher_step(&mut self) -> bool {
+        let packet = self.publisher.next(&self.broker, self.now);
+        match packet {
+            Some(Packet::ConnAck(_)) => {
+                for (packet_id, (message, released)) in self.unacknowledged.clone() {
+                    if released {
+                        self.publisher
+                            .send(Packet::PubRel(PubRel::new(packet_id, None)), self.now);
+                    } else {
+                        self.publish(packet_id, message, true);
+                    }
+                }
+            }
+            Some(Packet::PubAck(ack)) => {
+                let (message, _) = self.unacknowledged.remove(&ack.pkid).unwrap();
+                assert_eq!(qos(message), Q::AtLeastOnce);
+            }
+            Some(Packet::PubRec(rec)) => {
+                // A second one may come for a repeated PUBLISH.
+                if let Some(entry) = self.unacknowledged.get_mut(&rec.pkid) {
+                    entry.1 = true;
+                    self.publisher
+                        .send(Packet::PubRel(PubRel::new(rec.pkid, None)), self.now);
+                }
+            }
+            Some(Packet::PubComp(comp)) => _ = self.unacknowledged.remove(&comp.pkid),
+            Some(other) => panic!("{other:?} to the publisher"),
+            None => {
+                let may = self.publisher.connected
+                    && self.subscribed
+                    && self.unacknowledged.len() < 3
+                    && self.published < MESSAGES;
+                if may {
+                    let packet_id = (1..).find(|id| !self.unacknowledged.contains_key(id));
+                    let (packet_id, message) = (packet_id.unwrap(), self.published);
+                    self.unacknowledged.insert(packet_id, (message, false));
+                    self.published += 1;
+                    self.publish(packet_id, message, false);
+                }
+                return may;
+            }
+        }
+        true
+    }
+
+    /// The subscriber looks at one packet.
+    fn subscriber_step(&mut self) -> bool {
+        let Some(packet) = self.subscriber.next(&self.broker, self.now) else {
+            return false;
+        };
+        let answer = match packet {
+            Packet::ConnAck(_) => {
+                if self.subscribed {
+                    return true;
+                }
+                let filter = wire::Filter::new("t", Q::ExactlyOnce);
+                let mut subscribe = wire::Subscribe::new(filter, None);
+                subscribe.pkid = 9;
+                Packet::Subscribe(subscribe)
+            }
+            Packet::SubAck(_) => {
+                self.subscribed = true;
+                return true;
+            }
+            Packet::Publish(publish) => {
+                let message = std::str::from_utf8(&publish.payload)
+                    .unwrap()
+                    .parse()
+                    .unwrap();
+                assert_eq!(publish.qos, qos(message));
+                if publish.qos == Q::AtLeastOnce {
+                    self.heard.push(message);
+                    Packet::PubAck(PubAck::new(publish.pkid, None))
+                } else {
+                    match self.open.get(&publish.pkid) {
+                        // Taken for a repetition: it had better be one.
+                        Some(first) => assert!(publish.dup && *first == message),
+                        None => {
+                            self.heard.push(message);
+                            self.open.insert(publish.pkid, message);
+                        }
+                    }
+                    Packet::PubRec(PubRec::new(publish.pkid, None))
+                }
+            }
+            Packet::PubRel(rel) => {
+                self.open.remove(&rel.pkid);
+                Packet::PubComp(PubComp::new(rel.pkid, None))
+            }
+            other => panic!("{other:?} to the subscriber"),
+        };
+        self.subscriber.send(answer, self.now);
+        true
+    }
+
+    /// kill -9: of the records that are not released only some survive.
+    fn crash(&mut self, survivors: usize) {
+        self.publisher.forget();
+        self.subscriber.forget();
+        self.journal.crash(survivors);
+        self.broker = restored(
+            &self.journal,
+            Limits::default(),
+            Arc::new(NoService),
+            self.began,
+            self.now,
+        );
+    }
+
+    fn tick(&mut self) {
+        self.now += Duration::from_millis(1);
+    }
+
+    /// Everything goes well from here on.
+    fn finish(mut self) {
+        let mut quiet = 0;
+        for _ in 0..500 {
+            self.tick();
+            self.journal.release_all(&self.broker);
+            let stepped = [self.publisher_step(), self.subscriber_step()];
+            self.journal.release_all(&self.broker);
+            let done = self.published == MESSAGES && self.unacknowledged.is_empty();
+            let silent = done && stepped == [false, false] && self.open.is_empty();
+            quiet = if silent { quiet + 1 } else { 0 };
+            // A new connection is silent before its CONNACK.
+            if quiet == 3 {
+                break;
+            }
+        }
+        assert!(self.unacknowledged.is_empty(), "{:?}", self.unacknowledged);
+        assert!(self.open.is_empty(), "{:?}", self.open);
+        let sent = 0..MESSAGES;
+        let of = |wanted: Q| -> Vec<usize> {
+            let heard = self.heard.iter().copied();
+            heard.filter(|message| qos(*message) == wanted).collect()
+        };
+        let exactly_once: Vec<_> = sent
+            .clone()
+            .filter(|message| qos(*message) == Q::ExactlyOnce)
+            .collect();
+        assert_eq!(
+            of(Q::ExactlyOnce),
+            exactly_once,
+            "QoS 2: once, and in order"
+        );
+        let at_least_once: BTreeSet<_> = of(Q::AtLeastOnce).into_iter().collect();
+        assert_eq!(at_least_once.len(), MESSAGES - exactly_once.len());
+        // Nothing is left over in the log either.
+        let recovery = self.journal.recovery();
+        assert!(
+            recovery
+                .sessions
+                .values()
+                .all(|session| session.messages.is_empty() && session.received.is_empty())
+        );
+    }
+}
+
+/// Runs to a crash after `steps` steps, with the log releasing every `lag` steps (0: never by itself); `survives` chooses
+/// among the prefixes that may survive. Returns how many there are, and whether the run was over before.
+fn crash_after(steps: usize, lag: usize, survives: usize) -> (usize, bool) {
+    let mut world = World::new();
+    let mut over = false;
+    for step in 0..steps {
+        world.tick();
+        if lag > 0 && step % lag == 0 {
+            world.journal.release_all(&world.broker);
+        }
+        let stepped = if step % 2 == 0 {
+            world.publisher_step()
+        } else {
+            world.subscriber_step()
+        };
+        over = !stepped && world.published == MESSAGES && world.unacknowledged.is_empty();
+    }
+    let (released, appended) = (world.journal.released_len(), world.journal.len());
+    world.crash((released + survives).min(appended));
+    world.finish();
+    (appended - released, over)
+}
+
+#[test]
+fn exactly_once_over_a_crash_at_every_point() {
+    let mut crashes = 0;
+    for lag in [1, 3, 7, 0] {
+        for steps in 0.. {
+            let (unreleased, over) = crash_after(steps, lag, 0);
+            for survives in 1..=unreleased {
+                crash_after(steps, lag, survives);
+            }
+            crashes += 1 + unreleased;
+            if over || lag == 0 && steps > 20 {
+                break;
+            }
+        }
+    }
+    assert!(crashes > 300, "{crashes}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Any order of steps, lost connections, late releases and several crashes.
+    #[test]
+    fn exactly_once_over_any_crashes(script in prop::collection::vec((0_u8..24, any::<u8>()), 0..200)) {
+        let mut world = World::new();
+        for (action, choice) in script {
+            world.tick();
+            let (released, appended) = (world.journal.released_len(), world.journal.len());
+            let unreleased = appended - released;
+            let some = released + usize::from(choice) % (unreleased + 1);
+            match action {
+                0..8 => _ = world.publisher_step(),
+                8..16 => _ = world.subscriber_step(),
+                16..18 => world.journal.release(&world.broker, some),
+                18..20 => world.journal.release_all(&world.broker),
+                20 => world.publisher.lose(world.now),
+                21 => world.subscriber.lose(world.now),
+                _ => world.crash(some),
+            }
+        }
+        world.finish();
+    }
+}

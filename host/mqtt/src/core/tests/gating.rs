@@ -1,0 +1,499 @@
+//! Nothing leaves before the record of what it depends on is durable; and what depends on nothing waits for nothing.
+
+use std::{future::Future, sync::Arc, time::Instant};
+
+use wire::{Packet, PubComp, PubRec, PubRel};
+
+use crate::{
+    Broker, Limits, Message, NoService, Persistence, PropertiesBuilder, QoS, ReasonCode, Service,
+    testing::*,
+};
+
+struct Held {
+    journal: Arc<Journal>,
+    broker: Broker,
+    now: Instant,
+}
+
+impl Held {
+    fn new(service: Arc<dyn Service>) -> Self {
+        let (journal, now) = (Journal::new(false), Instant::now());
+        let broker = restored(&journal, Limits::default(), service, now, now);
+        Self {
+            journal,
+            broker,
+            now,
+        }
+    }
+
+    /// A client whose CONNACK has come.
+    fn peer(&self, hello: &Hello) -> Peer {
+        let mut peer = Peer::waiting(&self.broker, hello, self.now);
+        self.release();
+        let packets = peer.receive();
+        assert!(matches!(packets[..], [Packet::ConnAck(_)]), "{packets:?}");
+        peer
+    }
+
+    fn subscriber(&self, client: &str, filter: &str, qos: Q) -> Peer {
+        let mut peer = self.peer(&Hello::new(client));
+        peer.send(&[subscribe(filter, qos)], self.now);
+        self.release();
+        assert!(matches!(peer.receive()[..], [Packet::SubAck(_)]));
+        peer
+    }
+
+    fn release(&self) {
+        self.journal.release_all(&self.broker);
+    }
+
+    /// What comes only after the release of what was appended by now.
+    fn behind_the_record(&self, peer: &mut Peer) -> Vec<Packet> {
+        let appended = self.journal.len();
+        assert!(
+            appended > self.journal.released_len(),
+            "nothing is recorded"
+        );
+        assert_eq!(peer.receive(), [], "before the record");
+        // All but the last record: not enough.
+        self.journal.release(&self.broker, appended - 1);
+        assert_eq!(peer.receive(), [], "before the last record");
+        self.release();
+        let packets = peer.receive();
+        assert!(!packets.is_empty());
+        packets
+    }
+}
+
+fn subscribe(filter: &str, qos: Q) -> Packet {
+    let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
+    subscribe.pkid = 1;
+    Packet::Subscribe(subscribe)
+}
+
+fn unsubscribe(filter: &str) -> Packet {
+    let mut unsubscribe = wire::Unsubscribe::new(filter, None);
+    unsubscribe.pkid = 2;
+    Packet::Unsubscribe(unsubscribe)
+}
+
+#[test]
+fn connack_suback_and_unsuback_wait() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if !ack.session_present));
+    for (packet, wanted) in [
+        (subscribe("t", Q::AtLeastOnce), 0x90),
+        (unsubscribe("t"), 0xB0),
+    ] {
+        peer.send(&[packet], held.now);
+        let packets = held.behind_the_record(&mut peer);
+        let kind = match &packets[..] {
+            [Packet::SubAck(_)] => 0x90,
+            [Packet::UnsubAck(_)] => 0xB0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kind, wanted);
+    }
+    // The same again records nothing, and tells of nothing that is not durable.
+    let records = held.journal.len();
+    peer.send(&[unsubscribe("t")], held.now);
+    assert!(matches!(peer.receive()[..], [Packet::UnsubAck(_)]));
+    assert_eq!(held.journal.len(), records);
+    peer.lose(held.now);
+    let mut again = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
+    let packets = held.behind_the_record(&mut again);
+    assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if ack.session_present));
+}
+
+#[test]
+fn a_connack_that_denies_an_old_session_waits_for_its_end() {
+    let held = Held::new(Arc::new(NoService));
+    held.peer(&Hello::new("a")).lose(held.now);
+    held.release();
+    let fresh = Hello::new("a").clean().expiry(0);
+    let mut first = Peer::waiting(&held.broker, &fresh, held.now);
+    assert_eq!(first.receive(), []);
+    first.lose(held.now);
+    // Records nothing itself, and yet says that there is no session.
+    let mut second = Peer::waiting(&held.broker, &fresh, held.now);
+    let packets = held.behind_the_record(&mut second);
+    assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if !ack.session_present));
+}
+
+#[test]
+fn acknowledgements_of_routed_messages_wait() {
+    let held = Held::new(Arc::new(NoService));
+    held.subscriber("s", "t", Q::AtLeastOnce).lose(held.now);
+    held.release();
+    // Also to a session that is not durable itself.
+    for expiry_s in [0, 100] {
+        let mut publisher = held.peer(&Hello::new("p").expiry(expiry_s));
+        let routed = publish("t", Q::AtLeastOnce, 1, "x");
+        publisher.send(&[Packet::Publish(routed)], held.now);
+        let packets = held.behind_the_record(&mut publisher);
+        assert!(matches!(packets[..], [Packet::PubAck(_)]));
+        let routed = publish("t", Q::ExactlyOnce, 2, "x");
+        publisher.send(&[Packet::Publish(routed)], held.now);
+        let packets = held.behind_the_record(&mut publisher);
+        assert!(matches!(packets[..], [Packet::PubRec(_)]));
+        publisher.send(&[Packet::PubRel(PubRel::new(2, None))], held.now);
+        let packets = if expiry_s > 0 {
+            held.behind_the_record(&mut publisher)
+        } else {
+            publisher.receive()
+        };
+        assert!(matches!(packets[..], [Packet::PubComp(_)]));
+        let mut retained = publish("r", Q::AtLeastOnce, 3, "x");
+        retained.retain = true;
+        publisher.send(&[Packet::Publish(retained)], held.now);
+        let packets = held.behind_the_record(&mut publisher);
+        assert!(matches!(packets[..], [Packet::PubAck(_)]));
+        publisher.lose(held.now);
+        held.release();
+    }
+}
+
+#[test]
+fn what_is_not_recorded_waits_for_nothing() {
+    let held = Held::new(Arc::new(NoService));
+    let mut passing = held.peer(&Hello::new("passing").expiry(0));
+    let mut peer = held.peer(&Hello::new("p"));
+    let records = held.journal.len();
+    passing.send(&[subscribe("t", Q::ExactlyOnce)], held.now);
+    assert!(matches!(passing.receive()[..], [Packet::SubAck(_)]));
+    for (qos, packet_id) in [(Q::AtMostOnce, 0), (Q::AtLeastOnce, 1), (Q::AtLeastOnce, 2)] {
+        peer.send(
+            &[Packet::Publish(publish("t", qos, packet_id, "x"))],
+            held.now,
+        );
+        assert_eq!(passing.messages().len(), 1);
+        assert_eq!(peer.receive().len(), packet_id.min(1).into());
+    }
+    peer.send(&[Packet::PingReq(wire::PingReq)], held.now);
+    assert_eq!(peer.receive().len(), 1);
+    assert_eq!(held.journal.len(), records);
+}
+
+#[test]
+fn qos_2_to_a_client_waits_at_each_step_and_qos_1_does_not() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = held.subscriber("s", "t", Q::ExactlyOnce);
+    let send = |qos| {
+        held.broker
+            .batch(|batch| batch.publish(Message::new("t", "x", qos)))
+    };
+    send(QoS::AtLeastOnce);
+    let [Packet::Publish(message)] = &peer.receive()[..] else {
+        panic!("QoS 1 may leave at once")
+    };
+    peer.send(&[puback(message.pkid)], held.now);
+    send(QoS::ExactlyOnce);
+    let packets = held.behind_the_record(&mut peer);
+    let [Packet::Publish(message)] = &packets[..] else {
+        panic!("{packets:?}")
+    };
+    let id = message.pkid;
+    peer.send(&[Packet::PubRec(PubRec::new(id, None))], held.now);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRel(_)]));
+    let records = held.journal.len();
+    peer.send(&[Packet::PubComp(PubComp::new(id, None))], held.now);
+    assert_eq!(held.journal.len(), records + 1);
+    assert_eq!(peer.receive(), []);
+}
+
+#[test]
+fn everything_behind_a_packet_that_waits_waits_too() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = held.peer(&Hello::new("a"));
+    peer.send(
+        &[
+            Packet::PingReq(wire::PingReq),
+            subscribe("t", Q::AtLeastOnce),
+        ],
+        held.now,
+    );
+    let first = held.journal.len();
+    peer.send(
+        &[
+            Packet::PingReq(wire::PingReq),
+            unsubscribe("t"),
+            Packet::PingReq(wire::PingReq),
+        ],
+        held.now,
+    );
+    assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
+    held.journal.release(&held.broker, first);
+    let packets = peer.receive();
+    assert!(
+        matches!(packets[..], [Packet::SubAck(_), Packet::PingResp(_)]),
+        "{packets:?}"
+    );
+    held.release();
+    let packets = peer.receive();
+    assert!(
+        matches!(packets[..], [Packet::UnsubAck(_), Packet::PingResp(_)]),
+        "{packets:?}"
+    );
+}
+
+#[test]
+fn a_log_that_was_faster_than_the_lock_holds_nothing_up() {
+    /// Releases everything before append returns.
+    struct Instantly(Arc<Journal>);
+    impl Persistence for Instantly {
+        fn append(&self, changes: &[u8]) -> u64 {
+            self.0.append(changes)
+        }
+        fn released(&self) -> u64 {
+            self.0.len() as u64
+        }
+    }
+    let journal = Journal::new(false);
+    let options = crate::Options {
+        persistence: Some(Arc::new(Instantly(journal.clone()))),
+        ..crate::Options::default()
+    };
+    let broker = Broker::new(options, Arc::new(NoService));
+    let now = Instant::now();
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(
+        peer.subscribe("t", Q::ExactlyOnce, now),
+        wire::SubscribeReasonCode::Success(Q::ExactlyOnce)
+    );
+    assert_eq!(journal.len(), 2);
+}
+
+/// A client that asks, with its answers on `answers`, and the service that it asks.
+fn asker(held: &Held, hello: Hello) -> Peer {
+    let mut peer = held.peer(&hello);
+    peer.send(&[subscribe("answers", Q::ExactlyOnce)], held.now);
+    held.release();
+    peer.receive();
+    peer
+}
+
+fn ask(peer: &mut Peer, recorder: &Recorder, qos: Q, packet_id: u16, now: Instant) -> crate::Token {
+    peer.send(
+        &[Packet::Publish(publish("req/x", qos, packet_id, "?"))],
+        now,
+    );
+    let (_, request) = recorder.requests.lock().unwrap().pop().unwrap();
+    request.token.unwrap()
+}
+
+fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
+    held.broker.batch(|batch| {
+        let mut message = Message::new("answers", "!", qos);
+        message.properties = PropertiesBuilder::new()
+            .correlation_data(b"1")
+            .finish()
+            .unwrap();
+        let sessions = batch.answer(Some(&token), message);
+        batch.settle(token, ReasonCode::SUCCESS, None);
+        sessions
+    })
+}
+
+#[test]
+fn an_answer_that_is_sent_at_once_is_no_record() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let mut peer = asker(&held, Hello::new("a"));
+    let (records, bytes) = (held.journal.len(), held.journal.bytes());
+    for packet_id in 1..100 {
+        let token = ask(&mut peer, &recorder, Q::AtLeastOnce, packet_id, held.now);
+        assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
+        let packets = peer.receive();
+        let [Packet::Publish(message), Packet::PubAck(_)] = &packets[..] else {
+            panic!("{packets:?}")
+        };
+        peer.send(&[puback(message.pkid)], held.now);
+    }
+    assert_eq!((held.journal.len(), held.journal.bytes()), (records, bytes));
+    // Unacknowledged when the connection ends: the session will repeat it, so it is recorded then.
+    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 100, held.now);
+    answer(&held, token, QoS::AtLeastOnce);
+    let id = peer.messages()[0].pkid;
+    peer.lose(held.now);
+    let recovery = held.journal.recovery();
+    let session = recovery.sessions.values().next().unwrap();
+    let kept: Vec<_> = session.messages.values().collect();
+    assert!(matches!(kept[..], [message] if message.packet_id == Some(id)));
+}
+
+#[test]
+fn an_answer_that_waits_is_recorded_and_its_puback_waits_for_that() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut peer = asker(&held, narrow);
+    let first = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
+    answer(&held, first, QoS::AtLeastOnce);
+    let packets = peer.receive();
+    assert!(matches!(
+        packets[..],
+        [Packet::Publish(_), Packet::PubAck(_)]
+    ));
+    let second = ask(&mut peer, &recorder, Q::AtLeastOnce, 2, held.now);
+    answer(&held, second, QoS::AtLeastOnce);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(
+        matches!(packets[..], [Packet::PubAck(_)]),
+        "it may overtake the answer: {packets:?}"
+    );
+    // Settled only later, under another hold of the lock, the acknowledgement waits all the same.
+    let third = ask(&mut peer, &recorder, Q::AtLeastOnce, 3, held.now);
+    held.broker
+        .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
+    held.broker
+        .batch(|batch| batch.settle(third, ReasonCode::SUCCESS, None));
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+}
+
+#[test]
+fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let mut peer = asker(&held, Hello::new("a"));
+    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
+    answer(&held, token, QoS::ExactlyOnce);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(
+        packets[..],
+        [Packet::Publish(_), Packet::PubAck(_)]
+    ));
+    held.subscriber("other", "answers", Q::AtLeastOnce)
+        .lose(held.now);
+    held.release();
+    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 2, held.now);
+    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 2);
+    let packets = peer.receive();
+    assert!(
+        matches!(packets[..], [Packet::Publish(_)]),
+        "the PUBACK waits: {packets:?}"
+    );
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+    // A request over QoS 2 is settled by a record.
+    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 3, held.now);
+    let records = held.journal.len();
+    held.broker
+        .batch(|batch| batch.settle(token, ReasonCode::SUCCESS, None));
+    assert_eq!(held.journal.len(), records + 1);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    // Its repetition asks nothing, and its answer is known.
+    let mut repeated = publish("req/x", Q::ExactlyOnce, 3, "?");
+    repeated.dup = true;
+    peer.send(&[Packet::Publish(repeated)], held.now);
+    assert!(recorder.requests.lock().unwrap().is_empty());
+    assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
+}
+
+#[test]
+fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = held.subscriber("a", "n/#", Q::ExactlyOnce);
+    let records = held.journal.len();
+    let origin = peer.origin.clone();
+    let deliver = |topic: &'static str, qos| {
+        held.broker
+            .batch(|batch| batch.deliver(&origin, Message::new(topic, "x", qos)))
+    };
+    assert!(deliver("n/1", QoS::AtLeastOnce));
+    assert!(deliver("n/2", QoS::AtLeastOnce));
+    let ids: Vec<u16> = peer.messages().iter().map(|message| message.pkid).collect();
+    peer.send(&[puback(ids[0])], held.now);
+    assert_eq!(held.journal.len(), records);
+    // The client will remember the identifier of this one.
+    assert!(deliver("n/3", QoS::ExactlyOnce));
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::Publish(_)]));
+    peer.lose(held.now);
+    let recovery = held.journal.recovery();
+    let messages = &recovery.sessions.values().next().unwrap().messages;
+    let kept: Vec<_> = messages
+        .values()
+        .map(|message| {
+            let content = message.content.as_ref().unwrap();
+            (content.message.topic.as_ref(), message.packet_id)
+        })
+        .collect();
+    assert_eq!(
+        kept,
+        [(&b"n/2"[..], Some(ids[1])), (&b"n/3"[..], Some(ids[1] + 1))]
+    );
+}
+
+#[test]
+fn a_closing_connection_gives_up_what_waits_and_keeps_its_last_words() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = held.peer(&Hello::new("a"));
+    peer.send(
+        &[
+            Packet::PingReq(wire::PingReq),
+            subscribe("t", Q::AtLeastOnce),
+        ],
+        held.now,
+    );
+    assert!(!peer.output.cut(), "it is open");
+    let origin = peer.origin.clone();
+    held.broker.batch(|batch| {
+        batch.disconnect(&origin, ReasonCode::ADMINISTRATIVE_ACTION, None);
+    });
+    assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
+    assert!(peer.output.cut());
+    let packets = peer.receive();
+    assert_eq!(
+        disconnected(&packets),
+        Some(wire::DisconnectReasonCode::AdministrativeAction)
+    );
+    assert_eq!(packets.len(), 1, "the SUBACK was never true");
+    assert!(!peer.output.cut());
+    held.release();
+    assert_eq!(peer.receive(), []);
+}
+
+#[test]
+fn no_disconnect_comes_before_the_connack() {
+    let held = Held::new(Arc::new(NoService));
+    let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
+    let origin = peer.origin.clone();
+    held.broker.batch(|batch| {
+        batch.disconnect(&origin, ReasonCode::ADMINISTRATIVE_ACTION, None);
+    });
+    assert!(peer.output.cut());
+    assert_eq!(peer.receive(), []);
+}
+
+fn has_room(peer: &Peer) -> bool {
+    let room = std::pin::pin!(peer.output.room());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    room.poll(&mut context).is_ready()
+}
+
+#[test]
+fn a_reader_pauses_while_more_than_the_mark_waits() {
+    let journal = Journal::new(false);
+    let now = Instant::now();
+    let limits = Limits {
+        output_bytes_high: 200,
+        ..Limits::default()
+    };
+    let broker = restored(&journal, limits, Arc::new(NoService), now, now);
+    let mut peer = Peer::waiting(&broker, &Hello::new("a"), now);
+    assert!(has_room(&peer));
+    for _ in 0..40 {
+        peer.send(&[subscribe("t", Q::AtLeastOnce)], now);
+    }
+    assert!(!has_room(&peer));
+    // There is no room for it either: it stays in the queue.
+    broker.batch(|batch| batch.publish(Message::new("t", "x", QoS::AtLeastOnce)));
+    journal.release_all(&broker);
+    assert_eq!(peer.payloads(), ["x"]);
+    assert!(has_room(&peer));
+}

@@ -1,0 +1,397 @@
+//! Images that are taken while changes go on, and every change since, give what every change gives.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use proptest::prelude::*;
+use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRel};
+
+use crate::{
+    Broker, ImageCursor, Limits, Message, NoService, PropertiesBuilder, QoS, Recovery, testing::*,
+};
+
+const CLIENTS: [&str; 3] = ["a", "b", "c"];
+const FILTERS: [&str; 4] = ["t/0", "t/+", "#", "t/1"];
+const TOPICS: [&str; 3] = ["t/0", "t/1", "u"];
+
+#[derive(Debug, Clone)]
+enum Action {
+    Connect {
+        client: usize,
+        expiry_s: u32,
+        clean: bool,
+        will: bool,
+    },
+    Lose(usize),
+    Disconnect {
+        client: usize,
+        expiry_s: u32,
+    },
+    Subscribe {
+        client: usize,
+        filter: usize,
+        qos: u8,
+    },
+    Unsubscribe {
+        client: usize,
+        filter: usize,
+    },
+    Publish {
+        client: usize,
+        topic: usize,
+        qos: u8,
+        retain: bool,
+        empty: bool,
+    },
+    Release {
+        client: usize,
+    },
+    FromBroker {
+        topic: usize,
+        qos: u8,
+        expires_s: Option<u8>,
+    },
+    Deliver {
+        client: usize,
+        qos: u8,
+    },
+    /// The client reads and acknowledges so many packets, or half of what it should.
+    Acknowledge {
+        client: usize,
+        steps: usize,
+    },
+    Wait(u8),
+    Piece,
+    BeginImage,
+    Crash,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let client = || 0..CLIENTS.len();
+    let qos = || 0_u8..3;
+    prop_oneof![
+        3 => (client(), prop_oneof![Just(0_u32), Just(5), Just(1000)], prop::bool::weighted(0.2), any::<bool>())
+            .prop_map(|(client, expiry_s, clean, will)| Action::Connect { client, expiry_s, clean, will }),
+        1 => client().prop_map(Action::Lose),
+        1 => (client(), prop_oneof![Just(0_u32), Just(7)])
+            .prop_map(|(client, expiry_s)| Action::Disconnect { client, expiry_s }),
+        3 => (client(), 0..FILTERS.len(), qos())
+            .prop_map(|(client, filter, qos)| Action::Subscribe { client, filter, qos }),
+        1 => (client(), 0..FILTERS.len()).prop_map(|(client, filter)| Action::Unsubscribe { client, filter }),
+        6 => (client(), 0..TOPICS.len(), qos(), prop::bool::weighted(0.3), prop::bool::weighted(0.2))
+            .prop_map(|(client, topic, qos, retain, empty)| Action::Publish { client, topic, qos, retain, empty }),
+        2 => client().prop_map(|client| Action::Release { client }),
+        3 => (0..TOPICS.len(), qos(), prop::option::of(0_u8..10))
+            .prop_map(|(topic, qos, expires_s)| Action::FromBroker { topic, qos, expires_s }),
+        2 => (client(), qos()).prop_map(|(client, qos)| Action::Deliver { client, qos }),
+        5 => (client(), 1_usize..4).prop_map(|(client, steps)| Action::Acknowledge { client, steps }),
+        1 => (0_u8..8).prop_map(Action::Wait),
+        4 => Just(Action::Piece),
+        1 => Just(Action::BeginImage),
+        1 => Just(Action::Crash),
+    ]
+}
+
+/// Pieces of an image, and how many records there were when it was begun.
+struct Image {
+    cursor: ImageCursor,
+    pieces: Vec<Vec<u8>>,
+    from: usize,
+    over: bool,
+}
+
+struct World {
+    journal: Arc<Journal>,
+    broker: Broker,
+    began: Instant,
+    now: Instant,
+    peers: [Option<Peer>; 3],
+    inboxes: [Vec<Packet>; 3],
+    packet_id: u16,
+    image: Image,
+}
+
+/// Small, so that they are met.
+fn limits() -> Limits {
+    Limits {
+        queue_bytes_max: 4000,
+        retained_max: 2,
+        receive_max: 8,
+        session_expiry_max_s: 900,
+        ..Limits::default()
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let (journal, began) = (Journal::new(true), Instant::now());
+        Self {
+            broker: restored(&journal, limits(), Arc::new(NoService), began, began),
+            journal,
+            began,
+            now: began,
+            peers: Default::default(),
+            inboxes: Default::default(),
+            packet_id: 0,
+            image: Image {
+                cursor: ImageCursor::default(),
+                pieces: Vec::new(),
+                from: 0,
+                over: false,
+            },
+        }
+    }
+
+    fn send(&mut self, client: usize, packet: Packet) {
+        if let Some(peer) = &mut self.peers[client] {
+            peer.send(&[packet], self.now);
+        }
+    }
+
+    fn lose(&mut self, client: usize) {
+        self.inboxes[client].clear();
+        if let Some(peer) = self.peers[client].take() {
+            peer.lose(self.now);
+        }
+    }
+
+    fn piece(&mut self) {
+        if !self.image.over {
+            match self.broker.image(&mut self.image.cursor, 60) {
+                Some(piece) => self.image.pieces.push(piece),
+                None => self.image.over = true,
+            }
+        }
+    }
+
+    fn begin_image(&mut self) {
+        self.image = Image {
+            cursor: ImageCursor::default(),
+            pieces: Vec::new(),
+            from: self.journal.len(),
+            over: false,
+        };
+    }
+
+    fn acknowledge(&mut self, client: usize) {
+        let Some(peer) = &mut self.peers[client] else {
+            return;
+        };
+        self.inboxes[client].extend(peer.receive());
+        if self.inboxes[client].is_empty() {
+            return;
+        }
+        let answer = match self.inboxes[client].remove(0) {
+            Packet::Publish(publish) => match publish.qos {
+                Q::AtMostOnce => return,
+                Q::AtLeastOnce => puback(publish.pkid),
+                Q::ExactlyOnce => Packet::PubRec(PubRec::new(publish.pkid, None)),
+            },
+            Packet::PubRel(rel) => Packet::PubComp(PubComp::new(rel.pkid, None)),
+            _ => return,
+        };
+        self.send(client, answer);
+    }
+
+    fn act(&mut self, action: Action) {
+        let now = self.now;
+        match action {
+            Action::Connect {
+                client,
+                expiry_s,
+                clean,
+                will,
+            } => {
+                self.inboxes[client].clear();
+                let mut hello = Hello::new(CLIENTS[client])
+                    .expiry(expiry_s)
+                    .set(|hello| hello.receive_maximum = Some(2));
+                hello.connect.clean_start = clean;
+                if will {
+                    hello = hello.will("u", "will", expiry_s / 2);
+                }
+                // The task of the connection that is taken over finds out later.
+                let old = self.peers[client].take();
+                self.peers[client] = Some(Peer::new(&self.broker, &hello, now));
+                if let Some(old) = old {
+                    old.lose(now);
+                }
+            }
+            Action::Lose(client) => self.lose(client),
+            Action::Disconnect { client, expiry_s } => {
+                let properties = wire::DisconnectProperties {
+                    session_expiry_interval: Some(expiry_s),
+                    reason_string: None,
+                    user_properties: Vec::new(),
+                    server_reference: None,
+                };
+                self.send(
+                    client,
+                    Packet::Disconnect(wire::Disconnect {
+                        reason_code: DisconnectReasonCode::DisconnectWithWillMessage,
+                        properties: Some(properties),
+                    }),
+                );
+                // Before the task has seen the end of the connection.
+                self.piece();
+                self.lose(client);
+            }
+            Action::Subscribe {
+                client,
+                filter,
+                qos,
+            } => {
+                let mut filter = wire::Filter::new(FILTERS[filter], wire_qos(qos));
+                filter.nolocal = qos == 1;
+                filter.preserve_retain = qos == 2;
+                let properties = wire::SubscribeProperties {
+                    id: (qos > 0).then_some(usize::from(qos) * 200),
+                    user_properties: Vec::new(),
+                };
+                let mut subscribe = wire::Subscribe::new(filter, Some(properties));
+                subscribe.pkid = 1;
+                self.send(client, Packet::Subscribe(subscribe));
+            }
+            Action::Unsubscribe { client, filter } => {
+                let mut unsubscribe = wire::Unsubscribe::new(FILTERS[filter], None);
+                unsubscribe.pkid = 1;
+                self.send(client, Packet::Unsubscribe(unsubscribe));
+            }
+            Action::Publish {
+                client,
+                topic,
+                qos,
+                retain,
+                empty,
+            } => {
+                self.packet_id = self.packet_id % 5 + 1;
+                let payload = if empty { "" } else { "payload" };
+                let id = if qos == 0 { 0 } else { self.packet_id };
+                let mut publish = publish(TOPICS[topic], wire_qos(qos), id, payload);
+                publish.retain = retain;
+                self.send(client, Packet::Publish(publish));
+            }
+            Action::Release { client } => {
+                let id = self.packet_id.max(1);
+                self.send(client, Packet::PubRel(PubRel::new(id, None)));
+            }
+            Action::FromBroker {
+                topic,
+                qos,
+                expires_s,
+            } => {
+                let mut message = Message::new(TOPICS[topic], "from the broker", core_qos(qos));
+                message.properties = PropertiesBuilder::new().user("k", "v").finish().unwrap();
+                message.retain = expires_s.is_some_and(|seconds| seconds > 5);
+                message.expires =
+                    expires_s.map(|seconds| now + Duration::from_secs(seconds.into()));
+                let source = crate::core::Source {
+                    owned: true,
+                    ..Default::default()
+                };
+                _ = self.broker.lock().publish(&message, source, now);
+            }
+            Action::Deliver { client, qos } => {
+                if let Some(peer) = &self.peers[client] {
+                    let message = Message::new("t/0", "delivered", core_qos(qos));
+                    _ = self.broker.lock().deliver(&peer.origin, message, now);
+                }
+            }
+            Action::Acknowledge { client, steps } => {
+                for _ in 0..steps {
+                    self.acknowledge(client);
+                }
+            }
+            Action::Wait(seconds) => {
+                self.now += Duration::from_secs(seconds.into());
+                while self
+                    .broker
+                    .lock()
+                    .run_deadlines(self.now)
+                    .is_some_and(|at| at <= self.now)
+                {}
+            }
+            Action::Piece => self.piece(),
+            Action::BeginImage => self.begin_image(),
+            Action::Crash => {
+                self.peers = Default::default();
+                self.inboxes = Default::default();
+                self.broker = restored(
+                    &self.journal,
+                    limits(),
+                    Arc::new(NoService),
+                    self.began,
+                    self.now,
+                );
+                self.begin_image();
+            }
+        }
+    }
+}
+
+fn wire_qos(qos: u8) -> Q {
+    [Q::AtMostOnce, Q::AtLeastOnce, Q::ExactlyOnce][usize::from(qos)]
+}
+
+fn core_qos(qos: u8) -> QoS {
+    QoS::from_bits(qos).unwrap()
+}
+
+fn of_pieces(pieces: &[Vec<u8>]) -> Recovery {
+    let mut recovery = Recovery::default();
+    for piece in pieces {
+        recovery.apply(piece).unwrap();
+    }
+    recovery
+}
+
+fn whole_image(broker: &Broker, bytes_max: usize) -> Vec<Vec<u8>> {
+    let mut cursor = ImageCursor::default();
+    std::iter::from_fn(|| broker.image(&mut cursor, bytes_max)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn images_and_changes_converge(actions in prop::collection::vec(action(), 1..120)) {
+        let mut world = World::new();
+        for action in actions {
+            world.act(action);
+        }
+        while !world.image.over {
+            world.piece();
+        }
+        let all = world.journal.recovery();
+        // What is in memory is what was recorded, however it is divided.
+        for bytes_max in [0, 1, 50, 1 << 20] {
+            prop_assert_eq!(&of_pieces(&whole_image(&world.broker, bytes_max)), &all);
+        }
+        let mut fuzzy = of_pieces(&world.image.pieces);
+        world.journal.replay(&mut fuzzy, world.image.from);
+        prop_assert_eq!(fuzzy, all);
+    }
+}
+
+#[test]
+fn pieces_are_about_as_large_as_asked() {
+    let mut world = World::new();
+    let mut peer = Peer::new(&world.broker, &Hello::new("a"), world.now);
+    peer.subscribe("#", Q::AtLeastOnce, world.now);
+    peer.lose(world.now);
+    for _ in 0..10 {
+        world.act(Action::FromBroker {
+            topic: 0,
+            qos: 1,
+            expires_s: Some(9),
+        });
+    }
+    let whole = whole_image(&world.broker, 1 << 20);
+    assert_eq!(whole.len(), 1);
+    let pieces = whole_image(&world.broker, 100);
+    assert!(pieces.len() > 3);
+    assert!(pieces.iter().all(|piece| piece.len() < 200));
+    assert_eq!(of_pieces(&pieces), of_pieces(&whole));
+}

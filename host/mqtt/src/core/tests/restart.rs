@@ -1,0 +1,556 @@
+//! What a restart brings back: sessions with everything in them, retained messages, wills, deadlines.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use wire::{DisconnectReasonCode, Packet, PubRec, PubRel};
+
+use crate::{Broker, Limits, Message, NoService, QoS, limits::WILL_GRACE, testing::*};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A broker whose log releases at once, and which can be killed.
+struct Life {
+    journal: Arc<Journal>,
+    broker: Broker,
+    began: Instant,
+    recorder: Arc<Recorder>,
+}
+
+impl Life {
+    fn new() -> (Self, Instant) {
+        let (journal, began) = (Journal::new(true), Instant::now());
+        let recorder = Arc::new(Recorder::default());
+        let broker = restored(&journal, Limits::default(), recorder.clone(), began, began);
+        let life = Self {
+            journal,
+            broker,
+            began,
+            recorder,
+        };
+        (life, began)
+    }
+
+    fn kill(&mut self, now: Instant) {
+        self.kill_with(Limits::default(), now);
+    }
+
+    fn kill_with(&mut self, limits: Limits, now: Instant) {
+        let service = self.recorder.clone();
+        self.broker = restored(&self.journal, limits, service, self.began, now);
+    }
+
+    fn publish(&self, message: Message, now: Instant) -> usize {
+        let source = crate::core::Source {
+            owned: true,
+            ..Default::default()
+        };
+        self.broker.lock().publish(&message, source, now).unwrap()
+    }
+}
+
+fn message(payload: &str, qos: QoS) -> Message {
+    Message::new("t", payload.to_owned(), qos)
+}
+
+#[test]
+fn subscriptions_are_back_with_their_options() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert!(!peer.connack.session_present);
+    let mut filter = wire::Filter::new("+/x", Q::ExactlyOnce);
+    filter.nolocal = true;
+    filter.preserve_retain = true;
+    peer.subscribe_with(filter, Some(7), now);
+    peer.subscribe("t", Q::AtLeastOnce, now);
+    peer.subscribe("gone", Q::AtLeastOnce, now);
+    peer.send(
+        &[Packet::Unsubscribe({
+            let mut unsubscribe = wire::Unsubscribe::new("gone", None);
+            unsubscribe.pkid = 5;
+            unsubscribe
+        })],
+        now,
+    );
+    life.kill(now + SECOND);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(peer.connack.session_present);
+    assert_eq!(life.broker.stats().subscriptions, 2);
+    // No Local.
+    peer.send(
+        &[Packet::Publish(publish("a/x", Q::AtMostOnce, 0, "own"))],
+        now + SECOND,
+    );
+    let mut other = Peer::new(&life.broker, &Hello::new("b"), now + SECOND);
+    let mut retained = publish("a/x", Q::ExactlyOnce, 1, "other");
+    retained.retain = true;
+    other.send(&[Packet::Publish(retained)], now + SECOND);
+    other.send(
+        &[Packet::Publish(publish("gone", Q::AtMostOnce, 0, "no"))],
+        now + SECOND,
+    );
+    let messages = peer.messages();
+    let [message] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    assert_eq!((message.qos, message.retain), (Q::ExactlyOnce, true));
+    let ids = &message
+        .properties
+        .as_ref()
+        .unwrap()
+        .subscription_identifiers;
+    assert_eq!(ids, &[7]);
+}
+
+#[test]
+fn what_was_queued_and_what_was_sent_is_sent_again() {
+    let (mut life, now) = Life::new();
+    let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(3));
+    let mut peer = Peer::new(&life.broker, &narrow(), now);
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    for (payload, qos) in [
+        ("1", QoS::AtLeastOnce),
+        ("2", QoS::ExactlyOnce),
+        ("3", QoS::ExactlyOnce),
+        ("4", QoS::AtLeastOnce),
+        ("5", QoS::ExactlyOnce),
+    ] {
+        life.publish(message(payload, qos), now);
+    }
+    life.publish(message("never", QoS::AtMostOnce), now);
+    let sent = peer.messages();
+    assert_eq!(sent.len(), 3);
+    // The second is half way; the first two are as good as unacknowledged.
+    peer.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
+    for restart in 1..4 {
+        let at = now + restart * SECOND;
+        life.kill(at);
+        let mut peer = Peer::new(&life.broker, &narrow(), at);
+        let packets = peer.receive();
+        let [
+            Packet::Publish(first),
+            Packet::PubRel(rel),
+            Packet::Publish(third),
+            Packet::Publish(fourth),
+        ] = &packets[..]
+        else {
+            panic!("{packets:?}")
+        };
+        assert_eq!((first.pkid, first.dup), (sent[0].pkid, true));
+        assert_eq!(rel.pkid, sent[1].pkid);
+        assert_eq!((third.pkid, third.dup), (sent[2].pkid, true));
+        assert_eq!(third.payload, "3");
+        // What is only released takes no place in the window.
+        assert_eq!((fourth.pkid, fourth.dup), (sent[2].pkid + 1, restart > 1));
+        assert_eq!(fourth.payload, "4");
+    }
+    let at = now + 4 * SECOND;
+    life.kill(at);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), at);
+    let messages = peer.messages();
+    let [.., fifth] = &messages[..] else {
+        panic!("nothing")
+    };
+    assert_eq!((fifth.pkid, fifth.dup), (sent[2].pkid + 2, false));
+    assert_eq!((&fifth.payload[..], messages.len()), (&b"5"[..], 4));
+}
+
+#[test]
+fn a_received_identifier_is_known_until_its_pubrel() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("t", Q::ExactlyOnce, now);
+    listener.lose(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    peer.send(
+        &[
+            Packet::Publish(publish("t", Q::ExactlyOnce, 5, "x")),
+            Packet::Publish(publish("nobody", Q::ExactlyOnce, 6, "x")),
+            Packet::Publish(publish("req/x", Q::ExactlyOnce, 7, "x")),
+        ],
+        now,
+    );
+    assert_eq!(peer.receive().len(), 2);
+    assert_eq!(life.recorder.requests.lock().unwrap().len(), 1);
+    life.kill(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    let again = |topic, id| {
+        let mut publish = publish(topic, Q::ExactlyOnce, id, "x");
+        publish.dup = true;
+        Packet::Publish(publish)
+    };
+    peer.send(&[again("t", 5), again("nobody", 6), again("req/x", 7)], now);
+    let packets = peer.receive();
+    let [Packet::PubRec(five), Packet::PubRec(six)] = &packets[..] else {
+        panic!("{packets:?}")
+    };
+    assert_eq!((five.pkid, five.reason), (5, wire::PubRecReason::Success));
+    assert_eq!(
+        (six.pkid, six.reason),
+        (6, wire::PubRecReason::NoMatchingSubscribers)
+    );
+    // That one was not settled, so it is handed over once more.
+    assert_eq!(life.recorder.requests.lock().unwrap().len(), 2);
+    peer.send(&[Packet::PubRel(PubRel::new(5, None))], now);
+    assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
+    life.kill(now);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    assert_eq!(listener.payloads(), ["x"], "once");
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    // The identifier is free: this is another message.
+    peer.send(
+        &[Packet::Publish(publish("t", Q::ExactlyOnce, 5, "y"))],
+        now,
+    );
+    assert_eq!(listener.payloads(), ["y"]);
+}
+
+#[test]
+fn retained_messages_are_back_with_who_published_them() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    for (topic, payload, qos, expiry_s) in [
+        ("r/1", "one", Q::AtMostOnce, None),
+        ("r/2", "two", Q::AtLeastOnce, Some(10)),
+        ("r/3", "three", Q::AtMostOnce, Some(2)),
+        ("r/4", "four", Q::AtMostOnce, None),
+        ("r/4", "", Q::AtMostOnce, None),
+    ] {
+        let mut publish = publish(topic, qos, u16::from(qos != Q::AtMostOnce), payload);
+        publish.retain = true;
+        publish.properties = Some(wire::PublishProperties {
+            message_expiry_interval: expiry_s,
+            user_properties: vec![("k".to_owned(), "v".to_owned())],
+            ..Default::default()
+        });
+        peer.send(&[Packet::Publish(publish)], now);
+    }
+    let later = now + 3 * SECOND;
+    life.kill(later);
+    assert_eq!(life.broker.stats().retained, 2);
+    let mut own = Peer::new(&life.broker, &Hello::new("a"), later);
+    let mut filter = wire::Filter::new("r/#", Q::AtLeastOnce);
+    filter.nolocal = true;
+    own.subscribe_with(filter, None, later);
+    assert_eq!(own.payloads(), Vec::<String>::new());
+    let mut other = Peer::new(&life.broker, &Hello::new("b"), later);
+    other.subscribe("r/#", Q::AtLeastOnce, later);
+    let messages = other.messages();
+    let seen: Vec<_> = messages
+        .iter()
+        .map(|message| {
+            let properties = message.properties.as_ref().unwrap();
+            assert_eq!(properties.user_properties.len(), 1);
+            assert!(message.retain);
+            (&message.payload[..], properties.message_expiry_interval)
+        })
+        .collect();
+    assert_eq!(seen, [(&b"one"[..], None), (b"two", Some(7))]);
+}
+
+#[test]
+fn messages_expire_while_the_broker_is_down() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    peer.subscribe("t", Q::AtLeastOnce, now);
+    peer.lose(now);
+    for (payload, seconds) in [("short", 2), ("long", 60)] {
+        let mut message = message(payload, QoS::AtLeastOnce);
+        message.expires = Some(now + seconds * SECOND);
+        life.publish(message, now);
+    }
+    let later = now + 10 * SECOND;
+    life.kill(later);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), later);
+    let messages = peer.messages();
+    let [only] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    assert_eq!(only.payload, "long");
+    let expiry = only.properties.as_ref().unwrap().message_expiry_interval;
+    assert_eq!(expiry, Some(50));
+}
+
+#[test]
+fn sessions_expire_by_the_wall_clock() {
+    let (mut life, now) = Life::new();
+    let present = |life: &Life, client: &str, at| {
+        let peer = Peer::new(&life.broker, &Hello::new(client).expiry(0), at);
+        peer.connack.session_present
+    };
+    Peer::new(&life.broker, &Hello::new("away").expiry(20), now).lose(now);
+    Peer::new(&life.broker, &Hello::new("short").expiry(5), now).lose(now);
+    let connected = Peer::new(&life.broker, &Hello::new("connected").expiry(20), now);
+    let brief = Peer::new(&life.broker, &Hello::new("brief").expiry(0), now);
+    assert_eq!(life.broker.sessions().len(), 4);
+    drop((connected, brief));
+    // Its connection ends at the restart, so that is when its time begins; another restart begins it only once.
+    life.kill(now + 10 * SECOND);
+    assert_eq!(life.broker.sessions().len(), 3);
+    life.kill(now + 15 * SECOND);
+    life.broker.lock().run_deadlines(now + 15 * SECOND);
+    assert_eq!(life.broker.sessions().len(), 2);
+    let before_the_end = now + 29 * SECOND;
+    life.broker.lock().run_deadlines(before_the_end);
+    assert!(!present(&life, "away", before_the_end));
+    assert!(!present(&life, "short", before_the_end));
+    assert!(!present(&life, "brief", before_the_end));
+    assert_eq!(life.broker.sessions().len(), 4);
+    life.kill(before_the_end);
+    life.broker.lock().run_deadlines(now + 31 * SECOND);
+    assert_eq!(
+        life.broker.sessions(),
+        Vec::<u64>::new(),
+        "at second 30 it ends"
+    );
+    let mut ended = life.recorder.ended.lock().unwrap().clone();
+    ended.sort_unstable();
+    assert_eq!(ended.len(), 3, "each once: {ended:?}");
+}
+
+#[test]
+fn a_will_waits_for_the_client_to_come_back_after_a_restart() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    // Connected at the crash, and its will has no delay; one that was lost long ago; one that has said goodbye; one with a
+    // delay above the grace.
+    let at_once = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
+    Peer::new(&life.broker, &Hello::new("b").will("will", "b", 5), now).lose(now);
+    Peer::new(&life.broker, &Hello::new("c").will("will", "c", 0), now)
+        .disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    let late = Peer::new(&life.broker, &Hello::new("d").will("will", "d", 60), now);
+    let back = Peer::new(&life.broker, &Hello::new("e").will("will", "e", 0), now);
+    drop((listener, at_once, late, back));
+    let restart = now + 6 * SECOND;
+    life.kill(restart);
+    let heard = |life: &Life, at: Instant| {
+        life.broker.lock().run_deadlines(at);
+        let mut listener = Peer::new(&life.broker, &Hello::new("l"), at);
+        let messages = listener.messages();
+        for message in &messages {
+            assert_eq!(
+                message.properties.as_ref().unwrap().user_properties.len(),
+                1
+            );
+            listener.send(&[puback(message.pkid)], at);
+        }
+        messages
+            .into_iter()
+            .map(|message| String::from_utf8(message.payload.to_vec()).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let nothing: [String; 0] = [];
+    assert_eq!(heard(&life, restart), nothing);
+    let before = restart + WILL_GRACE - SECOND;
+    assert_eq!(heard(&life, before), nothing);
+    Peer::new(&life.broker, &Hello::new("e"), before);
+    let mut both = heard(&life, restart + WILL_GRACE);
+    both.sort();
+    assert_eq!(both, ["a", "b"]);
+    life.kill(restart + WILL_GRACE);
+    assert_eq!(heard(&life, restart + 59 * SECOND), nothing, "each once");
+    assert_eq!(heard(&life, restart + 61 * SECOND), ["d"]);
+}
+
+#[test]
+fn a_session_that_expired_while_the_broker_was_down_ends_with_its_will() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let hello = Hello::new("a").expiry(5).will("will", "a", 1000);
+    Peer::new(&life.broker, &hello, now).lose(now);
+    let restart = now + 6 * SECOND;
+    life.kill(restart);
+    life.broker.lock().run_deadlines(restart);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), restart);
+    assert_eq!(listener.payloads(), ["a"]);
+    life.kill(restart);
+    assert_eq!(life.broker.sessions().len(), 1);
+}
+
+#[test]
+fn a_will_outlives_the_disconnect_that_ends_its_session() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 50), now);
+    let mut disconnect = wire::Disconnect::new(DisconnectReasonCode::DisconnectWithWillMessage);
+    disconnect.properties = Some(wire::DisconnectProperties {
+        session_expiry_interval: Some(0),
+        reason_string: None,
+        user_properties: Vec::new(),
+        server_reference: None,
+    });
+    peer.send(&[Packet::Disconnect(disconnect)], now);
+    // Killed before the connection's task has seen the end.
+    life.kill(now);
+    life.broker.lock().run_deadlines(now);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    assert_eq!(listener.payloads(), ["a"]);
+}
+
+#[test]
+fn wills_of_a_shutdown_are_sent_after_the_next_start() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
+    life.broker.lock().shut_down();
+    listener.lose(now);
+    peer.lose(now);
+    life.kill(now);
+    life.broker.lock().run_deadlines(now + WILL_GRACE);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now + WILL_GRACE);
+    assert_eq!(listener.payloads(), ["a"]);
+}
+
+#[test]
+fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
+    let (mut life, now) = Life::new();
+    let first = Peer::new(&life.broker, &Hello::new("a"), now);
+    let other = Peer::new(&life.broker, &Hello::new("b"), now);
+    let (first, other) = (first.origin.clone(), other.origin.clone());
+    assert_ne!(first.session, other.session);
+    assert_eq!(first.connection, 1, "run 0");
+    let run = life.journal.len() as u64;
+    life.kill(now);
+    let again = Peer::new(&life.broker, &Hello::new("a"), now).origin;
+    assert_eq!(again.session, first.session);
+    assert!(
+        again.connection > run << 32 && again.connection < (run + 1) << 32,
+        "{again:?}"
+    );
+    let fresh = Peer::new(&life.broker, &Hello::new("a").clean(), now).origin;
+    assert!(fresh.session > other.session);
+    assert_eq!(
+        *life.recorder.ended.lock().unwrap(),
+        [],
+        "its connection has not left"
+    );
+    life.broker.lock().left(again.session);
+    assert_eq!(*life.recorder.ended.lock().unwrap(), [again.session]);
+    life.kill(now);
+    let mut sessions = life.broker.sessions();
+    sessions.sort_unstable();
+    assert_eq!(sessions, [other.session, fresh.session]);
+}
+
+#[test]
+fn a_smaller_configuration_keeps_what_fits() {
+    let (mut life, now) = Life::new();
+    for (number, client) in ["a", "b", "c"].into_iter().enumerate() {
+        let expiry_s = 1000 - number as u32 * 100;
+        let mut peer = Peer::new(&life.broker, &Hello::new(client).expiry(expiry_s), now);
+        peer.subscribe("t", Q::ExactlyOnce, now);
+        peer.subscribe("u/+", Q::ExactlyOnce, now);
+        if client == "a" {
+            life.publish(message("sent", QoS::ExactlyOnce), now);
+            assert_eq!(peer.payloads().len(), 1);
+        }
+        peer.lose(now);
+    }
+    for number in 0..5 {
+        life.publish(message(&number.to_string(), QoS::AtLeastOnce), now);
+        let mut retained = Message::new(format!("r/{number}"), "x", QoS::AtLeastOnce);
+        retained.retain = true;
+        life.publish(retained, now);
+    }
+    let small = Limits {
+        sessions_max: 2,
+        subscriptions_per_session_max: 1,
+        queue_bytes_max: 600,
+        retained_max: 3,
+        session_expiry_max_s: 950,
+        ..Limits::default()
+    };
+    life.kill_with(small, now);
+    let stats = life.broker.stats();
+    assert_eq!(
+        (stats.sessions, stats.subscriptions, stats.retained),
+        (2, 2, 3)
+    );
+    assert!(
+        stats.queued_bytes <= 2 * 600 && stats.queued_bytes > 600,
+        "{stats:?}"
+    );
+    assert!(stats.dropped > 0);
+    // What was dropped stays dropped, also for a larger configuration.
+    life.kill(now);
+    let again = life.broker.stats();
+    assert_eq!(
+        (
+            again.sessions,
+            again.subscriptions,
+            again.retained,
+            again.queued_bytes
+        ),
+        (
+            stats.sessions,
+            stats.subscriptions,
+            stats.retained,
+            stats.queued_bytes
+        )
+    );
+    let mut a = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert!(
+        a.connack.session_present,
+        "the one that would have lasted longest"
+    );
+    let packets = a.receive();
+    assert!(
+        matches!(&packets[..], [Packet::Publish(sent), ..] if sent.dup),
+        "{packets:?}"
+    );
+    // Not even the message that was sent fits: its identifier is brought to an end all the same.
+    life.kill_with(
+        Limits {
+            queue_bytes_max: 10,
+            ..Limits::default()
+        },
+        now,
+    );
+    let mut a = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert!(matches!(a.receive()[..], [Packet::PubRel(_)]));
+    life.broker.lock().run_deadlines(now + 951 * SECOND);
+    assert_eq!(life.broker.stats().sessions, 1, "the shorter expiry holds");
+}
+
+#[test]
+fn nothing_is_recorded_without_a_log_or_for_who_does_not_last() {
+    let (life, now) = Life::new();
+    let begin = life.journal.len();
+    let mut peer = Peer::new(
+        &life.broker,
+        &Hello::new("a").expiry(0).will("w", "w", 0),
+        now,
+    );
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    life.publish(message("x", QoS::ExactlyOnce), now);
+    let id = peer.messages()[0].pkid;
+    peer.send(
+        &[
+            Packet::PubRec(PubRec::new(id, None)),
+            Packet::Publish(publish("nobody", Q::ExactlyOnce, 1, "x")),
+            Packet::PubRel(PubRel::new(1, None)),
+        ],
+        now,
+    );
+    peer.lose(now);
+    assert_eq!(life.journal.len(), begin);
+    // A resumed session that will not last is none any more.
+    Peer::new(&life.broker, &Hello::new("b"), now).lose(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("b").expiry(0), now);
+    let ended = life.journal.len();
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    assert_eq!(life.journal.len(), ended);
+    assert_eq!(life.journal.recovery(), crate::Recovery::default());
+    let broker = Broker::new(crate::Options::default(), Arc::new(NoService));
+    let mut cursor = crate::ImageCursor::default();
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    assert!(broker.image(&mut cursor, 1 << 20).is_some());
+    assert!(broker.image(&mut cursor, 1 << 20).is_none());
+}

@@ -1,0 +1,366 @@
+//! Restarts of the whole broker over sockets, and logs that are slow or never answer.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod common;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use common::*;
+use rumqttc::v5::{AsyncClient, Event, MqttOptions};
+use statehouse_mqtt::{
+    Broker, Limits, Message, NoService, Options, Persistence, QoS, Recovery, Service,
+};
+use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
+use wire::{DisconnectReasonCode, Packet};
+
+/// A log in memory; it releases at once, or when the test says so.
+#[derive(Default)]
+struct Journal {
+    records: Mutex<Vec<Vec<u8>>>,
+    held: AtomicBool,
+}
+
+impl Persistence for Journal {
+    fn append(&self, changes: &[u8]) -> u64 {
+        let mut records = self.records.lock().unwrap();
+        records.push(changes.to_vec());
+        records.len() as u64
+    }
+
+    fn released(&self) -> u64 {
+        if self.held.load(Ordering::Acquire) {
+            0
+        } else {
+            self.len()
+        }
+    }
+}
+
+impl Journal {
+    fn held() -> Arc<Self> {
+        let journal = Self::default();
+        journal.held.store(true, Ordering::Release);
+        Arc::new(journal)
+    }
+
+    fn len(&self) -> u64 {
+        self.records.lock().unwrap().len() as u64
+    }
+
+    fn restore(self: &Arc<Self>, limits: Limits, service: Arc<dyn Service>) -> Broker {
+        let mut recovery = Recovery::default();
+        let records = self.records.lock().unwrap().clone();
+        for record in &records {
+            recovery.apply(record).unwrap();
+        }
+        let options = Options {
+            limits,
+            persistence: Some(self.clone()),
+            run: records.len() as u32,
+        };
+        Broker::restore(options, service, recovery)
+    }
+}
+
+/// Everything of a broker's process: dropped, it is gone without a word.
+struct Process {
+    broker: Broker,
+    runtime: Runtime,
+}
+
+impl Process {
+    fn start(journal: &Arc<Journal>, service: Arc<dyn Service>, address: SocketAddr) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let broker = journal.restore(Limits::default(), service);
+        let listener = runtime.block_on(async { TcpListener::bind(address).await.unwrap() });
+        let listening = broker.clone();
+        runtime.spawn(async move { listening.listen(listener).await });
+        let timing = broker.clone();
+        runtime.spawn(async move { timing.run_timers().await });
+        Self { broker, runtime }
+    }
+
+    fn kill(self) {
+        self.runtime.shutdown_timeout(Duration::from_secs(10));
+    }
+}
+
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// The next event of this kind; an event loop of rumqttc connects again by itself.
+async fn next_event<T>(
+    events: &mut rumqttc::v5::EventLoop,
+    wanted: impl Fn(Packet) -> Option<T>,
+) -> T {
+    let search = async {
+        loop {
+            match events.poll().await {
+                Ok(Event::Incoming(packet)) => {
+                    if let Some(found) = wanted(packet) {
+                        return found;
+                    }
+                }
+                Ok(Event::Outgoing(_)) => {}
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(PATIENCE, search).await.expect("it comes")
+}
+
+#[test]
+fn rumqttc_goes_on_after_a_crash() {
+    let (journal, address) = (Arc::new(Journal::default()), free_address());
+    let clients = Runtime::new().unwrap();
+    let mut process = Process::start(&journal, Arc::new(NoService), address);
+    let mut options = MqttOptions::new("durable", address.ip().to_string(), address.port());
+    options.set_keep_alive(Duration::from_secs(30));
+    options.set_clean_start(false);
+    options.set_session_expiry_interval(Some(1000));
+    let (client, mut events) = AsyncClient::new(options, 10);
+    let connack = |packet| match packet {
+        Packet::ConnAck(ack) => Some(ack.session_present),
+        _ => None,
+    };
+    let suback = |packet| matches!(packet, Packet::SubAck(_)).then_some(());
+    let payload = |packet| match packet {
+        Packet::Publish(publish) => Some(publish.payload),
+        _ => None,
+    };
+    clients.block_on(async {
+        assert!(!next_event(&mut events, connack).await);
+        client.subscribe("t/+", Q::ExactlyOnce).await.unwrap();
+        next_event(&mut events, suback).await;
+    });
+    for round in 0..5 {
+        process.kill();
+        process = Process::start(&journal, Arc::new(NoService), address);
+        clients.block_on(async {
+            // Published before the client is back. At QoS 1: rumqttc forgets on a reconnect which QoS 2 messages it has
+            // received, and then fails at their PUBREL.
+            for half in ["first", "second"] {
+                let message = Message::new("t/1", format!("{half} {round}"), QoS::AtLeastOnce);
+                assert_eq!(process.broker.batch(|batch| batch.publish(message)), 1);
+            }
+            assert!(
+                next_event(&mut events, connack).await,
+                "there is no session"
+            );
+            for half in ["first", "second"] {
+                let expected = format!("{half} {round}");
+                // One of the round before is repeated where the process died before its PUBACK.
+                while next_event(&mut events, payload).await != expected {}
+            }
+        });
+    }
+    process.kill();
+}
+
+#[test]
+fn a_request_is_answered_and_a_session_kept_over_a_crash() {
+    let (journal, address) = (Arc::new(Journal::default()), free_address());
+    let clients = Runtime::new().unwrap();
+    let echo = Arc::new(Echo::default());
+    let process = Process::start(&journal, echo.clone(), address);
+    let before = journal.len();
+    clients.block_on(async {
+        let mut client = Client::tcp(address).await.hello("a", 1000).await;
+        client
+            .send(&[request("req/x", Q::AtLeastOnce, 3, "answers")])
+            .await;
+        assert!(matches!(client.next().await, Some(Packet::Publish(_))));
+        assert!(matches!(client.next().await, Some(Packet::PubAck(_))));
+    });
+    assert_eq!(journal.len(), before + 1, "the session's beginning");
+    process.kill();
+    let process = Process::start(&journal, echo.clone(), address);
+    clients.block_on(async {
+        let mut client = Client::tcp(address).await;
+        client.send(&[connect("a", false, 1000, 60)]).await;
+        let Some(Packet::ConnAck(ack)) = client.next().await else {
+            panic!("no CONNACK")
+        };
+        assert!(ack.session_present);
+        client
+            .send(&[request("req/x", Q::AtLeastOnce, 4, "answers")])
+            .await;
+        // The answer from before may come first, if the end of its connection was still seen.
+        loop {
+            match client.next().await {
+                Some(Packet::PubAck(ack)) => break assert_eq!(ack.pkid, 4),
+                Some(Packet::Publish(_)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let log = echo.log.lock().unwrap().clone();
+    let requests: Vec<_> = log.iter().filter(|(what, _)| what == "request").collect();
+    let [(_, first), (_, second)] = &requests[..] else {
+        panic!("{requests:?}")
+    };
+    assert_eq!(first.session, second.session);
+    assert_ne!(first.connection, second.connection);
+    process.kill();
+}
+
+#[tokio::test]
+async fn what_waits_is_written_when_a_plain_thread_releases_it() {
+    let journal = Journal::held();
+    let broker = journal.restore(Limits::default(), Arc::new(NoService));
+    let address = listen(&broker).await;
+    let mut client = Client::tcp(address).await;
+    client
+        .send(&[
+            connect("a", false, 1000, 60),
+            subscribe("t", Q::ExactlyOnce),
+            Packet::PingReq(wire::PingReq),
+        ])
+        .await;
+    let silence = timeout(Duration::from_millis(200), client.next()).await;
+    assert!(silence.is_err(), "{silence:?}");
+    let (releasing, log) = (broker.clone(), journal.clone());
+    std::thread::spawn(move || releasing.released(log.len()))
+        .join()
+        .unwrap();
+    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    assert!(matches!(client.next().await, Some(Packet::SubAck(_))));
+    assert!(matches!(client.next().await, Some(Packet::PingResp(_))));
+}
+
+async fn nobody_is_connected(broker: &Broker) {
+    let emptied = async {
+        while broker.stats().connections > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, emptied).await.expect("they have ended");
+}
+
+#[tokio::test]
+async fn connections_end_in_bounded_time_when_the_log_never_answers() {
+    let journal = Journal::held();
+    let limits = Limits {
+        close_timeout: Duration::from_millis(100),
+        connections_max: 3,
+        ..Limits::default()
+    };
+    let broker = journal.restore(limits, Arc::new(NoService));
+    let address = listen(&broker).await;
+    // Closed by the client before its CONNACK.
+    let mut client = Client::tcp(address).await;
+    client.send(&[connect("a", false, 1000, 60)]).await;
+    drop(client);
+    nobody_is_connected(&broker).await;
+    // Taken over before its CONNACK: not a word. The places of all these become free again.
+    for _ in 0..6 {
+        let mut old = Client::tcp(address).await;
+        old.send(&[connect("b", false, 1000, 60)]).await;
+        while broker.stats().connections == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut new = Client::tcp(address).await;
+        new.send(&[connect("b", false, 1000, 60)]).await;
+        assert_eq!(old.rest().await, []);
+        drop(new);
+        nobody_is_connected(&broker).await;
+    }
+    // One that is connected loses what waits and hears why.
+    let mut client = Client::tcp(address).await;
+    client.send(&[connect("c", false, 1000, 60)]).await;
+    while broker.stats().connections == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    broker.released(journal.len());
+    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    client
+        .send(&[
+            subscribe("t", Q::AtLeastOnce),
+            publish("+", Q::AtMostOnce, 0, ""),
+        ])
+        .await;
+    let rest = client.rest().await;
+    let [Packet::Disconnect(disconnect)] = &rest[..] else {
+        panic!("{rest:?}")
+    };
+    assert_eq!(disconnect.reason_code, DisconnectReasonCode::ProtocolError);
+    drop(client);
+    nobody_is_connected(&broker).await;
+    // And a shutdown ends.
+    let mut client = Client::tcp(address).await;
+    client.send(&[connect("d", false, 1000, 60)]).await;
+    while broker.stats().connections == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    timeout(PATIENCE, broker.shutdown(PATIENCE)).await.unwrap();
+    assert_eq!(client.rest().await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_with_a_thread_of_its_own_loses_no_wake_up() {
+    let journal = Journal::held();
+    let broker = journal.restore(Limits::default(), Arc::new(NoService));
+    let address = listen(&broker).await;
+    let over = Arc::new(AtomicBool::new(false));
+    let thread = std::thread::spawn({
+        let (broker, journal, over) = (broker.clone(), journal.clone(), over.clone());
+        move || {
+            while !over.load(Ordering::Acquire) {
+                broker.released(journal.len());
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    });
+    let mut clients = Vec::new();
+    for number in 0..4 {
+        clients.push(tokio::spawn(async move {
+            let mut client = Client::tcp(address)
+                .await
+                .hello(&format!("c{number}"), 1000)
+                .await;
+            client
+                .listen_to(&format!("t/{number}"), Q::ExactlyOnce)
+                .await;
+            for round in 0..100_u16 {
+                let id = round + 1;
+                let topic = format!("t/{number}");
+                client
+                    .send(&[publish(&topic, Q::ExactlyOnce, id, vec![1; 10])])
+                    .await;
+                let (mut sent, mut received) = (false, false);
+                while !(sent && received) {
+                    let answer = match client.next().await.unwrap() {
+                        Packet::PubRec(rec) => Packet::PubRel(wire::PubRel::new(rec.pkid, None)),
+                        Packet::PubComp(_) => {
+                            sent = true;
+                            continue;
+                        }
+                        Packet::Publish(message) => {
+                            Packet::PubRec(wire::PubRec::new(message.pkid, None))
+                        }
+                        Packet::PubRel(rel) => {
+                            received = true;
+                            Packet::PubComp(wire::PubComp::new(rel.pkid, None))
+                        }
+                        other => panic!("{other:?}"),
+                    };
+                    client.send(&[answer]).await;
+                }
+            }
+        }));
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    over.store(true, Ordering::Release);
+    thread.join().unwrap();
+}
