@@ -134,7 +134,10 @@ impl World {
         let packet = self.publisher.next(&self.broker, self.now);
         match packet {
             Some(Packet::ConnAck(_)) => {
-                for (packet_id, (message, released)) in self.unacknowledged.clone() {
+                // In the order in which they were first sent (section 4.6).
+                let mut again: Vec<_> = self.unacknowledged.clone().into_iter().collect();
+                again.sort_by_key(|(_, (message, _))| *message);
+                for (packet_id, (message, released)) in again {
                     if released {
                         self.publisher
                             .send(Packet::PubRel(PubRel::new(packet_id, None)), self.now);
