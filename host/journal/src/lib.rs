@@ -40,6 +40,7 @@ mod settle;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod snapshot;
+mod teller;
 #[cfg(test)]
 mod tests;
 mod upkeep;

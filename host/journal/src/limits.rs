@@ -60,6 +60,10 @@ pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Longest commit delay (see [`crate::Options::commit_delay`]).
 pub const COMMIT_DELAY_MS_MAX: u64 = 5;
 
+/// Up to this many newly released records the writing thread itself tells of them (a wake-up of another
+/// thread costs some 20 µs); above, sending the answers takes longer than waking somebody for it.
+pub(crate) const TOLD_BY_WRITER_MAX: u64 = 4;
+
 /// How often the maintenance thread looks around when nobody wakes it.
 pub(crate) const MAINTENANCE_MS: u64 = 1_000;
 

@@ -77,8 +77,6 @@ pub struct Log {
     segments: AtomicU64,
     failure: OnceLock<Failure>,
     pub(crate) on_failure: OnceLock<Hook<Failure>>,
-    /// Called with the tail locked: it only wakes somebody.
-    pub(crate) on_release: OnceLock<Box<dyn Fn(Position) + Send + Sync>>,
 }
 
 /// Where the log is written.
@@ -215,7 +213,6 @@ impl Log {
             segments: AtomicU64::new(0),
             failure: OnceLock::new(),
             on_failure: OnceLock::new(),
-            on_release: OnceLock::new(),
         })
     }
 
@@ -451,10 +448,6 @@ impl Log {
             Durability::Interval(_) => pending.released(),
         };
         self.released.store(released, Ordering::Release);
-        drop(pending);
-        if let Some(on_release) = self.on_release.get() {
-            on_release(Position(released));
-        }
     }
 
     /// Nothing more is written once something failed.
@@ -486,6 +479,18 @@ impl Log {
             }
         }
         Error::Failed(self.failure.get().cloned().unwrap_or(failure))
+    }
+
+    /// Whether nothing waits to be written, so that the writing thread has time to tell. Until
+    /// [`Log::end_telling`] no appender waits for it.
+    pub(crate) fn begin_telling(&self) -> bool {
+        let mut pending = locked(&self.pending);
+        pending.telling = pending.is_empty();
+        pending.telling
+    }
+
+    pub(crate) fn end_telling(&self) {
+        locked(&self.pending).telling = false;
     }
 
     /// How many segments have been taken into use.

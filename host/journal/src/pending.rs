@@ -30,6 +30,9 @@ pub(crate) struct Pending {
     pub(crate) idle: bool,
     /// A thread empties the buffer, so an appender may wait for that.
     pub(crate) attended: bool,
+    /// The writing thread runs the listener: an appender that waited for it could hold a lock that the
+    /// listener wants.
+    pub(crate) telling: bool,
     /// The log failed: what is appended goes nowhere.
     pub(crate) failed: bool,
     /// The I/O thread is to end once all is written.
@@ -53,6 +56,7 @@ impl Pending {
             urgent: VecDeque::new(),
             idle: false,
             attended: false,
+            telling: false,
             failed: false,
             closing: false,
         }
@@ -139,6 +143,6 @@ impl Pending {
     }
 
     pub(crate) fn full(&self) -> bool {
-        self.attended && !self.failed && self.bytes() > limits::BUFFERED_BYTES_MAX
+        self.attended && !self.failed && !self.telling && self.bytes() > limits::BUFFERED_BYTES_MAX
     }
 }

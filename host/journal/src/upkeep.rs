@@ -167,6 +167,16 @@ impl Log {
     /// [`Error::Io`] where the snapshot could not be written: the log goes on without it.
     /// [`Error::Failed`] where the log failed.
     pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<Position, Error> {
+        let complete = self.appended();
+        self.finish_snapshot_at(snapshot, complete)
+    }
+
+    /// `complete` is not before the last block was taken.
+    pub(crate) fn finish_snapshot_at(
+        &self,
+        snapshot: Snapshot,
+        Position(complete): Position,
+    ) -> Result<Position, Error> {
         let Snapshot {
             writer,
             position,
@@ -174,7 +184,6 @@ impl Log {
             at_bytes,
             running,
         } = snapshot;
-        let complete = self.appended().0;
         if self.durable().0 < complete {
             self.commit()?;
         }

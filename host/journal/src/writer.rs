@@ -1,8 +1,7 @@
 //! The threads around the log: one writes and syncs, one tells what is released, one keeps house.
 //!
-//! Enters: groups of records from any thread. Leaves: calls of the listener, in order and from one thread,
-//! and blocks asked of the snapshot source. The thread that tells is not the one that writes, so that
-//! the next sync runs while answers are being sent.
+//! Enters: groups of records from any thread. Leaves: calls of the listener, in order and one at a
+//! time, and blocks asked of the snapshot source.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -15,12 +14,14 @@ use crate::log::{Log, locked};
 use crate::options::Durability;
 use crate::position::Position;
 use crate::snapshot::Source;
+use crate::teller::Teller;
 use crate::upkeep::Room;
 
 /// What the journal calls.
 pub struct Callbacks {
-    /// Told each time that [`Journal::released`] moved because something became durable. It may be
-    /// slow; calls that would only say an older position are left out.
+    /// Told each time that [`Journal::released`] moved because something became durable: rising
+    /// positions, one call at a time, from one of the journal's threads. It may be slow, take locks that
+    /// are held around appends, and append; it may not take snapshots or close.
     pub released: Box<dyn Fn(Position) + Send>,
     /// Told once when the log fails. It may run on any thread that works on the log, and should only
     /// begin the end of the process.
@@ -41,32 +42,9 @@ impl std::fmt::Debug for Callbacks {
 #[derive(Debug)]
 pub struct Journal {
     log: Arc<Log>,
-    bell: Arc<Bell>,
+    teller: Arc<Teller>,
     chores: Arc<Chores>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// Where the telling thread waits.
-#[derive(Debug, Default)]
-struct Bell {
-    state: Mutex<BellState>,
-    rung: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct BellState {
-    released: u64,
-    closing: bool,
-}
-
-impl Bell {
-    fn ring(&self, released: u64, closing: bool) {
-        let mut state = locked(&self.state);
-        state.released = state.released.max(released);
-        state.closing |= closing;
-        drop(state);
-        self.rung.notify_one();
-    }
 }
 
 /// Where the housekeeping thread waits.
@@ -101,27 +79,26 @@ impl Journal {
             now_ms,
         } = callbacks;
         let log = Arc::new(log);
-        let (bell, chores) = (Arc::new(Bell::default()), Arc::new(Chores::default()));
-        let rung = Arc::clone(&bell);
-        // Both were empty: the log came by value and has not been started before.
-        let _ = log
-            .on_release
-            .set(Box::new(move |position| rung.ring(position.0, false)));
+        let teller = Arc::new(Teller::new(released, log.released()));
+        let chores = Arc::new(Chores::default());
+        // It was empty: the log came by value and has not been started before.
         let _ = log.on_failure.set(failed);
         log.pending().attended = true;
         let journal = Self {
             log,
-            bell,
+            teller,
             chores,
             threads: Mutex::default(),
         };
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        journal.spawn("journal-write", move || write_loop(&log, &chores))?;
-        let bell = Arc::clone(&journal.bell);
-        journal.spawn("journal-tell", move || tell_loop(&bell, &*released))?;
+        let teller = Arc::clone(&journal.teller);
+        journal.spawn("journal-write", move || write_loop(&log, &chores, &teller))?;
+        let teller = Arc::clone(&journal.teller);
+        journal.spawn("journal-tell", move || teller.run())?;
+        let teller = Arc::clone(&journal.teller);
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
         journal.spawn("journal-keep", move || {
-            keep_loop(&log, &chores, source, &*now_ms)
+            keep_loop(&log, &chores, &teller, source, &*now_ms)
         })?;
         Ok(journal)
     }
@@ -224,7 +201,7 @@ impl Journal {
         for thread in threads {
             join(thread);
         }
-        self.bell.ring(0, true);
+        self.teller.close(self.log.released());
         if let Some(tell) = tell {
             join(tell);
         }
@@ -246,7 +223,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-fn write_loop(log: &Log, chores: &Chores) {
+fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     let interval = match log.options.durability {
         Durability::Always => Duration::ZERO,
         Durability::Interval(interval) => interval,
@@ -290,6 +267,7 @@ fn write_loop(log: &Log, chores: &Chores) {
                 return;
             }
             due = None;
+            teller.tell(log);
         }
         if chores.segments.swap(log.segments(), Ordering::AcqRel) != log.segments() {
             locked(&chores.state).woken = true;
@@ -310,28 +288,13 @@ fn write_loop(log: &Log, chores: &Chores) {
     }
 }
 
-fn tell_loop(bell: &Bell, released: &dyn Fn(Position)) {
-    let mut told = 0;
-    loop {
-        let position = {
-            let mut state = locked(&bell.state);
-            while state.released <= told {
-                if state.closing {
-                    return;
-                }
-                state = bell
-                    .rung
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            state.released
-        };
-        released(Position(position));
-        told = position;
-    }
-}
-
-fn keep_loop(log: &Log, chores: &Chores, mut source: Box<dyn Source>, now_ms: &dyn Fn() -> u64) {
+fn keep_loop(
+    log: &Log,
+    chores: &Chores,
+    teller: &Teller,
+    mut source: Box<dyn Source>,
+    now_ms: &dyn Fn() -> u64,
+) {
     let mut retry = Instant::now();
     loop {
         if let Err(error) = log.maintain(now_ms()) {
@@ -349,7 +312,7 @@ fn keep_loop(log: &Log, chores: &Chores, mut source: Box<dyn Source>, now_ms: &d
             return;
         }
         if asked.is_some() || log.snapshot_due() && Instant::now() >= retry {
-            let outcome = take_snapshot(log, chores, &mut *source, now_ms());
+            let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms());
             if let Err(error) = &outcome {
                 tracing::warn!(%error, "no snapshot was taken");
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
@@ -380,6 +343,7 @@ fn keep_loop(log: &Log, chores: &Chores, mut source: Box<dyn Source>, now_ms: &d
 fn take_snapshot(
     log: &Log,
     chores: &Chores,
+    teller: &Teller,
     source: &mut dyn Source,
     now_ms: u64,
 ) -> Result<Position, Error> {
@@ -407,7 +371,14 @@ fn take_snapshot(
         }
     });
     match poured {
-        Ok(()) => log.finish_snapshot(snapshot),
+        Ok(()) => {
+            let complete = log.appended();
+            if log.durable() < complete {
+                log.commit()?;
+                teller.ring(log.released());
+            }
+            log.finish_snapshot_at(snapshot, complete)
+        }
         Err(error) => {
             log.abandon_snapshot(snapshot);
             Err(error)

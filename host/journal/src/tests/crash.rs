@@ -257,8 +257,8 @@ fn run(seed: u64, lives: u64) {
 
 #[test]
 fn what_was_reported_durable_survives_any_crash_and_nothing_else_comes_back() {
-    for seed in seeds(3_000) {
-        run(seed, 5);
+    for seed in seeds(2_000) {
+        run(seed, 4);
     }
 }
 

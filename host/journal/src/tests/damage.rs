@@ -1,6 +1,9 @@
 //! Damage that no crash explains: every byte of a directory, one at a time.
 
+use proptest::prelude::*;
+
 use super::*;
+use crate::files;
 use crate::{Verdict, inspect};
 
 /// Segments, two snapshots, spares and stale content of recycled segments.
@@ -181,5 +184,49 @@ fn an_inspection_finds_what_opening_finds() {
             );
             assert!(report.opening.is_err());
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    /// Whatever stands in the files: no panic, and no record that was not appended.
+    #[test]
+    fn overwritten_stretches_give_a_prefix_or_a_refusal(
+        file in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        bytes in prop::collection::vec(any::<u8>(), 1..300),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let (disk, list, _) = directory(false);
+        let names = disk.list().expect("a directory");
+        let name = file.get(&names);
+        let mut content = disk.content(name).expect("listed");
+        if !content.is_empty() {
+            let at = at.index(content.len());
+            let to = content.len().min(at + bytes.len());
+            content[at..to].copy_from_slice(&bytes[..to - at]);
+        }
+        if let Some(cut) = cut {
+            content.truncate(cut.index(content.len() + 1));
+        }
+        disk.put(name, &content);
+        inspect(&disk).expect("a directory");
+        if let Ok((.., records)) = open(&disk, small()) {
+            let found = records.list();
+            prop_assert!(list[..found.len()] == found[..]);
+        }
+    }
+
+    /// Files that hold anything at all.
+    #[test]
+    fn files_of_noise_are_refused(
+        bytes in prop::collection::vec(any::<u8>(), 0..5_000),
+        snapshot in any::<bool>(),
+    ) {
+        let disk = Simulation::new(1);
+        disk.put(&if snapshot { files::snapshot(5) } else { files::segment(1) }, &bytes);
+        inspect(&disk).expect("a directory");
+        prop_assert!(open(&disk, small()).is_err());
     }
 }
