@@ -5,186 +5,19 @@
 //! cargo bench -p statehouse --bench round_trip
 //! ```
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use common::{Client, Server, resp};
 use criterion::{Criterion, criterion_group, criterion_main};
-use statehouse::request::REQUEST_TOPIC;
-use statehouse_mqtt::PropertiesBuilder;
 
-const RESPONSE_TOPIC: &str = "clients/bench/response";
+mod common;
+
 const ROUND_TRIPS: usize = 20_000;
 
-/// A store of its own process, gone with the benchmark.
-struct Server {
-    process: Child,
-    address: String,
-}
-
-impl Server {
-    fn start() -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_statehouse"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--log-filter", "warn"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("cargo built the binary before the benchmark");
-        let output = process.stdout.take().expect("it is piped");
-        let address = BufReader::new(output)
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| Some(line.strip_prefix("listening on mqtt://")?.to_owned()))
-            .expect("a store says where it listens");
-        Self { process, address }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// A client that knows just enough MQTT 5 for one request at a time.
-struct Client {
-    stream: TcpStream,
-    read: Vec<u8>,
-    packet_id: u16,
-}
-
-impl Client {
-    fn connect(address: &str) -> Self {
-        let stream = TcpStream::connect(address).expect("the store listens");
-        stream.set_nodelay(true).expect("a socket option");
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .expect("a socket option");
-        let mut client = Self {
-            stream,
-            read: Vec::new(),
-            packet_id: 0,
-        };
-        let mut connect = vec![0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0];
-        text(&mut connect, "bench");
-        client.send(0x10, &connect);
-        assert_eq!(client.receive().0 >> 4, 2, "a CONNACK");
-        let mut subscribe = vec![0, 1, 0];
-        text(&mut subscribe, RESPONSE_TOPIC);
-        subscribe.push(1);
-        client.send(0x82, &subscribe);
-        assert_eq!(client.receive().0 >> 4, 9, "a SUBACK");
-        client
-    }
-
-    fn send(&mut self, first: u8, body: &[u8]) {
-        let mut packet = vec![first];
-        length(&mut packet, body.len());
-        packet.extend_from_slice(body);
-        self.stream.write_all(&packet).expect("the store reads");
-    }
-
-    /// The next packet: its first byte and its body.
-    fn receive(&mut self) -> (u8, Vec<u8>) {
-        loop {
-            if let Some((header, length)) = whole(&self.read) {
-                let first = self.read[0];
-                let body = self.read[header..header + length].to_vec();
-                self.read.drain(..header + length);
-                return (first, body);
-            }
-            let mut chunk = [0; 16 << 10];
-            let count = self
-                .stream
-                .read(&mut chunk)
-                .expect("an answer within five seconds");
-            assert_ne!(count, 0, "the store hung up");
-            self.read.extend_from_slice(&chunk[..count]);
-        }
-    }
-
-    /// One request, its answer, and the acknowledgements of both.
-    fn round_trip(&mut self, payload: &[u8]) {
-        self.packet_id = self.packet_id % 60_000 + 1;
-        let properties = PropertiesBuilder::new()
-            .response_topic(RESPONSE_TOPIC)
-            .correlation_data(&self.packet_id.to_be_bytes())
-            .user("__protVer", "1.0")
-            .user("__ts", "001700000000000:00000:bench")
-            .finish()
-            .expect("short and without U+0000");
-        let mut publish = Vec::with_capacity(256 + payload.len());
-        text(&mut publish, REQUEST_TOPIC);
-        publish.extend_from_slice(&self.packet_id.to_be_bytes());
-        length(&mut publish, properties.len());
-        publish.extend_from_slice(&properties);
-        publish.extend_from_slice(payload);
-        self.send(0x32, &publish);
-        let mut answered = false;
-        let mut acknowledged = false;
-        while !answered || !acknowledged {
-            let (first, body) = self.receive();
-            match first >> 4 {
-                3 => {
-                    let topic = usize::from(u16::from_be_bytes([body[0], body[1]]));
-                    let packet_id = [body[2 + topic], body[3 + topic]];
-                    self.send(0x40, &packet_id);
-                    answered = true;
-                }
-                4 => acknowledged = true,
-                other => panic!("a packet of type {other}"),
-            }
-        }
-    }
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.extend_from_slice(
-        &u16::try_from(text.len())
-            .expect("a short text")
-            .to_be_bytes(),
-    );
-    out.extend_from_slice(text.as_bytes());
-}
-
-fn length(out: &mut Vec<u8>, mut length: usize) {
-    loop {
-        let more = length > 127;
-        out.push((length & 127) as u8 | if more { 128 } else { 0 });
-        length >>= 7;
-        if !more {
-            break;
-        }
-    }
-}
-
-/// Header and body length of the first packet, once it is there whole.
-fn whole(bytes: &[u8]) -> Option<(usize, usize)> {
-    let mut length = 0;
-    for (i, byte) in bytes.iter().skip(1).take(4).enumerate() {
-        length |= usize::from(byte & 127) << (7 * i);
-        if byte & 128 == 0 {
-            return (bytes.len() >= i + 2 + length).then_some((i + 2, length));
-        }
-    }
-    None
-}
-
-fn resp(arguments: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
-    for argument in arguments {
-        bytes.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
-        bytes.extend_from_slice(argument);
-        bytes.extend_from_slice(b"\r\n");
-    }
-    bytes
-}
-
 fn round_trip(c: &mut Criterion) {
-    let server = Server::start();
-    let mut client = Client::connect(&server.address);
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = Server::start(directory.path(), &["--durability", "memory"]);
+    let mut client = Client::connect(&server.address, "bench");
     let set = resp(&[b"SET", b"bench/key", &[b'v'; 64]]);
     let get = resp(&[b"GET", b"bench/key"]);
     client.round_trip(&set);

@@ -1,9 +1,10 @@
-//! Holds what is to leave until its position is durable, then lets it go in order.
+//! Holds what is to leave until the journal releases its position, then lets it go in order.
 //!
-//! What enters: what a step leads to, with its position. What leaves: the same, to the transport,
-//! never before the journal says so and never out of order.
+//! What enters: what a step leads to, with the position it rests on. What leaves: the same, to the transport,
+//! never before the journal says so, and for each client in the order it was decided. What rests on nothing
+//! that still waits, such as the answer to a GET of a key nobody just wrote, does not wait for others.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::journal::Position;
@@ -17,16 +18,36 @@ pub struct Outbox {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<(Position, Outbound)>,
+    /// Rests on nothing that waits.
+    ready: VecDeque<Outbound>,
+    /// By position.
+    waiting: VecDeque<(Position, u64, Outbound)>,
+    /// How many wait, by the connection they are for.
+    lanes: HashMap<u64, usize>,
     released: Position,
 }
 
 impl Outbox {
-    /// Queues what a step leads to. Steps must come in order, so the store's lock is held.
-    pub fn push(&self, position: Position, out: impl IntoIterator<Item = Outbound>) {
-        self.lock()
-            .waiting
-            .extend(out.into_iter().map(|out| (position, out)));
+    /// Queues what a step leads to, each with the number of the connection it is for. Steps must come in
+    /// order, so the store's lock is held.
+    pub fn push(&self, position: Position, out: impl IntoIterator<Item = (u64, Outbound)>) {
+        let mut queue = self.lock();
+        let Queue {
+            ready,
+            waiting,
+            lanes,
+            released,
+        } = &mut *queue;
+        for (lane, out) in out {
+            if position <= *released && !lanes.contains_key(&lane) {
+                ready.push_back(out);
+                continue;
+            }
+            // Behind something of its own: as late as what is last.
+            let last = waiting.back().map_or(position, |(last, ..)| *last);
+            waiting.push_back((position.max(last), lane, out));
+            *lanes.entry(lane).or_default() += 1;
+        }
     }
 
     /// Lets everything go that the journal releases by now. Whoever calls may carry out what others queued:
@@ -35,22 +56,40 @@ impl Outbox {
         {
             let mut queue = self.lock();
             queue.released = queue.released.max(released);
+            if !queue.has_ready() {
+                return;
+            }
         }
-        transport.deliver(&mut || self.ready());
-    }
-
-    fn ready(&self) -> VecDeque<Outbound> {
-        let mut queue = self.lock();
-        let released = queue.released;
-        let count = queue
-            .waiting
-            .partition_point(|(position, _)| *position <= released);
-        queue.waiting.drain(..count).map(|(_, out)| out).collect()
+        transport.deliver(&mut || self.lock().ready());
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Every update under this lock is whole, so a poisoned one still holds a good queue.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn has_ready(&self) -> bool {
+        let first = self.waiting.front();
+        !self.ready.is_empty() || first.is_some_and(|(position, ..)| *position <= self.released)
+    }
+
+    fn ready(&mut self) -> VecDeque<Outbound> {
+        let mut out = std::mem::take(&mut self.ready);
+        while let Some((_, lane, next)) = self
+            .waiting
+            .pop_front_if(|(position, ..)| *position <= self.released)
+        {
+            if let Some(count) = self.lanes.get_mut(&lane) {
+                *count -= 1;
+                if *count == 0 {
+                    self.lanes.remove(&lane);
+                }
+            }
+            out.push_back(next);
+        }
+        out
     }
 }
 
@@ -80,13 +119,14 @@ mod tests {
         }
     }
 
-    fn kick(connection: u64) -> Outbound {
+    fn kick(connection: u64) -> (u64, Outbound) {
         let peer = Peer {
             client: "c".into(),
             connection,
             session: 1,
         };
-        Outbound::Kick(peer, ReasonCode::ADMINISTRATIVE_ACTION, "")
+        let kick = Outbound::Kick(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
+        (connection, kick)
     }
 
     #[test]
@@ -104,5 +144,31 @@ mod tests {
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20]);
         outbox.release(Position(3), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20, 30]);
+    }
+
+    #[test]
+    fn what_rests_on_nothing_waits_only_behind_its_own() {
+        let (outbox, notebook) = (Outbox::default(), Notebook::default());
+        let seen = || std::mem::take(&mut *notebook.0.lock().unwrap());
+        outbox.push(Position(5), [kick(1)]);
+        // Another client's read of something durable overtakes the write.
+        outbox.push(Position(0), [kick(2)]);
+        // The writer's own read does not.
+        outbox.push(Position(0), [kick(1)]);
+        outbox.push(Position(6), [kick(2)]);
+        outbox.push(Position(3), [kick(2)]);
+        outbox.release(Position(4), &notebook);
+        assert_eq!(seen(), [2]);
+        outbox.push(Position(4), [kick(1)]);
+        outbox.release(Position(5), &notebook);
+        assert_eq!(seen(), [1, 1]);
+        outbox.push(Position(5), [kick(3)]);
+        outbox.release(Position(6), &notebook);
+        assert_eq!(seen(), [3, 2, 2, 1]);
+        // Nobody waits any more, so nothing is behind anything.
+        outbox.push(Position(6), [kick(1)]);
+        outbox.release(Position(6), &notebook);
+        assert_eq!(seen(), [1]);
+        assert!(outbox.lock().lanes.is_empty());
     }
 }

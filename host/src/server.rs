@@ -11,11 +11,11 @@ use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Reading};
-use crate::journal::{Journal, Meta, Progress, Recorder};
+use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
-use crate::store::{Effects, Event, Notice, Rerun, Store};
+use crate::store::{Effects, Event, Notice, Peer, Rerun, Store};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
@@ -233,7 +233,7 @@ impl Server {
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-                self.queue(core, [Some(Outbound::Answer(answer, ticket)), settle]);
+                self.queue(incoming.peer, [Some(Outbound::Answer(answer, ticket)), settle]);
                 Stepped::Queued(payload.len())
             }
             Parsed::Refuse(reason, text) => {
@@ -241,7 +241,7 @@ impl Server {
                 let client = incoming.peer.client.escape_debug();
                 tracing::debug!(%client, text, "a message that is no request");
                 self.queue(
-                    core,
+                    incoming.peer,
                     [ticket.map(|ticket| settle(ticket, reason, Some(text)))],
                 );
                 Stepped::Queued(0)
@@ -253,7 +253,7 @@ impl Server {
                 let kick = Outbound::Kick(incoming.peer.clone(), reason, text);
                 // Settled too: a QoS 2 exchange outlives the connection, and must not wait for ever.
                 let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));
-                self.queue(core, [Some(kick), settle]);
+                self.queue(incoming.peer, [Some(kick), settle]);
                 Stepped::Kicked
             }
         }
@@ -261,10 +261,10 @@ impl Server {
 
     /// What came behind a message that ended its connection does not happen.
     fn skip(&self, core: &mut Core, inbound: Inbound<'_>) {
-        if let Inbound::Publish(_, Some(ticket)) = inbound {
+        if let Inbound::Publish(incoming, Some(ticket)) = inbound {
             core.stats.refused += 1;
             let reason = ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR;
-            self.queue(core, [Some(settle(ticket, reason, None))]);
+            self.queue(incoming.peer, [Some(settle(ticket, reason, None))]);
         }
     }
 
@@ -285,8 +285,8 @@ impl Server {
             .as_ref()
             .is_some_and(|(_, to, _)| to.persistence == Some(true));
         let request = asked.as_ref().map(|(request, ..)| *request);
-        let (swept, handled) = (effects.swept.as_ref(), effects.handled.as_ref());
-        let position = core.recorder.step(request, swept, handled, urgent);
+        let lane = request.map_or(0, |request| request.peer.connection);
+        let position = core.recorder.step(request, &effects, urgent);
         let (reply_to, ticket) = asked.map(|(_, to, ticket)| (to, ticket)).unzip();
         let mut reply_bytes = 0;
         let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
@@ -294,11 +294,11 @@ impl Server {
             let persisted = answer.put.then(|| self.journal.persisted(urgent));
             let properties = to.properties(answer.version, &self.node, persisted);
             let message = message(to.topic, answer.payload, properties, to.expires);
-            Outbound::Answer(message, ticket.flatten())
+            (lane, Outbound::Answer(message, ticket.flatten()))
         });
         let settle = ticket
             .flatten()
-            .map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
+            .map(|ticket| (lane, settle(ticket, ReasonCode::SUCCESS, None)));
         for notice in effects.expired.iter().chain(&effects.notices) {
             core.stats.notifications += notice.to.len() as u64;
         }
@@ -316,21 +316,21 @@ impl Server {
     }
 
     /// One message for each watcher of a notice.
-    fn tell(&self, notice: Notice) -> impl Iterator<Item = Outbound> + use<> {
+    fn tell(&self, notice: Notice) -> impl Iterator<Item = (u64, Outbound)> + use<> {
         let properties =
             request::notification_properties(notice.dialect, notice.version, &self.node);
         let payload = notice.payload;
         notice.to.into_iter().map(move |(peer, topic)| {
-            Outbound::Notify(
-                peer,
-                message(topic, payload.clone(), properties.clone(), None),
-            )
+            let message = message(topic, payload.clone(), properties.clone(), None);
+            (peer.connection, Outbound::Notify(peer, message))
         })
     }
 
-    fn queue<const N: usize>(&self, core: &mut Core, out: [Option<Outbound>; N]) {
-        let position = core.recorder.step(None, None, None, false);
-        self.outbox.push(position, out.into_iter().flatten());
+    /// Queues what no state was asked for.
+    fn queue<const N: usize>(&self, peer: &Peer, out: [Option<Outbound>; N]) {
+        let lane = peer.connection;
+        let out = out.into_iter().flatten().map(|out| (lane, out));
+        self.outbox.push(Position(0), out);
     }
 
     /// Lets everything go that the journal releases by now. Called after each batch, and by the journal.
@@ -457,7 +457,7 @@ mod tests {
     use crate::journal::Memory;
     use crate::policy::{Engine, Registry};
     use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
-    use crate::store::{Peer, Quota};
+    use crate::store::Quota;
 
     /// Keeps the payloads it was asked to carry out, in order.
     #[derive(Default)]

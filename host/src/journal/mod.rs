@@ -10,6 +10,7 @@ mod image;
 pub mod record;
 mod recorder;
 mod snapshot;
+mod unreleased;
 
 pub use codec::Malformed;
 pub use disk::Disk;

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use super::record::{self, PolicyRecord, Source};
+use super::unreleased::Unreleased;
 use super::{Journal, Position};
 use crate::request::Request;
-use crate::store::{Handled, Swept};
+use crate::store::{Effects, Handled};
 
 /// Writes the records of one store.
 pub struct Recorder {
@@ -18,6 +19,7 @@ pub struct Recorder {
     active: Option<u32>,
     /// The last record of this store.
     last: Position,
+    unreleased: Unreleased,
     swept: Vec<u8>,
     handled: Vec<u8>,
 }
@@ -34,6 +36,7 @@ impl Recorder {
             policies,
             active,
             last: Position(0),
+            unreleased: Unreleased::default(),
             swept: Vec::new(),
             handled: Vec::new(),
         }
@@ -79,49 +82,61 @@ impl Recorder {
         self.append(&[&record], false);
     }
 
-    /// What a step did; where nothing has to be durable for it, the place behind everything that has.
+    /// Records what a step did; the position that its answer rests on.
     pub fn step(
         &mut self,
         request: Option<&Request<'_>>,
-        swept: Option<&Swept>,
-        handled: Option<&Handled>,
+        effects: &Effects,
         urgent: bool,
     ) -> Position {
         if !self.journal.keeps() {
             return Position(0);
         }
+        let (swept, handled) = (effects.swept.as_ref(), effects.handled.as_ref());
         self.swept.clear();
         self.handled.clear();
         if let Some(swept) = swept {
             record::swept(&mut self.swept, swept.now_ms, swept.clock, &swept.writes);
         }
         if let (Some(request), Some(handled)) = (request, handled) {
-            let digest = handled.remembered.context.policy;
-            let number = self.policies.iter().rposition(|it| it.digest == digest);
-            record::handled(
-                &mut self.handled,
-                &Source {
-                    client: &request.peer.client,
-                    payload: request.payload,
-                    timestamp: request.timestamp,
-                    fencing_token: request.fencing_token,
-                    // Every policy is recorded before it answers.
-                    policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
-                    owed: handled.owed,
-                    clock: handled.clock,
-                    remembered: &handled.remembered,
-                    writes: &handled.writes,
-                },
-            );
+            self.encode(request, handled);
         }
         let journal = &self.journal;
-        match (self.swept.is_empty(), self.handled.is_empty()) {
-            (true, true) => {}
-            (false, true) => self.last = journal.append(&[&self.swept], urgent),
-            (true, false) => self.last = journal.append(&[&self.handled], urgent),
-            (false, false) => self.last = journal.append(&[&self.swept, &self.handled], urgent),
+        self.unreleased.release(journal.released());
+        let (swept_record, handled_record) = (&self.swept[..], &self.handled[..]);
+        self.last = match (swept_record, handled_record) {
+            ([], []) => {
+                let payload = request.map_or(&[][..], |request| request.payload);
+                return self.unreleased.of(&effects.rests_on, payload, self.last);
+            }
+            (only, []) | ([], only) => journal.append(&[only], urgent),
+            (first, second) => journal.append(&[first, second], urgent),
+        };
+        let writes = swept.map(|it| &it.writes).into_iter();
+        for writes in writes.chain(handled.map(|it| &it.writes)) {
+            self.unreleased.wrote(self.last, writes);
         }
         self.last
+    }
+
+    fn encode(&mut self, request: &Request<'_>, handled: &Handled) {
+        let digest = handled.remembered.context.policy;
+        let number = self.policies.iter().rposition(|it| it.digest == digest);
+        record::handled(
+            &mut self.handled,
+            &Source {
+                client: &request.peer.client,
+                payload: request.payload,
+                timestamp: request.timestamp,
+                fencing_token: request.fencing_token,
+                // Every policy is recorded before it answers.
+                policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+                owed: handled.owed,
+                clock: handled.clock,
+                remembered: &handled.remembered,
+                writes: &handled.writes,
+            },
+        );
     }
 
     fn append(&mut self, records: &[&[u8]], urgent: bool) {

@@ -18,7 +18,7 @@ mod watch;
 pub use capture::{Evidence, Imported, KeyRef, Property, Read};
 pub use duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered, Retention};
 pub use quota::Quota;
-pub use step::{Answer, Effects, Event, Handled, Notice, Rerun, Store, Swept};
+pub use step::{Answer, Effects, Event, Handled, Notice, Rerun, RestsOn, Store, Swept};
 pub use table::{Entry, Key, Table};
 pub use transaction::{Change, State, Transaction, Write};
 pub use watch::{Peer, Watches};

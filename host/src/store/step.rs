@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::capture::{Evidence, Script};
+use super::capture::{Evidence, Imported, Read, Script};
 use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered};
 use super::expiry;
 use super::table::Table;
@@ -49,8 +49,22 @@ pub struct Effects {
     pub swept: Option<Swept>,
     /// What is to be durable before the answer leaves.
     pub handled: Option<Handled>,
+    /// What the answer rests on, besides what was handled.
+    pub rests_on: RestsOn,
     /// Whether the request was a duplicate, and if so whether running it again gave the same.
     pub repeated: Option<Rerun>,
+}
+
+/// What an answer tells of the state: it may not leave before that is durable.
+#[derive(Debug, Default)]
+pub enum RestsOn {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// These keys, visible or hidden, and where the payload is the key's.
+    Keys(Vec<Read>),
+    /// Anything.
+    Everything,
 }
 
 /// Keys that went because their time was over.
@@ -294,6 +308,8 @@ impl Store {
                 clock: state.hlc.last(),
                 writes,
             });
+        } else {
+            effects.rests_on = RestsOn::of(evidence);
         }
         effects.answer = Some(answer);
         effects.notices.extend(notices);
@@ -320,6 +336,8 @@ impl Store {
             Some(_) => Rerun::Different,
         };
         effects.repeated = Some(rerun);
+        // The original may still be on its way to the disk.
+        effects.rests_on = RestsOn::Everything;
         effects.answer = Some(match (again, &outcome.payload) {
             (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
             (_, Kept::Whole(payload)) => Answer {
@@ -339,6 +357,16 @@ impl Store {
             };
             let policy = original.context.policy;
             tracing::error!(%client, %policy, %stored, answer = ?effects.answer.as_ref().map(|answer| blake3::hash(&answer.payload)), "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
+        }
+    }
+}
+
+impl RestsOn {
+    fn of(evidence: Option<Evidence>) -> Self {
+        let lists = |(_, imported): &(u32, Imported)| matches!(imported, Imported::Page(_));
+        match evidence {
+            Some(evidence) if !evidence.imports.iter().any(lists) => Self::Keys(evidence.reads),
+            _ => Self::Everything,
         }
     }
 }
@@ -426,7 +454,7 @@ fn next_expiry_ms(state: &State) -> Option<u64> {
 }
 
 /// Lets the policy decide. What it read by then is what the decision rests on.
-fn decide(
+pub(super) fn decide(
     call: &mut Call<'_, Transaction>,
     request: &Request<'_>,
     now_ms: u64,

@@ -1,0 +1,99 @@
+//! Keys whose last write the journal has not released yet: what is read of them may not leave before it.
+//!
+//! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Position;
+use crate::store::{Key, Read, RestsOn, Write};
+
+/// Writes on their way to the disk.
+#[derive(Default)]
+pub(super) struct Unreleased {
+    /// By key, visible and hidden.
+    keys: [HashMap<Key, Position>; 2],
+    order: VecDeque<(Position, bool, Key)>,
+}
+
+impl Unreleased {
+    /// Notes what a record wrote.
+    pub(super) fn wrote(&mut self, position: Position, writes: &[Write]) {
+        for Write { key, hidden, .. } in writes {
+            self.keys[usize::from(*hidden)].insert(key.clone(), position);
+            self.order.push_back((position, *hidden, key.clone()));
+        }
+    }
+
+    /// Forgets what is released.
+    pub(super) fn release(&mut self, released: Position) {
+        while let Some((position, hidden, key)) = self
+            .order
+            .pop_front_if(|(position, ..)| *position <= released)
+        {
+            let keys = &mut self.keys[usize::from(hidden)];
+            if keys.get(&key) == Some(&position) {
+                keys.remove(&key);
+            }
+        }
+    }
+
+    /// The position that an answer rests on; `last` is that of the last record.
+    pub(super) fn of(&self, rests_on: &RestsOn, payload: &[u8], last: Position) -> Position {
+        match rests_on {
+            RestsOn::Nothing => Position(0),
+            RestsOn::Everything => last,
+            RestsOn::Keys(reads) => {
+                let of = |read: &Read| {
+                    let key = read.key.resolve(payload)?;
+                    self.keys[usize::from(read.hidden)].get(key).copied()
+                };
+                reads.iter().filter_map(of).max().unwrap_or_default()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::KeyRef;
+
+    fn write(key: &'static str, hidden: bool) -> Write {
+        Write {
+            key: Key::from_static(key.as_bytes()),
+            hidden,
+            entry: None,
+            expired: false,
+            version: Default::default(),
+            key_at: None,
+            value_at: None,
+        }
+    }
+
+    fn rests(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
+        let reads = vec![Read {
+            key: KeyRef::Own(Key::from_static(key.as_bytes())),
+            hidden,
+            entry: None,
+        }];
+        on.of(&RestsOn::Keys(reads), b"", Position(99)).0
+    }
+
+    #[test]
+    fn a_read_rests_on_the_last_write_of_its_key() {
+        let mut unreleased = Unreleased::default();
+        unreleased.wrote(Position(1), &[write("a", false), write("b", false)]);
+        unreleased.wrote(Position(2), &[write("a", false), write("c", true)]);
+        assert_eq!(rests(&unreleased, "a", false), 2);
+        assert_eq!(rests(&unreleased, "b", false), 1);
+        assert_eq!(rests(&unreleased, "c", false), 0);
+        assert_eq!(rests(&unreleased, "c", true), 2);
+        unreleased.release(Position(1));
+        assert_eq!(rests(&unreleased, "a", false), 2, "written again since");
+        assert_eq!(rests(&unreleased, "b", false), 0);
+        assert_eq!(unreleased.of(&RestsOn::Everything, b"", Position(99)).0, 99);
+        assert_eq!(unreleased.of(&RestsOn::Nothing, b"", Position(99)).0, 0);
+        unreleased.release(Position(2));
+        assert!(unreleased.keys.iter().all(HashMap::is_empty) && unreleased.order.is_empty());
+    }
+}
