@@ -233,7 +233,10 @@ impl Server {
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-                self.queue(incoming.peer, [Some(Outbound::Answer(answer, ticket)), settle]);
+                self.queue(
+                    incoming.peer,
+                    [Some(Outbound::Answer(answer, ticket)), settle],
+                );
                 Stepped::Queued(payload.len())
             }
             Parsed::Refuse(reason, text) => {

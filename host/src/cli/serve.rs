@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
+use std::net;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,13 +33,17 @@ pub(super) fn run(flags: Flags) -> ExitCode {
         .map_err(|error| usage(error.into()))
         .and_then(|config| {
             start_logging(&config).map_err(usage)?;
+            // First what fails soonest: a store that cannot listen touches no data.
+            let listeners = listen(&config).map_err(transport)?;
             let started = start(&config).map_err(usage)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
                 .context("cannot start the threads that serve connections")
                 .map_err(transport)?;
-            runtime.block_on(serve(config, started)).map_err(transport)
+            runtime
+                .block_on(serve(listeners, started))
+                .map_err(transport)
         });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -247,7 +252,20 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     })
 }
 
-async fn serve(config: Config, started: Started) -> anyhow::Result<()> {
+/// Takes the addresses. Who connects from now on waits until the store is ready.
+fn listen(config: &Config) -> anyhow::Result<Vec<net::TcpListener>> {
+    let mut listeners = Vec::new();
+    for address in &config.listen {
+        let listener = net::TcpListener::bind(address).with_context(|| {
+            format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
+        })?;
+        listener.set_nonblocking(true)?;
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Result<()> {
     let Started {
         server,
         broker,
@@ -257,13 +275,10 @@ async fn serve(config: Config, started: Started) -> anyhow::Result<()> {
     } = started;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    let mut listeners = Vec::new();
-    for address in &config.listen {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
-        })?;
-        listeners.push(listener);
-    }
+    let listeners = listeners
+        .into_iter()
+        .map(TcpListener::from_std)
+        .collect::<io::Result<Vec<_>>>()?;
 
     let mut out = io::stdout().lock();
     writeln!(out, "statehouse {}", env!("CARGO_PKG_VERSION"))?;
