@@ -1,10 +1,11 @@
-//! One running server: started on a port of its own, stopped on drop. What leaves: its address, its
-//! lines, its memory. Its log is shown when the test fails.
+//! One running server: started on a port of its own, stopped on drop, killed and started again on demand.
+//! What leaves: its address, its lines, its memory. Its log is shown when the test fails.
 
 use std::{
     net::SocketAddr,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +24,8 @@ pub struct Server {
     stderr: Lines,
     address: SocketAddr,
     directory: TempDir,
+    /// What it runs, to run it again.
+    command: Command,
 }
 
 impl Server {
@@ -73,11 +76,48 @@ impl Server {
             stderr,
             address: ([127, 0, 0, 1], 0).into(),
             directory,
+            command,
         };
-        let ready = server.stdout.wait(START_TIMEOUT, |line| line == "ready");
-        assert!(ready.is_some(), "the server did not become ready");
-        server.address = server.addresses()[0];
+        server.wait_until_ready();
         server
+    }
+
+    /// One that can be killed and started again: the same address each time, which no other test takes meanwhile.
+    /// Settings are pairs such as `("durability", "interval")`.
+    pub fn restartable(settings: &[(&str, &str)]) -> Server {
+        let mut command = Command::new(binary::statehouse());
+        command.args(["serve", "--listen", &own_address().to_string()]);
+        set(&mut command, settings);
+        Server::spawn(command, tempfile::tempdir().unwrap())
+    }
+
+    /// `kill -9`: the process gets no chance to write anything more.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), None, "it had ended by itself: {status}");
+    }
+
+    /// Runs the same command again, on the same directory and address. It has to have ended.
+    pub fn restart(&mut self) {
+        self.restart_with(&[]);
+    }
+
+    /// The same with other settings, which stay for later restarts.
+    pub fn restart_with(&mut self, settings: &[(&str, &str)]) {
+        assert!(!self.runs(), "the server has to be killed or stopped first");
+        set(&mut self.command, settings);
+        let child = self.command.spawn();
+        self.child = child.unwrap_or_else(|error| panic!("cannot run {:?}: {error}", self.command));
+        self.stdout = Lines::follow(self.child.stdout.take().unwrap());
+        self.stderr = Lines::follow(self.child.stderr.take().unwrap());
+        self.wait_until_ready();
+    }
+
+    fn wait_until_ready(&mut self) {
+        let ready = self.stdout.wait(START_TIMEOUT, |line| line == "ready");
+        assert!(ready.is_some(), "the server did not become ready");
+        self.address = self.addresses()[0];
     }
 
     /// Where the first listener listens.
@@ -190,6 +230,23 @@ impl Drop for Server {
             eprintln!("---");
         }
     }
+}
+
+/// Settings go through the environment, since a flag can be given only once.
+fn set(command: &mut Command, settings: &[(&str, &str)]) {
+    for (name, value) in settings {
+        command.env(format!("STATEHOUSE_{}", name.to_uppercase()), value);
+    }
+}
+
+/// An address of loopback that only this process uses, and no port that the system hands out by itself: whoever
+/// tries to reconnect while nobody listens would sooner or later be connected to itself.
+fn own_address() -> SocketAddr {
+    static USED: AtomicU16 = AtomicU16::new(0);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;
+    // The highest process id of Linux has 22 bits; 127.0.0.1 stays for the others.
+    ([127, 64 + high % 64, middle, low], port).into()
 }
 
 /// Sends a signal to a process that this test started.

@@ -1,0 +1,167 @@
+//! Data directories that cannot be used are refused with words; those that only a crash has touched are used.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{FileExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use statehouse_tests::{Ran, Server, run_in};
+
+fn data(server: &Server) -> PathBuf {
+    server.directory().join("statehouse-data")
+}
+
+/// The segments of the log with what was written to them, oldest first.
+fn segments(server: &Server) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(data(server))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|kind| kind == "log"))
+        .collect();
+    found.sort();
+    found
+}
+
+/// A start that has to fail: in time, with this exit code, and without a panic.
+fn refuses(server: &Server, code: i32) -> Ran {
+    serve_in(server.directory(), "statehouse-data", code)
+}
+
+fn serve_in(directory: &Path, data: &str, code: i32) -> Ran {
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--data", data];
+    let ran = run_in(directory, &arguments, b"").code(code);
+    assert!(!ran.text().contains("ready"), "{ran:?}");
+    assert!(!ran.stderr.contains("panicked"), "{ran:?}");
+    ran
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let version = store.set("key", "value");
+    refuses(&server, 2)
+        .says("statehouse-data")
+        .says("in use by another process");
+    // The one that was there first goes on, and its end lets go, however it ends.
+    assert_eq!(store.ask(&["GET", "key"]).version(), Some(version));
+    server.kill();
+    server.restart();
+}
+
+#[test]
+fn a_directory_that_cannot_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("a file"), "").unwrap();
+    serve_in(directory.path(), "a file", 2).says("a file");
+    serve_in(directory.path(), "a file/below", 2).says("a file");
+    // Not even root can write here.
+    serve_in(directory.path(), "/proc/statehouse-data", 2).says("/proc/statehouse-data");
+    let closed = directory.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
+    // Permissions do not stop root.
+    if File::create(closed.join("probe")).is_err() {
+        serve_in(directory.path(), "closed", 2).says("closed");
+    }
+}
+
+/// It is made where it is missing, with its parents, and nobody else may look into it.
+#[test]
+fn a_directory_that_is_not_there() {
+    let mut server = Server::restartable(&[("data", "not/yet/there")]);
+    server.store("client").set("key", "value");
+    let made = server.directory().join("not/yet/there");
+    assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o077, 0);
+    server.kill();
+    server.restart();
+    assert_eq!(server.store("client").get("key"), Some(b"value".to_vec()));
+}
+
+/// Durable data that reads differently now is no torn write: nothing is guessed, nothing is dropped.
+#[test]
+fn a_flipped_byte_is_refused() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    for n in 0..100 {
+        store.set(format!("key {n}"), "a value that stands in the log");
+    }
+    server.kill();
+    let path = segments(&server).remove(0);
+    let log = fs::read(&path).unwrap();
+    let needle = b"a value that stands in the log";
+    let found: Vec<usize> = log
+        .windows(needle.len())
+        .enumerate()
+        .filter_map(|(at, window)| (window == needle).then_some(at))
+        .collect();
+    assert!(found.len() >= 100, "{} values in the log", found.len());
+    let file = File::options().write(true).open(&path).unwrap();
+    for at in [found[0], found[found.len() / 2]] {
+        file.write_all_at(&[log[at] ^ 0x40], at as u64).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let ran = refuses(&server, 2).says("statehouse-data").says(name);
+        assert!(ran.stderr.len() > 60, "no words: {ran:?}");
+        file.write_all_at(&[log[at]], at as u64).unwrap();
+    }
+    // Refused twice and mended, it is as it was.
+    server.restart();
+    let mut store = server.store("client");
+    for n in 0..100 {
+        assert_eq!(store.get(format!("key {n}")).unwrap(), needle);
+    }
+}
+
+/// A write that a power cut tore was never acknowledged: it is dropped, and said.
+#[test]
+fn a_torn_tail_is_dropped() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let version = store.set("kept", "value");
+    store.set("torn", "a value that stands in the log");
+    server.kill();
+    let path = segments(&server).pop().unwrap();
+    let log = fs::read(&path).unwrap();
+    let needle = b"a value that stands in the log";
+    let at = log.windows(needle.len()).position(|w| w == needle).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    // What follows is as it was before the segment was written to: nothing.
+    file.write_all_at(&vec![0; log.len() - at - 7], (at + 7) as u64)
+        .unwrap();
+    server.restart();
+    server.wait_for_log("dropped a write that was never acknowledged");
+    let mut store = server.store("client");
+    assert_eq!(store.ask(&["GET", "kept"]).version(), Some(version));
+    assert_eq!(store.get("torn"), None);
+    store.set("torn", "again");
+    server.kill();
+    server.restart();
+    assert_eq!(server.store("client").get("torn"), Some(b"again".to_vec()));
+}
+
+/// A log whose beginning is missing is no new directory.
+#[test]
+fn a_missing_segment_is_noticed() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let large = vec![b'x'; 900_000];
+    for n in 0..12 {
+        store.set(format!("key {n}"), &large);
+    }
+    server.kill();
+    let all = segments(&server);
+    assert!(all.len() >= 3, "{all:?}");
+    for gone in [&all[0], &all[1]] {
+        let aside = server.directory().join("aside");
+        fs::rename(gone, &aside).unwrap();
+        let ran = refuses(&server, 2).says("statehouse-data");
+        assert!(ran.stderr.len() > 60, "no words: {ran:?}");
+        fs::rename(&aside, gone).unwrap();
+    }
+    server.restart();
+    let mut store = server.store("client");
+    for n in 0..12 {
+        assert_eq!(store.get(format!("key {n}")).unwrap(), large);
+    }
+}

@@ -1,0 +1,224 @@
+//! What `--durability` promises, and what an answer says of it.
+
+use std::{fs, thread, time::Duration};
+
+use statehouse_tests::{Hlc, Server, Store};
+
+use crate::resumed::begin;
+
+/// SET with or without asking for the disk; what the answer says about it.
+fn set(store: &mut Store, key: &str, asks: Option<&str>) -> Option<String> {
+    let mut request = store.command(&["SET", key, "value"]);
+    if let Some(asks) = asks {
+        request = request.with("aio-persistence", asks);
+    }
+    let answer = store.call(&request);
+    assert_eq!(answer.payload(), b"+OK\r\n");
+    let mut said = answer
+        .user()
+        .into_iter()
+        .filter(|(name, _)| name == "persisted");
+    let persisted = said.next().map(|(_, value)| value);
+    assert_eq!(said.next(), None);
+    persisted
+}
+
+#[test]
+fn an_answer_says_where_the_write_is() {
+    for (mode, asked, not_asked) in [
+        ("always", "disk", "disk"),
+        ("interval", "disk", "interval"),
+        ("memory", "memory", "memory"),
+    ] {
+        let server = Server::restartable(&[("durability", mode)]);
+        let mut store = server.store("client");
+        assert_eq!(
+            set(&mut store, "key", Some("true")).as_deref(),
+            Some(asked),
+            "{mode}"
+        );
+        assert_eq!(
+            set(&mut store, "key", Some("false")).as_deref(),
+            Some(not_asked),
+            "{mode}"
+        );
+        assert_eq!(set(&mut store, "key", None), None, "{mode}");
+        // Only a SET that was done has written anything.
+        for command in [
+            &["GET", "key"][..],
+            &["SET", "key", "v", "NX"],
+            &["DEL", "key"],
+        ] {
+            let request = store.command(command).with("aio-persistence", "true");
+            let answer = store.call(&request);
+            assert!(
+                answer.user().iter().all(|(name, _)| name != "persisted"),
+                "{command:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_writes_no_file() {
+    let mut server = Server::restartable(&[("durability", "memory")]);
+    assert!(server.stdout()[2].contains("in memory: a restart forgets everything"));
+    let mut store = begin(&server, "client");
+    assert_eq!(
+        set(&mut store, "key", Some("true")).as_deref(),
+        Some("memory")
+    );
+    let left: Vec<_> = fs::read_dir(server.directory()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    server.kill();
+    server.restart();
+    // Nor a session, of course.
+    assert_eq!(begin(&server, "client").get("key"), None);
+}
+
+/// With an hour between two flushes, what asked for the disk is there, and everything before it with it.
+#[test]
+fn what_asked_for_the_disk_is_there() {
+    let settings = [("durability", "interval"), ("sync_interval", "1h")];
+    let mut server = Server::restartable(&settings);
+    assert!(
+        server.stdout()[2].contains("--durability interval"),
+        "{:?}",
+        server.stdout()
+    );
+    let mut store = begin(&server, "client");
+    for n in 0..20 {
+        set(&mut store, &format!("before {n}"), None);
+    }
+    assert_eq!(
+        set(&mut store, "asked", Some("true")).as_deref(),
+        Some("disk")
+    );
+    set(&mut store, "after", None);
+    server.kill();
+    server.restart();
+    let mut store = server.store("other");
+    assert_eq!(store.get("asked"), Some(b"value".to_vec()));
+    for n in 0..20 {
+        assert_eq!(store.get(format!("before {n}")), Some(b"value".to_vec()));
+    }
+}
+
+/// A stop in order is no accident: nothing is lost, whatever the mode.
+#[test]
+fn a_stop_in_order_loses_nothing() {
+    for mode in ["always", "interval"] {
+        let mut server = Server::restartable(&[("durability", mode), ("sync_interval", "1h")]);
+        let mut store = begin(&server, "client");
+        let version = store.set("key", "value");
+        server.signal("TERM");
+        assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
+        server.restart();
+        let mut store = crate::resumed::resume(&server, "client");
+        let answer = store.ask(&["GET", "key"]);
+        assert_eq!(
+            (answer.payload(), answer.version()),
+            (&b"$5\r\nvalue\r\n"[..], Some(version)),
+            "{mode}"
+        );
+    }
+}
+
+/// The wall clock of an expiry is not stopped by a restart. Who watches after it hears nothing of what was gone.
+#[test]
+fn expiry_goes_on_while_nobody_runs() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let px = |key: &str, ms: &str| ["SET", key, "value", "PX", ms].map(String::from);
+    store.ask(&px("short", "1000"));
+    store.ask(&px("long", "4000"));
+    store.ask(&px("very long", "600000"));
+    store.ask(&px("cleared", "1000"));
+    let cleared = store.set("cleared", "value");
+    server.kill();
+    thread::sleep(Duration::from_millis(1200));
+    server.restart();
+    let mut store = server.store("client");
+    for key in ["short", "long", "very long", "cleared"] {
+        store.watch(key);
+    }
+    assert_eq!(store.get("short"), None);
+    assert_eq!(
+        store.ask(&["SET", "short", "new", "NX"]).payload(),
+        b"+OK\r\n"
+    );
+    assert!(store.notification().payload.ends_with(b"new\r\n"));
+    // The first thing that is heard of by itself is the end of the long one.
+    let gone = store.notification();
+    assert!(gone.payload.ends_with(b"$6\r\nDELETE\r\n"));
+    assert_eq!(
+        gone.topic,
+        statehouse_tests::store::notification_topic("client", b"long")
+    );
+    assert_eq!(store.get("very long"), Some(b"value".to_vec()));
+    assert_eq!(store.ask(&["GET", "cleared"]).version(), Some(cleared));
+    store.expect_nothing();
+}
+
+/// Versions of requests whose clock is a minute ahead, too: later ones are above them, over any number of restarts.
+#[test]
+fn versions_and_fences_survive() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let ahead = store
+        .command(&["SET", "ahead", "value"])
+        .without("__ts")
+        .with("__ts", Hlc::now(50_000));
+    let mut last = store.call(&ahead).version().unwrap();
+    let fence = Hlc::now(0);
+    let fenced = store.command(&["SET", "fenced", "0"]).with("__ft", &fence);
+    assert_eq!(store.call(&fenced).payload(), b"+OK\r\n");
+    for round in 0..5 {
+        let version = store.set("key", round.to_string());
+        assert!(version > last, "{version} after {last}");
+        last = version;
+        server.kill();
+        server.restart();
+        store = server.store("client");
+        assert_eq!(store.ask(&["GET", "key"]).version(), Some(last.clone()));
+        let bare = store.ask(&["SET", "fenced", "bare"]);
+        assert!(bare.text().contains("is required"), "{}", bare.text());
+        let old = store
+            .command(&["SET", "fenced", "old"])
+            .with("__ft", fence.moved(-1));
+        let old = store.call(&old);
+        assert!(old.text().contains("lower version"), "{}", old.text());
+    }
+    let equal = store
+        .command(&["SET", "fenced", "equal"])
+        .with("__ft", &fence);
+    assert_eq!(store.call(&equal).payload(), b"+OK\r\n");
+}
+
+/// Keys and values are any bytes, and of any size that is allowed.
+#[test]
+fn any_bytes_survive() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let entries: [(Vec<u8>, Vec<u8>); 5] = [
+        (b"\0\xFF\r\n".to_vec(), b"\r\n\0\xFF$-1\r\n".to_vec()),
+        (b"empty".to_vec(), Vec::new()),
+        (vec![b'k'; 30_000], vec![0; 1 << 20]),
+        (vec![0xFF], (0..=255).collect()),
+        ("\u{1F980}".into(), "\u{1F980}".into()),
+    ];
+    let versions: Vec<Hlc> = entries
+        .iter()
+        .map(|(key, value)| store.set(key, value))
+        .collect();
+    for _ in 0..2 {
+        server.kill();
+        server.restart();
+        let mut store = server.store("client");
+        for ((key, value), version) in entries.iter().zip(&versions) {
+            assert_eq!(store.get(key).as_ref(), Some(value));
+            let answer = store.ask(&[b"GET", &key[..]]);
+            assert_eq!(answer.version().as_ref(), Some(version));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Nothing leaves before it is durable, reads included: what anybody ever saw is there after `kill -9`.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use statehouse_tests::{
+    Client, Connect, Dice, Heard, Hlc, Property, Server, Store,
+    packet::{acknowledge, kind},
+    store::version,
+};
+
+const KEYS: u64 = 4;
+
+fn key(n: u64) -> String {
+    format!("key {n}")
+}
+
+/// The newest version of each key that somebody has seen.
+type Seen = Vec<Option<Hlc>>;
+
+fn newer(seen: &mut Seen, key: usize, version: Option<Hlc>) {
+    assert!(
+        version.is_some() || seen[key].is_none(),
+        "what was there is gone"
+    );
+    assert!(version >= seen[key], "{version:?} after {:?}", seen[key]);
+    seen[key] = version;
+}
+
+/// Writes as fast as it can, with many on their way and no ear for the answers, until the connection breaks.
+fn write(mut store: Store) {
+    store.client.acknowledges = false;
+    let mut n = 0;
+    loop {
+        let requests: Vec<u8> = (0..50)
+            .flat_map(|_| {
+                n += 1;
+                let request = store.command(&["SET", &key(n % KEYS), &n.to_string()]);
+                let mut publish = request.publish();
+                publish.packet_id = store.client.packet_id();
+                publish.bytes()
+            })
+            .collect();
+        if store.client.try_send(&requests).is_err() {
+            return;
+        }
+        let mut open = 50;
+        while open > 0 {
+            match store.client.poll(Duration::from_secs(20)) {
+                Heard::Packet(packet) if packet.kind() == kind::PUBACK => open -= 1,
+                Heard::Packet(packet) => {
+                    let id = packet.publish().packet_id;
+                    let _ = store.client.try_send(&acknowledge(kind::PUBACK, id));
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Reads in turn with one GET on its way, until the connection breaks.
+fn read(mut store: Store) -> Seen {
+    let mut seen = vec![None; KEYS as usize];
+    let mut n = 0;
+    loop {
+        let request = store.command(&["GET", &key(n)]);
+        let mut publish = request.publish();
+        publish.packet_id = store.client.packet_id();
+        if store.client.try_send(&publish.bytes()).is_err() {
+            return seen;
+        }
+        loop {
+            match store.client.poll(Duration::from_secs(20)) {
+                Heard::Packet(packet) if packet.kind() == kind::PUBLISH => {
+                    newer(&mut seen, n as usize, version(&packet.publish()));
+                }
+                Heard::Packet(_) => break,
+                _ => return seen,
+            }
+        }
+        n = (n + 1) % KEYS;
+    }
+}
+
+/// Hears of every change, until the connection breaks.
+fn watch(mut store: Store, ready: &AtomicBool) -> Seen {
+    for n in 0..KEYS {
+        store.watch(key(n));
+    }
+    ready.store(true, Ordering::SeqCst);
+    let mut seen = vec![None; KEYS as usize];
+    loop {
+        match store.client.poll(Duration::from_secs(20)) {
+            Heard::Packet(packet) if packet.kind() == kind::PUBLISH => {
+                let publish = packet.publish();
+                let last = publish.topic.as_bytes().last().unwrap() - b'0';
+                newer(&mut seen, last.into(), version(&publish));
+            }
+            Heard::Packet(_) => {}
+            _ => return seen,
+        }
+    }
+}
+
+#[test]
+fn what_was_seen_is_there_after_the_kill() {
+    let mut dice = Dice::thrown();
+    let mut server = Server::restartable(&[]);
+    let mut seen: Seen = vec![None; KEYS as usize];
+    for _ in 0..8 {
+        let ready = Arc::new(AtomicBool::new(false));
+        let watcher = {
+            let (store, ready) = (server.store("watcher"), ready.clone());
+            thread::spawn(move || watch(store, &ready))
+        };
+        let readers: Vec<_> = (0..2)
+            .map(|n| {
+                let store = server.store(&format!("reader {n}"));
+                thread::spawn(move || read(store))
+            })
+            .collect();
+        while !ready.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let writer = server.store("writer");
+        let writer = thread::spawn(move || write(writer));
+        thread::sleep(Duration::from_millis(50) + dice.below_ms(100));
+        server.kill();
+        writer.join().unwrap();
+        let mut all: Vec<Seen> = readers
+            .into_iter()
+            .map(|reader| reader.join().unwrap())
+            .collect();
+        all.push(watcher.join().unwrap());
+        for one in all {
+            for (seen, one) in seen.iter_mut().zip(one) {
+                *seen = seen.clone().max(one);
+            }
+        }
+        server.restart();
+        let mut after = server.store("after");
+        for n in 0..KEYS {
+            let there = after.ask(&["GET", &key(n)]).version();
+            newer(&mut seen, n as usize, there);
+        }
+    }
+    assert!(seen.iter().all(Option::is_some), "nothing was seen");
+}
+
+/// The PUBACK of a request that waits for the disk is not overtaken by those of messages that need none, nor by
+/// those of reads: acknowledgements keep the order of their messages (MQTT 5, section 4.6).
+#[test]
+fn acknowledgements_keep_the_order() {
+    let server = Server::start();
+    let connect = Connect::new("client").with(Property::ReceiveMaximum(1000));
+    let client = Client::connect(server.address(), &connect);
+    let mut store = Store::new(client, "client");
+    let mut bytes = Vec::new();
+    for n in 1..=300_u16 {
+        let mut publish = match n % 3 {
+            0 => statehouse_tests::Publish::new("nobody", "x").qos(1),
+            1 => store.command(&["SET", "key", &n.to_string()]).publish(),
+            _ => store.command(&["GET", "key"]).publish(),
+        };
+        publish.packet_id = n;
+        bytes.extend(publish.bytes());
+    }
+    store.client.send(&bytes);
+    let mut acknowledged = 0;
+    let mut answers = 0;
+    while acknowledged < 300 {
+        let packet = store.client.next();
+        if packet.kind() == kind::PUBLISH {
+            answers += 1;
+            continue;
+        }
+        acknowledged += 1;
+        assert_eq!(packet.ack().packet_id, acknowledged);
+        // Two of three are requests, and each was answered before its acknowledgement.
+        assert!(
+            answers >= acknowledged - acknowledged / 3,
+            "PUBACK {acknowledged} after {answers} answers"
+        );
+    }
+    store.expect_nothing();
+}

@@ -1,0 +1,376 @@
+//! MQTT sessions over `kill -9`: what a client that comes back finds (MQTT 5, section 4.1).
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{
+    Client, Connect, Heard, Property, Publish, Server, Store,
+    client::PATIENCE,
+    packet::{self, kind},
+};
+
+use crate::resumed::{begin, connect, resume};
+
+fn restart(server: &mut Server) {
+    server.kill();
+    server.restart();
+}
+
+/// A client with a session, of messages rather than of the store.
+fn client(server: &Server, id: &str, present: bool) -> Client {
+    let client = Client::connect(server.address(), &connect(id));
+    assert_eq!(client.session_present(), present, "of {id}");
+    client
+}
+
+/// Session Present tells the truth: kept, ended with the connection, ended by a DISCONNECT, begun anew.
+#[test]
+fn session_present_is_true() {
+    let mut server = Server::restartable(&[]);
+    client(&server, "connected", false);
+    client(&server, "gone", false).disconnect();
+    let _connected = client(&server, "connected", true);
+    drop(server.connect("of one connection"));
+    let mut ended = client(&server, "ended", false);
+    ended.send(&packet::disconnect(0, &[Property::SessionExpiry(0)]));
+    ended.expect_closed();
+    client(&server, "cleaned", false).disconnect();
+    server.connect("cleaned").disconnect();
+    for _ in 0..2 {
+        restart(&mut server);
+        for (id, present) in [
+            ("connected", true),
+            ("gone", true),
+            ("of one connection", false),
+            ("ended", false),
+            ("cleaned", false),
+            ("never seen", false),
+        ] {
+            let mut connect = Connect::resume(id, 0);
+            if present {
+                connect = crate::resumed::connect(id);
+            }
+            let client = Client::connect(server.address(), &connect);
+            assert_eq!(client.session_present(), present, "of {id}");
+        }
+    }
+    // A clean start after the kill ends the old session for good.
+    let clean = server.connect("gone");
+    assert!(!clean.session_present());
+    clean.disconnect();
+    restart(&mut server);
+    client(&server, "gone", false);
+}
+
+/// Options and identifiers of subscriptions, and what was unsubscribed.
+#[test]
+fn subscriptions_are_as_they_were() {
+    let mut server = Server::restartable(&[]);
+    let mut one = client(&server, "one", false);
+    one.subscribe_with("a/+", 2, &[Property::SubscriptionId(7)]);
+    one.subscribe_with("a/#", 1, &[Property::SubscriptionId(300_000)]);
+    // No Local, QoS 1.
+    one.subscribe("own/#", 0b0000_0101);
+    // Retain As Published, QoS 0.
+    one.subscribe("kept/#", 0b0000_1000);
+    one.subscribe("changed", 0);
+    one.subscribe("changed", 1);
+    one.subscribe("left", 1);
+    let id = one.packet_id();
+    one.send(&packet::unsubscribe(id, "left"));
+    one.take("an UNSUBACK", |p| p.kind() == kind::UNSUBACK);
+    restart(&mut server);
+    let mut one = client(&server, "one", true);
+    let mut other = server.connect("other");
+    other.publish(Publish::new("left", "x").qos(1));
+    other.publish(Publish::new("a/b", "both").qos(2));
+    let both = one.next().publish();
+    assert_eq!((both.qos, &both.payload[..]), (2, &b"both"[..]));
+    let ids: BTreeSet<u32> = both
+        .properties
+        .iter()
+        .map(|property| match property {
+            Property::SubscriptionId(id) => *id,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(ids, BTreeSet::from([7, 300_000]));
+    one.take("its PUBREL", |p| p.kind() == kind::PUBREL);
+    one.publish(Publish::new("own/x", "unheard").qos(1));
+    other.publish(Publish::new("own/x", "heard").qos(1));
+    assert_eq!(one.next().publish().payload, b"heard");
+    other.publish(Publish::new("kept/x", "flagged").qos(1).retained());
+    let kept = one.next().publish();
+    assert_eq!((kept.retain, kept.qos), (true, 0));
+    other.publish(Publish::new("changed", "x").qos(1));
+    assert_eq!(one.next().publish().qos, 1);
+    one.expect_nothing();
+}
+
+/// Messages for somebody who is away: QoS 1 and 2 in order, with what they carry.
+#[test]
+fn messages_wait_for_an_absent_client() {
+    let mut server = Server::restartable(&[]);
+    let mut absent = client(&server, "absent", false);
+    absent.subscribe("a/#", 2);
+    absent.disconnect();
+    let mut publisher = server.connect("publisher");
+    let user = Property::user("n", "\u{1F980}");
+    for n in 0..50_u8 {
+        let message = Publish::new(&format!("a/{n}"), [n, 0, 0xFF]).qos(1 + n % 2);
+        publisher.publish(message.with(user.clone()));
+        if n == 24 {
+            restart(&mut server);
+            publisher = server.connect("publisher");
+        }
+    }
+    restart(&mut server);
+    let mut absent = client(&server, "absent", true);
+    for n in 0..50_u8 {
+        let publish = absent
+            .take("a PUBLISH", |p| p.kind() == kind::PUBLISH)
+            .publish();
+        assert_eq!(publish.topic, format!("a/{n}"));
+        assert_eq!(publish.payload, [n, 0, 0xFF]);
+        assert_eq!((publish.qos, publish.dup), (1 + n % 2, false));
+        assert_eq!(publish.properties, std::slice::from_ref(&user));
+    }
+    for _ in 0..25 {
+        absent.take("a PUBREL", |p| p.kind() == kind::PUBREL);
+    }
+    absent.expect_nothing();
+    // Acknowledged, they are gone; that is kept once somebody hears of anything later.
+    publisher = server.connect("publisher");
+    publisher.publish(Publish::new("a/last", "x").qos(1));
+    absent.take_publish("a/last");
+    absent.ping();
+    server.store("other").set("key", "flushed");
+    restart(&mut server);
+    let mut absent = client(&server, "absent", true);
+    if let Heard::Packet(packet) = absent.poll(Duration::from_millis(300)) {
+        panic!("again: {packet:?}");
+    }
+}
+
+/// Sent and not acknowledged: again with DUP and the same packet ids, before anything new.
+#[test]
+fn the_unacknowledged_is_sent_again() {
+    let mut server = Server::restartable(&[]);
+    let mut slow = client(&server, "slow", false);
+    slow.acknowledges = false;
+    slow.subscribe("a", 2);
+    let mut publisher = server.connect("publisher");
+    for n in 0..6_u8 {
+        publisher.publish(Publish::new("a", [n]).qos(1 + n % 2));
+    }
+    let sent: Vec<Publish> = (0..6).map(|_| slow.next().publish()).collect();
+    // The first exchange ends, the second goes half its way.
+    slow.send(&packet::acknowledge(kind::PUBACK, sent[0].packet_id));
+    slow.send(&packet::acknowledge(kind::PUBREC, sent[1].packet_id));
+    slow.take_ack(kind::PUBREL, sent[1].packet_id);
+    // Everything before is durable once this is answered.
+    server.store("other").set("key", "value");
+    for _ in 0..2 {
+        restart(&mut server);
+        slow = client(&server, "slow", true);
+        slow.acknowledges = false;
+        assert_eq!(slow.next().ack().packet_id, sent[1].packet_id, "a PUBREL");
+        for first in &sent[2..] {
+            let again = slow.next().publish();
+            assert_eq!(
+                again,
+                Publish {
+                    dup: true,
+                    ..first.clone()
+                }
+            );
+        }
+    }
+    publisher = server.connect("publisher");
+    publisher.publish(Publish::new("a", "new").qos(1));
+    let new = slow.next().publish();
+    assert_eq!((&new.payload[..], new.dup), (&b"new"[..], false));
+    assert!(sent[1..].iter().all(|old| old.packet_id != new.packet_id));
+    slow.expect_nothing();
+}
+
+/// QoS 2 from the client: delivered once, although the client cannot know how far the exchange had come.
+#[test]
+fn a_message_over_qos_2_is_delivered_once() {
+    let mut server = Server::restartable(&[]);
+    let mut absent = client(&server, "absent", false);
+    absent.subscribe("a", 2);
+    absent.disconnect();
+    let mut publisher = client(&server, "publisher", false);
+    let mut publish = Publish::new("a", "once").qos(2);
+    publish.packet_id = 9;
+    publisher.send(&publish.bytes());
+    assert_eq!(publisher.take_ack(kind::PUBREC, 9).reason, 0);
+    for _ in 0..2 {
+        restart(&mut server);
+        publisher = client(&server, "publisher", true);
+        publish.dup = true;
+        publisher.send(&publish.bytes());
+        assert_eq!(publisher.take_ack(kind::PUBREC, 9).reason, 0);
+    }
+    publisher.send(&packet::acknowledge(kind::PUBREL, 9));
+    assert_eq!(publisher.take_ack(kind::PUBCOMP, 9).reason, 0);
+    restart(&mut server);
+    publisher = client(&server, "publisher", true);
+    publisher.send(&packet::acknowledge(kind::PUBREL, 9));
+    assert_eq!(publisher.take_ack(kind::PUBCOMP, 9).reason, 0x92);
+    let mut absent = client(&server, "absent", true);
+    assert_eq!(absent.next().publish().payload, b"once");
+    absent.take("its PUBREL", |p| p.kind() == kind::PUBREL);
+    absent.expect_nothing();
+}
+
+#[test]
+fn retained_messages_stay() {
+    let mut server = Server::restartable(&[]);
+    let mut publisher = server.connect("publisher");
+    let kept = Publish::new("r/one", "second")
+        .qos(1)
+        .retained()
+        .with(Property::user("who", "publisher"));
+    publisher.publish(Publish::new("r/one", "first").qos(1).retained());
+    publisher.publish(kept.clone());
+    publisher.publish(Publish::new("r/two", "removed").qos(2).retained());
+    publisher.publish(Publish::new("r/two", "").qos(1).retained());
+    let expiring = Publish::new("r/three", "short").qos(1).retained();
+    publisher.publish(expiring.with(Property::MessageExpiry(1)));
+    let began = Instant::now();
+    restart(&mut server);
+    thread::sleep(Duration::from_millis(1100).saturating_sub(began.elapsed()));
+    let mut subscriber = server.connect("subscriber");
+    subscriber.subscribe("r/#", 1);
+    let got = subscriber.next().publish();
+    assert_eq!((got.topic, got.payload), (kept.topic, kept.payload));
+    assert_eq!((got.properties, got.retain), (kept.properties, true));
+    subscriber.expect_nothing();
+    server
+        .connect("publisher")
+        .publish(Publish::new("r/one", "").qos(1).retained());
+    restart(&mut server);
+    let mut subscriber = server.connect("subscriber");
+    subscriber.subscribe("r/#", 1);
+    subscriber.expect_nothing();
+}
+
+/// A connection that the kill broke is a broken connection: its will is published where the client stays away, at
+/// once or after its delay, and not where it comes back in time.
+#[test]
+fn wills_are_published_after_the_restart() {
+    let mut server = Server::restartable(&[]);
+    let will = |topic: &str| Publish::new(topic, "gone").qos(1).retained();
+    let mut listener = client(&server, "listener", false);
+    listener.subscribe("will/#", 1);
+    let with = |id: &str, delay_s| connect(id).will(will(&format!("will/{id}")), delay_s);
+    let stays = Client::connect(server.address(), &with("stays away", 1));
+    let back = Client::connect(server.address(), &with("comes back", 600));
+    let said = Client::connect(server.address(), &with("says goodbye", 0));
+    let at_once = Client::connect(server.address(), &with("has no delay", 0));
+    said.disconnect();
+    // A DISCONNECT is not acknowledged; it is durable at the latest with what is, later.
+    server.store("other").set("key", "value");
+    restart(&mut server);
+    drop((stays, back, at_once));
+    let back = Client::connect(server.address(), &with("comes back", 600));
+    assert!(back.session_present());
+    listener = client(&server, "listener", true);
+    let mut heard: Vec<String> = (0..2)
+        .map(|_| listener.take_publish("will/").topic)
+        .collect();
+    heard.sort();
+    assert_eq!(heard, ["will/has no delay", "will/stays away"]);
+    back.disconnect();
+    restart(&mut server);
+    listener = client(&server, "listener", true);
+    listener.expect_nothing();
+    // Published, it is retained as it says.
+    let mut later = server.connect("later");
+    later.subscribe("will/stays away", 1);
+    assert!(later.next().publish().retain);
+}
+
+/// Session Expiry goes on while nobody runs: counted from the end of the connection, or from the kill where that
+/// ended it.
+#[test]
+fn sessions_expire_over_a_restart() {
+    let mut server = Server::restartable(&[]);
+    let short = |id: &str| Connect::resume(id, 2);
+    Client::connect(server.address(), &short("left before")).disconnect();
+    let connected = Client::connect(server.address(), &short("connected"));
+    let began = Instant::now();
+    server.kill();
+    drop(connected);
+    thread::sleep(Duration::from_millis(2100).saturating_sub(began.elapsed()));
+    server.restart();
+    let left = Client::connect(server.address(), &short("left before"));
+    assert!(!left.session_present(), "it had two seconds");
+    // One that was connected at the kill ends at the latest two seconds after the restart.
+    thread::sleep(Duration::from_millis(2500));
+    let connected = Client::connect(server.address(), &short("connected"));
+    assert!(!connected.session_present(), "it had two seconds");
+}
+
+/// Watches are of connections, and these have ended.
+#[test]
+fn watches_end_with_the_process() {
+    let mut server = Server::restartable(&[]);
+    let mut watcher = begin(&server, "watcher");
+    watcher.watch("key");
+    watcher.watch("again");
+    server.store("writer").set("key", "heard");
+    watcher.notification();
+    restart(&mut server);
+    let mut watcher = resume(&server, "watcher");
+    let mut writer = server.store("writer");
+    writer.set("key", "unheard");
+    watcher.watch("again");
+    writer.set("again", "heard");
+    assert!(watcher.notification().payload.ends_with(b"heard\r\n"));
+    watcher.expect_nothing();
+}
+
+/// A notification that was sent and not acknowledged comes again over the kill where the connection had ended before;
+/// one that waited for room in the window is dropped with the connection.
+#[test]
+fn unacknowledged_notifications_come_again() {
+    let mut server = Server::restartable(&[]);
+    let watcher = begin(&server, "watcher");
+    drop(watcher.client);
+    let connect = connect("watcher").with(Property::ReceiveMaximum(2));
+    let client = Client::connect(server.address(), &connect);
+    let mut watcher = Store {
+        client,
+        id: "watcher".into(),
+        dialect: statehouse_tests::Dialect::Sdk,
+    };
+    watcher.watch("key");
+    watcher.client.acknowledges = false;
+    watcher.client.ping();
+    let mut writer = server.store("writer");
+    for n in 0..5 {
+        writer.set("key", n.to_string());
+    }
+    let sent: Vec<Publish> = (0..2).map(|_| watcher.notification()).collect();
+    assert!(matches!(
+        watcher.client.poll(Duration::from_millis(100)),
+        Heard::Silence
+    ));
+    watcher.client.abort();
+    writer.set("other", "flushed");
+    restart(&mut server);
+    let mut watcher = resume(&server, "watcher");
+    for first in sent {
+        let Heard::Packet(again) = watcher.client.poll(PATIENCE) else {
+            panic!("nothing came");
+        };
+        assert_eq!(again.publish(), Publish { dup: true, ..first });
+    }
+    watcher.expect_nothing();
+}
