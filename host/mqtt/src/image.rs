@@ -20,30 +20,22 @@ pub struct ImageCursor(Place);
 
 #[derive(Debug)]
 enum Place {
-    /// In the session of this slot.
+    /// In the session of this slot: before its beginning, or before its message of this number. If the slot has another
+    /// session by the next piece, that one has begun since, so what is written of it does not matter.
     Session {
         slot: usize,
-        begun: Option<Begun>,
+        message: Option<u64>,
     },
     /// Behind the retained message of this topic.
     Retained(Option<Bytes>),
     End,
 }
 
-/// A session whose beginning was written.
-#[derive(Debug, Clone, Copy)]
-struct Begun {
-    /// A slot may have another session by the next piece.
-    session: u64,
-    /// The next message to write.
-    message: u64,
-}
-
 impl Default for Place {
     fn default() -> Self {
         Self::Session {
             slot: 0,
-            begun: None,
+            message: None,
         }
     }
 }
@@ -60,14 +52,14 @@ pub(crate) fn next(
     let mut piece = Encoder::default();
     while piece.len() < bytes_max {
         match &mut cursor.0 {
-            Place::Session { slot, begun } => match sessions.get(*slot) {
+            Place::Session { slot, message } => match sessions.get(*slot) {
                 Some(session) => {
                     let session = session.as_ref().filter(|session| session.is_durable());
                     let over = session.is_none_or(|session| {
-                        write_session(session, clock, begun, &mut piece, bytes_max)
+                        write_session(session, clock, message, &mut piece, bytes_max)
                     });
                     if over {
-                        (*slot, *begun) = (*slot + 1, None);
+                        (*slot, *message) = (*slot + 1, None);
                     }
                 }
                 None => cursor.0 = Place::Retained(None),
@@ -93,13 +85,14 @@ pub(crate) fn next(
 fn write_session(
     session: &Session,
     clock: &Clock,
-    begun: &mut Option<Begun>,
+    next: &mut Option<u64>,
     piece: &mut Encoder,
     bytes_max: usize,
 ) -> bool {
     let number = session.number;
     let put = |piece: &mut Encoder, part| piece.write(&Change::Session(number, part));
-    if begun.is_none_or(|begun| begun.session != number) {
+    let from = next.unwrap_or_default();
+    if next.is_none() {
         put(
             piece,
             Part::Begin {
@@ -124,13 +117,9 @@ fn write_session(
         for (packet_id, reason) in session.answered() {
             put(piece, Part::Received { packet_id, reason });
         }
-        *begun = Some(Begun {
-            session: number,
-            message: 0,
-        });
+        *next = Some(from);
     }
-    let Some(begun) = begun else { return true };
-    for recorded in session.outbox.recorded_from(begun.message) {
+    for recorded in session.outbox.recorded_from(from) {
         if piece.len() >= bytes_max {
             return false;
         }
@@ -165,7 +154,7 @@ fn write_session(
             ),
             (None, _) => {}
         }
-        begun.message = message + 1;
+        *next = Some(message + 1);
     }
     true
 }

@@ -26,7 +26,7 @@ use crate::{
 pub trait Persistence: Send + Sync + 'static {
     /// Takes the changes of one batch, of which all survive or none, and returns the position of their record. Called
     /// with the broker's lock held, in the order of the changes: it should copy the bytes and wait for no disk. It may not
-    /// call the broker.
+    /// call the broker, nor wait for a thread that does; only [`Broker::released`](crate::Broker::released) is free.
     fn append(&self, changes: &[u8]) -> u64;
 
     /// Everything up to this position is durable. What is released later is told by

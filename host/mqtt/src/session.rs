@@ -348,7 +348,7 @@ impl Session {
         packet_id: u16,
         recorder: &mut Recorder,
     ) -> Result<Arrival, Violation> {
-        // What a repetition is answered with may not be durable yet.
+        // An answer to an earlier connection may not be durable yet.
         let told = self.tape(recorder).latest();
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);

@@ -91,6 +91,25 @@ async fn a_takeover_hands_over_in_order() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_session_is_told_after_that_of_its_connection() {
+    let (broker, echo) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let _old = Client::tcp(address).await.hello("a", 1000).await;
+    let mut new = Client::tcp(address).await;
+    new.send(&[connect("a", true, 0, 60)]).await;
+    assert!(matches!(new.next().await, Some(Packet::ConnAck(_))));
+    drop(new);
+    let all = async {
+        while echo.ended.lock().unwrap().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, all).await.unwrap();
+    assert_eq!(*echo.ended.lock().unwrap(), [(1, 1), (2, 2)]);
+    assert_eq!(broker.sessions(), []);
+}
+
+#[tokio::test]
 async fn a_panic_of_the_service_ends_one_connection() {
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;

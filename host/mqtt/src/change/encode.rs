@@ -6,7 +6,7 @@ use super::{
     AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
     Testament, tag,
 };
-use crate::{Message, clock::Clock};
+use crate::{Message, clock::Clock, limits::BATCH_BYTES};
 
 /// Collects the changes of one batch.
 #[derive(Debug, Default)]
@@ -40,6 +40,7 @@ impl Encoder {
     pub(crate) fn clear(&mut self) {
         self.last = None;
         self.bytes.clear();
+        self.bytes.shrink_to(BATCH_BYTES);
     }
 
     /// A message of a session. The same bytes to many sessions are written once.

@@ -217,7 +217,8 @@ impl Core {
 }
 
 impl Sending<'_> {
-    /// Sends again what the client did not acknowledge over an earlier connection (section 4.4).
+    /// Sends again what the client did not acknowledge over an earlier connection (section 4.4). It was recorded before the
+    /// CONNACK, and stands behind it.
     fn repeat(&mut self, tally: &mut Tally, now: Instant) {
         let Self {
             link, outbox, tape, ..
@@ -239,28 +240,20 @@ impl Sending<'_> {
                             usize::MAX,
                         );
                     };
-                    let told = tape.latest();
-                    let Some(wake) = tape.offer(&link.output, told, rel) else {
+                    let Some(wake) = tape.offer(&link.output, 0, rel) else {
                         return;
                     };
                     tally.wake |= wake;
                 }
                 Some(_) if link.unacknowledged >= link.window => return,
-                Some(queued) => {
-                    let told = match queued.message.qos {
-                        QoS::ExactlyOnce => tape.latest(),
-                        _ => 0,
-                    };
-                    let sending = (packet_id, true, told);
-                    match tally.send(link, queued, sending, now, tape) {
-                        Sent::Yes => {
-                            entry.connection = link.connection;
-                            link.unacknowledged += 1;
-                        }
-                        Sent::TooLarge => _ = outbox.complete(packet_id, tape),
-                        Sent::NoRoom => return,
+                Some(queued) => match tally.send(link, queued, (packet_id, true, 0), now, tape) {
+                    Sent::Yes => {
+                        entry.connection = link.connection;
+                        link.unacknowledged += 1;
                     }
-                }
+                    Sent::TooLarge => _ = outbox.complete(packet_id, tape),
+                    Sent::NoRoom => return,
+                },
             }
             link.resend.pop_front();
         }

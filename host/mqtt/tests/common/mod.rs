@@ -188,6 +188,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 #[derive(Default)]
 pub(crate) struct Echo {
     pub(crate) log: Mutex<Vec<(String, Origin)>>,
+    /// Sessions that are no more, and how many connections had ended by then.
+    pub(crate) ended: Mutex<Vec<(u64, usize)>>,
 }
 
 impl Echo {
@@ -263,5 +265,11 @@ impl Service for Echo {
             .lock()
             .unwrap()
             .push(("gone".to_owned(), who.clone()));
+    }
+
+    fn ended(&self, _: &Broker, sessions: &[u64]) {
+        let gone = self.count("gone");
+        let ended = sessions.iter().map(|session| (*session, gone));
+        self.ended.lock().unwrap().extend(ended);
     }
 }

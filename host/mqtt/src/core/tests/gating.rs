@@ -395,6 +395,23 @@ fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
 }
 
 #[test]
+fn an_answer_to_an_earlier_connection_waits_when_it_is_asked_for_again() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let mut peer = held.peer(&Hello::new("a"));
+    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 5, held.now);
+    peer.lose(held.now);
+    let mut peer = held.peer(&Hello::new("a"));
+    held.broker
+        .batch(|batch| batch.settle(token, ReasonCode::SUCCESS, None));
+    let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
+    repeated.dup = true;
+    peer.send(&[Packet::Publish(repeated)], held.now);
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+}
+
+#[test]
 fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.subscriber("a", "n/#", Q::ExactlyOnce);
@@ -468,6 +485,38 @@ fn no_disconnect_comes_before_the_connack() {
     });
     assert!(peer.output.cut());
     assert_eq!(peer.receive(), []);
+}
+
+#[test]
+fn much_at_once_is_divided_between_packets() {
+    let held = Held::new(Arc::new(NoService));
+    held.subscriber("s", "t", Q::AtLeastOnce).lose(held.now);
+    held.release();
+    let mut peer = held.peer(&Hello::new("p").expiry(0));
+    let (records, bytes) = (held.journal.len(), held.journal.bytes());
+    let payload = "x".repeat(100_000);
+    let packets: Vec<_> = (1..=40)
+        .map(|id| Packet::Publish(publish("t", Q::AtLeastOnce, id, &payload)))
+        .collect();
+    peer.send(&packets, held.now);
+    let records = held.journal.len() - records;
+    assert!((3..10).contains(&records), "{records}");
+    assert!(held.journal.bytes() - bytes < 40 * 100_050);
+    // Each acknowledgement waits for its own record only.
+    held.journal
+        .release(&held.broker, held.journal.len() - records + 1);
+    let first = peer.receive().len();
+    assert!((1..40).contains(&first), "{first}");
+    held.release();
+    assert_eq!(peer.receive().len(), 40 - first);
+    // The same through a batch of the embedder.
+    let records = held.journal.len();
+    held.broker.batch(|batch| {
+        for _ in 0..40 {
+            batch.publish(Message::new("t", payload.clone(), QoS::AtLeastOnce));
+        }
+    });
+    assert!(held.journal.len() - records > 2);
 }
 
 fn has_room(peer: &Peer) -> bool {
