@@ -557,7 +557,6 @@ impl Replay {
                     None,
                 ));
             }
-            self.witness = self.witness.max(frame.synced);
             if frame.last() > self.base {
                 self.bytes += frame.bytes as u64;
                 for (record, position) in frame.records().zip(frame.first..) {

@@ -244,23 +244,26 @@ fn a_restore_that_ends_half_way_is_no_empty_store() {
 fn a_frame_inside_a_record_is_not_believed() {
     let disk = Simulation::new(1);
     let (log, _) = filled(&disk, 1);
-    let header = Header::decode(
-        &disk.content(&files::segment(1)).expect("there"),
-        Magic::Segment,
-    )
-    .expect("whole");
-    let guess = crate::frame::Place {
-        store: header.store.0 ^ 1,
-        ..header.place(64)
-    };
-    let mut forged = vec![0; crate::frame::HEADER_BYTES];
-    crate::frame::push(&mut forged, b"never appended");
-    crate::frame::seal(&mut forged, guess, 2, 1, 1);
+    let name = files::segment(1);
+    let content = disk.content(&name).expect("there");
+    let header = Header::decode(&content, Magic::Segment).expect("whole");
     let end = 64 + crate::frame::HEADER_BYTES + 4 + "record 0".len();
     log.commit().expect("no faults");
-    let mut content = disk.content(&files::segment(1)).expect("there");
-    content[end..end + forged.len()].copy_from_slice(&forged);
-    disk.put(&files::segment(1), &content);
-    let (.., records) = open(&disk.kill(), small()).expect("opens");
-    assert_eq!(records.list().len(), 1);
+    let right = header.place(end);
+    for (store, believed) in [
+        (0, false),
+        (right.store ^ 1, false),
+        // Only whoever knows the number could.
+        (right.store, true),
+    ] {
+        let mut forged = vec![0; crate::frame::HEADER_BYTES];
+        crate::frame::push(&mut forged, b"never appended");
+        crate::frame::seal(&mut forged, crate::frame::Place { store, ..right }, 2, 1, 1);
+        let disk = disk.fork();
+        let mut content = content.clone();
+        content[end..end + forged.len()].copy_from_slice(&forged);
+        disk.put(&name, &content);
+        let (.., records) = open(&disk, small()).expect("opens");
+        assert_eq!(records.list().len() == 2, believed, "{store}");
+    }
 }
