@@ -7,5 +7,6 @@ mod locks;
 mod operations;
 mod peer;
 mod reconnecting;
+mod restart;
 mod scanning;
 mod watching;

@@ -37,9 +37,14 @@ impl Peer {
 
     /// Connects as the examples do, with the defaults of the crate.
     pub(crate) fn connect(port: u16, id: &str) -> Peer {
+        Peer::connect_to("localhost", port, id)
+    }
+
+    /// The same to a server of a name.
+    pub(crate) fn connect_to(host: &str, port: u16, id: &str) -> Peer {
         let settings = MqttConnectionSettingsBuilder::default()
             .client_id(id)
-            .hostname("localhost")
+            .hostname(host)
             .tcp_port(port)
             .keep_alive(Duration::from_secs(5))
             .use_tls(false)
