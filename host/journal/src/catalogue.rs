@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::files;
 use crate::limits;
 use crate::log::Segment;
-use crate::recovery::{SnapshotInfo, Survey};
 use crate::segment::{Header, Magic};
+use crate::survey::{SnapshotInfo, Survey};
 
 /// How much of a new file is written at once while it is filled.
 const FILL_BYTES: usize = 1 << 20;

@@ -13,7 +13,7 @@
 //! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
 //! * [`Journal`]: a log with its threads. One commit per wake-up; appenders never wait for the disk.
 //! * `upkeep`: spare segments made ready, snapshots taken, history let go.
-//! * `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
+//! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.
 //! * [`inspect`]: looks at every file and judges it.
 //! * [`Disk`] and [`File`]: the seam to the file system.
@@ -40,6 +40,7 @@ mod settle;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod snapshot;
+mod survey;
 mod teller;
 #[cfg(test)]
 mod tests;

@@ -19,9 +19,10 @@ use crate::limits;
 use crate::options::{Durability, Options};
 use crate::pending::Pending;
 use crate::position::Position;
-use crate::recovery::{self, Link, Recovered, Sink};
+use crate::recovery::{self, Recovered, Sink};
 use crate::segment::{HEADER_BYTES, Header, Magic, StoreId};
 use crate::settle;
+use crate::survey::Link;
 
 /// What opening found.
 #[derive(Clone, Debug, PartialEq, Eq)]

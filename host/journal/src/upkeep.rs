@@ -13,9 +13,9 @@ use crate::files;
 use crate::limits;
 use crate::log::{Log, Segment, locked};
 use crate::position::Position;
-use crate::recovery::SnapshotInfo;
 use crate::segment::StoreId;
 use crate::snapshot::{self, BlockError, Source, Writer};
+use crate::survey::SnapshotInfo;
 
 /// How much the log can still take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

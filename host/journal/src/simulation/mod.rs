@@ -6,6 +6,9 @@
 //! bit flipped. A sync that fails behaves like Linux: what it could not write stays readable, counts
 //! as written from then on, and is gone after the next crash.
 
+mod dice;
+mod images;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,41 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::disk::{Disk, File};
 use crate::log::locked;
 
+pub use dice::Dice;
+pub use images::Image;
+
 /// What a device writes as one.
 pub const SECTOR_BYTES: usize = 512;
-
-/// Unsynced sectors and names up to which every subset of them becomes a crash image.
-const EVERY_SUBSET_MAX: usize = 5;
-
-/// Random numbers that a seed determines (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// The numbers of a seed.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number.
-    pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    /// The next number below `end`, which must not be 0.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.roll() % end
-    }
-
-    /// True once in `n`.
-    pub fn once_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 #[derive(Clone, Debug, Default)]
 struct Inode {
@@ -261,17 +234,6 @@ struct Handle {
     writable: bool,
 }
 
-/// A directory as some crash may leave it.
-#[derive(Debug)]
-pub struct Image {
-    /// The directory.
-    pub disk: Simulation,
-    /// The last [`Simulation::mark`] before the crash.
-    pub marked: u64,
-    /// Which crash: for a failing test to print.
-    pub story: String,
-}
-
 fn fresh(world: World) -> Simulation {
     let generation = world.generation;
     Simulation {
@@ -395,67 +357,6 @@ impl Simulation {
         world.names.insert(name.to_owned(), inode);
         world.durable_names.insert(name.to_owned(), inode);
     }
-
-    /// Starts to record, for [`Simulation::images`]. The directory must be empty.
-    pub fn record(&self) {
-        locked(&self.world).trace = Some(Vec::new());
-    }
-
-    /// Notes in the recording what was promised up to now, such as the last durable position.
-    pub fn mark(&self, promised: u64) {
-        locked(&self.world).note(|| Event::Mark(promised));
-    }
-
-    /// Goes through the directories that a crash may leave after every single step of the recording:
-    /// without what was not synced, with all of it, with each part of it alone, with all but each
-    /// part, and where there are few parts with every choice of them.
-    pub fn images(&self, each: &mut dyn FnMut(Image)) {
-        let trace = locked(&self.world).trace.clone().unwrap_or_default();
-        let entropy = locked(&self.world).entropy;
-        let mut world = World {
-            entropy,
-            ..World::default()
-        };
-        let mut marked = 0;
-        for (step, event) in trace.iter().enumerate() {
-            world.apply(event);
-            if let Event::Mark(promised) = event {
-                marked = *promised;
-            }
-            let sectors: Vec<(usize, usize)> = (0..world.inodes.len())
-                .flat_map(|inode| {
-                    world.inodes[inode]
-                        .dirty
-                        .iter()
-                        .map(move |&sector| (inode, sector))
-                })
-                .collect();
-            let parts = sectors.len() + world.name_ops.len();
-            for kept in choices(parts) {
-                let mut image = world.clone();
-                for (part, &(inode, sector)) in sectors.iter().enumerate() {
-                    if kept.contains(&part) {
-                        image.inodes[inode].store(sector, SECTOR_BYTES);
-                    }
-                }
-                for (part, op) in std::mem::take(&mut image.name_ops).iter().enumerate() {
-                    if kept.contains(&(sectors.len() + part)) {
-                        op.apply(&mut image.durable_names);
-                    }
-                }
-                image.lose();
-                let story = format!(
-                    "after step {step} ({}), kept {kept:?} of {parts}",
-                    event.word()
-                );
-                each(Image {
-                    disk: fresh(image),
-                    marked,
-                    story,
-                });
-            }
-        }
-    }
 }
 
 impl Event {
@@ -468,24 +369,6 @@ impl Event {
             Self::Mark(_) => "mark",
         }
     }
-}
-
-fn choices(parts: usize) -> Vec<BTreeSet<usize>> {
-    if parts <= EVERY_SUBSET_MAX {
-        let members = |set: usize| {
-            (0..parts)
-                .filter(move |part| set >> part & 1 == 1)
-                .collect()
-        };
-        return (0..1 << parts).map(members).collect();
-    }
-    let mut choices = vec![BTreeSet::new(), (0..parts).collect()];
-    for part in 0..parts {
-        choices.push(BTreeSet::from([part]));
-        choices.push((0..parts).filter(|&other| other != part).collect());
-        choices.push((0..part).collect());
-    }
-    choices
 }
 
 impl Disk for Simulation {
