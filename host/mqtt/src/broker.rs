@@ -23,7 +23,10 @@ use crate::{
     connection,
     core::{Core, Source},
     gate::Gate,
+    limits::DIRECT_WRITES_MAX,
+    output::Direct,
     persist::Recorder,
+    writer::SharedWriter,
 };
 
 /// How a broker is to run.
@@ -125,7 +128,9 @@ impl Broker {
                     let broker = self.clone();
                     tokio::spawn(async move {
                         let (reader, writer) = socket.into_split();
-                        broker.serve(reader, writer, peer).await;
+                        let writer = SharedWriter::new(writer);
+                        let direct = writer.direct();
+                        broker.serve(reader, writer, Some(direct), peer).await;
                     });
                 }
                 Err(error) => {
@@ -143,11 +148,16 @@ impl Broker {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (reader, writer) = tokio::io::split(stream);
-        self.serve(reader, writer, peer).await;
+        self.serve(reader, writer, None, peer).await;
     }
 
-    async fn serve<R, W>(&self, reader: R, writer: W, peer: SocketAddr)
-    where
+    async fn serve<R, W>(
+        &self,
+        reader: R,
+        writer: W,
+        direct: Option<Arc<dyn Direct>>,
+        peer: SocketAddr,
+    ) where
         R: AsyncRead + Unpin + Send,
         W: AsyncWrite + Unpin + Send + 'static,
     {
@@ -161,7 +171,7 @@ impl Broker {
             return;
         }
         tokio::select! {
-            () = connection::run(self, reader, writer, peer) => {}
+            () = connection::run(self, reader, writer, direct, peer) => {}
             () = abort => {}
         }
     }
@@ -302,9 +312,12 @@ impl Guard<'_> {
         };
         let wakes = core.finish();
         drop(core);
-        for writer in wakes.writers {
-            writer.wake_writer();
-        }
+        // The rest in parallel, so that one change with many watchers does not keep a thread for itself.
+        let (now, later) = wakes
+            .writers
+            .split_at(wakes.writers.len().min(DIRECT_WRITES_MAX));
+        later.iter().for_each(|writer| writer.wake_writer());
+        now.iter().for_each(|writer| writer.write_now());
         if wakes.timers {
             self.broker.0.earlier.notify_waiters();
         }

@@ -18,13 +18,18 @@ use crate::{
     core::{Accepted, Refusal},
     dispatch::{Dispatch, Turn, check_will},
     limits::IDLE_BUFFER_BYTES_MAX,
-    output::{Output, Work},
+    output::{Direct, Output, Work},
     router::SessionKey,
 };
 
 /// Serves a connection from its first byte to its last.
-pub(crate) async fn run<R, W>(broker: &Broker, mut reader: R, mut writer: W, peer: SocketAddr)
-where
+pub(crate) async fn run<R, W>(
+    broker: &Broker,
+    mut reader: R,
+    mut writer: W,
+    direct: Option<Arc<dyn Direct>>,
+    peer: SocketAddr,
+) where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
@@ -39,7 +44,7 @@ where
         tracing::debug!(%peer, "closed: no CONNECT");
         return;
     };
-    let output = Arc::new(Output::new(limits.output_bytes_high));
+    let output = Arc::new(Output::new(limits.output_bytes_high, direct));
     let accepted = match connect.and_then(|connect| accept(broker, connect, &output)) {
         Ok(accepted) => accepted,
         Err((reason, text)) => {

@@ -59,6 +59,7 @@ mod stats;
 #[cfg(test)]
 mod testing;
 mod topic;
+mod writer;
 
 pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;

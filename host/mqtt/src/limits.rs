@@ -138,3 +138,7 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 /// After a start wills wait at least this long: their clients could not come back while the broker was away, and
 /// official clients reconnect within a few seconds.
 pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);
+
+/// Sockets that one thread writes to before it wakes their tasks instead: the answers of one flush go out at once, and
+/// one change with ten thousand watchers is shared between the threads there are.
+pub(crate) const DIRECT_WRITES_MAX: usize = 64;

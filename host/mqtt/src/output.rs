@@ -1,15 +1,16 @@
 //! The bytes that wait for one socket.
 //!
-//! Whoever holds the core's lock puts packets in; the connection's writer task swaps the whole buffer out and writes it
-//! at once. Above the high-water mark messages are refused (they stay in the session's queue) and the connection's
+//! Whoever holds the core's lock puts packets in, and writes them at once after giving it back, where the socket takes
+//! them: waking a task for it would cost more than the write. The connection's writer task does the rest: it swaps the
+//! whole buffer out and writes it as the socket has room. Above the high-water mark messages are refused (they stay in the session's queue) and the connection's
 //! reader pauses. A packet that tells of a change whose record is not durable yet stands behind a mark, and nothing from
 //! there on is given to the writer until that record is released. Never does I/O itself.
 
 use std::{
     collections::VecDeque,
-    mem,
+    fmt, io, mem,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -19,10 +20,18 @@ use tokio::sync::Notify;
 
 use crate::{gate::BatchNumber, limits::IDLE_BUFFER_BYTES_MAX};
 
+/// A socket that takes bytes without anybody waiting for it.
+pub(crate) trait Direct: fmt::Debug + Send + Sync {
+    /// Writes what the socket has room for; `WouldBlock` where that is nothing.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+}
+
 /// The output of one connection.
 #[derive(Debug)]
 pub(crate) struct Output {
     high_bytes: usize,
+    /// None for streams that only a task can write to.
+    direct: Option<Arc<dyn Direct>>,
     state: Mutex<State>,
     /// The same as in the state, to be asked without its lock.
     closing: AtomicBool,
@@ -103,9 +112,10 @@ pub(crate) enum Work {
 }
 
 impl Output {
-    pub(crate) fn new(high_bytes: usize) -> Self {
+    pub(crate) fn new(high_bytes: usize, direct: Option<Arc<dyn Direct>>) -> Self {
         Self {
             high_bytes,
+            direct,
             state: Mutex::default(),
             closing: AtomicBool::new(false),
             work: Notify::new(),
@@ -207,6 +217,42 @@ impl Output {
 
     pub(crate) fn wake_writer(&self) {
         self.work.notify_one();
+    }
+
+    /// Writes what there is in place of the writer, which sleeps and was about to be woken: only then nobody else
+    /// writes. Wakes it where that is not all.
+    pub(crate) fn write_now(&self) {
+        if !self.write_all_now() {
+            self.wake_writer();
+        }
+    }
+
+    /// False where the writer is needed.
+    fn write_all_now(&self) -> bool {
+        let Some(direct) = &self.direct else {
+            return false;
+        };
+        let mut state = self.lock();
+        let open = state.open_bytes();
+        if open == 0 || state.starved || state.closing {
+            return false;
+        }
+        // What is wrong with the socket the writer will find out itself.
+        let written = direct.try_write(&state.buffer[..open]).unwrap_or(0);
+        state.taken += written as u64;
+        if written == state.buffer.len() {
+            state.buffer.clear();
+            if state.buffer.capacity() > IDLE_BUFFER_BYTES_MAX {
+                state.buffer = BytesMut::new();
+            }
+        } else {
+            state.buffer.advance(written);
+        }
+        if mem::take(&mut state.reader_waits) {
+            self.room.notify_one();
+        }
+        state.writer_sleeps = written == open;
+        state.writer_sleeps
     }
 
     /// Ends when [`close`](Self::close) was called. For one waiter.
