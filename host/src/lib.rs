@@ -21,7 +21,8 @@
 //! * [`server`]: wires these together under one lock.
 //!
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
-//! [`config`] (flags over environment over file) and `cli` (one file per command).
+//! [`config`] (flags over environment over file), [`past`] (a data directory seen from outside) and `cli` (one
+//! file per command).
 //!
 //! Dependencies point one way: cli → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
@@ -32,6 +33,7 @@ pub mod config;
 pub mod journal;
 pub mod limits;
 pub mod outbox;
+pub mod past;
 pub mod policy;
 pub mod request;
 pub mod server;

@@ -178,6 +178,27 @@ pub const SNAPSHOT_PIECE_BYTES: usize = 64 << 10;
 /// Entries of one piece, for small ones.
 pub const SNAPSHOT_PIECE_ENTRIES: usize = 512;
 
+/// Arguments of a request that are shown to a person.
+pub const REQUEST_WORDS_SHOWN_MAX: usize = 16;
+
+/// A value as `history` and `replay` show it; `get --as-of` gives the whole.
+pub const VALUE_SHOWN_BYTES_MAX: usize = 4 << 10;
+
+/// Names of commands in the summary of a replay. Clients choose them; what is beyond counts as others.
+pub const REPLAY_COMMANDS_MAX: usize = 64;
+
+/// Policies that a replay holds ready at once: compiling one again costs less than holding all that ever answered.
+pub const REPLAY_POLICIES_MAX: usize = 8;
+
+/// Blocks of a backup on their way from its file into a data directory.
+pub const RESTORE_BLOCKS_MAX: usize = 4;
+
+/// How often a checkup looks again at what seems damaged, since a server may just be writing it.
+pub const CHECKUP_ATTEMPTS_MAX: u32 = 5;
+
+/// How long it waits before that: a frame is written in far less.
+pub const CHECKUP_RETRY_MS: u64 = 50;
+
 /// Default bound of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 

@@ -2,14 +2,22 @@
 //!
 //! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.
 
+mod data;
 mod del;
+mod doctor;
 mod get;
+mod history;
 mod lock;
 mod output;
+mod progress;
 mod remote;
+mod replay;
+mod restore;
 mod scan;
 mod serve;
 mod set;
+mod snapshot;
+mod time;
 mod vdel;
 mod watch;
 
@@ -51,6 +59,11 @@ Flags win over environment variables, these over the file.")]
     Scan(scan::Args),
     Watch(watch::Args),
     Lock(lock::Args),
+    History(history::Args),
+    Replay(replay::Args),
+    Snapshot(snapshot::Args),
+    Restore(restore::Args),
+    Doctor(doctor::Args),
 }
 
 /// Runs the program.
@@ -64,5 +77,10 @@ pub fn main() -> ExitCode {
         Command::Scan(args) => output::finish(scan::run(args)),
         Command::Watch(args) => output::finish(watch::run(args)),
         Command::Lock(args) => output::finish(lock::run(args)),
+        Command::History(args) => output::finish(async { history::run(&args) }),
+        Command::Replay(args) => output::finish(async { replay::run(&args) }),
+        Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),
+        Command::Restore(args) => output::finish(async { restore::run(&args) }),
+        Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
-use super::snapshot::{self, ENTRIES, META, REMEMBERED, SESSIONS};
+use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
 use crate::clock::{Hlc, Stamp};
 use crate::store::{Duplicates, Retention, State, Write};
 
@@ -96,11 +96,9 @@ impl Image {
                 self.policies = meta.policies;
                 self.active = meta.active;
             }
-            _ => {
-                return Err(Malformed(
-                    "a block that this version does not know: use the version that wrote it, or a newer one",
-                ));
-            }
+            // A module is a file of its own, not a part of the state.
+            MODULE => {}
+            _ => return Err(UNKNOWN),
         }
         Ok(())
     }

@@ -16,7 +16,9 @@ pub use codec::Malformed;
 pub use disk::Disk;
 pub use image::Image;
 pub use recorder::Recorder;
-pub use snapshot::{Meta, Progress, sessions as sessions_block};
+pub use snapshot::{
+    Block, Entries, Meta, Progress, module_block, read_block, sessions as sessions_block,
+};
 pub use statehouse_journal::Position;
 
 /// Where records are kept.

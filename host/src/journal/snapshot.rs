@@ -13,6 +13,8 @@ pub(super) const ENTRIES: u8 = 1;
 pub(super) const REMEMBERED: u8 = 2;
 pub(super) const SESSIONS: u8 = 3;
 pub(super) const META: u8 = 4;
+/// Only in backups.
+pub(super) const MODULE: u8 = 5;
 
 /// The end of a snapshot: what is captured together with its last requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,6 +104,74 @@ pub fn sessions(changes: &[u8]) -> Vec<u8> {
     out.extend_from_slice(changes);
     out
 }
+
+/// A block with the file of a policy, for a backup: there is no directory beside it that would hold it.
+pub fn module_block(digest: &blake3::Hash, file: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(file.len() + 33);
+    out.push(MODULE);
+    out.extend_from_slice(digest.as_bytes());
+    out.extend_from_slice(file);
+    out
+}
+
+/// What a block holds, for whoever does not rebuild a whole store of it.
+pub enum Block<'a> {
+    /// Entries of the table.
+    Entries(Entries<'a>),
+    /// Requests that may come again.
+    Remembered,
+    /// What the broker remembers.
+    Sessions,
+    /// The end of the store's part.
+    Meta(Meta),
+    /// A policy's file.
+    Module {
+        /// What it was called by. Whether it is that file still, is for the reader to see.
+        digest: blake3::Hash,
+        /// Its bytes.
+        file: &'a [u8],
+    },
+}
+
+/// Entries of one block, in order.
+pub struct Entries<'a>(Reader<'a>);
+
+impl Iterator for Entries<'_> {
+    type Item = Result<Write, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let write = record::read_write(&mut self.0, b"");
+        if write.is_err() {
+            // Where it ends nobody can say.
+            self.0 = Reader(b"");
+        }
+        Some(write)
+    }
+}
+
+/// Says what a block holds.
+pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
+    let mut reader = Reader(block);
+    Ok(match reader.u8()? {
+        ENTRIES => Block::Entries(Entries(reader)),
+        REMEMBERED => Block::Remembered,
+        SESSIONS => Block::Sessions,
+        META => Block::Meta(read_meta(&mut reader)?.0),
+        MODULE => Block::Module {
+            digest: blake3::Hash::from_bytes(reader.array()?),
+            file: reader.0,
+        },
+        _ => return Err(UNKNOWN),
+    })
+}
+
+/// A block of a later version.
+pub(super) const UNKNOWN: Malformed = Malformed(
+    "a block that this version does not know: use the version that wrote it, or a newer one",
+);
 
 /// Entries behind a key, and the last of them where there may be more.
 fn entries(table: &Table, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Option<Key>) {

@@ -150,6 +150,38 @@ pub(super) struct Capture {
     script: Option<Script>,
     /// Whether anything was asked that the recorded run did not ask.
     pub(super) strayed: bool,
+    /// Whether a lenient run asked what neither the recording nor the table can answer.
+    guessed: bool,
+    /// Whether a lenient run put anything that no recorded refusal stood against.
+    put: bool,
+    /// Recorded refusals that were played back.
+    refused: usize,
+}
+
+/// What a call asks, so that no answer to another question is played back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// Whether this may be put.
+    Put,
+    /// Which keys there are.
+    Keys,
+    /// Whether a watch may begin.
+    Watch,
+    /// Whether there was one to end.
+    Unwatch,
+}
+
+impl Imported {
+    fn answers(&self, question: Question) -> bool {
+        match self {
+            // There is no quota on looking, and nothing refuses an end.
+            Self::Refused(Fault::Quota) => matches!(question, Question::Put | Question::Watch),
+            Self::Refused(_) => question != Question::Unwatch,
+            Self::Watched => question == Question::Watch,
+            Self::Unwatched(_) => question == Question::Unwatch,
+            Self::Page(_) => question == Question::Keys,
+        }
+    }
 }
 
 /// A recorded run that is played back.
@@ -179,6 +211,19 @@ impl Capture {
 
     pub(super) fn is_playing(&self) -> bool {
         self.script.is_some()
+    }
+
+    /// Whether the run is played back and may ask more than the recorded one.
+    pub(super) fn is_lenient(&self) -> bool {
+        self.script.as_ref().is_some_and(|script| script.lenient)
+    }
+
+    /// Whether a lenient run rests on anything that is not known: the recorded one might have seen another
+    /// answer there. Where a put was refused then and none is now, nobody can say whether it would be.
+    pub(super) fn guessed(&self) -> bool {
+        let recorded = self.script.iter().flat_map(|it| &it.evidence.imports);
+        let refusals = recorded.filter(|(_, it)| matches!(it, Imported::Refused(_)));
+        self.guessed || (self.put && self.refused < refusals.count())
     }
 
     /// Notes a read; the entry is asked for where it is the key's first. False where a strict run strays.
@@ -212,7 +257,7 @@ impl Capture {
 
     /// What the next call of `put`, `watch` or `keys` is to do. A put that was not refused is found out
     /// again: the same entries give the same.
-    pub(super) fn cue(&mut self, is_put: bool) -> Cue {
+    pub(super) fn cue(&mut self, question: Question) -> Cue {
         self.calls += 1;
         let Some(script) = &self.script else {
             return Cue::Live;
@@ -221,17 +266,25 @@ impl Capture {
             .evidence
             .imports
             .iter()
-            .find(|(call, _)| *call == self.calls);
+            .find(|(call, _)| *call == self.calls)
+            .filter(|(_, imported)| !script.lenient || imported.answers(question));
         match recorded {
-            Some((_, imported)) => Cue::Recorded(imported.clone()),
-            None if is_put => Cue::Live,
+            Some((_, imported)) => {
+                self.refused += usize::from(matches!(imported, Imported::Refused(_)));
+                Cue::Recorded(imported.clone())
+            }
+            None if question == Question::Put => {
+                self.put = true;
+                Cue::Live
+            }
             None => {
                 self.strayed = true;
-                if script.lenient {
-                    Cue::Live
-                } else {
-                    Cue::Unknown
+                if !script.lenient {
+                    return Cue::Unknown;
                 }
+                // The table is at hand; who watched what is recorded nowhere.
+                self.guessed |= question != Question::Keys;
+                Cue::Live
             }
         }
     }
@@ -252,6 +305,7 @@ impl Capture {
         let asked = script.evidence.properties.iter();
         let found = asked.clone().find(|(asked, _)| **asked == *name);
         self.strayed |= found.is_none();
+        self.guessed |= found.is_none();
         match found {
             Some((_, value)) => Some(value.as_deref().map(str::to_owned)),
             None if script.lenient => Some(None),
@@ -275,6 +329,7 @@ impl Capture {
     pub(super) fn recorded_seed(&mut self) -> Option<[u8; 32]> {
         let seed = self.script.as_ref()?.evidence.seed;
         self.strayed |= seed.is_none();
+        self.guessed |= seed.is_none();
         seed
     }
 
@@ -347,13 +402,13 @@ mod tests {
     fn a_strict_run_strays_where_the_recorded_one_did_not_go() {
         let mut capture = Capture::default();
         assert!(capture.read(b"a", false, b"", || None));
-        assert!(matches!(capture.cue(false), Cue::Live));
+        assert!(matches!(capture.cue(Question::Unwatch), Cue::Live));
         capture.imported(|| Imported::Unwatched(true));
         assert!(
-            matches!(capture.cue(true), Cue::Live),
+            matches!(capture.cue(Question::Put), Cue::Live),
             "a put that went well"
         );
-        assert!(matches!(capture.cue(true), Cue::Live));
+        assert!(matches!(capture.cue(Question::Put), Cue::Live));
         capture.imported(|| Imported::Refused(Fault::Quota));
         capture.property("x", Some("1"));
         let evidence = capture.take().unwrap();
@@ -365,12 +420,12 @@ mod tests {
         let mut strict = Capture::playing(script(false));
         assert!(strict.read(b"a", false, b"", || None));
         assert!(matches!(
-            strict.cue(false),
+            strict.cue(Question::Unwatch),
             Cue::Recorded(Imported::Unwatched(true))
         ));
-        assert!(matches!(strict.cue(true), Cue::Live));
+        assert!(matches!(strict.cue(Question::Put), Cue::Live));
         assert!(matches!(
-            strict.cue(true),
+            strict.cue(Question::Put),
             Cue::Recorded(Imported::Refused(Fault::Quota))
         ));
         assert_eq!(strict.recorded_property("x"), Some(Some("1".to_owned())));
@@ -380,11 +435,47 @@ mod tests {
             "hidden is another key"
         );
         assert!(strict.strayed);
-        assert!(matches!(strict.cue(false), Cue::Unknown));
+        assert!(matches!(strict.cue(Question::Watch), Cue::Unknown));
         assert_eq!(strict.recorded_property("y"), None);
 
         let mut lenient = Capture::playing(script(true));
         assert!(lenient.read(b"b", false, b"", || None) && lenient.strayed);
+        assert!(!lenient.guessed(), "the table knows");
         assert_eq!(lenient.recorded_property("y"), Some(None));
+        assert!(lenient.guessed());
+    }
+
+    #[test]
+    fn a_lenient_run_knows_when_it_guesses() {
+        let lenient = |imports: &[(u32, Imported)]| {
+            let evidence = Evidence {
+                imports: imports.to_vec(),
+                ..Evidence::default()
+            };
+            let lenient = true;
+            Capture::playing(Script { evidence, lenient })
+        };
+        // Keys are found in the table; a watch nowhere.
+        let mut run = lenient(&[]);
+        assert!(matches!(run.cue(Question::Keys), Cue::Live) && !run.guessed());
+        assert!(matches!(run.cue(Question::Watch), Cue::Live) && run.guessed());
+        // The answer to another question is none.
+        let mut run = lenient(&[(1, Imported::Watched)]);
+        assert!(matches!(run.cue(Question::Keys), Cue::Live) && !run.guessed());
+        let mut run = lenient(&[(1, Imported::Watched)]);
+        assert!(matches!(run.cue(Question::Watch), Cue::Recorded(_)) && !run.guessed());
+        let mut run = lenient(&[(1, Imported::Watched)]);
+        assert!(matches!(run.cue(Question::Unwatch), Cue::Live) && run.guessed());
+        // A quota that refused the second put then refuses it now.
+        let quota = [(2, Imported::Refused(Fault::Quota))];
+        let mut run = lenient(&quota);
+        assert!(matches!(run.cue(Question::Put), Cue::Live) && run.guessed());
+        assert!(matches!(run.cue(Question::Put), Cue::Recorded(_)) && !run.guessed());
+        // Whoever puts nothing asks no quota.
+        let mut run = lenient(&quota);
+        assert!(matches!(run.cue(Question::Keys), Cue::Live));
+        assert!(matches!(run.cue(Question::Keys), Cue::Live) && !run.guessed());
+        let mut run = lenient(&[]);
+        assert!(run.recorded_seed().is_none() && run.guessed());
     }
 }

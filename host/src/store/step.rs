@@ -17,7 +17,7 @@ use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance, Policy, R
 use crate::request::{self, Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
-const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
+pub(crate) const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
 
 /// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
 const TOPIC_BYTES_MAX: usize = 65_535;

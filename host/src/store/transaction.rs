@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::capture::{Capture, Cue, Evidence, Imported, Script, within};
+use super::capture::{Capture, Cue, Evidence, Imported, Question, Script, within};
 use super::quota::Quota;
 use super::table::{Entry, Key, Table, weight};
 use super::watch::{Peer, Watches};
@@ -172,9 +172,14 @@ impl Transaction {
         self.capture.take()
     }
 
-    /// Whether a request that runs again asked what the recorded one did not.
+    /// Whether a request that runs again asked what the recorded one did not, and may not.
     pub(super) fn strayed(&self) -> bool {
-        self.capture.strayed
+        self.capture.strayed && !self.capture.is_lenient()
+    }
+
+    /// Whether a request that runs again got answers that nobody recorded and the table does not hold.
+    pub(super) fn guessed(&self) -> bool {
+        self.capture.guessed()
     }
 
     /// What is staged.
@@ -469,7 +474,7 @@ impl Host for Transaction {
         }
         let hidden = self.is_hidden(put.key);
         self.note_read(put.key, hidden)?;
-        let staged = match self.capture.cue(true) {
+        let staged = match self.capture.cue(Question::Put) {
             Cue::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
             Cue::Recorded(_) | Cue::Unknown => Err(STRAYED),
             Cue::Live => self
@@ -508,7 +513,7 @@ impl Host for Transaction {
     }
 
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
-        match self.capture.cue(false) {
+        match self.capture.cue(Question::Keys) {
             Cue::Recorded(Imported::Page(page)) => return Ok(page),
             Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
             Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
@@ -526,7 +531,7 @@ impl Host for Transaction {
     }
 
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
-        match self.capture.cue(false) {
+        match self.capture.cue(Question::Watch) {
             Cue::Recorded(Imported::Watched) => return Ok(()),
             Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
             Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
@@ -544,7 +549,7 @@ impl Host for Transaction {
     }
 
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
-        match self.capture.cue(false) {
+        match self.capture.cue(Question::Unwatch) {
             Cue::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
             Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
             Cue::Live => {}

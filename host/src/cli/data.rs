@@ -1,0 +1,128 @@
+//! What the commands share that look into a data directory: where it is, how its store is named, and how
+//! what goes wrong there ends a command.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::output::{Failure, printable};
+use super::time;
+use crate::clock::Fence;
+use crate::journal::record::PolicyRecord;
+use crate::past::PastError;
+
+/// Which directory.
+#[derive(Debug, clap::Args)]
+pub(super) struct Data {
+    /// The data directory of the store: the directory itself is read, on this machine, without a lock, also
+    /// beside a running server
+    #[arg(
+        id = "data",
+        long = "data",
+        value_name = "DIR",
+        env = "STATEHOUSE_DATA",
+        default_value = "statehouse-data"
+    )]
+    pub(super) path: PathBuf,
+}
+
+/// How the store calls itself in versions.
+#[derive(Debug, clap::Args)]
+pub(super) struct Node {
+    /// The name of the store in versions
+    #[arg(
+        id = "node",
+        long = "node",
+        value_name = "NAME",
+        env = "STATEHOUSE_NODE",
+        default_value = "StateStore"
+    )]
+    pub(super) name: String,
+}
+
+impl From<PastError> for Failure {
+    fn from(error: PastError) -> Self {
+        let text = error.to_string();
+        match error {
+            PastError::Missing(_)
+            | PastError::NoJournal(_)
+            | PastError::InTheWay(_)
+            | PastError::Policy(_) => Self::usage(text),
+            PastError::Journal(..) | PastError::Backup(..) | PastError::Io(..) => {
+                Self::transport(text)
+            }
+        }
+    }
+}
+
+/// The time it is, in milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A place in a journal or a point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Position(u64),
+    Time(u64),
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(position) = text.parse() {
+            return Ok(Self::Position(position));
+        }
+        time::parse(text, now_ms()).map(Self::Time).ok_or_else(|| {
+            "write a record's number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
+        })
+    }
+}
+
+/// A fencing token as it came. Its node is whatever a client made of it.
+pub(super) fn fence(fence: &Fence) -> String {
+    format!(
+        "{:015}:{:05}:{}",
+        fence.wall,
+        fence.counter,
+        printable(fence.node.as_bytes())
+    )
+}
+
+/// Bytes of any length on one line.
+pub(super) fn excerpt(bytes: &[u8]) -> String {
+    match bytes.get(..EXCERPT_BYTES) {
+        Some(beginning) if bytes.len() > EXCERPT_BYTES => format!("{}…", printable(beginning)),
+        _ => printable(bytes),
+    }
+}
+
+/// What fits on a line.
+const EXCERPT_BYTES: usize = 64;
+
+/// A count and its noun.
+pub(super) fn count(number: u64, noun: &str) -> String {
+    match number {
+        1 => format!("1 {noun}"),
+        _ => format!("{number} {noun}s"),
+    }
+}
+
+/// A policy in words: what it calls itself is its own choice.
+pub(super) fn policy(policy: &PolicyRecord) -> String {
+    let digest = &policy.digest.to_hex()[..8];
+    let (name, version) = (policy.name.as_bytes(), policy.version.as_bytes());
+    format!("{} {}@{digest}", printable(name), printable(version))
+}
+
+/// A policy in JSON.
+pub(super) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
+    serde_json::json!({
+        "name": policy.name,
+        "version": policy.version,
+        "digest": format!("blake3:{}", policy.digest),
+    })
+}

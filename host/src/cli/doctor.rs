@@ -1,0 +1,226 @@
+//! `statehouse doctor`: checks a data directory and says in words what it found.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+use statehouse_journal::{FileReport, Kind, Position, Verdict};
+
+use super::data::{self, now_ms};
+use super::output::{Exit, Failure, emit, emit_json, printable};
+use super::snapshot::{check_free, contents_json, contents_text, state_text};
+use super::time::utc;
+use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
+
+/// Check a data directory and say what is in it
+///
+/// Every file is read, every record and block decoded, every policy's module compared with its name. Nothing is
+/// changed and no lock is taken: it also runs beside a server, or on a directory that a start refuses. Exit code 1
+/// where something is wrong.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse doctor
+  statehouse doctor /var/lib/statehouse --json
+  statehouse doctor /var/lib/statehouse --salvage rescued.statehouse")]
+pub(super) struct Args {
+    /// The data directory of a store
+    #[arg(
+        value_name = "DIR",
+        env = "STATEHOUSE_DATA",
+        default_value = "statehouse-data"
+    )]
+    directory: PathBuf,
+
+    /// Write everything that can still be read, up to the damage, to a backup
+    #[arg(long, value_name = "FILE")]
+    salvage: Option<PathBuf>,
+
+    /// Let --salvage replace the file where there is one
+    #[arg(long, requires = "salvage")]
+    force: bool,
+
+    /// Print what was found as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    if let Some(file) = &args.salvage {
+        check_free(file, args.force)?;
+    }
+    let past = Past::open(&args.directory)?;
+    let checkup = past.checkup()?;
+    if !args.json {
+        emit(in_words(&args.directory, &checkup).as_bytes())?;
+    }
+    let salvaged = match &args.salvage {
+        Some(file) => Some((file, past.salvage(file, now_ms())?)),
+        None => None,
+    };
+    if args.json {
+        let salvaged = salvaged.as_ref().map(|(_, salvaged)| salvaged);
+        emit_json(&in_json(&args.directory, &checkup, salvaged))?;
+    } else if let Some((file, salvaged)) = &salvaged {
+        emit(rescued(file, salvaged).as_bytes())?;
+    } else if !checkup.is_well() {
+        emit(advice(&args.directory, &checkup).as_bytes())?;
+    }
+    Ok(match checkup.is_well() {
+        true => Exit::Done,
+        false => Exit::Negative,
+    })
+}
+
+fn in_words(directory: &Path, it: &Checkup) -> String {
+    let mut text = format!("{}\n\n", directory.display());
+    // The policies' modules are told of below, one by one.
+    let is_file = |file: &&FileReport| file.kind != Kind::Other || file.name != "policies";
+    for file in it.files.iter().filter(is_file) {
+        text.push_str(&format!("  {}\n", file_text(file)));
+    }
+    text.push_str(&format!(
+        "\n{} in snapshots and {} of the log were decoded\n",
+        data::count(it.blocks, "block"),
+        data::count(it.records, "record")
+    ));
+    if let Ok(Opening { contents, reach }) = &it.opening {
+        text.push_str(&format!("a start finds {}\n", contents_text(contents)));
+        for module in &contents.policies {
+            let active = if module.active { ", which answers" } else { "" };
+            text.push_str(&format!(
+                "the policy {}{active}: {}\n",
+                data::policy(&module.policy),
+                state_text(&module.state)
+            ));
+        }
+        if let Some(reach) = reach {
+            text.push_str(&format!("{}\n", reach_text(reach)));
+        }
+    }
+    text.push('\n');
+    for note in &it.notes {
+        text.push_str(&format!("note: {}\n", printable(note.as_bytes())));
+    }
+    for problem in &it.problems {
+        text.push_str(&format!("WRONG: {}\n", printable(problem.as_bytes())));
+    }
+    if it.is_well() {
+        text.push_str("all is well\n");
+    }
+    text
+}
+
+fn reach_text(reach: &Reach) -> String {
+    if reach.base == Position::NONE {
+        return format!(
+            "the history goes back to the beginning of the store, {} ago",
+            data::count(reach.end.0, "record")
+        );
+    }
+    format!(
+        "the history goes back to {}, record {}; states are exact from record {} on",
+        utc(reach.base_ms),
+        reach.base.0 + 1,
+        reach.exact
+    )
+}
+
+fn file_text(file: &FileReport) -> String {
+    let what = match file.kind {
+        Kind::Segment(_) => "log",
+        Kind::Snapshot(_) => "snapshot",
+        Kind::Spare(_) => "spare log",
+        Kind::DamagedSnapshot(_) => "snapshot put aside",
+        Kind::Closed => "marker of a clean end",
+        Kind::Lock => "lock",
+        Kind::Temporary => "temporary",
+        Kind::Other => "of no store",
+    };
+    let records = match (file.kind, file.first, file.last) {
+        (Kind::Segment(_), Some(first), Some(last)) => format!(", records {first} to {last}"),
+        (Kind::Segment(_), Some(_), None) => ", no records".to_owned(),
+        (Kind::Snapshot(_), Some(first), _) => format!(", as of record {first}"),
+        (Kind::Closed, _, Some(last)) => format!(", at record {last}"),
+        _ => String::new(),
+    };
+    let name = printable(file.name.as_bytes());
+    let bytes = data::count(file.bytes, "byte");
+    format!("{name}  {what}, {bytes}{records}: {}", file.verdict)
+}
+
+/// What a person can do.
+fn advice(directory: &Path, it: &Checkup) -> String {
+    let directory = directory.display();
+    if it.files.is_empty() {
+        return "\nIs it the directory of the store? `statehouse serve --data` names it.\n"
+            .to_owned();
+    }
+    match &it.opening {
+        Err(_) => format!(
+            "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
+        ),
+        Ok(_) => format!(
+            "\nWhat next: the store can start and has its newest state. Take a backup now with `statehouse snapshot FILE --data {directory}`, and look at the disk: what was damaged once may be again.\n"
+        ),
+    }
+}
+
+fn rescued(file: &Path, it: &Salvaged) -> String {
+    let mut text = format!(
+        "wrote {}: {}\n",
+        file.display(),
+        contents_text(&it.contents)
+    );
+    if let Some(end) = it.blurred_up_to {
+        text.push_str(&format!(
+            "The log beside the snapshot is lost: each key is as of some moment before record {end}, not all of the same one.\n"
+        ));
+    }
+    text.push_str(if it.whole {
+        "Nothing is missing in it.\n"
+    } else {
+        "What came later is lost. Make a data directory of it with `statehouse restore`.\n"
+    });
+    text
+}
+
+fn in_json(directory: &Path, it: &Checkup, salvaged: Option<&Salvaged>) -> Json {
+    let files = it.files.iter().map(|file| {
+        let position = |position: Option<Position>| position.map(|it| it.0);
+        json!({
+            "name": file.name,
+            "bytes": file.bytes,
+            "first": position(file.first),
+            "last": position(file.last),
+            "well": !matches!(
+                file.verdict,
+                Verdict::Damaged { .. } | Verdict::UnknownFormat { .. }
+            ),
+            "found": file.verdict.to_string(),
+        })
+    });
+    let opening = it.opening.as_ref();
+    let reach = opening.ok().and_then(|opening| opening.reach);
+    json!({
+        "directory": directory.display().to_string(),
+        "well": it.is_well(),
+        "files": files.collect::<Vec<_>>(),
+        "blocks": it.blocks,
+        "records": it.records,
+        "holds": opening.ok().map(|opening| contents_json(&opening.contents)),
+        "refused": opening.err(),
+        "history": reach.map(|reach| json!({
+            "from_record": reach.base.0 + 1,
+            "since": (reach.base != Position::NONE).then(|| utc(reach.base_ms)),
+            "exact_from_record": reach.exact.0,
+            "to_record": reach.end.0,
+        })),
+        "notes": it.notes,
+        "problems": it.problems,
+        "salvaged": salvaged.map(|it| json!({
+            "holds": contents_json(&it.contents),
+            "whole": it.whole,
+            "blurred_up_to": it.blurred_up_to.map(|it| it.0),
+        })),
+    })
+}

@@ -1,0 +1,36 @@
+//! `statehouse restore`: a data directory of a backup.
+
+use std::path::PathBuf;
+
+use super::data::{Data, now_ms};
+use super::output::{Exit, Failure};
+use super::snapshot;
+use crate::past::restore;
+
+/// Make a data directory of a backup
+///
+/// Every byte of the backup is checked before anything is written. The data directory must be empty or absent: it
+/// is locked meanwhile, and one that holds a store already is refused and not changed. Then start the store
+/// there with `statehouse serve --data DIR`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse restore backup.statehouse
+  statehouse restore backup.statehouse --data /var/lib/statehouse-new")]
+pub(super) struct Args {
+    /// The backup, as `statehouse snapshot` writes it
+    file: PathBuf,
+
+    /// Print what is in it as a JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    data: Data,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let contents = restore(&args.file, &args.data.path, now_ms())?;
+    snapshot::report("restored", &args.data.path, &contents, args.json)?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,131 @@
+//! `statehouse snapshot`: a backup in one file.
+
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::data::{self, Data, now_ms};
+use super::output::{Exit, Failure, emit, emit_json, notice, printable};
+use super::time::utc;
+use crate::past::{Contents, ModuleState, Past};
+
+/// Write a backup of the store to one file
+///
+/// Keys with versions, fences and expiry, MQTT sessions with what waits for them, requests that may come again,
+/// and the policies: everything that `statehouse restore` needs. The file appears under its name when it is whole
+/// and on disk.
+///
+/// Reads the data directory itself, on this machine, without a lock, also beside a running server: what was
+/// answered by now is in the backup (under `--durability interval` a moment later).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse snapshot backup.statehouse
+  statehouse snapshot --force --data /var/lib/statehouse /mnt/backup/today.statehouse")]
+pub(super) struct Args {
+    /// The file to write
+    file: PathBuf,
+
+    /// Replace the file where there is one
+    #[arg(long)]
+    force: bool,
+
+    /// Print what is in it as a JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    data: Data,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    check_free(&args.file, args.force)?;
+    let contents = Past::open(&args.data.path)?.snapshot(&args.file, now_ms())?;
+    report("wrote", &args.file, &contents, args.json)?;
+    Ok(Exit::Done)
+}
+
+/// A file that is there is not overwritten by mistake.
+pub(super) fn check_free(file: &std::path::Path, force: bool) -> Result<(), Failure> {
+    if !force && file.symlink_metadata().is_ok() {
+        return Err(Failure::usage(format!(
+            "{} is there already: --force replaces it",
+            file.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Says what a backup holds.
+pub(super) fn report(
+    verb: &str,
+    place: &std::path::Path,
+    contents: &Contents,
+    json: bool,
+) -> Result<(), Failure> {
+    for module in contents.policies.iter().filter(|it| !it.state.is_well()) {
+        notice(&format!(
+            "the module of the policy {} is not in it, since {}",
+            data::policy(&module.policy),
+            state_text(&module.state)
+        ));
+    }
+    if json {
+        emit_json(&contents_json(contents))?;
+    } else {
+        let text = format!("{verb} {}: {}\n", place.display(), contents_text(contents));
+        emit(text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// What a store holds, in a line.
+pub(super) fn contents_text(it: &Contents) -> String {
+    format!(
+        "{}, {}, {}, {}, {}, as of record {} at {}",
+        data::count(it.keys, "key"),
+        data::count(it.sessions, "session"),
+        data::count(it.retained, "retained message"),
+        data::count(it.remembered, "remembered request"),
+        match it.policies.len() {
+            1 => "1 policy".to_owned(),
+            number => format!("{number} policies"),
+        },
+        it.position,
+        utc(it.now_ms)
+    )
+}
+
+/// The same in JSON.
+pub(super) fn contents_json(it: &Contents) -> Json {
+    let policies = it.policies.iter().map(|module| {
+        let mut policy = data::policy_json(&module.policy);
+        policy["active"] = json!(module.active);
+        policy["remembered"] = json!(module.remembered);
+        policy["module"] = json!(state_text(&module.state));
+        policy
+    });
+    json!({
+        "record": it.position.0,
+        "time": utc(it.now_ms),
+        "keys": it.keys,
+        "hidden_keys": it.hidden_keys,
+        "bytes": it.bytes,
+        "sessions": it.sessions,
+        "retained": it.retained,
+        "remembered": it.remembered,
+        "policies": policies.collect::<Vec<_>>(),
+    })
+}
+
+/// What became of a module.
+pub(super) fn state_text(state: &ModuleState) -> String {
+    match state {
+        ModuleState::Whole => "its module is whole".into(),
+        ModuleState::BuiltIn => "it is built in".into(),
+        ModuleState::Missing => "its module is missing".into(),
+        ModuleState::Damaged(why) => {
+            printable(format!("its module cannot be used: {why}").as_bytes())
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Every file, block, record and module of a directory, looked at.
+//!
+//! What enters: a directory, also one that a start refuses, or that a server writes to at this moment. What
+//! leaves: what is there, what is wrong, and what is lost. It mends nothing.
+
+use std::time::Duration;
+
+use statehouse_journal::{
+    Base, Error, FileReport, Kind, Position, Range, Sink, Verdict, inspect, read_snapshot_file,
+};
+
+use super::backup::{Contents, ModuleState};
+use super::{EVERYTHING, Past, PastError};
+use crate::journal::{Image, Meta, Progress};
+use crate::limits;
+use crate::store::{Duplicates, Retention, State};
+
+/// What was found.
+#[derive(Debug)]
+pub struct Checkup {
+    /// Every file of the journal.
+    pub files: Vec<FileReport>,
+    /// What a start would go on from, and how far history reaches; or why a start refuses.
+    pub opening: Result<Opening, String>,
+    /// Blocks of snapshots that were decoded.
+    pub blocks: u64,
+    /// Records that were decoded.
+    pub records: u64,
+    /// What is wrong, a sentence each.
+    pub problems: Vec<String>,
+    /// What is worth knowing and not wrong.
+    pub notes: Vec<String>,
+}
+
+/// What a start would find.
+#[derive(Debug)]
+pub struct Opening {
+    /// The state.
+    pub contents: Contents,
+    /// How far back the past is known; none where only the newest state is.
+    pub reach: Option<Reach>,
+}
+
+/// How far back history goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The oldest record that is kept is the one behind this.
+    pub base: Position,
+    /// When the snapshot there was taken, 0 where the store itself begins there.
+    pub base_ms: u64,
+    /// From here on every state is known exactly.
+    pub exact: Position,
+    /// The last record.
+    pub end: Position,
+}
+
+impl From<Range> for Reach {
+    fn from(range: Range) -> Self {
+        Self {
+            base: range.base,
+            base_ms: range.base_ms,
+            exact: range.complete,
+            end: range.end,
+        }
+    }
+}
+
+impl Past {
+    /// Looks at everything.
+    pub fn checkup(&self) -> Result<Checkup, PastError> {
+        let mut checkup = Checkup {
+            files: self.files()?,
+            opening: Err(String::new()),
+            blocks: 0,
+            records: 0,
+            problems: Vec::new(),
+            notes: Vec::new(),
+        };
+        let nothing = |file: &FileReport| {
+            matches!(
+                file.kind,
+                Kind::Lock | Kind::Other | Kind::Spare(_) | Kind::Temporary
+            )
+        };
+        if checkup.files.iter().all(nothing) {
+            let nothing = "there is no journal: a start would begin a new, empty store here";
+            checkup.opening = Err(nothing.to_owned());
+            checkup.problems.push(nothing.to_owned());
+            return Ok(checkup);
+        }
+        checkup.judge_files();
+        checkup.decode_snapshots(self);
+        checkup.open(self);
+        Ok(checkup)
+    }
+
+    /// What a server writes at this moment may look damaged, but not the same twice.
+    fn files(&self) -> Result<Vec<FileReport>, PastError> {
+        let look = || match inspect(self.disk()) {
+            Ok(report) => Ok(report.files),
+            Err(error) => Err(PastError::Journal(self.path().to_owned(), error)),
+        };
+        let damaged = |files: &[FileReport]| -> Vec<FileReport> {
+            let is_damaged = |it: &&FileReport| matches!(it.verdict, Verdict::Damaged { .. });
+            files.iter().filter(is_damaged).cloned().collect()
+        };
+        let mut files = look()?;
+        for _ in 0..limits::CHECKUP_ATTEMPTS_MAX {
+            let before = damaged(&files);
+            if before.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(limits::CHECKUP_RETRY_MS));
+            files = look()?;
+            if damaged(&files) == before {
+                break;
+            }
+        }
+        Ok(files)
+    }
+}
+
+impl Checkup {
+    /// Whether everything is well.
+    pub fn is_well(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn judge_files(&mut self) {
+        for file in &self.files {
+            let finding = format!("{}: {}", file.name, file.verdict);
+            match (&file.verdict, file.kind) {
+                (_, Kind::DamagedSnapshot(_)) => self.notes.push(format!(
+                    "{}: a start found this snapshot damaged and put it aside",
+                    file.name
+                )),
+                (Verdict::Damaged { .. } | Verdict::UnknownFormat { .. }, _) => {
+                    self.problems.push(finding);
+                }
+                (Verdict::TornTail { .. } | Verdict::Leftover, _) => self.notes.push(finding),
+                (Verdict::Clean | Verdict::Stale | Verdict::Spare | Verdict::Foreign, _) => {}
+            }
+        }
+    }
+
+    fn decode_snapshots(&mut self, past: &Past) {
+        for file in &self.files {
+            if !matches!(file.kind, Kind::Snapshot(_)) || file.verdict != Verdict::Clean {
+                continue;
+            }
+            let mut decoder = Decoder::new();
+            let read = read_snapshot_file(past.path().join(&file.name), &mut decoder);
+            self.blocks += decoder.blocks;
+            match read {
+                Ok(_) => {}
+                // A server may have let it go meanwhile.
+                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => self.problems.push(in_words(&error)),
+            }
+        }
+    }
+
+    /// Does what a start does, and then the same from the oldest state on.
+    fn open(&mut self, past: &Past) {
+        let mut newest = Decoder::new();
+        let range = match past.read(Base::Newest, Position::END, &mut newest) {
+            Ok(range) => range,
+            Err(error) => {
+                let why = match &error {
+                    PastError::Journal(_, error) => in_words(error),
+                    other => other.to_string(),
+                };
+                self.problems.push(format!("a start refuses this: {why}"));
+                self.opening = Err(why);
+                return;
+            }
+        };
+        let modules = past.modules();
+        let contents = Contents::of(&newest.image, range.end, |digest| {
+            ModuleState::of(&modules, digest)
+        });
+        self.judge_modules(&contents);
+        let state = fingerprint(&newest.image.state);
+        drop(newest);
+
+        let mut oldest = Decoder::new();
+        let reach = match past.read(Base::Oldest, range.end, &mut oldest) {
+            Ok(range) => {
+                if fingerprint(&oldest.image.state) != state {
+                    self.problems.push(format!(
+                        "the log from record {} on gives another state than the newest snapshot: one of them is not what was written",
+                        range.base.0 + 1
+                    ));
+                }
+                Some(range.into())
+            }
+            Err(error) => {
+                let why = match &error {
+                    PastError::Journal(_, error) => in_words(error),
+                    other => other.to_string(),
+                };
+                self.problems
+                    .push(format!("the past cannot be read: {why}"));
+                None
+            }
+        };
+        self.records += oldest.records;
+        self.opening = Ok(Opening { contents, reach });
+    }
+
+    fn judge_modules(&mut self, contents: &Contents) {
+        for module in &contents.policies {
+            let policy = format!(
+                "the policy {} {}",
+                module.policy.name, module.policy.version
+            );
+            let found = match &module.state {
+                ModuleState::Whole | ModuleState::BuiltIn => continue,
+                ModuleState::Missing => format!("{policy} has no module any more"),
+                ModuleState::Damaged(why) => {
+                    format!("{policy} has a module that cannot be used: {why}")
+                }
+            };
+            if module.active && !module.policy.built_in {
+                self.problems.push(format!(
+                    "{found}; it answered last, so that a start needs --policy with its file, or with another"
+                ));
+            } else if module.remembered > 0 {
+                self.problems.push(format!(
+                    "{found}; {} requests that it answered may come again, and long answers cannot be given again",
+                    module.remembered
+                ));
+            } else if matches!(module.state, ModuleState::Damaged(_)) {
+                self.problems.push(found);
+            } else {
+                self.notes
+                    .push(format!("{found}; only a replay would need it"));
+            }
+        }
+    }
+}
+
+/// An error of the journal without the advice to call the doctor.
+pub(super) fn in_words(error: &Error) -> String {
+    let Error::Damaged(damage) = error else {
+        return error.to_string();
+    };
+    let place = format!(
+        "{} is damaged at byte {}: {}",
+        damage.file, damage.offset, damage.reason
+    );
+    match (damage.lost_from, damage.lost_to) {
+        (Some(from), Some(to)) if from <= to => format!(
+            "{place}. Records {from} to {to} were on disk and cannot be read; there may be more behind them"
+        ),
+        (Some(from), _) => format!("{place}. Records from {from} on cannot be read"),
+        (None, _) => place,
+    }
+}
+
+/// Decodes whatever comes, and keeps the state.
+struct Decoder {
+    image: Image,
+    blocks: u64,
+    records: u64,
+}
+
+impl Decoder {
+    fn new() -> Self {
+        Self {
+            image: Image::new(EVERYTHING),
+            blocks: 0,
+            records: 0,
+        }
+    }
+}
+
+impl Sink for Decoder {
+    fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.blocks += 1;
+        self.image.block(block).map_err(|error| error.to_string())
+    }
+
+    fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
+        self.records += 1;
+        self.image.record(record).map_err(|error| error.to_string())
+    }
+}
+
+/// The same for two tables that hold the same.
+fn fingerprint(state: &State) -> blake3::Hash {
+    let (mut hasher, mut progress) = (blake3::Hasher::new(), Progress::default());
+    let nothing = Duplicates::new(Retention::default());
+    while let Some(block) = progress.next(state, &nothing, Meta::default) {
+        hasher.update(&block);
+    }
+    hasher.finalize()
+}

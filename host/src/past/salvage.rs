@@ -1,0 +1,212 @@
+//! What can still be read of a damaged directory.
+//!
+//! What enters: a directory that a start refuses. What leaves: a backup of the newest state that can be rebuilt
+//! without a gap. It changes nothing in the directory, and never leaves out a record in the middle: a state that
+//! never was is worse than an older one.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use statehouse_journal::{
+    Base, Disk, Error, File, Kind, Position, Range, Sink, Verdict, inspect, read_snapshot_file,
+};
+
+use super::backup::{self, Contents};
+use super::{EVERYTHING, Past, PastError};
+use crate::journal::Image;
+
+/// What was saved.
+#[derive(Debug)]
+pub struct Salvaged {
+    /// What the backup holds.
+    pub contents: Contents,
+    /// Nothing is lost.
+    pub whole: bool,
+    /// The log that completes the snapshot is lost: each key is as of some moment while it was taken, which
+    /// ended at this record.
+    pub blurred_up_to: Option<Position>,
+}
+
+impl Past {
+    /// Writes a backup of everything that can still be read.
+    pub fn salvage(&self, file: &Path, now_ms: u64) -> Result<Salvaged, PastError> {
+        let failed = |error| PastError::Journal(self.path().to_owned(), error);
+        let report = inspect(self.disk()).map_err(failed)?;
+        let mut first = None;
+        let mut ends: Vec<u64> = Vec::new();
+        for file in &report.files {
+            if let Kind::Segment(number) = file.kind {
+                ends.push(number);
+            }
+        }
+        ends.sort_unstable();
+        // All of the log, then without its last segment, and so on: what is behind a gap hides what is before it.
+        let cuts = std::iter::once(u64::MAX).chain(ends.into_iter().rev());
+        for end in cuts {
+            let view = View {
+                disk: self.disk(),
+                end,
+            };
+            match view.newest() {
+                Ok((image, range, damaged)) => {
+                    let whole = first.is_none() && !damaged;
+                    return self.keep(file, image, range, whole, now_ms);
+                }
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        let is_whole = |verdict: &Verdict| *verdict == Verdict::Clean;
+        let snapshots = report.files.iter().rev();
+        for snapshot in snapshots.filter(|it| is_whole(&it.verdict)) {
+            let Kind::Snapshot(position) = snapshot.kind else {
+                continue;
+            };
+            let mut image = Image::new(EVERYTHING);
+            let path = self.path().join(&snapshot.name);
+            if read_snapshot_file(path, &mut image).is_ok() {
+                let range = Range {
+                    base: Position(position),
+                    base_ms: 0,
+                    complete: snapshot.last.unwrap_or(Position(position)),
+                    end: Position(position),
+                };
+                return self.keep(file, image, range, false, now_ms);
+            }
+        }
+        Err(match first {
+            Some(error) => failed(error),
+            None => PastError::NoJournal(self.path().to_owned()),
+        })
+    }
+
+    fn keep(
+        &self,
+        file: &Path,
+        image: Image,
+        range: Range,
+        whole: bool,
+        now_ms: u64,
+    ) -> Result<Salvaged, PastError> {
+        if range.end == Position::NONE {
+            return Err(PastError::NoJournal(self.path().to_owned()));
+        }
+        let blurred = range.complete > range.end;
+        // What comes after has higher numbers than anything that was ever given.
+        let position = range.end.max(range.complete);
+        let contents = backup::write(file, image, position, now_ms, &self.modules())?;
+        Ok(Salvaged {
+            contents,
+            whole,
+            blurred_up_to: blurred.then_some(range.complete),
+        })
+    }
+}
+
+/// A directory without the segments from some number on, and without the marker that tells of them.
+struct View<'a> {
+    disk: &'a dyn Disk,
+    end: u64,
+}
+
+impl View<'_> {
+    /// The newest state, as far as it can be read, and whether that ends at damage.
+    fn newest(&self) -> Result<(Image, Range, bool), Error> {
+        let mut reader = Reader::new();
+        let error = match statehouse_journal::read(self, Base::Newest, Position::END, &mut reader) {
+            Ok(range) => return Ok((reader.image, range, false)),
+            Err(error) => error,
+        };
+        let until = match &error {
+            Error::Damaged(damage) => damage.lost_from.map(|lost| Position(lost.0 - 1)),
+            Error::Refused { .. } => reader.last,
+            _ => None,
+        };
+        let Some(until) = until else {
+            return Err(error);
+        };
+        reader.reset();
+        match statehouse_journal::read(self, Base::Newest, until, &mut reader) {
+            Ok(range) => Ok((reader.image, range, true)),
+            Err(_) => Err(error),
+        }
+    }
+}
+
+impl Disk for View<'_> {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = self.disk.list()?;
+        if self.end < u64::MAX {
+            names.retain(|name| {
+                let number = name.strip_suffix(".log").and_then(|it| it.parse().ok());
+                number.is_none_or(|number: u64| number < self.end) && name != "closed"
+            });
+        }
+        Ok(names)
+    }
+
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.open_read_only(name)
+    }
+
+    fn create(&self, _: &str) -> io::Result<Arc<dyn File>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn open(&self, _: &str) -> io::Result<Arc<dyn File>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn rename(&self, _: &str, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn remove(&self, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes()
+    }
+
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+}
+
+/// Rebuilds a state, and knows how far it came.
+struct Reader {
+    image: Image,
+    last: Option<Position>,
+}
+
+impl Reader {
+    fn new() -> Self {
+        Self {
+            image: Image::new(EVERYTHING),
+            last: None,
+        }
+    }
+}
+
+impl Sink for Reader {
+    fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.image.block(block).map_err(|error| error.to_string())
+    }
+
+    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+        self.image
+            .record(record)
+            .map_err(|error| error.to_string())?;
+        self.last = Some(position);
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! A request as a person reads it.
+//!
+//! What enters: a payload that may be anything. What leaves: its arguments where it is an array of bulk strings
+//! (RESP3), as the requests of all published commands are. It decides nothing: what a request means is the
+//! policy's business.
+
+use crate::limits;
+
+/// The arguments of a request; none where it is no array of bulk strings.
+pub fn words(payload: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut rest = payload;
+    let count = length(&mut rest, b'*')?;
+    let mut words = Vec::new();
+    for _ in 0..count.min(limits::REQUEST_WORDS_SHOWN_MAX) {
+        let len = length(&mut rest, b'$')?;
+        let (word, behind) = rest.split_at_checked(len)?;
+        rest = behind.strip_prefix(b"\r\n")?;
+        words.push(word);
+    }
+    Some(words)
+}
+
+fn length(rest: &mut &[u8], mark: u8) -> Option<usize> {
+    let behind = rest.strip_prefix(&[mark])?;
+    let end = behind.iter().position(|byte| *byte == b'\r')?;
+    let (digits, behind) = behind.split_at(end);
+    *rest = behind.strip_prefix(b"\r\n")?;
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_its_arguments_and_anything_else_is_none() {
+        let set = b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$2\r\n\r\n\r\n";
+        assert_eq!(words(set), Some(vec![&b"SET"[..], b"", b"\r\n"]));
+        assert_eq!(words(b"*0\r\n"), Some(vec![]));
+        for other in [
+            &b""[..],
+            b"PING",
+            b"*1\r\n",
+            b"*1\r\n$3\r\nab\r\n",
+            b"*1\r\n$-1\r\n",
+            b"*1\r\n$+1\r\na\r\n",
+            b"*99999999999999999999999\r\n",
+            b"*1\n$1\na\n",
+        ] {
+            assert_eq!(words(other), None, "{}", other.escape_ascii());
+        }
+        let many = [&b"*1000\r\n"[..], &b"$1\r\na\r\n".repeat(1000)].concat();
+        assert_eq!(
+            words(&many).map(|words| words.len()),
+            Some(limits::REQUEST_WORDS_SHOWN_MAX)
+        );
+    }
+}
