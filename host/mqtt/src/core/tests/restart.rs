@@ -311,6 +311,19 @@ fn sessions_expire_by_the_wall_clock() {
 }
 
 #[test]
+fn a_wall_clock_that_was_set_back_gives_a_session_no_more_time() {
+    let (mut life, now) = Life::new();
+    let lost = now + 100 * SECOND;
+    Peer::new(&life.broker, &Hello::new("a").expiry(5), now).lose(lost);
+    // The wall clock shows what it showed at the beginning.
+    life.kill(now);
+    life.broker.lock().run_deadlines(now + 4 * SECOND);
+    assert_eq!(life.broker.sessions().len(), 1);
+    life.broker.lock().run_deadlines(now + 5 * SECOND);
+    assert_eq!(life.broker.sessions().len(), 0);
+}
+
+#[test]
 fn a_will_waits_for_the_client_to_come_back_after_a_restart() {
     let (mut life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
@@ -436,6 +449,19 @@ fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
     let mut sessions = life.broker.sessions();
     sessions.sort_unstable();
     assert_eq!(sessions, [other.session, fresh.session]);
+}
+
+#[test]
+fn numbers_of_sessions_do_not_repeat_where_nobody_counts_the_runs() {
+    let (life, now) = Life::new();
+    let old = Peer::new(&life.broker, &Hello::new("a"), now).origin;
+    let broker = Broker::restore(
+        crate::Options::default(),
+        Arc::new(NoService),
+        life.journal.recovery(),
+    );
+    let new = Peer::new(&broker, &Hello::new("b"), now).origin;
+    assert!(new.session > old.session);
 }
 
 #[test]
