@@ -130,6 +130,24 @@ fn a_refusal_says_where_and_how_much() {
 }
 
 #[test]
+fn blocks_that_change_places_are_damage() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let list = [b"first".to_vec(), b"other".to_vec()];
+    log.append(&[&list[0], &list[1]]).expect("small");
+    snapshot(&log, &list, 1).expect("no faults");
+    let name = files::snapshot(2);
+    let mut content = disk.content(&name).expect("there");
+    // Each is a length, a checksum, a position and five bytes.
+    let (left, right) = content[64..].split_at_mut(21);
+    left.swap_with_slice(&mut right[..21]);
+    disk.put(&name, &content);
+    let (_, opened, records) = open(&disk, small()).expect("opens");
+    assert_eq!(opened.damaged_snapshots.len(), 1);
+    assert!(records.list() == list);
+}
+
+#[test]
 fn files_of_another_store_are_not_taken_for_ones_own() {
     let (disk, list, _) = directory(true);
     let other = Simulation::new(99);

@@ -163,6 +163,8 @@ fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
         disk.put(&name, &content);
         let (log, opened, records) = open(&disk, small()).expect("opens");
         assert_eq!(opened.damaged_snapshots.len(), 1);
+        // The header shows it at once; a block only after others were handed out.
+        assert_eq!(records.resets, u32::from(at > 0));
         assert_eq!((opened.base, opened.position), (Position(15), Position(23)));
         assert!(records.list() == list);
         assert_eq!(count(&disk, |kind| kind == Kind::DamagedSnapshot(20)), 1);

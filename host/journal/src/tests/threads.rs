@@ -281,3 +281,41 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
     journal.close().expect("no faults");
     assert!(asked.join().expect("no panic").is_err());
 }
+
+/// A listener that appends more than the buffer holds, on the thread that would have to empty it.
+#[test]
+fn a_listener_may_append_as_much_as_it_likes() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(
+        &disk,
+        Options {
+            snapshot_min_bytes: u64::MAX,
+            ..small()
+        },
+    )
+    .expect("opens");
+    let journal: Arc<std::sync::OnceLock<Journal>> = Arc::default();
+    let (appender, done) = (Arc::clone(&journal), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&done);
+    let callbacks = Callbacks {
+        released: Box::new(move |position| {
+            let journal = appender.wait();
+            if position == Position(1) {
+                for _ in 0..40 {
+                    journal.append(&[&[1; 1 << 20]]).expect("fits");
+                }
+            }
+            told.store(position >= Position(41), Ordering::Release);
+        }),
+        failed: Box::new(|_| {}),
+        source: Box::new(Live(Arc::default(), 0)),
+        now_ms: Box::new(|| 1),
+    };
+    let started = journal.get_or_init(|| Journal::start(log, callbacks).expect("threads"));
+    started.append(&[b"one"]).expect("small");
+    while !done.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    assert_eq!(started.durable(), Position(41));
+    started.close().expect("no faults");
+}
