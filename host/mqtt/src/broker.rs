@@ -369,8 +369,8 @@ impl Batch<'_> {
 
     /// Publishes the answer to the request of this token: the same as [`publish`](Self::publish), but less is recorded.
     /// The answer stands in front of the request's acknowledgement in the same output, so who did not get it asks again.
-    /// Where it cannot be sent at once it is recorded, and the acknowledgement waits for that. Before
-    /// [`settle`](Self::settle).
+    /// Where it cannot be sent at once, or the request came at QoS 2, it is recorded, and the acknowledgement waits for
+    /// that. Before [`settle`](Self::settle).
     pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
         let sessions = self.core.answer(token, &message, self.now);
         self.published(sessions)

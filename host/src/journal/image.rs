@@ -93,6 +93,7 @@ impl Image {
                 self.tick(meta.clock, meta.now_ms);
                 self.run = meta.run;
                 self.remembered_below = next_number;
+                self.duplicates.continue_from(next_number);
                 self.policies = meta.policies;
                 self.active = meta.active;
             }

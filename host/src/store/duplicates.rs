@@ -25,7 +25,7 @@ pub struct Remembered {
     pub number: u64,
     /// How it came.
     pub delivery: Delivery,
-    /// Its number among the requests of its session.
+    /// Its number among the remembered requests of its session.
     pub turn: u64,
     /// What tells it apart.
     pub identity: Identity,
@@ -163,14 +163,14 @@ struct Slot {
 
 #[derive(Default)]
 struct Session {
-    /// Requests so far.
+    /// How many of its requests were ever remembered.
     turns: u64,
     /// What is remembered of it, in order.
     held: VecDeque<u64>,
     /// The newest connection seen.
     connection: u64,
-    /// The last turn of the connections before it.
-    earlier: u64,
+    /// Requests that came over it, while there may be resends of earlier ones among them.
+    resends: Option<u64>,
 }
 
 impl Duplicates {
@@ -193,19 +193,33 @@ impl Duplicates {
         self.retention = retention;
     }
 
-    /// Counts a request, which may or may not be remembered: its turn. `suspect` is whether it may have
-    /// come before; most cannot, and their identity need not be known.
-    pub(super) fn arrive(&mut self, delivery: &Delivery) -> (u64, bool) {
+    /// Takes note of a request. True where it may have come before; most cannot, and what they are need not
+    /// be found out.
+    pub(super) fn arrive(&mut self, delivery: &Delivery) -> bool {
         let session = self.sessions.entry(delivery.session).or_default();
         if delivery.connection > session.connection {
             session.connection = delivery.connection;
-            session.earlier = session.turns;
+            session.resends = (!session.held.is_empty()).then_some(0);
         }
-        session.turns += 1;
-        let turn = session.turns;
-        let earlier =
-            session.earlier + self.retention.per_session > turn && !session.held.is_empty();
-        (turn, delivery.dup || earlier)
+        if let Some(resends) = &mut session.resends {
+            // A client sends again first, and can have had no more than its Receive Maximum on their way.
+            *resends += 1;
+            if *resends <= self.retention.per_session {
+                return true;
+            }
+            session.resends = None;
+        }
+        delivery.dup
+    }
+
+    /// The turn that the next remembered request of a session has.
+    pub(super) fn next_turn(&self, session: u64) -> u64 {
+        self.sessions.get(&session).map_or(0, |held| held.turns) + 1
+    }
+
+    /// Numbers below this were given out by now.
+    pub fn continue_from(&mut self, next_number: u64) {
+        self.next_number = self.next_number.max(next_number);
     }
 
     /// The answered request that this one is a duplicate of.
@@ -247,10 +261,7 @@ impl Duplicates {
             .sessions
             .entry(remembered.delivery.session)
             .or_default();
-        if remembered.delivery.connection > session.connection {
-            session.connection = remembered.delivery.connection;
-            session.earlier = session.turns;
-        }
+        session.connection = session.connection.max(remembered.delivery.connection);
         session.turns = session.turns.max(remembered.turn);
         session.held.push_back(number);
         let key = (remembered.delivery.session, remembered.identity);
@@ -409,7 +420,8 @@ mod tests {
 
     /// A request that arrives at `now_ms`, is answered and remembered.
     fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u64 {
-        let (turn, _) = all.arrive(&from);
+        all.arrive(&from);
+        let turn = all.next_turn(from.session);
         let number = all.next_number();
         all.insert(Arc::new(Remembered {
             number,
@@ -470,15 +482,51 @@ mod tests {
     #[test]
     fn only_what_may_have_come_before_is_looked_for() {
         let mut all = Duplicates::new(RETENTION);
-        let suspect = |all: &mut Duplicates, by| all.arrive(&by).1;
+        let suspect = |all: &mut Duplicates, by| all.arrive(&by);
         assert!(!suspect(&mut all, delivery(1, 1, 1, false)));
         answer(&mut all, delivery(1, 1, 2, false), 9, 0);
         assert!(!suspect(&mut all, delivery(1, 1, 3, false)));
         assert!(suspect(&mut all, delivery(1, 1, 3, true)));
         // On a resumed connection any of the first requests may be one of the last of the old.
-        assert!(suspect(&mut all, delivery(1, 2, 4, false)));
-        assert!(suspect(&mut all, delivery(1, 2, 5, false)));
-        assert!(!suspect(&mut all, delivery(1, 2, 6, false)));
+        for packet_id in 4..7 {
+            assert!(suspect(&mut all, delivery(1, 2, packet_id, false)));
+        }
+        assert!(!suspect(&mut all, delivery(1, 2, 7, false)));
+        assert!(suspect(&mut all, delivery(1, 2, 7, true)));
+        assert!(suspect(&mut all, delivery(1, 3, 8, false)));
+    }
+
+    /// Resends and reads once counted as turns, so a client that came back twice pushed out its own requests.
+    #[test]
+    fn what_changes_nothing_pushes_nothing_out() {
+        let mut all = Duplicates::new(RETENTION);
+        for packet_id in 1..=3 {
+            answer(
+                &mut all,
+                delivery(1, 1, packet_id, false),
+                packet_id as u8,
+                0,
+            );
+        }
+        for connection in 2..9 {
+            for packet_id in 1..=3 {
+                assert!(all.arrive(&delivery(1, connection, packet_id, false)));
+            }
+        }
+        all.evict(1, 3_600_000);
+        for packet_id in 1..=3u8 {
+            assert!(found(&all, delivery(1, 9, packet_id.into(), false), packet_id).is_some());
+        }
+    }
+
+    /// A snapshot may say that more were numbered than it still holds.
+    #[test]
+    fn no_number_is_given_twice() {
+        let mut all = Duplicates::new(RETENTION);
+        all.continue_from(17);
+        assert_eq!(answer(&mut all, delivery(1, 1, 1, false), 1, 0), 17);
+        all.continue_from(5);
+        assert_eq!(all.next_number(), 18);
     }
 
     #[test]

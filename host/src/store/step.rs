@@ -217,13 +217,13 @@ impl Store {
         }
         self.state = Some(match event {
             Event::Request(request) => {
-                let (turn, suspect) = self.duplicates.arrive(&request.delivery);
+                let suspect = self.duplicates.arrive(&request.delivery);
                 match suspect.then(|| self.original(request)).flatten() {
                     Some(original) => {
                         self.repeat(&original, request, &mut effects);
                         state
                     }
-                    None => self.handle(state, request, turn, now_ms, &mut effects),
+                    None => self.handle(state, request, now_ms, &mut effects),
                 }
             }
             Event::Gone(peer) => {
@@ -243,7 +243,6 @@ impl Store {
         &mut self,
         state: Box<State>,
         request: &Request<'_>,
-        turn: u64,
         now_ms: u64,
         effects: &mut Effects,
     ) -> Box<State> {
@@ -281,7 +280,7 @@ impl Store {
             let remembered = Arc::new(Remembered {
                 number: self.duplicates.next_number(),
                 delivery: request.delivery,
-                turn,
+                turn: self.duplicates.next_turn(request.delivery.session),
                 identity: identity(request),
                 until_ms: now_ms.saturating_add(self.retention.of(request.properties)),
                 context: Context {

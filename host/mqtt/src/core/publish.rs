@@ -313,6 +313,8 @@ impl Core {
         now: Instant,
     ) -> Result<usize, ReasonCode> {
         let asker = token
+            // At QoS 2 the client that asks again gets its PUBREC and nothing else, since its identifier is known.
+            .filter(|token| !token.exactly_once)
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
         let source = Source {
