@@ -394,6 +394,23 @@ fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
     assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
 }
 
+/// A client that repeats such a request gets its PUBREC and no answer: the identifier is known.
+#[test]
+fn an_answer_to_a_request_over_qos_2_is_in_the_record_of_its_end_or_before() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let mut peer = asker(&held, Hello::new("a"));
+    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 1, held.now);
+    answer(&held, token, QoS::AtLeastOnce);
+    let packets = peer.receive();
+    assert!(matches!(packets[..], [Packet::Publish(_)]), "{packets:?}");
+    let recovery = held.journal.recovery();
+    let session = recovery.sessions.values().next().unwrap();
+    assert_eq!((session.messages.len(), session.received.len()), (1, 1));
+    let packets = held.behind_the_record(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+}
+
 #[test]
 fn an_answer_to_an_earlier_connection_waits_when_it_is_asked_for_again() {
     let recorder = Arc::new(Recorder::default());
