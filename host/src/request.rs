@@ -285,22 +285,17 @@ pub fn identity(
     client: &str,
     payload: &[u8],
     properties: &Properties,
-    dialect: Dialect,
-) -> blake3::Hasher {
-    let first = |name| {
-        properties
-            .user()
-            .find(|(found, _)| *found == name)
-            .map(|(_, value)| value)
-    };
+    timestamp: Option<&str>,
+    fencing_token: Option<&str>,
+) -> blake3::Hash {
     let correlation_data = properties.correlation_data();
     let parts = [
         Some(client.as_bytes()),
         properties.response_topic().map(str::as_bytes),
         correlation_data.as_deref(),
         Some(payload),
-        first(dialect.version_property()).map(str::as_bytes),
-        first(dialect.fencing_property()).map(str::as_bytes),
+        timestamp.map(str::as_bytes),
+        fencing_token.map(str::as_bytes),
     ];
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -309,7 +304,7 @@ pub fn identity(
         hasher.update(&length.to_le_bytes());
         hasher.update(part.unwrap_or_default());
     }
-    hasher
+    hasher.finalize()
 }
 
 /// The MQTT properties of a notification.
@@ -514,28 +509,22 @@ mod tests {
 
     #[test]
     fn an_identity_tells_every_part_apart() {
-        let identity = |client: &str, payload: &[u8], properties: &Properties| {
-            self::identity(client, payload, properties, Dialect::Sdk).finalize()
-        };
-        let base = identity("c", b"GET", &whole(SDK));
-        assert_eq!(base, identity("c", b"GET", &whole(SDK)));
+        let here = properties(Some("answers/here"), Some(b"7"), &[]);
+        let there = properties(Some("answers/there"), Some(b"7"), &[]);
+        let eighth = properties(Some("answers/here"), Some(b"8"), &[]);
+        let (ts, ft) = (Some("1:2:a"), Some("3:4:b"));
+        let base = identity("c", b"GET", &here, ts, ft);
+        assert_eq!(base, identity("c", b"GET", &here, ts, ft));
         for other in [
-            identity("d", b"GET", &whole(SDK)),
-            identity("c", b"SET", &whole(SDK)),
-            identity("c", b"GET", &whole(&SDK[..2])),
-            identity("c", b"GET", &whole(&[SDK[0], SDK[2]])),
-            identity(
-                "c",
-                b"GET",
-                &properties(Some("answers/there"), Some(b"7"), SDK),
-            ),
-            identity(
-                "c",
-                b"GET",
-                &properties(Some("answers/here"), Some(b"8"), SDK),
-            ),
+            identity("d", b"GET", &here, ts, ft),
+            identity("c", b"SET", &here, ts, ft),
+            identity("c", b"GET", &here, ts, None),
+            identity("c", b"GET", &here, None, ft),
+            identity("c", b"GET", &here, ft, ts),
+            identity("c", b"GET", &there, ts, ft),
+            identity("c", b"GET", &eighth, ts, ft),
             // The same bytes, divided otherwise.
-            identity("cG", b"ET", &whole(SDK)),
+            identity("cG", b"ET", &here, ts, ft),
         ] {
             assert_ne!(base, other);
         }

@@ -72,6 +72,17 @@ struct Origin {
     random: Option<Box<blake3::OutputReader>>,
 }
 
+impl Origin {
+    /// What the request's pseudo-random bytes come from: the same for a redelivery.
+    fn seed(&self) -> [u8; 32] {
+        let first = |name| self.properties.user().find(|(found, _)| *found == name);
+        let timestamp = first(self.dialect.version_property()).map(|(_, value)| value);
+        let token = first(self.dialect.fencing_property()).map(|(_, value)| value);
+        let client = &self.peer.client;
+        *request::identity(client, &self.payload, &self.properties, timestamp, token).as_bytes()
+    }
+}
+
 /// A write as it is staged, committed and journalled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
@@ -575,21 +586,16 @@ impl Host for Transaction {
     fn random(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let recorded = self.capture.recorded_seed();
-        if let Some(origin) = &mut self.origin {
-            let stream = origin.random.get_or_insert_with(|| {
-                let seed = recorded.unwrap_or_else(|| {
-                    let (peer, payload) = (&origin.peer, &origin.payload);
-                    let hasher = request::identity(
-                        &peer.client,
-                        payload,
-                        &origin.properties,
-                        origin.dialect,
-                    );
-                    *hasher.finalize().as_bytes()
-                });
-                self.capture.seed(seed);
-                Box::new(blake3::Hasher::new_keyed(&seed).finalize_xof())
-            });
+        let Some(origin) = &mut self.origin else {
+            return bytes;
+        };
+        if origin.random.is_none() {
+            let seed = recorded.unwrap_or_else(|| origin.seed());
+            self.capture.seed(seed);
+            let stream = blake3::Hasher::new_keyed(&seed).finalize_xof();
+            origin.random = Some(Box::new(stream));
+        }
+        if let Some(stream) = &mut origin.random {
             stream.fill(&mut bytes);
         }
         bytes
