@@ -19,6 +19,8 @@
 use crate::limits;
 
 pub(crate) const HEADER_BYTES: usize = 56;
+/// Where the store's number stands in a frame.
+pub(crate) const STORE_AT: usize = 16;
 
 /// Where a frame stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +83,7 @@ pub(crate) fn seal(frame: &mut [u8], place: Place, first: u64, synced: u64, coun
     frame[0..4].copy_from_slice(&len);
     for (at, value) in [
         (8, place.segment),
-        (16, place.store),
+        (STORE_AT, place.store),
         (24, place.offset),
         (32, first),
         (40, synced),
@@ -116,7 +118,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub(crate) fn begins(bytes: &[u8], place: Place) -> bool {
     bytes.len() >= HEADER_BYTES
         && u64_at(bytes, 24) == place.offset
-        && u64_at(bytes, 16) == place.store
+        && u64_at(bytes, STORE_AT) == place.store
         && u64_at(bytes, 8) == place.segment
 }
 

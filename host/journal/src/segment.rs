@@ -146,7 +146,13 @@ impl<'a> Frames<'a> {
             return rest;
         };
         rest.torn = frame::begins(bytes, self.header.place(self.offset));
-        for offset in self.offset + 1..self.content.len().saturating_sub(frame::HEADER_BYTES - 1) {
+        // One byte of the store's number is looked at first: nearly every offset fails there already.
+        let mark = self.header.store.0.to_le_bytes()[0];
+        let last = self.content.len().saturating_sub(frame::HEADER_BYTES - 1);
+        for offset in self.offset + 1..last {
+            if self.content[offset + frame::STORE_AT] != mark {
+                continue;
+            }
             if let Some(frame) = frame::parse(&self.content[offset..], self.header.place(offset)) {
                 rest.torn = true;
                 rest.synced = rest.synced.max(frame.synced);
