@@ -45,7 +45,7 @@ impl From<PastError> for Failure {
         match error {
             PastError::Missing(_)
             | PastError::NoJournal(_)
-            | PastError::InTheWay(_)
+            | PastError::Refused(_)
             | PastError::Policy(_) => Self::usage(text),
             PastError::Journal(..) | PastError::Backup(..) | PastError::Io(..) => {
                 Self::transport(text)

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use statehouse_journal::{FileReport, Kind, Position, Verdict};
 
 use super::data::{self, now_ms};
-use super::output::{Exit, Failure, emit, emit_json, printable};
+use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::snapshot::{check_free, contents_json, contents_text, state_text};
 use super::time::utc;
 use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
@@ -53,16 +53,20 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     if !args.json {
         emit(in_words(&args.directory, &checkup).as_bytes())?;
     }
-    let salvaged = match &args.salvage {
-        Some(file) => Some((file, past.salvage(file, now_ms())?)),
-        None => None,
-    };
+    let mut salvaged = None;
+    if let Some(file) = &args.salvage {
+        match past.salvage(file, now_ms()) {
+            Ok(it) => salvaged = Some((file, it)),
+            // The findings count.
+            Err(error) => notice(&format!("nothing could be saved: {error}")),
+        }
+    }
     if args.json {
         let salvaged = salvaged.as_ref().map(|(_, salvaged)| salvaged);
         emit_json(&in_json(&args.directory, &checkup, salvaged))?;
     } else if let Some((file, salvaged)) = &salvaged {
         emit(rescued(file, salvaged).as_bytes())?;
-    } else if !checkup.is_well() {
+    } else if !checkup.is_well() && args.salvage.is_none() {
         emit(advice(&args.directory, &checkup).as_bytes())?;
     }
     Ok(match checkup.is_well() {

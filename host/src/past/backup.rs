@@ -91,13 +91,44 @@ impl ModuleState {
     }
 }
 
-impl Contents {
-    pub(super) fn of(
-        image: &Image,
+/// A state that was read, as a start makes it: with a broker that has its sessions, and without the requests of
+/// those that ended.
+pub(super) struct Settled {
+    image: Image,
+    broker: Broker,
+    retained: usize,
+}
+
+impl Settled {
+    pub(super) fn of(mut image: Image) -> Self {
+        let options = Options {
+            limits: unlimited(),
+            persistence: None,
+            run: image.run,
+        };
+        let sessions = std::mem::take(&mut image.sessions);
+        let (_, retained) = sessions.counts();
+        let broker = Broker::restore(options, Arc::new(NoService), sessions);
+        image.duplicates.retain_sessions(&broker.sessions());
+        Self {
+            image,
+            broker,
+            retained,
+        }
+    }
+
+    /// The tables.
+    pub(super) fn state(&self) -> &State {
+        &self.image.state
+    }
+
+    /// What it holds; `module` says what became of a policy's file.
+    pub(super) fn contents(
+        &self,
         position: Position,
         mut module: impl FnMut(&blake3::Hash) -> ModuleState,
-    ) -> Self {
-        let (sessions, retained) = image.sessions.counts();
+    ) -> Contents {
+        let image = &self.image;
         let (state, duplicates) = (&image.state, &image.duplicates);
         let policies = image.policies.iter().enumerate().map(|(number, policy)| {
             let by_it = |digest: &blake3::Hash| *digest == policy.digest;
@@ -110,14 +141,14 @@ impl Contents {
                 state: module(&policy.digest),
             }
         });
-        Self {
+        Contents {
             position,
             now_ms: image.now_ms,
             keys: state.table.keys(),
             hidden_keys: state.hidden.keys(),
             bytes: state.table.bytes() + state.hidden.bytes(),
-            sessions: sessions as u64,
-            retained: retained as u64,
+            sessions: self.broker.sessions().len() as u64,
+            retained: self.retained as u64,
             remembered: duplicates.len() as u64,
             policies: policies.collect(),
         }
@@ -140,8 +171,9 @@ pub(super) fn write(
     now_ms: u64,
     modules: &Modules,
 ) -> Result<Contents, PastError> {
-    let contents = Contents::of(&image, position, |digest| ModuleState::of(modules, digest));
-    let mut pieces = Pieces::of(image, modules.clone());
+    let settled = Settled::of(image);
+    let contents = settled.contents(position, |digest| ModuleState::of(modules, digest));
+    let mut pieces = Pieces::of(settled, modules.clone());
     statehouse_journal::write_snapshot_file(file, position, now_ms, &mut pieces).map_err(
         |error| PastError::Backup(file.to_owned(), format!("cannot be written: {error}")),
     )?;
@@ -163,15 +195,11 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn of(image: Image, modules: Modules) -> Self {
-        let options = Options {
-            limits: unlimited(),
-            persistence: None,
-            run: image.run,
-        };
+    fn of(settled: Settled, modules: Modules) -> Self {
+        let Settled { image, broker, .. } = settled;
         let digests = image.policies.iter().map(|policy| policy.digest);
         Self {
-            broker: Broker::restore(options, Arc::new(NoService), image.sessions),
+            broker,
             sessions: Some(ImageCursor::default()),
             progress: Progress::default(),
             left: digests.rev().collect(),

@@ -9,7 +9,7 @@ use statehouse_journal::{
     Base, Error, FileReport, Kind, Position, Range, Sink, Verdict, inspect, read_snapshot_file,
 };
 
-use super::backup::{Contents, ModuleState};
+use super::backup::{Contents, ModuleState, Settled};
 use super::{EVERYTHING, Past, PastError};
 use crate::journal::{Image, Meta, Progress};
 use crate::limits;
@@ -170,17 +170,17 @@ impl Checkup {
                     PastError::Journal(_, error) => in_words(error),
                     other => other.to_string(),
                 };
+                self.records += newest.records;
                 self.problems.push(format!("a start refuses this: {why}"));
                 self.opening = Err(why);
                 return;
             }
         };
         let modules = past.modules();
-        let contents = Contents::of(&newest.image, range.end, |digest| {
-            ModuleState::of(&modules, digest)
-        });
+        let newest = Settled::of(newest.image);
+        let contents = newest.contents(range.end, |digest| ModuleState::of(&modules, digest));
         self.judge_modules(&contents);
-        let state = fingerprint(&newest.image.state);
+        let state = fingerprint(newest.state());
         drop(newest);
 
         let mut oldest = Decoder::new();

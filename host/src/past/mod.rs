@@ -47,9 +47,9 @@ pub enum PastError {
     /// A directory without a journal.
     #[error("{0} holds no journal: is it the data directory of a store?")]
     NoJournal(PathBuf),
-    /// Something is in the way.
+    /// What was asked for cannot be done here, and why.
     #[error("{0}")]
-    InTheWay(String),
+    Refused(String),
     /// The journal cannot be read.
     #[error("{0} cannot be read: {1}")]
     Journal(PathBuf, statehouse_journal::Error),

@@ -14,7 +14,7 @@ use statehouse_journal::{
     read_snapshot_file,
 };
 
-use super::backup::{Contents, ModuleState};
+use super::backup::{Contents, ModuleState, Settled};
 use super::{EVERYTHING, PastError};
 use crate::journal::{Block, Image, read_block};
 use crate::limits;
@@ -36,13 +36,12 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         true => ModuleState::Whole,
         false => ModuleState::absent(digest),
     };
-    let contents = Contents::of(&image, position, module);
-    drop(image);
+    let contents = Settled::of(image).contents(position, module);
 
     let failed = |error| PastError::Journal(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
     if has_journal(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
-        return Err(PastError::InTheWay(format!(
+        return Err(PastError::Refused(format!(
             "{} holds a store already, and nothing of it was changed: restore into an empty directory, or one that is not there yet",
             directory.display()
         )));
@@ -57,7 +56,7 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         create_from_snapshot(disk, Options::default(), position, now_ms, &mut source)
     });
     created.map_err(|error| {
-        PastError::InTheWay(format!(
+        PastError::Refused(format!(
             "{} was not restored: {error}. What is in it now is no store: remove it, and restore again",
             directory.display()
         ))

@@ -13,6 +13,7 @@ use statehouse_journal::{
 };
 
 use super::backup::{self, Contents};
+use super::checkup::in_words;
 use super::{EVERYTHING, Past, PastError};
 use crate::journal::Image;
 
@@ -49,6 +50,8 @@ impl Past {
                 end,
             };
             match view.newest() {
+                // Nothing of it is left to see.
+                Ok((_, range, _)) if range.end == Position::NONE => {}
                 Ok((image, range, damaged)) => {
                     let whole = first.is_none() && !damaged;
                     return self.keep(file, image, range, whole, now_ms);
@@ -75,7 +78,7 @@ impl Past {
             }
         }
         Err(match first {
-            Some(error) => failed(error),
+            Some(error) => PastError::Refused(in_words(&error)),
             None => PastError::NoJournal(self.path().to_owned()),
         })
     }
@@ -88,9 +91,6 @@ impl Past {
         whole: bool,
         now_ms: u64,
     ) -> Result<Salvaged, PastError> {
-        if range.end == Position::NONE {
-            return Err(PastError::NoJournal(self.path().to_owned()));
-        }
         let blurred = range.complete > range.end;
         // What comes after has higher numbers than anything that was ever given.
         let position = range.end.max(range.complete);

@@ -1,8 +1,15 @@
-//! The command line: `serve` and its settings, and the commands that ask a store over the network.
+//! The command line: `serve` and its settings, the commands that ask a store over the network, and those that look
+//! into its data directory.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod backup;
 mod commands;
+mod doctor;
+mod history;
 mod lock;
+mod looking;
+mod replay;
+mod retained;
 mod serve;
 mod settings;
 mod watch;

@@ -1,0 +1,265 @@
+//! `statehouse doctor`: a directory that is well, and one that is not, in every way that is cheap to make.
+
+use std::fs;
+
+use serde_json::Value;
+use statehouse_tests::{Hlc, Ran, Server, policies};
+
+use crate::looking::{data, files, find, flip, log, look, object, stop};
+
+fn doctor(server: &Server, code: i32) -> Value {
+    object(&look(server, &["doctor", "--json"]).code(code))
+}
+
+/// A value that can be found in a file.
+fn value(n: usize) -> String {
+    format!("this is value number {n:05}")
+}
+
+/// Keys 0 to `count`, and their versions.
+fn fill(server: &Server, count: usize) -> Vec<Hlc> {
+    let mut store = server.store("client");
+    (0..count)
+        .map(|n| store.set(format!("key {n}"), value(n)))
+        .collect()
+}
+
+/// Salvages, restores what was salvaged, and counts the keys that a store has that is started there.
+fn salvage(server: &Server, code: i32) -> (Ran, usize) {
+    let ran = look(server, &["doctor", "--salvage", "salvaged"]).code(code);
+    look(server, &["restore", "salvaged", "--data", "mended"]).code(0);
+    look(server, &["doctor", "mended"]).code(0);
+    let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
+    serve.arg("--data").arg(server.directory().join("mended"));
+    let mended = Server::spawn(serve, tempfile::tempdir().unwrap());
+    let mut store = mended.store("client");
+    let mut keys = 0;
+    while let Some(found) = store.get(format!("key {keys}")) {
+        assert_eq!(found, value(keys).as_bytes());
+        keys += 1;
+    }
+    assert_eq!(store.get(format!("key {}", keys + 1)), None, "a gap");
+    (ran, keys)
+}
+
+#[test]
+fn all_is_well() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 10);
+    for stopped in [false, true] {
+        if stopped {
+            stop(&mut server);
+        }
+        let found = doctor(&server, 0);
+        assert_eq!(found["well"], true);
+        assert_eq!(found["holds"]["keys"], 10);
+        assert_eq!(found["holds"]["policies"][0]["name"], "standard");
+        assert_eq!(found["history"]["from_record"], 1);
+        assert_eq!(found["history"]["to_record"], found["records"]);
+        assert!(found["problems"].as_array().unwrap().is_empty());
+        let text = look(&server, &["doctor"]).code(0).text();
+        for says in [
+            "all is well",
+            "10 keys",
+            "000000000001.log",
+            "the policy standard",
+            "beginning of the store",
+        ] {
+            assert!(text.contains(says), "no {says:?} in\n{text}");
+        }
+    }
+    let (ran, keys) = salvage(&server, 0);
+    assert!(ran.text().contains("Nothing is missing"), "{ran:?}");
+    assert_eq!(keys, 10);
+}
+
+/// The end of the last write was torn by a crash: nobody was told of it, and a start goes on.
+#[test]
+fn a_torn_tail_is_no_damage() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 10);
+    server.kill();
+    let content = fs::read(log(&data(&server))).unwrap();
+    let last = content.iter().rposition(|byte| *byte != 0).unwrap();
+    flip(&log(&data(&server)), last as u64);
+    let found = doctor(&server, 0);
+    let notes = found["notes"].to_string();
+    assert!(notes.contains("torn tail"), "{found:#}");
+    server.restart();
+}
+
+#[test]
+fn damage_in_the_middle() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 20);
+    stop(&mut server);
+    let path = log(&data(&server));
+    flip(&path, find(&path, value(7).as_bytes()));
+    let found = doctor(&server, 1);
+    assert_eq!(found["well"], false);
+    assert!(found["holds"].is_null(), "a start refuses it");
+    let refused = found["refused"].as_str().unwrap();
+    assert!(
+        refused.contains("000000000001.log") && refused.contains("Records"),
+        "{refused}"
+    );
+    let damaged = found["files"].as_array().unwrap().iter();
+    let damaged: Vec<&Value> = damaged.filter(|file| file["well"] == false).collect();
+    assert_eq!(damaged.len(), 1, "{found:#}");
+
+    let text = look(&server, &["doctor"]).code(1).text();
+    for says in [
+        "WRONG",
+        "a start refuses this",
+        "--salvage",
+        "statehouse restore",
+    ] {
+        assert!(text.contains(says), "no {says:?} in\n{text}");
+    }
+    let (ran, keys) = salvage(&server, 1);
+    assert_eq!(keys, 7);
+    assert!(ran.text().contains("What came later is lost"), "{ran:?}");
+    look(&server, &["doctor", "--salvage", "salvaged"])
+        .code(2)
+        .says("--force");
+    look(&server, &["doctor", "--salvage", "salvaged", "--force"]).code(1);
+    look(&server, &["doctor", "--force"]).code(2);
+    // The other commands refuse with the same words.
+    for command in [
+        &["history", "key 1"][..],
+        &["get", "key 1", "--as-of", "0s"],
+        &["replay"],
+        &["snapshot", "backup"],
+    ] {
+        let ran = look(&server, command).code(3).says("000000000001.log");
+        assert!(ran.stdout.is_empty(), "{ran:?}");
+    }
+    assert!(!server.directory().join("backup").exists());
+}
+
+#[test]
+fn a_log_that_is_cut_off() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 20);
+    stop(&mut server);
+    let path = log(&data(&server));
+    let end = find(&path, value(12).as_bytes());
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(end)
+        .unwrap();
+    let found = doctor(&server, 1);
+    let refused = found["refused"].as_str().unwrap();
+    assert!(refused.contains("went on once"), "{refused}");
+    let (_, keys) = salvage(&server, 1);
+    assert_eq!(keys, 12);
+}
+
+/// Nothing can be read without the beginning: it is said, and nothing is written.
+#[test]
+fn a_log_without_its_beginning() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 5);
+    stop(&mut server);
+    flip(&log(&data(&server)), 10);
+    doctor(&server, 1);
+    let ran = look(&server, &["doctor", "--salvage", "salvaged"]).code(1);
+    assert!(ran.stderr.contains("000000000001.log"), "{ran:?}");
+    assert!(!server.directory().join("salvaged").exists());
+    fs::remove_file(log(&data(&server))).unwrap();
+    let found = doctor(&server, 1);
+    assert!(
+        found["refused"].as_str().unwrap().contains("missing"),
+        "{found:#}"
+    );
+}
+
+/// A snapshot that is damaged takes the state with it where the log behind it is all there is.
+#[test]
+fn damage_of_a_snapshot() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 5);
+    stop(&mut server);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    let restored = server.directory().join("restored");
+    let snapshot = files(&restored, "snapshot").pop().unwrap();
+    flip(&snapshot, find(&snapshot, value(3).as_bytes()));
+    let found = object(&look(&server, &["doctor", "restored", "--json"]).code(1));
+    let name = snapshot.file_name().unwrap().to_str().unwrap();
+    assert!(
+        found["refused"].as_str().unwrap().contains(name),
+        "{found:#}"
+    );
+    flip(&snapshot, find(&snapshot, b"this is value number 0000"));
+    look(&server, &["doctor", "restored"]).code(1);
+}
+
+/// With its log gone a snapshot is still worth keeping.
+#[test]
+fn a_snapshot_alone() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 5);
+    stop(&mut server);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    fs::remove_dir_all(data(&server)).unwrap();
+    fs::rename(server.directory().join("restored"), data(&server)).unwrap();
+    fs::remove_file(log(&data(&server))).unwrap();
+    doctor(&server, 1);
+    let (_, keys) = salvage(&server, 1);
+    assert_eq!(keys, 5);
+}
+
+#[test]
+fn modules() {
+    let mut server = Server::restartable(&[("policy", policies::faulty())]);
+    let mut store = server.store("client");
+    assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
+    drop(store);
+    stop(&mut server);
+    let found = doctor(&server, 0);
+    assert_eq!(
+        found["holds"]["policies"][0]["module"],
+        "its module is whole"
+    );
+    let module = files(&data(&server).join("policies"), "wasm").remove(0);
+    flip(&module, 100);
+    let found = doctor(&server, 1);
+    let problem = found["problems"][0].as_str().unwrap();
+    assert!(
+        problem.contains("faulty") && problem.contains("damaged"),
+        "{problem}"
+    );
+    fs::remove_file(module).unwrap();
+    let problems = doctor(&server, 1)["problems"].to_string();
+    assert!(
+        problems.contains("no module any more") && problems.contains("--policy"),
+        "{problems}"
+    );
+    // Once another policy answers, and nothing that the old one answered can come again, nothing needs it.
+    server.restart_with(&[("policy", "builtin")]);
+    stop(&mut server);
+    look(&server, &["doctor"]).code(0);
+}
+
+#[test]
+fn an_empty_directory() {
+    let server = Server::start();
+    fs::create_dir(server.directory().join("empty")).unwrap();
+    let found = object(&look(&server, &["doctor", "empty", "--json"]).code(1));
+    assert!(found["refused"].as_str().unwrap().contains("no journal"));
+    let text = look(&server, &["doctor", "empty"]).code(1).text();
+    assert!(text.contains("Is it the directory of the store?"), "{text}");
+    assert_eq!(
+        fs::read_dir(server.directory().join("empty"))
+            .unwrap()
+            .count(),
+        0
+    );
+    look(&server, &["doctor", "nowhere"])
+        .code(2)
+        .says("nowhere");
+}

@@ -1,0 +1,354 @@
+//! `statehouse history` and `statehouse get --as-of`: what a key was, beside a running server and after its end.
+
+use std::{thread, time::Duration};
+
+use serde_json::Value;
+use statehouse_tests::{Hlc, Server, policies};
+
+use crate::looking::{look, look_in, object, objects, stop};
+
+/// The changes of a key, newest first, and what stands behind them.
+fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
+    let ran = look(server, &["history", key, "--json"]).code(0);
+    let mut lines = objects(&ran);
+    let beginning = lines.pop().unwrap();
+    assert_eq!(beginning["event"], "beginning");
+    (lines, beginning)
+}
+
+fn events(changes: &[Value]) -> Vec<&str> {
+    let event = |change: &'_ Value| -> &'static str {
+        match change["event"].as_str().unwrap() {
+            "set" => "set",
+            "deleted" => "deleted",
+            "expired" => "expired",
+            other => panic!("{other}"),
+        }
+    };
+    changes.iter().map(event).collect()
+}
+
+/// The value as of a moment; none where there was no such key.
+fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
+    let ran = look(server, &["get", key, "--as-of", moment]);
+    match ran.code {
+        Some(0) => Some(ran.text()),
+        Some(1) => {
+            assert!(ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:#?}");
+            None
+        }
+        _ => panic!("{ran:#?}"),
+    }
+}
+
+#[test]
+fn every_change_of_a_key() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client 1");
+    let mut other = server.store("client\n2");
+    let first = store.set("key", "one");
+    let second = other.set("key", "two");
+    let lock = store.set("lock", "client");
+    let fenced = store
+        .command(&["SET", "key", "three", "PX", "600000"])
+        .with("__ft", &lock);
+    let third = store.call(&fenced).version().unwrap();
+    let deletion = store.command(&["DEL", "key"]).with("__ft", &lock);
+    assert_eq!(store.call(&deletion).payload(), b":1\r\n");
+    let fourth = store.set("key", vec![0xFF; 10_000]);
+    // None of these is a change.
+    store.get("key");
+    assert_eq!(store.ask(&["SET", "key", "no", "NX"]).payload(), b":-1\r\n");
+    store.set("keys", "another");
+
+    for stopped in [false, true] {
+        if stopped {
+            stop(&mut server);
+        }
+        let (changes, beginning) = history(&server, "key");
+        assert_eq!(
+            events(&changes),
+            ["set", "deleted", "set", "set", "set"],
+            "{changes:#?}"
+        );
+        let [four, gone, three, two, one] = &changes[..] else {
+            unreachable!()
+        };
+        for (change, version) in [
+            (one, &first),
+            (two, &second),
+            (three, &third),
+            (four, &fourth),
+        ] {
+            assert_eq!(change["version"], version.to_string());
+            assert_eq!(change["key"], "key");
+            assert_eq!(change["policy"]["name"], "standard");
+            assert_eq!(
+                server.stdout()[1].rsplit(' ').next().unwrap(),
+                change["policy"]["digest"]
+            );
+        }
+        let gone_at = Hlc::parse_padded(gone["version"].as_str().unwrap()).unwrap();
+        assert!(third < gone_at && gone_at < fourth, "{gone}");
+        assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
+        assert_eq!(
+            (&one["client"], &two["client"]),
+            (&"client 1".into(), &"client\n2".into())
+        );
+        assert!(two["fencing_token"].is_null() && two["expires"].is_null());
+        assert_eq!(three["fencing_token"], lock.to_string());
+        assert!(three["expires"].as_str().unwrap() > three["time"].as_str().unwrap());
+        assert_eq!(
+            (&four["bytes"], &four["truncated"], &one["truncated"]),
+            (&10_000.into(), &true.into(), &false.into())
+        );
+        assert!(gone["value"].is_null() && gone["client"] == "client 1");
+        assert!(beginning["since"].is_null() && beginning["before"].is_null());
+        assert_eq!(beginning["changes"], 5);
+    }
+
+    // The same for people: hostile bytes are escaped, and a limit is said.
+    let text = look(&server, &["history", "key", "--limit", "4"])
+        .code(0)
+        .text();
+    assert!(
+        text.contains("client\\n2") && text.contains("\\xff"),
+        "{text}"
+    );
+    assert!(text.contains("5 changes of key since the store began (1 older one not shown"));
+    let versions: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("set "))
+        .collect();
+    assert!(versions[0].contains(&fourth.to_string()), "{text}");
+    assert!(text.contains(&format!("fence    {lock}")), "{text}");
+    // Another name of the store is another name in versions.
+    let ran = look(
+        &server,
+        &["history", "key", "--node", "Other", "--limit", "1"],
+    );
+    assert!(ran.code(0).text().contains(":Other"));
+    look(&server, &["history", "no such key"]).code(1);
+}
+
+/// The end of a key's time is nobody's request, whether a sweep finds it or a write comes first.
+#[test]
+fn expired_keys() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    let mut watcher = server.store("watcher");
+    watcher.watch("key");
+    store.ask(&["SET", "key", "value", "PX", "50"]);
+    watcher.notification();
+    watcher.notification();
+    let (changes, _) = history(&server, "key");
+    assert_eq!(events(&changes), ["expired", "set"]);
+    assert!(changes[0]["client"].is_null() && changes[0]["policy"].is_null());
+    let set = changes[1]["version"].as_str().unwrap();
+    let expired = changes[0]["version"].as_str().unwrap();
+    assert_eq!(as_of(&server, "key", set).as_deref(), Some("value"));
+    assert_eq!(as_of(&server, "key", expired), None);
+    assert_eq!(
+        as_of(&server, "key", changes[1]["expires"].as_str().unwrap()),
+        None,
+        "gone at its time, whenever the sweep came"
+    );
+}
+
+#[test]
+fn policies_are_named() {
+    let mut server = Server::restartable(&[]);
+    server.store("client").set("key", "fine");
+    stop(&mut server);
+    server.restart_with(&[("policy", policies::faulty())]);
+    let answer = server.store("client").ask(&["SET", "key", "fine"]);
+    assert_eq!(answer.payload(), b"+OK\r\n");
+    let (changes, _) = history(&server, "key");
+    let names: Vec<&Value> = changes.iter().map(|it| &it["policy"]["name"]).collect();
+    assert_eq!(&names[names.len() - 2..], ["faulty", "standard"]);
+    let text = look(&server, &["history", "key"]).code(0).text();
+    assert!(
+        text.contains("faulty 0.1.0@") && text.contains("standard "),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_value_as_of_every_version() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let before = store.set("other", "x");
+    let mut versions = Vec::new();
+    for n in 0..8 {
+        let value = format!("value {n}");
+        versions.push((store.set("key", &value), Some(value)));
+        if n % 4 == 3 {
+            store.ask(&["DEL", "key"]);
+            let (changes, _) = history(&server, "key");
+            let version = changes[0]["version"].as_str().unwrap();
+            versions.push((Hlc::parse_padded(version).unwrap(), None));
+        }
+    }
+    let behind = store.set("other", "y");
+    for stopped in [false, true] {
+        if stopped {
+            stop(&mut server);
+        }
+        assert_eq!(as_of(&server, "key", &before.to_string()), None);
+        for (version, value) in &versions {
+            assert_eq!(
+                &as_of(&server, "key", &version.to_string()),
+                value,
+                "{version}"
+            );
+            // Just before it, by the clock's order.
+            let earlier = format!("{}:{}", version.wall_ms - 1, u32::MAX);
+            let expected = versions
+                .iter()
+                .rev()
+                .find(|(it, _)| it.wall_ms < version.wall_ms);
+            let expected = expected.and_then(|(_, value)| value.clone());
+            assert_eq!(as_of(&server, "key", &earlier), expected, "{earlier}");
+        }
+        assert_eq!(as_of(&server, "key", &behind.to_string()), None);
+    }
+    let (version, value) = &versions[3];
+    let ran = look(
+        &server,
+        &["get", "key", "--as-of", &version.to_string(), "--json"],
+    );
+    let json = object(&ran.code(0));
+    assert_eq!(json["value"], value.clone().unwrap());
+    assert_eq!(json["version"], version.to_string());
+    let ran = look(
+        &server,
+        &[
+            "get",
+            "key",
+            "--as-of",
+            &version.to_string(),
+            "--with-version",
+        ],
+    );
+    assert_eq!(
+        ran.code(0).text(),
+        format!("{version}\n{}", value.clone().unwrap())
+    );
+}
+
+#[test]
+fn the_value_as_of_a_time() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    // A client whose clock is ahead: the version is too, the time is not.
+    let mut ahead = store.command(&["SET", "key", "one"]).without("__ts");
+    ahead = ahead.with("__ts", Hlc::now(30_000));
+    assert!(store.call(&ahead).version().unwrap() > Hlc::now(20_000));
+    thread::sleep(Duration::from_millis(30));
+    store.set("key", "two");
+    let (changes, _) = history(&server, "key");
+    let (two, one) = (&changes[0]["time"], &changes[1]["time"]);
+    let (two, one) = (two.as_str().unwrap(), one.as_str().unwrap());
+    assert_eq!(as_of(&server, "key", one).as_deref(), Some("one"));
+    assert_eq!(as_of(&server, "key", two).as_deref(), Some("two"));
+    let spaced = one.replace('T', " ").replace('Z', "+00:00");
+    assert_eq!(as_of(&server, "key", &spaced).as_deref(), Some("one"));
+    assert_eq!(as_of(&server, "key", "0s").as_deref(), Some("two"));
+    assert_eq!(as_of(&server, "key", "1h"), None, "the store is younger");
+
+    for wrong in ["12:30", "soon", "2026-13-01", ""] {
+        look(&server, &["get", "key", "--as-of", wrong])
+            .code(2)
+            .says("--as-of");
+    }
+    look(&server, &["get", "key", "--as-of", "2999-01-01"])
+        .code(2)
+        .says("still to come");
+    let late = Hlc::now(50_000).to_string();
+    look(&server, &["get", "key", "--as-of", &late])
+        .code(2)
+        .says("no version as late as that");
+}
+
+/// The end of what is kept: a directory from a backup knows nothing of before, but for what did not change since.
+#[test]
+fn what_is_too_old_is_said() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    let [old, older] = [store.set("changed", "1"), store.set("steady", "1")];
+    let [new, _] = [store.set("changed", "2"), store.set("gone", "1")];
+    store.ask(&["DEL", "gone"]);
+    drop(store);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    stop(&mut server);
+    server.restart_with(&[("data", "restored")]);
+    let mut store = server.store("client");
+    let newest = store.set("changed", "3");
+    let latest = store.set("gone", "2");
+
+    let at = |key: &str, version: &Hlc| {
+        let moment = version.to_string();
+        look(
+            &server,
+            &["get", key, "--as-of", &moment, "--data", "restored"],
+        )
+    };
+    assert_eq!(at("changed", &newest).code(0).text(), "3");
+    assert_eq!(at("changed", &new).code(0).text(), "2");
+    assert_eq!(at("steady", &older).code(0).text(), "1");
+    assert_eq!(at("gone", &latest).code(0).text(), "2");
+    at("gone", &newest).code(1);
+    for (key, version) in [("changed", &old), ("gone", &old), ("steady", &old)] {
+        at(key, version)
+            .code(2)
+            .says("not kept any more")
+            .says("reaches back to 20")
+            .says("--history-retention");
+    }
+    let ran = look(
+        &server,
+        &["history", "changed", "--data", "restored", "--json"],
+    );
+    let lines = objects(&ran.code(0));
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    assert_eq!(lines[0]["version"], newest.to_string());
+    assert_eq!(lines[1]["before"]["version"], new.to_string());
+    assert!(lines[1]["since"].is_string());
+    let text = look(&server, &["history", "steady", "--data", "restored"]);
+    let text = text.code(0).text();
+    assert!(text.contains("0 changes of steady since 20"), "{text}");
+    assert!(
+        text.contains(&format!("1 byte of version {older}")),
+        "{text}"
+    );
+    look(&server, &["history", "nothing", "--data", "restored"]).code(1);
+}
+
+#[test]
+fn directories_without_a_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    for command in [
+        &["history", "key"][..],
+        &["get", "key", "--as-of", "1m"],
+        &["replay"],
+        &["snapshot", "file"],
+        &["doctor"],
+    ] {
+        let ran = look_in(path, command).code(2).says("statehouse-data");
+        assert!(ran.stdout.is_empty(), "{ran:?}");
+    }
+    assert!(!path.join("statehouse-data").exists(), "nothing is made");
+    std::fs::create_dir(path.join("statehouse-data")).unwrap();
+    for command in [
+        &["history", "key"][..],
+        &["get", "key", "--as-of", "1m"],
+        &["replay"],
+        &["snapshot", "file"],
+    ] {
+        look_in(path, command).code(2).says("no journal");
+    }
+    let left = std::fs::read_dir(path.join("statehouse-data")).unwrap();
+    assert_eq!(left.count(), 0, "nothing is made");
+}

@@ -1,0 +1,259 @@
+//! `statehouse replay`: requests that are run again, by the policy that handled them or by another.
+
+use std::fs;
+
+use serde_json::Value;
+use statehouse_tests::{Ran, Server, policies};
+
+use crate::looking::{data, look, objects, stop};
+
+/// Differences and the summary.
+fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
+    let mut all = vec!["replay", "--json"];
+    all.extend(arguments);
+    let ran = look(server, &all).code(code);
+    let mut lines = objects(&ran);
+    let summary = lines.pop().unwrap();
+    (lines, summary)
+}
+
+/// Same, different, not comparable.
+fn counts(counted: &Value) -> (u64, u64, u64) {
+    let count = |name: &str| counted[name].as_u64().unwrap();
+    (count("same"), count("different"), count("not_comparable"))
+}
+
+/// Something of everything that the standard policy records.
+fn busy(server: &Server) -> u64 {
+    let mut store = server.store("client");
+    let mut recorded = 0;
+    for round in 0..3 {
+        for arguments in [
+            &["SET", "a", "1"][..],
+            &["SET", "a", "2", "NX"],
+            &["SET", "b", "2", "NEX", "PX", "600000"],
+            &["SET", "b", "3", "NEX"],
+            &["VDEL", "a", "3"],
+            &["VDEL", "a", "1"],
+            &["DEL", "b"],
+            &["DEL", "b"],
+        ] {
+            let before = recorded;
+            store.ask(arguments);
+            recorded = before + 1;
+        }
+        let lock = store.set("lock", format!("{round}"));
+        let fenced = store.command(&["SET", "fenced", "x"]).with("__ft", &lock);
+        store.call(&fenced);
+        store.ask(&["SET", "fenced", "y"]);
+        store.watch("a");
+        store.ask(&["KEYNOTIFY", "a", "STOP"]);
+        store.ask(&["SET", "long", &"v".repeat(5000), "PX", "30"]);
+        recorded += 5;
+    }
+    recorded
+}
+
+#[test]
+fn the_same_policy_gives_the_same() {
+    let mut server = Server::restartable(&[]);
+    let recorded = busy(&server);
+    for stopped in [false, true] {
+        if stopped {
+            stop(&mut server);
+        }
+        let (differences, summary) = replay(&server, &[], 0);
+        assert!(differences.is_empty(), "{differences:#?}");
+        let (same, different, not_comparable) = counts(&summary["summary"]);
+        assert_eq!((different, not_comparable), (0, 0), "{summary}");
+        // Deletions of nothing are answered anew where they come again: they need no record.
+        assert!(
+            same <= recorded && same >= recorded - 6,
+            "{same} of {recorded}"
+        );
+        assert!(counts(&summary["commands"]["SET"]).0 >= 15);
+        assert!(counts(&summary["commands"]["KEYNOTIFY"]).0 >= 3);
+    }
+    let ran = look(&server, &["replay"]).code(0);
+    let text = ran.text();
+    assert!(
+        text.contains("not comparable") && text.contains("VDEL"),
+        "{text}"
+    );
+    // The same by the name of the policy, and a start later.
+    replay(&server, &["--policy", "builtin"], 0);
+    server.restart();
+    server.store("client").set("a", "again");
+    replay(&server, &[], 0);
+}
+
+/// What was refused for a quota is refused again: the bound that refused it may have moved since.
+#[test]
+fn refusals_of_the_quota_are_played_back() {
+    let server = Server::with_config("max_keys = 1");
+    let mut store = server.store("client");
+    store.set("one", "1");
+    assert!(store.ask(&["SET", "two", "2"]).text().contains("quota"));
+    store.ask(&["DEL", "one"]);
+    store.set("two", "2");
+    let (_, summary) = replay(&server, &[], 0);
+    assert_eq!(counts(&summary["summary"]).1, 0, "{summary}");
+    assert!(counts(&summary["commands"]["SET"]).0 >= 2);
+}
+
+#[test]
+fn another_policy_differs() {
+    let server = Server::start();
+    let mut store = server.store("client\n1");
+    let version = store.set("key", "fine");
+    store.set("key", "panic");
+    store.ask(&["SET", "key", "fine", "PX", "600000"]);
+    store.watch("key");
+    assert_eq!(
+        store.ask(&["KEYNOTIFY", "key", "STOP"]).payload(),
+        b"+OK\r\n"
+    );
+
+    let faulty = policies::faulty();
+    let (differences, summary) = replay(&server, &["--policy", faulty], 1);
+    // The faulty policy asks for a watch where the standard one asked for its end: nobody knows what it got.
+    assert_eq!(counts(&summary["summary"]), (0, 3, 1), "{summary}");
+    assert_eq!(counts(&summary["commands"]["SET"]), (0, 3, 0));
+    assert_eq!(counts(&summary["commands"]["KEYNOTIFY"]), (0, 0, 1));
+    assert_eq!(summary["reasons"].as_object().unwrap().len(), 1);
+    let [fine, panics, expiring] = &differences[..] else {
+        panic!("{differences:#?}");
+    };
+    assert_eq!(fine["client"], "client\n1");
+    assert_eq!(fine["request"], serde_json::json!(["SET", "key", "fine"]));
+    assert_eq!(fine["recorded"]["answer"], "+OK\r\n");
+    assert_eq!(fine["recorded"]["version"], version.to_string());
+    assert_eq!(fine["now"]["answer"], "+OK\r\n");
+    assert!(fine["now"]["version"].is_null(), "this policy tells none");
+    let (was, is) = (&fine["recorded"]["writes"][0], &fine["now"]["writes"][0]);
+    assert_eq!((&was["key"], &is["key"]), (&"key".into(), &"key".into()));
+    assert_eq!(was["version"], version.to_string());
+    assert!(was["expires"].is_null() && is["expires"].is_string());
+    assert_eq!(panics["now"]["answer"], "-ERR internal error\r\n");
+    assert!(panics["now"]["failure"].is_string());
+    assert_eq!(panics["now"]["writes"].as_array().unwrap().len(), 0);
+    assert_eq!(expiring["request"][3], "PX");
+
+    let ran = look(&server, &["replay", "--policy", faulty, "--limit", "1"]).code(1);
+    let text = ran.text();
+    assert!(text.contains("2 more differences not printed"), "{text}");
+    assert!(
+        text.contains("client\\n1") && !text.contains("client\n1"),
+        "{text}"
+    );
+    assert!(text.contains("not comparable: 1, because"), "{text}");
+    assert_eq!(text.matches("    recorded ").count(), 1, "{text}");
+}
+
+/// A policy that keeps something in its instance answers otherwise on a fresh one; one that is gone is not run.
+#[test]
+fn the_policy_that_handled_it() {
+    let mut server = Server::restartable(&[("policy", policies::faulty())]);
+    let mut store = server.store("client");
+    assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
+    store.ask(&["HIDE", "secret"]);
+    assert_eq!(store.ask(&["COUNT", "key"]).payload(), b":3\r\n");
+    drop(store);
+    let (differences, summary) = replay(&server, &[], 1);
+    assert_eq!(counts(&summary["summary"]), (2, 1, 0), "{summary}");
+    assert_eq!(differences[0]["now"]["answer"], ":1\r\n");
+    let (_, summary) = replay(&server, &["--policy", "builtin"], 1);
+    assert_eq!(counts(&summary["summary"]), (0, 3, 0), "{summary}");
+
+    // Only what the standard policy handled is left to compare once the module is gone.
+    stop(&mut server);
+    server.restart_with(&[("policy", "builtin")]);
+    server.store("client").set("key", "2");
+    let modules = data(&server).join("policies");
+    let digest = server.stdout()[1].rsplit(':').next().unwrap().to_owned();
+    for entry in fs::read_dir(&modules).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.to_string_lossy().contains(&digest) {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let (_, summary) = replay(&server, &[], 0);
+    assert_eq!(counts(&summary["summary"]), (1, 0, 3), "{summary}");
+    let text = look(&server, &["replay"]).code(0).text();
+    assert!(
+        text.contains("not in the data directory any more"),
+        "{text}"
+    );
+}
+
+#[test]
+fn ranges() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    for n in 0..10 {
+        store.set("key", format!("{n}"));
+    }
+    drop(store);
+    stop(&mut server);
+    let ran = look(&server, &["history", "key", "--json"]).code(0);
+    let mut changes = objects(&ran);
+    changes.pop();
+    changes.reverse();
+    let record = |n: usize| changes[n]["record"].to_string();
+    let count = |arguments: &[&str]| counts(&replay(&server, arguments, 0).1["summary"]).0;
+    assert_eq!(count(&[]), 10);
+    assert_eq!(count(&["--from", &record(3)]), 7);
+    assert_eq!(count(&["--to", &record(3)]), 4);
+    assert_eq!(count(&["--from", &record(3), "--to", &record(3)]), 1);
+    assert_eq!(count(&["--from", &record(4), "--to", &record(3)]), 0);
+    assert_eq!(count(&["--from", "0"]), 10);
+    assert_eq!(count(&["--from", "100000"]), 0);
+    assert_eq!(count(&["--from", "1h"]), 10);
+    assert_eq!(count(&["--to", "1h"]), 0);
+    let time = |n: usize| changes[n]["time"].as_str().unwrap().to_owned();
+    let since = changes
+        .iter()
+        .filter(|it| it["time"].as_str().unwrap() >= time(5).as_str());
+    assert_eq!(count(&["--from", &time(5)]), since.count() as u64);
+    let until = changes
+        .iter()
+        .filter(|it| it["time"].as_str().unwrap() <= time(5).as_str());
+    assert_eq!(count(&["--to", &time(5)]), until.count() as u64);
+    let text = look(&server, &["replay", "--from", "100000"])
+        .code(0)
+        .text();
+    assert!(text.contains("no request is recorded there"), "{text}");
+    for wrong in [["--from", "soon"], ["--to", "-1"], ["--limit", "x"]] {
+        look(&server, &["replay", wrong[0], wrong[1]]).code(2);
+    }
+    let wrong = |policy: &str| -> Ran { look(&server, &["replay", "--policy", policy]).code(2) };
+    wrong("missing.wasm").says("missing.wasm");
+    fs::write(server.directory().join("rubbish.wasm"), "rubbish").unwrap();
+    wrong("rubbish.wasm").says("WebAssembly");
+}
+
+/// Behind a restored backup there are no older records, and the state at its place is the one to start from.
+#[test]
+fn the_past_of_a_backup_is_not_there() {
+    let mut server = Server::restartable(&[]);
+    let mut store = server.store("client");
+    store.set("key", "1");
+    store.set("key", "2");
+    drop(store);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    stop(&mut server);
+    server.restart_with(&[("data", "restored")]);
+    let mut store = server.store("client");
+    // Each of these rests on what the backup holds.
+    assert_eq!(store.ask(&["SET", "key", "3", "NX"]).payload(), b":-1\r\n");
+    assert_eq!(store.ask(&["VDEL", "key", "2"]).payload(), b":1\r\n");
+    let ran = look(&server, &["replay", "--from", "1", "--data", "restored"]);
+    let ran = ran.code(0).says("does not reach back that far");
+    assert!(
+        ran.text()
+            .contains("all                        2           0"),
+        "{}",
+        ran.text()
+    );
+}
