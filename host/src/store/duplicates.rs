@@ -115,7 +115,8 @@ pub struct Retention {
     pub count_max: u64,
     /// All of them in bytes, beyond the last ones of live sessions.
     pub bytes_max: u64,
-    /// The last requests of a live session: its Receive Maximum.
+    /// The requests that a client can have on their way: its Receive Maximum. Of a live session twice as many
+    /// are kept.
     pub per_session: u64,
 }
 
@@ -137,6 +138,15 @@ impl Retention {
         expiry_ms
             .max(limits::DUPLICATE_WINDOW_MS_MIN)
             .min(self.window_ms)
+    }
+}
+
+impl Retention {
+    /// Whether a request may still be on its way where its session has come to `turns`. Younger ones that are on
+    /// their way too may have been answered after it; and older ones may be answered only now, since a request
+    /// whose policy failed runs again when it is sent again.
+    fn keeps(&self, turn: u64, turns: u64) -> bool {
+        turn.saturating_add(self.per_session.saturating_mul(2)) > turns
     }
 }
 
@@ -324,9 +334,7 @@ impl Duplicates {
             match self.entries.get(&number) {
                 // The window forgets in order, so all behind this one are in it too.
                 Some(slot) if slot.in_window => return,
-                Some(slot) if slot.remembered.turn + self.retention.per_session > *turns => {
-                    return;
-                }
+                Some(slot) if self.retention.keeps(slot.remembered.turn, *turns) => return,
                 Some(_) => {
                     held.pop_front();
                     self.remove(number);
@@ -339,7 +347,7 @@ impl Duplicates {
     fn is_last(&self, remembered: &Remembered) -> bool {
         self.sessions
             .get(&remembered.delivery.session)
-            .is_some_and(|held| remembered.turn + self.retention.per_session > held.turns)
+            .is_some_and(|held| self.retention.keeps(remembered.turn, held.turns))
     }
 
     fn remove(&mut self, number: u64) {
@@ -532,7 +540,7 @@ mod tests {
     #[test]
     fn the_last_of_a_live_session_are_kept_however_old() {
         let mut all = Duplicates::new(RETENTION);
-        for packet_id in 1..=5 {
+        for packet_id in 1..=8 {
             answer(
                 &mut all,
                 delivery(1, 1, packet_id, false),
@@ -549,18 +557,18 @@ mod tests {
                 3_600_000,
             );
         }
-        for packet_id in 1..=5u8 {
+        for packet_id in 1..=8u8 {
             let again = delivery(1, 1, packet_id.into(), true);
             let kept = found(&all, again, packet_id).is_some();
             assert_eq!(kept, packet_id >= 3, "packet {packet_id}");
         }
-        assert!(all.len() <= 10 + 3);
+        assert!(all.len() <= 10 + 6);
         // New requests of that client push its old ones out.
-        answer(&mut all, delivery(1, 1, 6, false), 6, 3_600_000);
+        answer(&mut all, delivery(1, 1, 9, false), 9, 3_600_000);
         assert!(found(&all, delivery(1, 1, 3, true), 3).is_none());
         assert!(found(&all, delivery(1, 1, 4, true), 4).is_some());
         all.ended(&[1]);
-        assert!(found(&all, delivery(1, 1, 6, true), 6).is_none());
+        assert!(found(&all, delivery(1, 1, 9, true), 9).is_none());
         all.retain_sessions(&[3]);
         assert_eq!((all.len(), all.bytes()), (0, 0));
         assert!(all.newest.is_empty() && all.sessions.is_empty());
