@@ -70,6 +70,9 @@ pub(crate) const MAINTENANCE_MS: u64 = 1_000;
 /// How long a snapshot that failed, for want of space mostly, is not tried again.
 pub(crate) const SNAPSHOT_RETRY_MS: u64 = 30_000;
 
+/// Between two snapshots that are to make room on a full disk.
+pub(crate) const SNAPSHOT_SHORT_MS: u64 = 2_000;
+
 /// How long the log waits before it asks a full disk for a segment again.
 pub(crate) const FULL_RETRY_MS: u64 = 100;
 

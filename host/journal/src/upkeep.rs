@@ -91,9 +91,9 @@ impl Log {
         let free = self.free_bytes.load(Ordering::Acquire);
         let spares = self.spare_bytes.load(Ordering::Acquire);
         let segment = self.options.segment_bytes;
-        // Two segments, and the next snapshot beside the last two.
-        let reserve = 2 * segment + self.snapshot_bytes.load(Ordering::Acquire);
-        if free >= reserve {
+        // Two segments, some of them made ready perhaps, and the next snapshot beside the last ones.
+        let snapshot = self.snapshot_bytes.load(Ordering::Acquire);
+        if free >= snapshot && free + spares >= 2 * segment + snapshot {
             Room::Plenty
         } else if spares > 0
             || free >= segment
@@ -110,7 +110,13 @@ impl Log {
     pub fn snapshot_due(&self) -> bool {
         let written = self.written_bytes.load(Ordering::Acquire);
         let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
-        since > self.snapshot_after_bytes()
+        // Where only removals are taken the log hardly grows, and a snapshot is what makes room.
+        since > self.snapshot_after_bytes() || since > 0 && self.is_short()
+    }
+
+    /// Whether the disk is so full that history has to go.
+    pub(crate) fn is_short(&self) -> bool {
+        self.room() != Room::Plenty
     }
 
     /// How long the log behind a snapshot grows before the next.
@@ -123,6 +129,9 @@ impl Log {
 
     /// How many segments are worth keeping for use.
     fn spares_max(&self) -> usize {
+        if self.is_short() {
+            return limits::SPARE_SEGMENTS;
+        }
         let grows = self.snapshot_after_bytes().min(limits::SPARE_BYTES_MAX);
         // Cannot truncate: a hundred thousand at most.
         limits::SPARE_SEGMENTS + (grows / self.options.segment_bytes) as usize
@@ -227,7 +236,7 @@ impl Log {
             catalogue.snapshots.back().map_or(0, |last| last.bytes)
         };
         self.snapshot_bytes.store(snapshot_bytes, Ordering::Release);
-        let retired = self.retire(now_ms);
+        let retired = self.retire(now_ms).and_then(|()| self.trim());
         let prepared = self.prepare();
         let spares = locked(&self.catalogue).spares.len() as u64;
         self.spare_bytes
@@ -270,10 +279,32 @@ impl Log {
         }
     }
 
+    /// Removes segments that were kept for use, where their room is needed more.
+    fn trim(&self) -> Result<(), Error> {
+        while self.is_short() {
+            let mut catalogue = locked(&self.catalogue);
+            if catalogue.spares.len() <= limits::SPARE_SEGMENTS {
+                break;
+            }
+            let Some(name) = catalogue.spares.pop() else {
+                break;
+            };
+            drop(catalogue);
+            self.disk
+                .remove(&name)
+                .map_err(Error::io("remove", &name))?;
+        }
+        Ok(())
+    }
+
     fn retire(&self, now_ms: u64) -> Result<(), Error> {
         loop {
-            let (bytes, ms) = (self.options.history_bytes, self.options.history_ms);
-            let next = locked(&self.catalogue).retired(bytes, ms, now_ms);
+            let ms = self.options.history_ms;
+            let next = if self.is_short() {
+                locked(&self.catalogue).retired(1, 0, ms, now_ms)
+            } else {
+                locked(&self.catalogue).retired(2, self.options.history_bytes, ms, now_ms)
+            };
             let (name, recycle) = match next {
                 None => return Ok(()),
                 Some(Retired::Snapshot(info)) => (files::snapshot(info.position), None),
@@ -320,8 +351,14 @@ impl Catalogue {
     /// Takes the oldest file that is not needed any more off the list.
     ///
     /// The unit of history is a base, a snapshot or the empty beginning, with the segments up to the
-    /// next base. The two newest bases and all log from the older of them on always stay.
-    fn retired(&mut self, history_bytes: u64, history_ms: u64, now_ms: u64) -> Option<Retired> {
+    /// next base. The newest `bases_kept` and all log from the oldest of them on always stay.
+    fn retired(
+        &mut self,
+        bases_kept: usize,
+        history_bytes: u64,
+        history_ms: u64,
+        now_ms: u64,
+    ) -> Option<Retired> {
         let from_the_beginning = self
             .segments
             .front()
@@ -341,10 +378,11 @@ impl Catalogue {
             }
         }
         let bases = self.snapshots.len() + usize::from(from_the_beginning);
-        if bases <= 2 {
+        if bases <= bases_kept {
             return None;
         }
-        let kept = self.snapshots[self.snapshots.len() - 2].position;
+        let kept = self.snapshots.len().checked_sub(bases_kept)?;
+        let kept = self.snapshots.get(kept)?.position;
         let next = &self.snapshots[usize::from(!from_the_beginning)];
         let old = now_ms.saturating_sub(next.created_ms) > history_ms;
         if !old && self.bytes_before(kept) <= history_bytes {

@@ -316,6 +316,8 @@ fn keep_loop(
             if let Err(error) = &outcome {
                 tracing::warn!(%error, "no snapshot was taken");
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
+            } else if log.is_short() {
+                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
             }
             let mut state = locked(&chores.state);
             state.done = asked.unwrap_or(state.done);
