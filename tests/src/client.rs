@@ -46,6 +46,10 @@ impl Client {
     pub fn open(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address)
             .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
+        Client::on(stream)
+    }
+
+    fn on(stream: TcpStream) -> Client {
         stream.set_nodelay(true).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         Client {
@@ -78,6 +82,20 @@ impl Client {
         let connack = packet.ack();
         client.connack = Some(connack.clone());
         (client, connack)
+    }
+
+    /// A connection to a server that may be away or go away: none where it did not answer the CONNECT.
+    pub fn attempt(address: SocketAddr, connect: &Connect) -> Option<Client> {
+        let mut client = Client::on(TcpStream::connect(address).ok()?);
+        client.try_send(&connect.bytes()).ok()?;
+        let Heard::Packet(packet) = client.read(PATIENCE) else {
+            return None;
+        };
+        assert_eq!(packet.kind(), kind::CONNACK, "{packet:?}");
+        let connack = packet.ack();
+        assert_eq!(connack.reason, 0, "CONNACK {connack:?}");
+        client.connack = Some(connack);
+        Some(client)
     }
 
     /// Whether the server had a session.

@@ -13,6 +13,7 @@ pub mod command;
 pub mod connect;
 pub mod dice;
 pub mod hlc;
+pub mod linearizable;
 pub mod lines;
 pub mod packet;
 pub mod policies;

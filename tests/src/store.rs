@@ -264,8 +264,9 @@ impl Store {
     /// after the answer, so that a client that got it got the answer.
     pub fn finish(&mut self, request: &Request, packet_id: u16) -> Answer {
         let correlation = request.correlation.clone();
+        let shown = &request.payload[..request.payload.len().min(200)];
         let packet = self.client.take(
-            &format!("the answer to {}", request.payload.escape_ascii()),
+            &format!("the answer to {}", shown.escape_ascii()),
             |packet| is_answer(packet, correlation.as_deref()),
         );
         let publish = packet.publish();

@@ -29,6 +29,12 @@ fn restart(server: &mut Server) -> Store {
     resume(server, "client")
 }
 
+/// Waits until a request of the client has run, without reading what the client got.
+fn wait_until_set(server: &Server) {
+    let mut other = server.store("other");
+    while other.get("key").is_none() {}
+}
+
 fn finish(store: &mut Store) {
     store.client.send(&acknowledge(kind::PUBREL, ID));
     assert_eq!(store.client.take_ack(kind::PUBCOMP, ID).reason, 0);
@@ -39,6 +45,24 @@ fn finish(store: &mut Store) {
     publish(store, &next, false);
     assert_eq!(store.finish(&next, ID).payload(), b":-1\r\n");
     store.expect_nothing();
+}
+
+/// Neither the answer nor the PUBREC was read: the client sends again, the server sends the answer again.
+#[test]
+fn killed_before_the_pubrec_was_read() {
+    for dup in [true, false] {
+        let mut server = Server::restartable(&[]);
+        let mut store = begin(&server, "client");
+        let request = request(&mut store);
+        publish(&mut store, &request, false);
+        wait_until_set(&server);
+        let mut store = restart(&mut server);
+        publish(&mut store, &request, dup);
+        assert_eq!(store.client.take_ack(kind::PUBREC, ID).reason, 0);
+        let answer = store.client.take_publish("clients/client/");
+        assert_eq!(answer.payload, b"+OK\r\n");
+        finish(&mut store);
+    }
 }
 
 /// Answer and PUBREC were read: the exchange goes on with the PUBREL, and once more where that was lost.

@@ -3,8 +3,10 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod directories;
+mod disk_full;
 mod duplicates;
 mod exchanges;
+mod histories;
 mod modes;
 mod pipeline;
 mod reads;

@@ -287,6 +287,10 @@ fn wills_are_published_after_the_restart() {
     heard.sort();
     assert_eq!(heard, ["will/has no delay", "will/stays away"]);
     back.disconnect();
+    listener.ping();
+    server
+        .store("other")
+        .set("key", "so that acknowledgements are durable");
     restart(&mut server);
     listener = client(&server, "listener", true);
     listener.expect_nothing();

@@ -1,0 +1,618 @@
+//! Whether what clients saw of one key can be explained by one command after the other, each at a moment between its
+//! request and its answer (Herlihy and Wing, "Linearizability", 1990).
+//!
+//! The search is that of Wing and Gong with Lowe's memory of what failed ("Testing for linearizability", 2017). It
+//! is our own because it is small, and because two things matter here that a general checker does not know: commands
+//! with conditions, and requests whose connection broke, which may have had their effect at any later time or never.
+//! Keys are independent of each other, so each is checked alone. Versions are part of the model: they rise from
+//! write to write, and whoever names one names that of the value, which also keeps the search short.
+
+use std::collections::HashMap;
+
+/// Wall and counter.
+pub type Version = (u64, u32);
+
+/// A command on the key. Values are numbers, best never the same twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// SET without options.
+    Set(u64),
+    /// SET NX.
+    SetNew(u64),
+    /// SET NEX with its own value.
+    SetSame(u64),
+    /// GET.
+    Get,
+    /// DEL.
+    Del,
+    /// VDEL.
+    DelSame(u64),
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// A SET was done.
+    Set(Version),
+    /// A condition did not hold of the value of this version.
+    Refused(Version),
+    /// GET found this.
+    Value(u64, Version),
+    /// There is no such key.
+    Missing,
+    /// The value of this version was removed.
+    Removed(Version),
+}
+
+/// One request. Times are from one clock that shows no moment twice.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    /// Who asked, to be shown.
+    pub client: String,
+    /// What.
+    pub command: Command,
+    /// When it was sent, or just before.
+    pub asked: u64,
+    /// What was answered, and a moment after that; nothing where that is not known.
+    pub answered: Option<(u64, Answer)>,
+}
+
+/// No order explains the history.
+#[derive(Debug)]
+pub struct Violation {
+    /// The longest sequence that still had an explanation.
+    pub explained: Vec<Operation>,
+    /// What could have come next, and cannot.
+    pub stuck_at: Vec<Operation>,
+}
+
+/// The key between two commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct State {
+    /// The version is not known where no answer told it.
+    entry: Option<(u64, Option<Version>)>,
+    /// The newest that is known to have been handed out.
+    newest: Version,
+}
+
+impl State {
+    /// The key after a command with this answer, any where it is not known; none where that cannot be the answer.
+    fn after(self, command: Command, answer: Option<Answer>) -> Option<State> {
+        let entry = self.entry;
+        let value = entry.map(|(value, _)| value);
+        let (writes, removes) = match command {
+            Command::Set(new) => (Some(new), false),
+            Command::SetNew(new) => (entry.is_none().then_some(new), false),
+            Command::SetSame(new) => (value.is_none_or(|old| old == new).then_some(new), false),
+            Command::Get => (None, false),
+            Command::Del => (None, entry.is_some()),
+            Command::DelSame(old) => (None, value == Some(old)),
+        };
+        let mut next = self;
+        if let Some(new) = writes {
+            next.entry = Some((new, None));
+        }
+        match answer {
+            None => {}
+            Some(Answer::Set(version)) if writes.is_some() => next = next.named(version)?,
+            Some(Answer::Removed(version)) if removes => next = next.named(version)?,
+            Some(Answer::Value(seen, version))
+                if command == Command::Get && value == Some(seen) =>
+            {
+                next = next.named(version)?;
+            }
+            Some(Answer::Refused(version))
+                if command != Command::Get && entry.is_some() && writes.is_none() && !removes =>
+            {
+                next = next.named(version)?;
+            }
+            Some(Answer::Missing) if entry.is_none() && writes.is_none() => {}
+            Some(_) => return None,
+        }
+        if removes {
+            next.entry = None;
+        }
+        Some(next)
+    }
+
+    /// An answer names the version of the entry.
+    fn named(mut self, version: Version) -> Option<State> {
+        let (value, known) = self.entry?;
+        match known {
+            Some(known) => (known == version).then_some(self),
+            None if version > self.newest => {
+                self.newest = version;
+                self.entry = Some((value, Some(version)));
+                Some(self)
+            }
+            None => None,
+        }
+    }
+}
+
+/// A set of operations.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Set(Vec<u64>);
+
+impl Set {
+    fn has(&self, n: usize) -> bool {
+        self.0[n / 64] >> (n % 64) & 1 == 1
+    }
+
+    fn flip(&mut self, n: usize) {
+        self.0[n / 64] ^= 1 << (n % 64);
+    }
+
+    fn is_within(&self, other: &Set) -> bool {
+        self.0
+            .iter()
+            .zip(&other.0)
+            .all(|(one, two)| one & !two == 0)
+    }
+}
+
+/// What has its place already.
+#[derive(Clone)]
+struct Placed {
+    answered: Set,
+    unanswered: Set,
+}
+
+impl Placed {
+    fn has(&self, n: usize) -> bool {
+        self.answered.has(n) || self.unanswered.has(n)
+    }
+
+    fn flip(&mut self, n: usize, operation: &Operation) {
+        match operation.answered {
+            Some(_) => self.answered.flip(n),
+            None => self.unanswered.flip(n),
+        }
+    }
+}
+
+/// What failed, or is being tried: whoever has used the same and more of what may happen can do no better.
+#[derive(Default)]
+struct Tried(HashMap<(Set, State), Vec<Set>>);
+
+impl Tried {
+    fn is_new(&mut self, placed: &Placed, state: State) -> bool {
+        let known = self.0.entry((placed.answered.clone(), state)).or_default();
+        let used = &placed.unanswered;
+        if known.iter().any(|less| less.is_within(used)) {
+            return false;
+        }
+        known.push(used.clone());
+        true
+    }
+}
+
+/// A place that was filled, and what else could fill it.
+struct Step {
+    before: State,
+    candidates: Vec<usize>,
+    chosen: usize,
+}
+
+/// Looks for an order that explains the history of a key that was not there at first.
+///
+/// # Errors
+/// Where there is none.
+pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
+    let mut operations: Vec<&Operation> = history.iter().collect();
+    operations.sort_by_key(|operation| operation.asked);
+    let answered = |n: &usize| operations[*n].answered.is_some();
+    let owed = (0..operations.len()).filter(answered).count();
+
+    let nothing = Set(vec![0; operations.len().div_ceil(64)]);
+    let mut placed = Placed {
+        answered: nothing.clone(),
+        unanswered: nothing,
+    };
+    let mut state = State::default();
+    let mut steps: Vec<Step> = Vec::new();
+    let mut done = 0;
+    let mut tried = Tried::default();
+    let mut longest: Vec<usize> = Vec::new();
+    let mut stuck_at: Vec<usize> = Vec::new();
+    let mut candidates = candidates_of(&operations, &placed);
+    while done < owed {
+        // The candidates are taken from the end.
+        if let Some(n) = candidates.pop() {
+            let answer = operations[n].answered.map(|(_, answer)| answer);
+            let Some(next) = state.after(operations[n].command, answer) else {
+                continue;
+            };
+            // What changed nothing and was not answered may as well not have happened.
+            if answer.is_none() && next == state {
+                continue;
+            }
+            placed.flip(n, operations[n]);
+            if !tried.is_new(&placed, next) {
+                placed.flip(n, operations[n]);
+                continue;
+            }
+            done += usize::from(answer.is_some());
+            steps.push(Step {
+                before: state,
+                candidates,
+                chosen: n,
+            });
+            state = next;
+            candidates = candidates_of(&operations, &placed);
+            if steps.len() > longest.len() {
+                longest = steps.iter().map(|step| step.chosen).collect();
+                stuck_at.clone_from(&candidates);
+            }
+        } else {
+            let Some(step) = steps.pop() else {
+                let named = |all: Vec<usize>| all.into_iter().map(|n| operations[n].clone());
+                return Err(Box::new(Violation {
+                    explained: named(longest).collect(),
+                    stuck_at: named(stuck_at).collect(),
+                }));
+            };
+            placed.flip(step.chosen, operations[step.chosen]);
+            done -= usize::from(operations[step.chosen].answered.is_some());
+            state = step.before;
+            candidates = step.candidates;
+        }
+    }
+    Ok(())
+}
+
+/// What may come next: whatever was asked before any that waits was answered. Those whose answer is not known come
+/// first in the list, and so are tried last.
+fn candidates_of(operations: &[&Operation], placed: &Placed) -> Vec<usize> {
+    let mut first_answer = u64::MAX;
+    let mut all = Vec::new();
+    for (n, operation) in operations.iter().enumerate() {
+        if placed.has(n) {
+            continue;
+        }
+        if operation.asked > first_answer {
+            break;
+        }
+        all.push(n);
+        if let Some((at, _)) = operation.answered {
+            first_answer = first_answer.min(at);
+        }
+    }
+    all.sort_by_key(|n| {
+        let answered = operations[*n].answered;
+        // Of those with an answer the one that was answered first is tried first.
+        (answered.is_some(), answered.map(|(at, _)| u64::MAX - at))
+    });
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer as A, Command as C, *};
+    use crate::dice::Dice;
+
+    fn op(asked: u64, at: u64, command: Command, answer: Answer) -> Operation {
+        Operation {
+            client: String::new(),
+            command,
+            asked,
+            answered: Some((at, answer)),
+        }
+    }
+
+    fn lost(asked: u64, command: Command) -> Operation {
+        Operation {
+            client: String::new(),
+            command,
+            asked,
+            answered: None,
+        }
+    }
+
+    #[track_caller]
+    fn accepts(history: &[Operation]) {
+        if let Err(violation) = check(history) {
+            panic!("{violation:#?}");
+        }
+    }
+
+    #[track_caller]
+    fn rejects(history: &[Operation]) {
+        check(history).expect_err("no order explains it");
+    }
+
+    const V: [Version; 6] = [(1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (5, 0)];
+
+    #[test]
+    fn one_after_the_other() {
+        accepts(&[]);
+        accepts(&[
+            op(0, 1, C::Get, A::Missing),
+            op(2, 3, C::Del, A::Missing),
+            op(4, 5, C::DelSame(7), A::Missing),
+            op(6, 7, C::SetNew(7), A::Set(V[0])),
+            op(8, 9, C::SetNew(8), A::Refused(V[0])),
+            op(10, 11, C::SetSame(7), A::Set(V[1])),
+            op(12, 13, C::SetSame(8), A::Refused(V[1])),
+            op(14, 15, C::Get, A::Value(7, V[1])),
+            op(16, 17, C::DelSame(8), A::Refused(V[1])),
+            op(18, 19, C::DelSame(7), A::Removed(V[1])),
+            op(20, 21, C::SetSame(9), A::Set(V[2])),
+            op(22, 23, C::Set(10), A::Set(V[3])),
+            op(24, 25, C::Del, A::Removed(V[3])),
+            op(26, 27, C::Get, A::Missing),
+        ]);
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be() {
+        let set = op(0, 1, C::Set(1), A::Set(V[0]));
+        for (command, answer) in [
+            (C::Get, A::Missing),
+            (C::Get, A::Value(2, V[0])),
+            (C::Get, A::Value(1, V[1])),
+            (C::Get, A::Refused(V[0])),
+            (C::Get, A::Removed(V[0])),
+            (C::Set(2), A::Refused(V[0])),
+            (C::Set(2), A::Set(V[0])),
+            (C::Set(2), A::Missing),
+            (C::SetNew(2), A::Set(V[1])),
+            (C::SetNew(2), A::Refused(V[1])),
+            (C::SetSame(2), A::Set(V[1])),
+            (C::SetSame(1), A::Refused(V[0])),
+            (C::Del, A::Missing),
+            (C::Del, A::Removed(V[1])),
+            (C::Del, A::Refused(V[0])),
+            (C::DelSame(1), A::Refused(V[0])),
+            (C::DelSame(1), A::Missing),
+            (C::DelSame(2), A::Removed(V[0])),
+        ] {
+            rejects(&[set.clone(), op(2, 3, command, answer)]);
+        }
+    }
+
+    #[test]
+    fn what_overlaps_may_have_either_order() {
+        let (one, two) = (
+            op(0, 5, C::Set(1), A::Set(V[1])),
+            op(1, 4, C::Set(2), A::Set(V[0])),
+        );
+        accepts(&[
+            one.clone(),
+            two.clone(),
+            op(6, 7, C::Get, A::Value(1, V[1])),
+        ]);
+        // Versions say which it was.
+        rejects(&[
+            one.clone(),
+            two.clone(),
+            op(6, 7, C::Get, A::Value(2, V[0])),
+        ]);
+        // A reader in between may see either, but not first the later and then the earlier.
+        let (early, late) = (A::Value(2, V[0]), A::Value(1, V[1]));
+        accepts(&[
+            one.clone(),
+            two.clone(),
+            op(2, 3, C::Get, early),
+            op(6, 8, C::Get, late),
+        ]);
+        rejects(&[one, two, op(2, 3, C::Get, late), op(6, 8, C::Get, early)]);
+    }
+
+    #[test]
+    fn a_lost_write() {
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 3, C::Get, A::Missing),
+        ]);
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 3, C::Set(2), A::Set(V[1])),
+            op(4, 5, C::Get, A::Value(1, V[0])),
+        ]);
+    }
+
+    #[test]
+    fn a_stale_read() {
+        let writes = [
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 10, C::Set(2), A::Set(V[1])),
+        ];
+        let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
+        accepts(&[&writes[..], &[read(3, 1, V[0]), read(5, 2, V[1])]].concat());
+        rejects(&[&writes[..], &[read(3, 2, V[1]), read(5, 1, V[0])]].concat());
+    }
+
+    #[test]
+    fn a_double_effect() {
+        // A SET whose redelivery ran again over what came in between.
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 3, C::Set(2), A::Set(V[1])),
+            op(4, 5, C::Get, A::Value(1, V[2])),
+        ]);
+        // It ran again at once: the version is another one.
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 3, C::Get, A::Value(1, V[1])),
+        ]);
+        // Two that won, one value removed twice.
+        rejects(&[
+            op(0, 5, C::SetNew(1), A::Set(V[0])),
+            op(1, 4, C::SetNew(2), A::Set(V[1])),
+        ]);
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[0])),
+            op(2, 5, C::DelSame(1), A::Removed(V[0])),
+            op(3, 4, C::Del, A::Removed(V[0])),
+        ]);
+        // An NX that met itself.
+        rejects(&[op(0, 9, C::SetNew(1), A::Refused(V[0]))]);
+    }
+
+    #[test]
+    fn versions_rise() {
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[1])),
+            op(2, 3, C::Set(2), A::Set(V[0])),
+        ]);
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[1])),
+            op(2, 3, C::Set(2), A::Set(V[1])),
+        ]);
+        // Over a removal too.
+        rejects(&[
+            op(0, 1, C::Set(1), A::Set(V[1])),
+            op(2, 3, C::Del, A::Removed(V[1])),
+            op(4, 5, C::Set(2), A::Set(V[0])),
+        ]);
+    }
+
+    #[test]
+    fn what_was_never_answered_happened_or_not() {
+        let (set, unknown) = (op(0, 1, C::Set(1), A::Set(V[0])), lost(2, C::Set(2)));
+        let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
+        accepts(&[set.clone(), unknown.clone(), read(4, 1, V[0])]);
+        accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
+        // Late, long after others went on.
+        accepts(&[
+            set.clone(),
+            unknown.clone(),
+            read(4, 1, V[0]),
+            read(6, 2, V[1]),
+        ]);
+        // Not twice, not back again, not with two versions, not with that of another.
+        rejects(&[
+            set.clone(),
+            unknown.clone(),
+            read(4, 2, V[1]),
+            read(6, 1, V[0]),
+        ]);
+        rejects(&[
+            set.clone(),
+            unknown.clone(),
+            read(4, 2, V[1]),
+            read(6, 2, V[2]),
+        ]);
+        rejects(&[set.clone(), unknown.clone(), read(4, 2, V[0])]);
+        let again = op(6, 7, C::Set(3), A::Set(V[2]));
+        rejects(&[
+            set.clone(),
+            unknown.clone(),
+            read(4, 2, V[1]),
+            again,
+            read(8, 2, V[3]),
+        ]);
+        // Not before it was asked for.
+        rejects(&[set.clone(), lost(8, C::Set(2)), read(4, 2, V[1])]);
+        // Nobody saw it, but somebody saw what it did.
+        accepts(&[lost(0, C::Set(1)), op(2, 3, C::SetNew(2), A::Refused(V[0]))]);
+        accepts(&[set.clone(), lost(2, C::Del), op(4, 5, C::Get, A::Missing)]);
+        rejects(&[
+            set.clone(),
+            lost(2, C::DelSame(3)),
+            op(4, 5, C::Get, A::Missing),
+        ]);
+        rejects(&[set, lost(2, C::SetNew(3)), read(4, 3, V[1])]);
+    }
+
+    /// Every order of every choice, without memory and without care.
+    fn by_force(state: State, left: &[Operation]) -> bool {
+        if left.iter().all(|operation| operation.answered.is_none()) {
+            return true;
+        }
+        (0..left.len()).any(|n| {
+            let (one, mut others) = (&left[n], left.to_vec());
+            others.remove(n);
+            let first = others
+                .iter()
+                .all(|other| other.answered.is_none_or(|(at, _)| at > one.asked));
+            let answer = one.answered.map(|(_, answer)| answer);
+            first
+                && state
+                    .after(one.command, answer)
+                    .is_some_and(|next| by_force(next, &others))
+        })
+    }
+
+    /// Histories of a few operations with answers that are plausible, right and wrong: the search agrees with force.
+    #[test]
+    fn the_search_misses_nothing() {
+        let mut dice = Dice::of(7);
+        let (mut right, mut wrong) = (0, 0);
+        for _ in 0..20_000 {
+            let count = 2 + dice.below(4);
+            let mut state = State::default();
+            let mut history: Vec<Operation> = Vec::new();
+            for n in 0..count {
+                let value = dice.below(3);
+                let command = *dice.of_these(&[
+                    C::Set(value),
+                    C::SetNew(value),
+                    C::SetSame(value),
+                    C::Get,
+                    C::Del,
+                    C::DelSame(value),
+                ]);
+                // What a store would answer, and now and then something else.
+                let version = V[dice.below(6) as usize];
+                let newer = V[(n as usize).min(5)];
+                let answers: Vec<Answer> = [A::Set(newer), A::Missing]
+                    .into_iter()
+                    .chain(
+                        [newer, version]
+                            .into_iter()
+                            .chain(state.entry.and_then(|it| it.1))
+                            .flat_map(|v| {
+                                let value = state.entry.map_or(0, |it| it.0);
+                                [A::Value(value, v), A::Removed(v), A::Refused(v)]
+                            }),
+                    )
+                    .collect();
+                let fit: Vec<Answer> = answers
+                    .iter()
+                    .copied()
+                    .filter(|answer| state.after(command, Some(*answer)).is_some())
+                    .collect();
+                let answer = if dice.below(12) == 0 || fit.is_empty() {
+                    *dice.of_these(&answers)
+                } else {
+                    *dice.of_these(&fit)
+                };
+                state = state.after(command, Some(answer)).unwrap_or(state);
+                // Around its own moment, so that neighbours overlap.
+                let asked = (n * 10 + 40).saturating_sub(dice.below(30)) * 64 + n;
+                let at = (n * 10 + 41 + dice.below(30)) * 64 + n;
+                history.push(Operation {
+                    client: n.to_string(),
+                    command,
+                    asked,
+                    answered: (dice.below(5) > 0).then_some((at, answer)),
+                });
+            }
+            let explained = by_force(State::default(), &history);
+            assert_eq!(check(&history).is_ok(), explained, "{history:#?}");
+            *(if explained { &mut right } else { &mut wrong }) += 1;
+        }
+        assert!(right > 1000 && wrong > 1000, "{right} right, {wrong} wrong");
+    }
+
+    /// Long histories with much at once are no search for ever.
+    #[test]
+    fn a_long_history_is_checked_in_time() {
+        let mut dice = Dice::of(11);
+        let mut history = Vec::new();
+        for n in 0..800_u64 {
+            // Eight at once; the writes in the order of their versions.
+            let (asked, at) = (n * 10, n * 10 + 5 + dice.below(80));
+            history.push(if n % 50 == 7 {
+                lost(asked, C::SetNew(n))
+            } else {
+                op(asked, at, C::Set(n), A::Set((n + 1, 0)))
+            });
+        }
+        accepts(&history);
+        history.push(op(9_000, 9_001, C::Get, A::Missing));
+        rejects(&history);
+    }
+}
