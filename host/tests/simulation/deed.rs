@@ -1,0 +1,104 @@
+//! What a step did, and whether its record says the same. Recovery needs less of a record than history and replays.
+
+use statehouse::clock::Stamp;
+use statehouse::journal::record::{self, Record};
+use statehouse::request::Request;
+use statehouse::store::{Effects, Handled, Swept, Write};
+
+/// What stands behind one record.
+pub(crate) enum Deed {
+    Swept {
+        now_ms: u64,
+        clock: Stamp,
+        writes: Vec<Write>,
+    },
+    Handled {
+        client: String,
+        payload: Vec<u8>,
+        timestamp: Option<String>,
+        token: Option<String>,
+        owed: bool,
+        clock: Stamp,
+        writes: Vec<Write>,
+    },
+}
+
+/// Where a part stands in the payload is no part of what was written.
+fn plain(writes: &[Write]) -> Vec<Write> {
+    let mut writes = writes.to_vec();
+    for write in &mut writes {
+        (write.key_at, write.value_at) = (None, None);
+    }
+    writes
+}
+
+impl Deed {
+    /// The deeds of a step, in the order of their records.
+    pub(crate) fn of(request: Option<&Request<'_>>, effects: &Effects) -> Vec<Self> {
+        let swept = effects.swept.as_ref().map(Self::swept);
+        let handled = effects.handled.as_ref().zip(request);
+        let handled = handled.map(|(handled, request)| Self::handled(request, handled));
+        swept.into_iter().chain(handled).collect()
+    }
+
+    fn swept(it: &Swept) -> Self {
+        Self::Swept {
+            now_ms: it.now_ms,
+            clock: it.clock,
+            writes: plain(&it.writes),
+        }
+    }
+
+    fn handled(request: &Request<'_>, it: &Handled) -> Self {
+        Self::Handled {
+            client: request.peer.client.to_string(),
+            payload: request.payload.to_vec(),
+            timestamp: request.timestamp.map(str::to_owned),
+            token: request.fencing_token.map(str::to_owned),
+            owed: it.owed,
+            clock: it.clock,
+            writes: plain(&it.writes),
+        }
+    }
+
+    /// Checks that a record says what was done.
+    pub(crate) fn check(deed: Option<&Self>, position: u64, record: &[u8]) {
+        let record = record::read(record).expect("a record that was written");
+        match (deed, &record) {
+            (
+                Some(Self::Swept {
+                    now_ms,
+                    clock,
+                    writes,
+                }),
+                Record::Swept {
+                    now_ms: found_ms,
+                    clock: found_clock,
+                    writes: found,
+                },
+            ) => {
+                assert_eq!((now_ms, clock, writes), (found_ms, found_clock, found));
+            }
+            (
+                Some(Self::Handled {
+                    client,
+                    payload,
+                    timestamp,
+                    token,
+                    owed,
+                    clock,
+                    writes,
+                }),
+                Record::Handled(found),
+            ) => {
+                assert_eq!((&client[..], &payload[..]), (found.client, found.payload));
+                let texts = (timestamp.as_deref(), token.as_deref());
+                assert_eq!(texts, (found.timestamp, found.fencing_token));
+                assert_eq!((*owed, *clock), (found.owed, found.clock));
+                assert_eq!(*writes, found.writes, "at {position}");
+            }
+            (None, Record::Started { .. } | Record::Stopped { .. } | Record::Policy(_)) => {}
+            (_, record) => panic!("record {position} is of another kind: {record:?}"),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What happens in a run, at random.
+
+use statehouse::journal::{Meta, Progress};
+use statehouse::store::{Event, Peer};
+
+use crate::policies;
+use crate::world::World;
+
+impl World {
+    /// One thing happens.
+    pub(crate) fn event(&mut self) {
+        let who = self.dice.below(self.clients.len() as u64) as usize;
+        if self.dice.once_in(self.habits.commit_once_in) {
+            self.log_event(0);
+            return;
+        }
+        if self.dice.once_in(self.habits.crash_once_in) {
+            match self.dice.below(4) {
+                0 => self.restart(true),
+                1 => self.restart_cleanly(),
+                _ => self.restart(false),
+            }
+            return;
+        }
+        match self.dice.below(100) {
+            0..=44 => self.send(who),
+            45..=59 => {
+                for _ in 0..1 + self.dice.below(4) {
+                    self.clients[who].read();
+                }
+            }
+            60..=65 => {
+                let which = self.dice.below(4);
+                self.log_event(which);
+            }
+            66..=78 => self.snapshot_event(),
+            79..=81 => self.maintain(),
+            82..=86 => self.time_passes(),
+            87 | 88 => self.step(Event::Sweep),
+            89..=92 => self.disconnect(who),
+            93 if self.habits.ends => self.end_session(who),
+            94 | 95 if self.habits.swaps => self.swap(),
+            96 if self.habits.faults => self.arm(),
+            97 if self.habits.full => self.fill_or_empty(),
+            98 => self.look(),
+            _ => self.send_twice(who),
+        }
+    }
+
+    /// Over the same connection again: no client should, but the flag says what it is.
+    fn send_twice(&mut self, who: usize) {
+        let client = &self.clients[who];
+        let Some(connection) = client.connection.filter(|_| client.sets_dup) else {
+            return;
+        };
+        let mut places = client.in_flight.iter();
+        if let Some(at) = places.position(|it| it.sent_over == connection) {
+            self.ask(who, at);
+        }
+    }
+
+    fn log_event(&mut self, which: u64) {
+        let done = match which {
+            1 => self.log.write(),
+            2 => self.log.sync().map(drop),
+            _ => self.log.commit().map(drop),
+        };
+        self.story.tell(format!(
+            "{} to {} of {}: {:?}",
+            ["commits", "writes", "syncs", "commits"][which as usize],
+            self.log.durable(),
+            self.log.appended(),
+            done.as_ref().err(),
+        ));
+        if let Err(error) = done {
+            assert!(error.is_full() || self.log.failure().is_some(), "{error}");
+        }
+    }
+
+    /// A snapshot takes many steps, and requests are handled in between.
+    fn snapshot_event(&mut self) {
+        let now_ms = self.now();
+        let Some((mut snapshot, mut progress, steps)) = self.snapshot.take() else {
+            if let Ok(Some(snapshot)) = self.log.begin_snapshot(now_ms) {
+                self.story
+                    .tell(format!("begins a snapshot at {}", snapshot.position()));
+                self.snapshot = Some((snapshot, Progress::default(), 0));
+            }
+            return;
+        };
+        if self.dice.once_in(30) {
+            self.log.abandon_snapshot(snapshot);
+            return;
+        }
+        for _ in 0..1 + self.dice.below(4) / 3 {
+            let (policies, active) = self.recorder.policies();
+            let meta = || Meta {
+                clock: self.store.state().hlc.last(),
+                now_ms,
+                run: self.run,
+                policies: policies.to_vec(),
+                active,
+            };
+            let block = progress.next(self.store.state(), self.store.duplicates(), meta);
+            let Some(block) = block else {
+                let began = snapshot.position();
+                let finished = self.log.finish_snapshot(snapshot);
+                self.story.tell(format!(
+                    "the snapshot of {began} ends at {}: {finished:?}",
+                    self.log.appended()
+                ));
+                if finished.is_ok() && steps > 2 {
+                    self.tally.count("snapshots over several steps");
+                }
+                return;
+            };
+            self.story.tell(format!(
+                "  a piece of {} bytes, kind {}",
+                block.len(),
+                block[0]
+            ));
+            if snapshot.block(&block).is_err() {
+                return;
+            }
+        }
+        self.snapshot = Some((snapshot, progress, steps + 1));
+    }
+
+    fn maintain(&mut self) {
+        let now_ms = self.now();
+        let done = self.log.maintain(now_ms);
+        self.story.tell(format!("maintains: {:?}", done.err()));
+    }
+
+    fn time_passes(&mut self) {
+        let ms = match self.dice.below(10) {
+            0 if self.habits.waits => 700_000,
+            1 if self.habits.waits => 70_000,
+            2 => 0,
+            _ => self.dice.below(2_000),
+        };
+        self.source.advance(ms);
+        if self.habits.jumps && self.dice.once_in(4) {
+            let wall_ms = self.now_ms + self.dice.below(200_000);
+            self.source.set_wall(wall_ms.saturating_sub(100_000));
+        }
+        let now_ms = self.now();
+        self.story.tell(format!("it is {now_ms}"));
+    }
+
+    fn disconnect(&mut self, who: usize) {
+        let client = &mut self.clients[who];
+        let session = client.session;
+        if let Some(connection) = client.disconnect() {
+            self.story
+                .tell(format!("{} loses its connection", client.name));
+            let client = client.name.clone();
+            self.step(Event::Gone(&Peer {
+                client,
+                connection,
+                session,
+            }));
+        }
+    }
+
+    fn swap(&mut self) {
+        let last = if self.taste.faulty { 3 } else { 2 };
+        let next = self.dice.below(last) as usize;
+        self.tally.count("policy swaps");
+        self.story
+            .tell(format!("policy {next} answers from here on"));
+        self.recorder.policy(policies::record(next));
+        self.store.registry().promote(policies::policy(next));
+        self.active = next;
+        self.recorded.1 = Some(policies::policy(next).digest);
+        self.moment();
+    }
+
+    fn arm(&mut self) {
+        let after = self.dice.below(5);
+        self.story
+            .tell(format!("the disk will fail after {after} more"));
+        match self.dice.below(2) {
+            0 => self.disk.fail_write_in(Some(after)),
+            _ => self.disk.fail_sync_in(Some(after)),
+        }
+    }
+
+    fn fill_or_empty(&mut self) {
+        if self.dice.once_in(2) {
+            let bytes = self.disk.used_bytes() + self.dice.below(20_000);
+            self.story.tell(format!("the disk ends at {bytes} bytes"));
+            self.disk.limit_bytes(Some(bytes));
+            self.tally.count("full disks");
+            // So that the store knows.
+            self.maintain();
+        } else {
+            self.heal();
+            self.maintain();
+        }
+    }
+
+    /// The disk is well again.
+    pub(crate) fn heal(&mut self) {
+        self.disk.limit_bytes(None);
+        self.disk.fail_write_in(None);
+        self.disk.fail_sync_in(None);
+    }
+}

@@ -1,0 +1,241 @@
+//! The way out: production's outbox between the store and what clients see, and its way into the log.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use statehouse::clock::Stamp;
+use statehouse::journal::{Journal, Position};
+use statehouse::outbox::Outbox;
+use statehouse::store::Effects;
+use statehouse::transport::{Outbound, Transport};
+use statehouse_journal::{Log, Room};
+use statehouse_mqtt::{Message, QoS};
+
+use crate::client::{Arrival, Said};
+
+/// The log as the recorder sees it.
+pub(crate) struct OnLog(pub(crate) Arc<Log>);
+
+impl Journal for OnLog {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], urgent: bool) -> Position {
+        let appended = match urgent {
+            true => self.0.append_urgent(records),
+            false => self.0.append(records),
+        };
+        appended.expect("small records")
+    }
+
+    fn released(&self) -> Position {
+        self.0.released()
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "disk"
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.room() == Room::Plenty
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+/// An answer on its way.
+pub(crate) struct Out {
+    /// The last record that it tells of: that must be durable before.
+    pub(crate) rests_on: u64,
+    /// The store's clock, where it promised anything about it.
+    pub(crate) clock: Stamp,
+    pub(crate) client: usize,
+    pub(crate) session: u64,
+    pub(crate) connection: u64,
+    pub(crate) id: u64,
+    pub(crate) owed: bool,
+    /// It is to be on disk, whatever the mode.
+    pub(crate) urgent: bool,
+    pub(crate) said: Said,
+}
+
+enum Waiting {
+    Answer(Box<Out>),
+    Acknowledgement {
+        client: usize,
+        session: u64,
+        id: u64,
+    },
+    Notification {
+        record: u64,
+        version: Stamp,
+    },
+}
+
+/// What left.
+pub(crate) struct Left {
+    /// What holds from now on, whatever happens to the machine.
+    pub(crate) floor: u64,
+    pub(crate) told: Stamp,
+    /// For which client, over which session and connection.
+    pub(crate) arrival: Option<(usize, u64, u64, Arrival)>,
+}
+
+/// The outbox and what is in it. It is given numbers to carry, and says in which order they may go.
+#[derive(Default)]
+pub(crate) struct Exit {
+    outbox: Outbox,
+    waiting: BTreeMap<u64, (u64, Waiting)>,
+    next: u64,
+    /// The last number that left, by connection.
+    left: HashMap<u64, u64>,
+}
+
+/// Takes down what the outbox lets go.
+#[derive(Default)]
+struct Notebook(Mutex<Vec<u64>>);
+
+impl Transport for Notebook {
+    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        loop {
+            let out = ready();
+            if out.is_empty() {
+                break;
+            }
+            for out in out {
+                let Outbound::Answer(message, _) = out else {
+                    panic!("nothing else is put in");
+                };
+                let number = message.payload[..].try_into().expect("a number");
+                self.0
+                    .lock()
+                    .expect("one thread")
+                    .push(u64::from_be_bytes(number));
+            }
+        }
+    }
+}
+
+impl Exit {
+    /// Queues what a step leads to, in the order of production: what had expired, the answer, the notifications, the
+    /// PUBACK. Returns how many notifications.
+    pub(crate) fn push(
+        &mut self,
+        position: Position,
+        effects: &Effects,
+        record: u64,
+        out: Option<Out>,
+    ) -> u64 {
+        let mut all = Vec::new();
+        let tell = |notices: &[statehouse::store::Notice], all: &mut Vec<(u64, Waiting)>| {
+            for notice in notices {
+                let version = notice.version;
+                let told = |_| Waiting::Notification { record, version };
+                all.extend(
+                    notice
+                        .to
+                        .iter()
+                        .map(|(peer, _)| (peer.connection, told(()))),
+                );
+            }
+        };
+        tell(&effects.expired, &mut all);
+        let acknowledgement = out.as_ref().map(|out| {
+            let (client, session, id) = (out.client, out.session, out.id);
+            let settle = Waiting::Acknowledgement {
+                client,
+                session,
+                id,
+            };
+            (out.connection, settle)
+        });
+        let answer = out.map(|out| (out.connection, Waiting::Answer(Box::new(out))));
+        all.extend(answer);
+        tell(&effects.notices, &mut all);
+        let count = all.len() as u64;
+        all.extend(acknowledgement);
+        let numbered = all.into_iter().map(|(lane, waiting)| {
+            self.next += 1;
+            self.waiting.insert(self.next, (lane, waiting));
+            let number = self.next.to_be_bytes().to_vec();
+            let message = Message::new("out", number, QoS::AtLeastOnce);
+            (lane, Outbound::Answer(message, None))
+        });
+        self.outbox.push(position, numbered);
+        count
+    }
+
+    /// Lets go what may go by now, and checks that it may.
+    pub(crate) fn release(&mut self, released: Position, durable: u64, always: bool) -> Vec<Left> {
+        let notebook = Notebook::default();
+        self.outbox.release(released, &notebook);
+        let mut left = Vec::new();
+        for number in notebook.0.into_inner().expect("one thread") {
+            let (lane, waiting) = self.waiting.remove(&number).expect("it leaves once");
+            let before = self.left.insert(lane, number).unwrap_or(0);
+            assert!(before < number, "out of order for connection {lane}");
+            left.push(go(lane, waiting, durable, always));
+        }
+        left
+    }
+}
+
+fn go(lane: u64, waiting: Waiting, durable: u64, always: bool) -> Left {
+    let nothing = Left {
+        floor: 0,
+        told: Stamp::default(),
+        arrival: None,
+    };
+    match waiting {
+        Waiting::Notification { record, version } if always => {
+            assert!(
+                record <= durable,
+                "told of record {record}, durable is {durable}"
+            );
+            Left {
+                floor: record,
+                told: version,
+                ..nothing
+            }
+        }
+        Waiting::Notification { .. } => nothing,
+        Waiting::Acknowledgement {
+            client,
+            session,
+            id,
+        } => Left {
+            arrival: Some((client, session, lane, Arrival::Acknowledgement { id })),
+            ..nothing
+        },
+        Waiting::Answer(out) => {
+            let Out {
+                id,
+                owed,
+                said,
+                rests_on,
+                ..
+            } = *out;
+            let promised = always || out.urgent;
+            if promised {
+                assert!(
+                    rests_on <= durable,
+                    "{id} left on {rests_on}, durable is {durable}"
+                );
+            }
+            let version = said.1.unwrap_or_default();
+            let arrival = Arrival::Answer { id, owed, said };
+            Left {
+                floor: if promised { rests_on } else { 0 },
+                told: match (always, promised) {
+                    (true, _) => out.clock.max(version),
+                    (false, true) => version,
+                    _ => Stamp::default(),
+                },
+                arrival: Some((out.client, out.session, lane, arrival)),
+            }
+        }
+    }
+}

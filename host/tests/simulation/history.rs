@@ -1,0 +1,143 @@
+//! What a store was after each of its records, and how a recovered one is compared with that.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use statehouse::clock::Stamp;
+use statehouse::journal::Image;
+use statehouse::limits::ENTRY_OVERHEAD_BYTES;
+use statehouse::store::{Duplicates, Entry, Key, Remembered, State, Table};
+
+type Entries = Vec<(Key, Arc<Entry>)>;
+
+fn entries(table: &Table) -> Entries {
+    let all = table.range(b"", None);
+    all.map(|(key, entry)| (key.clone(), entry.clone()))
+        .collect()
+}
+
+/// Sessions, as far as they matter to what is remembered.
+pub(crate) struct Living {
+    pub(crate) sessions: Vec<u64>,
+    /// Requests of one that may be on their way.
+    pub(crate) per_session: u64,
+    /// Whether any ever ended.
+    pub(crate) ends: bool,
+}
+
+/// A store right behind a record.
+pub(crate) struct Moment {
+    pub(crate) position: u64,
+    pub(crate) now_ms: u64,
+    pub(crate) clock: Stamp,
+    table: Entries,
+    hidden: Entries,
+    remembered: Vec<Arc<Remembered>>,
+    pub(crate) run: u32,
+    pub(crate) active: Option<blake3::Hash>,
+}
+
+impl Moment {
+    pub(crate) fn of(
+        position: u64,
+        now_ms: u64,
+        state: &State,
+        duplicates: &Duplicates,
+        run: u32,
+        active: Option<blake3::Hash>,
+    ) -> Self {
+        Self {
+            position,
+            now_ms,
+            clock: state.hlc.last(),
+            table: entries(&state.table),
+            hidden: entries(&state.hidden),
+            remembered: duplicates.range(0).cloned().collect(),
+            run,
+            active,
+        }
+    }
+
+    /// Checks that what was recovered is what there was. `ever` is every request that was remembered up to here.
+    pub(crate) fn check(
+        &self,
+        image: &Image,
+        who: &Living,
+        ever: &BTreeMap<u64, (u64, Arc<Remembered>)>,
+    ) {
+        let at = self.position;
+        assert_eq!(
+            entries(&image.state.table),
+            self.table,
+            "another table at {at}"
+        );
+        assert_eq!(
+            entries(&image.state.hidden),
+            self.hidden,
+            "other hidden keys at {at}"
+        );
+        assert_eq!(image.state.hlc.last(), self.clock, "another clock at {at}");
+        assert!(image.now_ms >= self.now_ms, "an earlier time at {at}");
+        assert_eq!(image.run, self.run, "another run at {at}");
+        let active = image
+            .active
+            .map(|active| image.policies[active as usize].digest);
+        assert_eq!(active, self.active, "another policy at {at}");
+        // No record says that a session ended, so that its requests count longer in a recovered store. They may
+        // push others out of the window, but none of the last ones of a session.
+        let mut held: HashMap<u64, u64> = HashMap::new();
+        for remembered in self.remembered.iter().rev() {
+            let number = remembered.number;
+            let session = remembered.delivery.session;
+            let newer = held.entry(session).or_default();
+            *newer += 1;
+            let last = *newer <= who.per_session;
+            let found = image.duplicates.range(number).next();
+            match found.filter(|found| found.number == number) {
+                Some(found) => assert_eq!(as_recorded(found), as_recorded(remembered), "at {at}"),
+                None if !who.sessions.contains(&session) || (who.ends && !last) => {}
+                None => panic!("number {number} was forgotten at {at}"),
+            }
+        }
+        for remembered in image.duplicates.range(0) {
+            let (_, known) = ever.get(&remembered.number).unwrap_or_else(|| {
+                panic!("number {} comes from nowhere at {at}", remembered.number)
+            });
+            assert_eq!(as_recorded(remembered), as_recorded(known), "at {at}");
+        }
+        recount(&image.state, &image.duplicates);
+    }
+}
+
+/// The flag says how the first one came, and is of no use afterwards.
+fn as_recorded(remembered: &Remembered) -> Remembered {
+    let mut remembered = remembered.clone();
+    remembered.delivery.dup = false;
+    remembered
+}
+
+/// Sums are what counting gives.
+pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
+    for table in [&state.table, &state.hidden] {
+        let (mut keys, mut bytes, mut next_ms) = (0, 0, None::<u64>);
+        for (key, entry) in table.range(b"", None) {
+            let node = entry.fence.as_ref().map_or(0, |fence| fence.node.len());
+            keys += 1;
+            bytes += (key.len() + entry.value.len() + node) as u64 + ENTRY_OVERHEAD_BYTES;
+            next_ms = [next_ms, entry.expires_ms].into_iter().flatten().min();
+        }
+        assert_eq!(
+            (table.keys(), table.bytes()),
+            (keys, bytes),
+            "sums of a table"
+        );
+        assert_eq!(table.next_expiry_ms(), next_ms, "the next expiry");
+    }
+    let cost: u64 = duplicates.range(0).map(|it| it.cost_bytes()).sum();
+    let count = duplicates.range(0).count();
+    assert_eq!(
+        (duplicates.len(), duplicates.bytes()),
+        (count, cost),
+        "sums of what is remembered"
+    );
+}

@@ -1,0 +1,86 @@
+//! The policies of all runs, compiled once.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use statehouse::STANDARD_POLICY;
+use statehouse::journal::record::PolicyRecord;
+use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::store::Transaction;
+
+/// The standard policy.
+pub(crate) const STANDARD: usize = 0;
+/// Another build of it: the same behaviour under another digest.
+pub(crate) const TWIN: usize = 1;
+/// One that goes wrong on request, and keeps hidden keys.
+pub(crate) const FAULTY: usize = 2;
+
+struct All {
+    policies: [Arc<Policy<Transaction>>; 3],
+    // Its ticker lives as long as it does.
+    _engine: Engine<Transaction>,
+}
+
+fn all() -> &'static All {
+    static ALL: OnceLock<All> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let engine = Engine::new().expect("an engine");
+        let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
+        // A custom section is nothing to the engine: id 0, its length, its name with a length.
+        let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
+        let policies = [load(STANDARD_POLICY), load(&twin), load(&faulty())];
+        All {
+            policies,
+            _engine: engine,
+        }
+    })
+}
+
+/// The module of tests/policies/faulty.
+fn faulty() -> Vec<u8> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+    let built = Command::new(env!("CARGO"))
+        .current_dir(workspace)
+        .args(["build", "--package", "faulty", "--profile", "guest"])
+        .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
+        .arg("--target-dir")
+        .arg(&target)
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "tests/policies/faulty does not build");
+    std::fs::read(target.join("wasm32-unknown-unknown/guest/faulty.wasm")).expect("it was built")
+}
+
+pub(crate) fn policy(which: usize) -> Arc<Policy<Transaction>> {
+    all().policies[which].clone()
+}
+
+/// Which one has this digest.
+pub(crate) fn which(digest: &blake3::Hash) -> usize {
+    let found = all().policies.iter().position(|it| it.digest == *digest);
+    found.expect("no other policy ever answered")
+}
+
+/// A registry as a start makes it: all that may be needed are there, but for `missing`.
+pub(crate) fn registry(active: usize, missing: Option<usize>) -> Registry<Transaction> {
+    let previous = (active != STANDARD).then(|| policy(STANDARD));
+    let mut registry = Registry::new(policy(active), previous);
+    for other in [STANDARD, TWIN, FAULTY] {
+        if Some(other) != missing {
+            registry.retire(policy(other));
+        }
+    }
+    registry
+}
+
+pub(crate) fn record(which: usize) -> PolicyRecord {
+    let policy = policy(which);
+    PolicyRecord {
+        digest: policy.digest,
+        name: policy.name.clone(),
+        version: policy.version.clone(),
+        built_in: which == STANDARD,
+    }
+}

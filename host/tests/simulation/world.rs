@@ -1,0 +1,589 @@
+//! One run: a store, its disk, its clients and the time, and what must hold after each step.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use statehouse::clock::{Clock, ManualSource, Stamp};
+use statehouse::journal::{Progress, Recorder};
+use statehouse::request::{self, Incoming, Parsed};
+use statehouse::store::{Effects, Event, Key, Peer, Quota, Remembered, Rerun, Retention, Store};
+use statehouse_journal::simulation::{Dice, Simulation};
+use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
+use statehouse_mqtt::QoS;
+
+use crate::client::{About, Arrival, Client, Said, Taste};
+use crate::deed::Deed;
+use crate::exit::{Exit, OnLog, Out};
+use crate::history::{self, Moment};
+use crate::policies;
+use crate::story::{Story, Tally};
+
+/// The wall clock at the beginning of every run.
+const START_MS: u64 = 1_700_000_000_000;
+
+/// What may happen in a run. Each run leaves some of it out, so that the rest happens more often.
+#[derive(Debug)]
+pub(crate) struct Habits {
+    pub(crate) faults: bool,
+    pub(crate) full: bool,
+    pub(crate) swaps: bool,
+    pub(crate) ends: bool,
+    pub(crate) jumps: bool,
+    pub(crate) waits: bool,
+    pub(crate) missing: bool,
+    pub(crate) crash_once_in: u64,
+    pub(crate) commit_once_in: u64,
+}
+
+pub(crate) struct World {
+    pub(crate) dice: Dice,
+    pub(crate) habits: Habits,
+    pub(crate) taste: Taste,
+    pub(crate) options: Options,
+    pub(crate) retention: Retention,
+    pub(crate) disk: Simulation,
+    pub(crate) log: Arc<Log>,
+    pub(crate) source: Arc<ManualSource>,
+    pub(crate) clock: Clock,
+    pub(crate) now_ms: u64,
+    pub(crate) store: Store,
+    pub(crate) recorder: Recorder,
+    pub(crate) run: u32,
+    pub(crate) active: usize,
+    pub(crate) snapshot: Option<(Snapshot, Progress, u32)>,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) exit: Exit,
+    /// The store behind every record that a crash may leave as the last.
+    pub(crate) moments: VecDeque<Moment>,
+    /// What records say besides: the run, the policy, the time.
+    pub(crate) recorded: (u32, Option<blake3::Hash>, u64),
+    /// What each record is about.
+    pub(crate) deeds: BTreeMap<u64, Deed>,
+    /// Everything that was ever remembered, with its record.
+    pub(crate) ever: BTreeMap<u64, (u64, Arc<Remembered>)>,
+    /// The last record that wrote a key.
+    pub(crate) written: HashMap<Key, u64>,
+    /// The records of what each request did.
+    pub(crate) ran: HashMap<u64, Vec<u64>>,
+    /// What was told to somebody depends on the records up to here, and versions up to there.
+    pub(crate) floor: u64,
+    pub(crate) told: Stamp,
+    next_id: u64,
+    next_session: u64,
+    next_connection: u64,
+    pub(crate) tally: Tally,
+    pub(crate) story: Story,
+}
+
+impl World {
+    /// Runs a seed to its end.
+    pub(crate) fn run(seed: u64) -> Tally {
+        let mut world = Self::new(seed);
+        for _ in 0..100 + world.dice.below(150) {
+            world.event();
+            world.check();
+        }
+        world.settle();
+        world.tally
+    }
+
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut often = |n: u64| dice.below(n) != 0;
+        let habits = Habits {
+            faults: often(2),
+            full: !often(4),
+            swaps: often(2),
+            ends: !often(3),
+            jumps: often(2),
+            waits: often(2),
+            missing: !often(6),
+            crash_once_in: if often(3) { 30 } else { 90 },
+            commit_once_in: if often(3) { 5 } else { 15 },
+        };
+        let taste = Taste {
+            keys: [2, 6, 20][dice.below(3) as usize],
+            fat: dice.once_in(3),
+            tokens: [3, 50][dice.below(2) as usize],
+            reuse: dice.once_in(3),
+            faulty: dice.once_in(4),
+        };
+        let durability = if dice.once_in(6) {
+            Durability::Interval(std::time::Duration::from_secs(1))
+        } else {
+            Durability::Always
+        };
+        let options = Options {
+            durability,
+            segment_bytes: [4096, 16 << 10][dice.below(2) as usize],
+            history_bytes: [0, 50_000, u64::MAX][dice.below(3) as usize],
+            history_ms: [1_000, u64::MAX][dice.below(2) as usize],
+            ..Options::default()
+        };
+        let retention = Retention {
+            window_ms: [1, 5_000, 600_000][dice.below(3) as usize],
+            count_max: [1, 10, 1_000][dice.below(3) as usize],
+            bytes_max: 4 << 20,
+            per_session: 1 + dice.below(6),
+        };
+        let source = Arc::new(ManualSource::at(START_MS));
+        let disk = Simulation::new(dice.roll());
+        let active = policies::STANDARD;
+        let (log, image) = Self::open(&disk, &options, retention, START_MS, &BTreeMap::new())
+            .expect("an empty disk")
+            .0;
+        let log = Arc::new(log);
+        let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
+        let registry = policies::registry(active, None);
+        let store = Store::restore(registry, quota(), image.state, image.duplicates, retention);
+        let clients = 1 + dice.below(4);
+        let mut world = Self {
+            clients: (0..clients as usize)
+                .map(|index| Client::new(index, index as u64 + 1, &mut dice))
+                .collect(),
+            dice,
+            habits,
+            taste,
+            options,
+            retention,
+            disk,
+            log,
+            clock: Clock::new(source.clone()),
+            source,
+            now_ms: START_MS,
+            store,
+            recorder,
+            run: 0,
+            active,
+            snapshot: None,
+            exit: Exit::default(),
+            moments: VecDeque::new(),
+            recorded: (0, None, 0),
+            deeds: BTreeMap::new(),
+            ever: BTreeMap::new(),
+            written: HashMap::new(),
+            ran: HashMap::new(),
+            floor: 0,
+            told: Stamp::default(),
+            next_id: 1,
+            next_session: clients + 1,
+            next_connection: 1,
+            tally: Tally::default(),
+            story: Story::new(seed),
+        };
+        world.story.tell(format!(
+            "{:?} {:?} {:?} {:?}",
+            world.habits, world.taste, world.options, world.retention
+        ));
+        world.moment();
+        world.begin(active, None);
+        world
+    }
+
+    /// Takes a store into use, as a start does once it has recovered one.
+    pub(crate) fn begin(&mut self, active: usize, image: Option<statehouse::journal::Image>) {
+        let mut last_ms = 0;
+        if let Some(image) = image {
+            last_ms = image.now_ms;
+            self.run = image.run;
+            let journal = Arc::new(OnLog(self.log.clone()));
+            self.recorder = Recorder::new(journal, image.policies, image.active);
+            let missing = self.dice.below(3) as usize;
+            let missing = (self.habits.missing && missing != active).then_some(missing);
+            let registry = policies::registry(active, missing);
+            self.store = Store::restore(
+                registry,
+                quota(),
+                image.state,
+                image.duplicates,
+                self.retention,
+            );
+            let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
+            self.store.retain_sessions(&live);
+        }
+        self.clock = Clock::resume(self.source.clone(), last_ms);
+        self.now_ms = last_ms;
+        self.run += 1;
+        self.active = active;
+        let now_ms = self.now();
+        self.recorder.started(self.run, now_ms);
+        (self.recorded.0, self.recorded.2) = (self.run, now_ms);
+        self.moment();
+        self.recorder.policy(policies::record(active));
+        self.recorded.1 = Some(policies::policy(active).digest);
+        self.moment();
+    }
+
+    pub(crate) fn always(&self) -> bool {
+        self.options.durability == Durability::Always
+    }
+
+    pub(crate) fn now(&mut self) -> u64 {
+        let now_ms = self.clock.read().now_ms;
+        assert!(now_ms >= self.now_ms, "the store's time went back");
+        self.now_ms = now_ms;
+        now_ms
+    }
+
+    /// Remembers the store behind its last record.
+    pub(crate) fn moment(&mut self) {
+        let position = self.log.appended().0;
+        if self
+            .moments
+            .back()
+            .is_some_and(|last| last.position == position)
+        {
+            return;
+        }
+        let (run, active, now_ms) = self.recorded;
+        let (state, duplicates) = (self.store.state(), self.store.duplicates());
+        self.moments
+            .push_back(Moment::of(position, now_ms, state, duplicates, run, active));
+        // No crash goes back behind what is durable.
+        let durable = self.log.durable().0;
+        while self
+            .moments
+            .get(1)
+            .is_some_and(|second| second.position <= durable)
+        {
+            self.moments.pop_front();
+        }
+    }
+
+    /// A new request, or one that is sent again.
+    pub(crate) fn send(&mut self, who: usize) {
+        let client = &mut self.clients[who];
+        if client.connection.is_none() {
+            client.connection = Some(self.next_connection);
+            self.next_connection += 1;
+            self.story
+                .tell(format!("{} connects: {:?}", client.name, client.connection));
+        }
+        let again = client.to_send_again();
+        let at = again.unwrap_or(client.in_flight.len());
+        if again.is_none() {
+            if client.in_flight.len() as u64 == self.retention.per_session {
+                return;
+            }
+            client.think(self.next_id, self.now_ms, self.taste, &mut self.dice);
+            self.next_id += 1;
+        }
+        self.ask(who, at);
+    }
+
+    /// Lets the store handle a request, and checks what it did.
+    pub(crate) fn ask(&mut self, who: usize, at: usize) {
+        let full = self.log.room() != Room::Plenty;
+        self.store.quota().journal_full = full;
+        let now_ms = self.now();
+        let client = &mut self.clients[who];
+        let delivery = client.send(at);
+        let asked = &client.in_flight[at];
+        let peer = Peer {
+            client: client.name.clone(),
+            connection: delivery.connection,
+            session: delivery.session,
+        };
+        let incoming = Incoming {
+            topic: asked.topic,
+            payload: &asked.payload,
+            properties: &asked.properties,
+            qos: QoS::AtLeastOnce,
+            delivery,
+            expires: None,
+            peer: &peer,
+        };
+        let Parsed::Run(request, reply_to) = request::parse(&incoming, None) else {
+            panic!("{} is no request", asked.words);
+        };
+        let urgent = reply_to.persistence == Some(true);
+        let clock = self.store.state().hlc.last();
+        let mut effects = self.store.step(Event::Request(&request), now_ms);
+        let position = self.recorder.step(Some(&request), &effects, urgent);
+        let behind = self.log.appended().0;
+        if effects.swept.is_some() || effects.handled.is_some() {
+            self.recorded.2 = now_ms;
+        }
+        let answer = effects.answer.take().expect("every request has an answer");
+        let (id, first) = (asked.id, asked.ran.as_ref().map(|(_, said)| said.clone()));
+        let (sent, packet_id) = (asked.sent, asked.packet_id);
+        let said = (answer.payload, answer.version);
+        self.story.tell(format!(
+            "{} asks {id} ({}) over {} packet {packet_id} dup {} at {now_ms}: {:?} {:?} {:?}, record {behind}",
+            client.name, asked.words, delivery.connection, delivery.dup,
+            String::from_utf8_lossy(&said.0).chars().take(30).collect::<String>(), said.1, effects.repeated,
+        ));
+        self.tally.count("requests");
+        if full && *said.0 == *b"-ERR the quota has been exceeded\r\n" {
+            self.tally.count("refused for a full disk");
+        }
+        let deeds = Deed::of(Some(&request), &effects);
+        self.note(deeds);
+        self.check_effects(clock, &effects);
+        assert!(
+            !full || !answer.put || effects.repeated.is_some(),
+            "the disk is full, and {id} put something"
+        );
+        let mut owed = false;
+        match first {
+            Some(first) => {
+                owed = true;
+                assert!(
+                    effects.handled.is_none(),
+                    "request {id} had an effect twice"
+                );
+                assert!(effects.notices.is_empty(), "request {id} was told of twice");
+                assert_eq!(said, first, "request {id} was answered otherwise before");
+                match effects.repeated {
+                    Some(Rerun::Same) => self.tally.count("duplicates run again"),
+                    Some(Rerun::Stored) => {
+                        self.tally.count("duplicates answered from the record");
+                        assert!(
+                            self.taste.fat || self.habits.missing,
+                            "nothing to run {id} on"
+                        );
+                    }
+                    other => panic!("request {id}: {other:?}"),
+                }
+            }
+            None => {
+                assert_eq!(effects.repeated, None, "request {id} is no duplicate");
+                let policy = policies::policy(self.active).digest;
+                if let Some(handled) = &effects.handled {
+                    owed = handled.owed;
+                    assert_eq!(handled.remembered.context.policy, policy);
+                    let records = self.ran.entry(id).or_default();
+                    records.push(behind);
+                    assert_eq!(records.len(), 1, "request {id} ran twice");
+                    if sent > 1 {
+                        self.tally.count("requests run anew after a crash");
+                    }
+                    let remembered = handled.remembered.clone();
+                    self.ever.insert(remembered.number, (behind, remembered));
+                }
+                let must = answer.repeat == statehouse::policy::Repeat::Same;
+                assert_eq!(owed, must, "request {id} is not remembered as it should be");
+                if owed {
+                    let asked = &mut self.clients[who].in_flight[at];
+                    asked.ran = Some((behind, said.clone()));
+                }
+            }
+        }
+        let rests_on = self.rests_on(who, at, &effects, &said);
+        let out = Out {
+            rests_on,
+            clock: if owed {
+                self.store.state().hlc.last()
+            } else {
+                Stamp::default()
+            },
+            client: who,
+            session: delivery.session,
+            connection: delivery.connection,
+            id,
+            owed,
+            urgent: urgent && answer.put,
+            said,
+        };
+        let told = self.exit.push(position, &effects, behind, Some(out));
+        self.tally.add_to("notifications", told - 1);
+        self.moment();
+    }
+
+    /// The last record that an answer tells of.
+    fn rests_on(&self, who: usize, at: usize, effects: &Effects, said: &Said) -> u64 {
+        let asked = &self.clients[who].in_flight[at];
+        if let Some((record, _)) = &asked.ran
+            && !self.always()
+        {
+            // In interval mode only its own record is ever promised.
+            return *record;
+        }
+        if effects.swept.is_some() || effects.handled.is_some() || effects.repeated.is_some() {
+            return self.log.appended().0;
+        }
+        match &asked.about {
+            _ if said.0.starts_with(b"-ERR") => 0,
+            About::Key(key) => self.written.get(key).copied().unwrap_or(0),
+            About::All => self.written.values().max().copied().unwrap_or(0),
+            About::Nothing => 0,
+        }
+    }
+
+    /// A step without a request.
+    pub(crate) fn step(&mut self, event: Event<'_>) {
+        let now_ms = self.now();
+        let clock = self.store.state().hlc.last();
+        let effects = self.store.step(event, now_ms);
+        let position = self.recorder.step(None, &effects, false);
+        if effects.swept.is_some() {
+            self.recorded.2 = now_ms;
+        }
+        self.note(Deed::of(None, &effects));
+        self.check_effects(clock, &effects);
+        let told = self
+            .exit
+            .push(position, &effects, self.log.appended().0, None);
+        self.tally.add_to("notifications", told);
+        self.moment();
+    }
+
+    /// Takes down what the last records are about.
+    fn note(&mut self, deeds: Vec<Deed>) {
+        let first = self.log.appended().0 + 1 - deeds.len() as u64;
+        self.deeds.extend((first..).zip(deeds));
+    }
+
+    fn check_effects(&mut self, before: Stamp, effects: &Effects) {
+        let mut last = before.max(self.told);
+        let handled = effects.handled.iter().flat_map(|it| &it.writes);
+        let swept = effects.swept.iter().flat_map(|it| &it.writes);
+        let record = self.log.appended().0;
+        for write in swept.chain(handled) {
+            if !write.hidden {
+                self.written.insert(write.key.clone(), record);
+            }
+            self.story.tell(format!(
+                "  writes {:?} {:?}",
+                write.key,
+                write
+                    .entry
+                    .as_ref()
+                    .map(|entry| (entry.version, entry.expires_ms))
+            ));
+            if write.hidden && write.entry.is_none() {
+                self.tally.count("removals of hidden keys");
+                continue;
+            }
+            assert!(
+                write.version > last,
+                "a version did not rise: {write:?} after {last:?}"
+            );
+            last = write.version;
+        }
+        let clock = self.store.state().hlc.last();
+        assert!(
+            clock >= last || clock == before,
+            "a version above the clock"
+        );
+        for notice in effects.expired.iter().chain(&effects.notices) {
+            assert!(notice.version > before && notice.version <= clock);
+        }
+        if effects.swept.is_some() {
+            self.tally.count("sweeps");
+        }
+        if effects.failures > 0 {
+            self.tally.count("policies that failed");
+            assert!(
+                effects.handled.is_none(),
+                "a policy failed and had an effect"
+            );
+            assert_eq!(self.active, policies::FAULTY, "the standard policy failed");
+        }
+    }
+
+    /// What may leave leaves, and holds from then on.
+    fn release(&mut self) {
+        let (released, durable) = (self.log.released(), self.log.durable());
+        if self.always() {
+            assert!(released <= durable, "released what is not durable");
+        }
+        for left in self.exit.release(released, durable.0, self.always()) {
+            self.floor = self.floor.max(left.floor);
+            self.told = self.told.max(left.told);
+            let Some((client, session, connection, arrival)) = left.arrival else {
+                continue;
+            };
+            let client = &mut self.clients[client];
+            // An answer goes to the session, a PUBACK to the connection.
+            let here = client.connection.is_some() && client.session == session;
+            let acknowledges = matches!(arrival, Arrival::Acknowledgement { .. });
+            if here && (!acknowledges || client.connection == Some(connection)) {
+                client.inbox.push_back(arrival);
+            }
+        }
+    }
+
+    /// After every event.
+    fn check(&mut self) {
+        if self.log.failure().is_some() {
+            self.tally.count("disks that failed");
+            self.story.tell(format!("failed: {:?}", self.log.failure()));
+            let kill = self.dice.once_in(2);
+            self.restart(kill);
+        }
+        self.release();
+        if self.dice.once_in(8) {
+            history::recount(self.store.state(), self.store.duplicates());
+        }
+    }
+
+    /// Every connection ends, and what was to go over them is gone.
+    pub(crate) fn hang_up(&mut self) {
+        self.exit = Exit::default();
+        for client in &mut self.clients {
+            client.disconnect();
+        }
+    }
+
+    pub(crate) fn end_session(&mut self, who: usize) {
+        self.tally.count("ended sessions");
+        let ended = self.clients[who].session;
+        self.story.tell(format!("session {ended} ends"));
+        self.clients[who].begin_session(self.next_session);
+        self.next_session += 1;
+        self.step(Event::Ended(&[ended]));
+    }
+
+    /// The faults end, everyone is answered, and everything is as it should be.
+    fn settle(&mut self) {
+        self.story.tell("settling".into());
+        self.heal();
+        for _ in 0..10 * self.retention.per_session + 10 {
+            for who in 0..self.clients.len() {
+                while self.clients[who].to_send_again().is_some() {
+                    self.send(who);
+                }
+                let idle = self.clients[who].connection.is_none()
+                    && !self.clients[who].in_flight.is_empty();
+                if idle {
+                    self.send(who);
+                }
+            }
+            self.commit_and_check();
+            for client in &mut self.clients {
+                while !client.inbox.is_empty() {
+                    client.read();
+                }
+            }
+        }
+        for client in &self.clients {
+            assert!(
+                client.in_flight.is_empty(),
+                "{} was not answered",
+                client.name
+            );
+        }
+        history::recount(self.store.state(), self.store.duplicates());
+        self.restart_cleanly();
+    }
+
+    fn commit_and_check(&mut self) {
+        let committed = self.log.commit();
+        assert!(
+            committed.is_ok() || self.log.failure().is_some(),
+            "{committed:?}"
+        );
+        self.check();
+    }
+}
+
+fn quota() -> Quota {
+    Quota {
+        keys_max: 18,
+        bytes_max: 1 << 20,
+        key_bytes_max: 100,
+        value_bytes_max: 20_000,
+        journal_full: false,
+    }
+}
