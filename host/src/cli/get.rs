@@ -38,6 +38,9 @@ pub(super) struct Args {
     #[arg(long)]
     with_version: bool,
 
+    #[command(flatten)]
+    remote: Remote,
+
     /// The value as it was with this version, or at this time: a version as --with-version prints it, a time
     /// such as 2026-11-21T03:00:00Z, or how long ago, such as 10m
     #[arg(long, value_name = "VERSION|TIME", value_parser = moment, help_heading = "The past")]
@@ -48,9 +51,6 @@ pub(super) struct Args {
 
     #[command(flatten, next_help_heading = "The past")]
     node: Node,
-
-    #[command(flatten)]
-    remote: Remote,
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {

@@ -11,11 +11,12 @@ const DRAW_EVERY: Duration = Duration::from_millis(100);
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Characters of the bar itself.
-const BAR_WIDTH: u64 = 30;
+const BAR_WIDTH: u64 = 20;
 
 /// A bar, or lines.
 pub(super) struct Progress {
-    began: Instant,
+    /// When it was first called: what comes before is no part of the work.
+    began: Option<Instant>,
     last: Instant,
     is_terminal: bool,
     drawn: bool,
@@ -23,10 +24,9 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new() -> Self {
-        let now = Instant::now();
         Self {
-            began: now,
-            last: now,
+            began: None,
+            last: Instant::now(),
             is_terminal: io::stderr().is_terminal(),
             drawn: false,
         }
@@ -34,6 +34,7 @@ impl Progress {
 
     /// So far: `done` of `total`, and what else there is to say.
     pub(super) fn show(&mut self, done: u64, total: u64, says: impl FnOnce() -> String) {
+        let began = *self.began.get_or_insert_with(Instant::now);
         let every = if self.is_terminal {
             DRAW_EVERY
         } else {
@@ -43,7 +44,7 @@ impl Progress {
             return;
         }
         self.last = Instant::now();
-        let line = line(done, total, self.began.elapsed(), &says(), self.is_terminal);
+        let line = line(done, total, began.elapsed(), &says(), self.is_terminal);
         let mut out = io::stderr();
         // Where nobody listens there is nothing to do about it.
         let _ = if self.is_terminal {
@@ -92,7 +93,7 @@ mod tests {
             " 25 %  50/200 records  50/s  3 differ"
         );
         let full = line(200, 200, second, "", true);
-        assert!(full.starts_with(&"█".repeat(30)), "{full}");
+        assert!(full.starts_with(&"█".repeat(20)), "{full}");
         assert!(!full.contains('░') && full.contains("100 %"), "{full}");
         // More than there seemed to be, or nothing at all.
         assert!(line(201, 200, second, "", true).contains("200/200"));

@@ -97,35 +97,63 @@ pub enum AsOf {
 impl Past {
     /// The last changes of a key, at most `limit` of them.
     pub fn history(&self, key: &[u8], limit: usize) -> Result<History, PastError> {
-        let mut history = History::default();
+        History::read(key, limit, |sink| self.from_oldest(sink))
+    }
+
+    /// What a key was at a moment.
+    pub fn as_of(&self, key: &[u8], moment: Moment) -> Result<AsOf, PastError> {
+        AsOf::read(key, moment, |sink| self.from_oldest(sink))
+    }
+
+    fn from_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
+        self.read(Base::Oldest, Position::END, sink).map(drop)
+    }
+}
+
+impl History {
+    /// Listens to what `reading` reads.
+    fn read<E>(
+        key: &[u8],
+        limit: usize,
+        reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let mut history = Self::default();
         let mut visit = |seen: Seen<'_>| match seen {
-            Seen::Nothing => history = History::default(),
+            Seen::Nothing => history = Self::default(),
             Seen::Base(entry) => history.before = Some(entry),
             Seen::Whole { now_ms, .. } => history.since_ms = Some(now_ms),
             // Records are there from the beginning of the snapshot on.
             Seen::Passed { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            Seen::Wrote(write, from) => {
-                // The snapshot saw this one already, so it says nothing of before.
-                if (history.before.as_ref()).is_some_and(|entry| entry.version == write.version) {
-                    history.before = None;
-                }
-                history.count += 1;
-                if history.changes.len() == limit {
-                    history.changes.pop_front();
-                }
-                if limit > 0 {
-                    history.changes.push_back(Change::new(write, from));
-                }
-            }
+            Seen::Wrote(write, origin) => history.wrote(write, origin, limit),
         };
-        self.follow(key, &mut visit)?;
+        reading(&mut Follower::of(key, &mut visit))?;
         Ok(history)
     }
 
-    /// What a key was at a moment.
-    pub fn as_of(&self, key: &[u8], moment: Moment) -> Result<AsOf, PastError> {
+    fn wrote(&mut self, write: &Write, origin: &Origin<'_>, limit: usize) {
+        // The snapshot saw this one already, so it says nothing of before.
+        if (self.before.as_ref()).is_some_and(|entry| entry.version == write.version) {
+            self.before = None;
+        }
+        self.count += 1;
+        if self.changes.len() == limit {
+            self.changes.pop_front();
+        }
+        if limit > 0 {
+            self.changes.push_back(Change::new(write, origin));
+        }
+    }
+}
+
+impl AsOf {
+    /// Listens to what `reading` reads.
+    fn read<E>(
+        key: &[u8],
+        moment: Moment,
+        reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let mut search = Search::default();
         let mut visit = |seen: Seen<'_>| match seen {
             Seen::Nothing => search = Search::default(),
@@ -146,29 +174,19 @@ impl Past {
                 clock: Some(clock),
             } => search.pass(moment, now_ms, clock),
             Seen::Passed { .. } => {}
-            Seen::Wrote(write, from) => {
-                if moment.holds(from.now_ms, write.version) {
+            Seen::Wrote(write, origin) => {
+                if moment.holds(origin.now_ms, write.version) {
                     search.found = Some(write.entry.clone());
                 }
             }
         };
-        self.follow(key, &mut visit)?;
+        reading(&mut Follower::of(key, &mut visit))?;
         Ok(search.end(moment))
-    }
-
-    fn follow(&self, key: &[u8], visit: &mut dyn FnMut(Seen<'_>)) -> Result<(), PastError> {
-        let mut follower = Follower {
-            key,
-            policies: Vec::new(),
-            visit,
-        };
-        self.read(Base::Oldest, Position::END, &mut follower)
-            .map(drop)
     }
 }
 
 impl Change {
-    fn new(write: &Write, from: &Origin<'_>) -> Self {
+    fn new(write: &Write, origin: &Origin<'_>) -> Self {
         let what = match &write.entry {
             Some(entry) => {
                 let shown = entry.value.len().min(limits::VALUE_SHOWN_BYTES_MAX);
@@ -185,12 +203,12 @@ impl Change {
         // A key that expired went by itself, whoever was served next.
         let by = !write.expired;
         Self {
-            position: from.position,
+            position: origin.position,
             version: write.version,
-            now_ms: from.now_ms,
+            now_ms: origin.now_ms,
             what,
-            client: from.client.filter(|_| by).map(str::to_owned),
-            policy: from.policy.filter(|_| by).cloned(),
+            client: origin.client.filter(|_| by).map(str::to_owned),
+            policy: origin.policy.filter(|_| by).cloned(),
         }
     }
 }
@@ -276,7 +294,15 @@ struct Follower<'a> {
     visit: &'a mut dyn FnMut(Seen<'_>),
 }
 
-impl Follower<'_> {
+impl<'a> Follower<'a> {
+    fn of(key: &'a [u8], visit: &'a mut dyn FnMut(Seen<'_>)) -> Self {
+        Self {
+            key,
+            policies: Vec::new(),
+            visit,
+        }
+    }
+
     fn take_block(&mut self, block: &[u8]) -> Result<(), Malformed> {
         match read_block(block)? {
             Block::Entries(entries) => {
@@ -371,3 +397,6 @@ impl Sink for Follower<'_> {
             .map_err(|error| error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests;

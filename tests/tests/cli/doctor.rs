@@ -263,3 +263,13 @@ fn an_empty_directory() {
         .code(2)
         .says("nowhere");
 }
+
+#[test]
+fn help() {
+    for name in ["history", "replay", "snapshot", "restore", "doctor", "get"] {
+        let help = statehouse_tests::run(&[name, "--help"], b"").code(0).text();
+        for says in ["Usage:", "Examples:", "STATEHOUSE_DATA", "lock"] {
+            assert!(help.contains(says), "no {says:?} in\n{help}");
+        }
+    }
+}
