@@ -230,6 +230,7 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     };
     // When what is written has to be synced at the latest.
     let mut due: Option<Instant> = None;
+    let mut waits = false;
     loop {
         let (closing, urgent) = {
             let mut pending = log.pending();
@@ -275,10 +276,12 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
         }
         match written {
             Ok(()) if closing && log.pending().is_empty() => return,
-            Ok(()) => {}
+            Ok(()) => waits = false,
             Err(Error::Failed(_)) => return,
             Err(error) => {
-                tracing::warn!(%error, "the log waits for room on the disk");
+                if !std::mem::replace(&mut waits, true) {
+                    tracing::error!(%error, "the log waits for room on the disk, and everybody for the log");
+                }
                 if closing {
                     return;
                 }
@@ -296,9 +299,18 @@ fn keep_loop(
     now_ms: &dyn Fn() -> u64,
 ) {
     let mut retry = Instant::now();
+    // Said once for as long as it lasts.
+    let mut trouble = String::new();
     loop {
-        if let Err(error) = log.maintain(now_ms()) {
-            tracing::warn!(%error, room = ?log.room(), "upkeep of the journal");
+        match log.maintain(now_ms()) {
+            Ok(()) => trouble.clear(),
+            Err(error) => {
+                let error = error.to_string();
+                if trouble != error {
+                    tracing::warn!(error, room = ?log.room(), "upkeep of the journal");
+                    trouble = error;
+                }
+            }
         }
         let (asked, closing) = {
             let state = locked(&chores.state);

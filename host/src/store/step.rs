@@ -274,7 +274,9 @@ impl Store {
         };
         let (state, writes) = transaction.commit();
         answer.put = writes.iter().any(|write| write.entry.is_some());
-        let owed = answer.repeat == Repeat::Same;
+        // On a full disk what changes nothing may not use up the room that removals need: it runs anew instead.
+        let kept = !writes.is_empty() || !self.quota.journal_full;
+        let owed = answer.repeat == Repeat::Same && kept;
         if owed || !writes.is_empty() {
             let whole = evidence.is_none();
             let remembered = Arc::new(Remembered {
