@@ -300,3 +300,46 @@ fn fingerprint(state: &State) -> blake3::Hash {
     }
     hasher.finalize()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::clock::Stamp;
+    use crate::store::Entry;
+
+    fn state(key: &'static str, value: &'static str, hidden: bool, wall: u64) -> State {
+        let mut state = State::default();
+        let entry = Entry {
+            value: Bytes::from_static(value.as_bytes()),
+            version: Stamp { wall, counter: 0 },
+            fence: None,
+            expires_ms: None,
+        };
+        let table = if hidden {
+            &mut state.hidden
+        } else {
+            &mut state.table
+        };
+        table.insert(Bytes::from_static(key.as_bytes()), Arc::new(entry));
+        state
+    }
+
+    #[test]
+    fn two_tables_have_one_fingerprint_where_they_hold_the_same() {
+        let one = fingerprint(&state("k", "v", false, 1));
+        assert_eq!(one, fingerprint(&state("k", "v", false, 1)));
+        for other in [
+            State::default(),
+            state("k2", "v", false, 1),
+            state("k", "w", false, 1),
+            state("k", "v", true, 1),
+            state("k", "v", false, 2),
+        ] {
+            assert_ne!(one, fingerprint(&other));
+        }
+    }
+}

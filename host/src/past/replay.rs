@@ -402,7 +402,8 @@ impl Tally {
             }
             _ => OTHERS.to_owned(),
         };
-        let full = self.commands.len() >= limits::REPLAY_COMMANDS_MAX;
+        // One place is for the others.
+        let full = self.commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
         let name = if full && !self.commands.contains_key(&name) {
             OTHERS.to_owned()
         } else {
@@ -429,3 +430,6 @@ impl Sink for Rerun<'_> {
             .map_err(|error| error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests;

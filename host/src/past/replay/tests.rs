@@ -1,0 +1,198 @@
+//! What counts as the same.
+
+use super::*;
+use crate::clock::Fence;
+use crate::policy::Repeat;
+use crate::request::{Delivery, Dialect};
+use crate::store::{Answer, Context, Entry, Evidence, Outcome, Remembered};
+
+const VERSION: Stamp = Stamp {
+    wall: 7,
+    counter: 1,
+};
+
+fn write() -> Write {
+    Write {
+        key: Bytes::from_static(b"key"),
+        hidden: false,
+        entry: Some(Arc::new(entry())),
+        expired: false,
+        version: VERSION,
+        key_at: None,
+        value_at: None,
+    }
+}
+
+fn entry() -> Entry {
+    Entry {
+        value: Bytes::from_static(b"value"),
+        version: VERSION,
+        fence: Some(Fence {
+            wall: 1,
+            counter: 2,
+            node: "a".into(),
+        }),
+        expires_ms: Some(9),
+    }
+}
+
+fn handled(evidence: Option<Evidence>) -> Handled<'static> {
+    Handled {
+        client: "client",
+        payload: b"",
+        timestamp: None,
+        fencing_token: None,
+        policy: 0,
+        owed: true,
+        clock: VERSION,
+        remembered: Remembered {
+            number: 1,
+            delivery: Delivery::default(),
+            turn: 1,
+            identity: [0; 16],
+            until_ms: 0,
+            context: Context {
+                now_ms: 5,
+                clock: Stamp::default(),
+                dialect: Dialect::Sdk,
+                policy: blake3::hash(b""),
+            },
+            evidence,
+            outcome: Outcome {
+                payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
+                version: Some(VERSION),
+                command: None,
+                put: true,
+            },
+        },
+        writes: vec![write()],
+    }
+}
+
+fn again(answer: &'static [u8], version: Option<Stamp>, writes: Vec<Write>) -> store::Replayed {
+    store::Replayed {
+        answer: Ok(Answer {
+            payload: Bytes::from_static(answer),
+            version,
+            repeat: Repeat::Same,
+            command: None,
+            put: true,
+        }),
+        writes,
+        guessed: false,
+    }
+}
+
+fn verdict(again: store::Replayed) -> &'static str {
+    name(judge(&handled(Some(Evidence::default())), again))
+}
+
+fn name(comparison: Comparison) -> &'static str {
+    match comparison {
+        Comparison::Same => "same",
+        Comparison::Different(_) => "different",
+        Comparison::NotComparable(_) => "not comparable",
+    }
+}
+
+#[test]
+fn every_part_of_an_answer_and_of_an_effect_counts() {
+    let ok = |writes: Vec<Write>| again(b"+OK\r\n", Some(VERSION), writes);
+    // Where in the request a key stands is recorded, and no difference.
+    let placed = Write {
+        key_at: Some(3),
+        value_at: Some(9),
+        ..write()
+    };
+    assert_eq!(verdict(ok(vec![placed])), "same");
+    let other = |change: fn(&mut Entry)| {
+        let mut changed = entry();
+        change(&mut changed);
+        Write {
+            version: changed.version,
+            entry: Some(Arc::new(changed)),
+            ..write()
+        }
+    };
+    let hidden = Write {
+        hidden: true,
+        ..write()
+    };
+    let removed = Write {
+        entry: None,
+        ..write()
+    };
+    let elsewhere = Write {
+        key: Bytes::from_static(b"keys"),
+        ..write()
+    };
+    for writes in [
+        vec![],
+        vec![write(), write()],
+        vec![hidden],
+        vec![removed],
+        vec![elsewhere],
+        vec![other(|it| it.value = Bytes::from_static(b"other"))],
+        vec![other(|it| it.version.counter = 2)],
+        vec![other(|it| it.fence = None)],
+        vec![other(|it| it.expires_ms = None)],
+    ] {
+        assert_eq!(verdict(ok(writes.clone())), "different", "{writes:?}");
+    }
+    let later = Stamp {
+        counter: 2,
+        ..VERSION
+    };
+    assert_eq!(
+        verdict(again(b"+OK\r\n", Some(later), vec![write()])),
+        "different"
+    );
+    assert_eq!(verdict(again(b"+OK\r\n", None, vec![write()])), "different");
+    assert_eq!(
+        verdict(again(b":1\r\n", Some(VERSION), vec![write()])),
+        "different"
+    );
+}
+
+#[test]
+fn what_nobody_can_say_is_no_difference() {
+    let ok = || again(b"+OK\r\n", Some(VERSION), vec![write()]);
+    let guessed = store::Replayed {
+        guessed: true,
+        ..ok()
+    };
+    assert_eq!(verdict(guessed), "not comparable");
+    let failed = |failure| store::Replayed {
+        answer: Err(failure),
+        writes: Vec::new(),
+        guessed: false,
+    };
+    assert_eq!(verdict(failed(Failure::Watchdog)), "not comparable");
+    assert_eq!(verdict(failed(Failure::Fuel)), "different");
+    // Where not everything was recorded that it saw, only the same can be trusted.
+    assert_eq!(name(judge(&handled(None), ok())), "same");
+    let other = again(b":1\r\n", Some(VERSION), vec![write()]);
+    assert_eq!(name(judge(&handled(None), other)), "not comparable");
+}
+
+/// Clients choose the words that requests begin with.
+#[test]
+fn commands_are_counted_by_name_within_bounds() {
+    let mut tally = Tally::default();
+    tally.counts(b"*1\r\n$3\r\nset\r\n").same += 1;
+    tally.counts(b"*1\r\n$3\r\nSET\r\n").same += 1;
+    for other in [&b"rubbish"[..], b"*0\r\n", b"*1\r\n$2\r\n\n\n\r\n"] {
+        tally.counts(other).different += 1;
+    }
+    for n in 0..1000 {
+        let word = format!("{n:04}");
+        tally
+            .counts(format!("*1\r\n$4\r\n{word}\r\n").as_bytes())
+            .same += 1;
+    }
+    assert_eq!(tally.commands["SET"].same, 2);
+    assert_eq!(tally.commands[OTHERS].different, 3);
+    assert!(tally.commands.len() <= limits::REPLAY_COMMANDS_MAX);
+    let all: u64 = tally.commands.values().map(|counts| counts.same).sum();
+    assert_eq!(all, 1002);
+}
