@@ -227,3 +227,30 @@ fn an_expired_key() {
     );
     assert_eq!(told.as_of("k", Moment::Version(stamp(250))), Ok(None));
 }
+
+/// A write onto a key whose time was over ends it first: that is nobody's doing.
+#[test]
+fn an_end_in_anothers_request_is_not_his() {
+    let policy = Arc::new(PolicyRecord {
+        digest: blake3::hash(b""),
+        name: "standard".into(),
+        version: "1".into(),
+        built_in: true,
+    });
+    let origin = Origin {
+        position: Position(1),
+        now_ms: 5,
+        client: Some("client"),
+        policy: Some(&policy),
+    };
+    let deleted = Change::new(&write("k", None, 5, None), &origin);
+    assert!(matches!(deleted.what, What::Deleted));
+    assert!(deleted.client.is_some() && deleted.policy.is_some());
+    let expired = Write {
+        expired: true,
+        ..write("k", None, 5, None)
+    };
+    let expired = Change::new(&expired, &origin);
+    assert!(matches!(expired.what, What::Expired));
+    assert!(expired.client.is_none() && expired.policy.is_none());
+}
