@@ -97,15 +97,15 @@ pub enum AsOf {
 impl Past {
     /// The last changes of a key, at most `limit` of them.
     pub fn history(&self, key: &[u8], limit: usize) -> Result<History, PastError> {
-        History::read(key, limit, |sink| self.from_oldest(sink))
+        History::read(key, limit, |sink| self.read_oldest(sink))
     }
 
     /// What a key was at a moment.
     pub fn as_of(&self, key: &[u8], moment: Moment) -> Result<AsOf, PastError> {
-        AsOf::read(key, moment, |sink| self.from_oldest(sink))
+        AsOf::read(key, moment, |sink| self.read_oldest(sink))
     }
 
-    fn from_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
+    fn read_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
         self.read(Base::Oldest, Position::END, sink).map(drop)
     }
 }
