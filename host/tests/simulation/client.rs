@@ -218,18 +218,18 @@ impl Client {
 /// A random request.
 fn request(client: &str, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) -> Thought {
     let key = format!("key {}", dice.below(taste.keys));
-    let about = Key::from(key.clone());
     let value = |dice: &mut Dice| match dice.below(4) {
         0 => format!("value {}", dice.below(3)),
-        _ if taste.fat && !dice.once_in(3) => {
+        _ if taste.fat => {
             // Just below what is kept of what a request saw, and just above it.
             let bytes = [14_000, 9_000, 17_000][dice.below(3) as usize];
-            format!("{id} ").repeat(bytes / 4)
+            format!("{id:04}").repeat(bytes / 4)
         }
         _ => format!("value of {id}"),
     };
+    let set_below = if taste.fat { 12 } else { 10 };
     let mut words: Vec<String> = match dice.below(20) {
-        0..=9 => {
+        kind if kind < set_below => {
             let mut words = vec!["SET".into(), key, value(dice)];
             match dice.below(6) {
                 0 => words.push("NX".into()),
@@ -303,7 +303,7 @@ fn request(client: &str, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) ->
     story.truncate(60);
     let properties = Properties::parse(properties).expect("just made");
     let about = match &words[0][..] {
-        "GET" => About::Key(about),
+        "GET" | "SET" | "DEL" | "VDEL" => About::Key(Key::from(words[1].clone())),
         "SCAN" => About::All,
         _ => About::Nothing,
     };

@@ -38,7 +38,14 @@ impl World {
             82..=86 => self.time_passes(),
             87 | 88 => self.step(Event::Sweep),
             89..=92 => self.disconnect(who),
-            93 if self.habits.ends => self.end_session(who),
+            93 if self.habits.ends => {
+                let all = self.dice.once_in(2);
+                for who in 0..self.clients.len() {
+                    if all || self.dice.once_in(2) {
+                        self.end_session(who);
+                    }
+                }
+            }
             94 | 95 if self.habits.swaps => self.swap(),
             96 if self.habits.faults => self.arm(),
             97 if self.habits.full => self.fill_or_empty(),
@@ -137,6 +144,11 @@ impl World {
             0 if self.habits.waits => 700_000,
             1 if self.habits.waits => 70_000,
             2 => 0,
+            // To the very millisecond.
+            3 | 4 => {
+                let next_ms = self.store.next_expiry_ms().unwrap_or(0);
+                next_ms.saturating_sub(self.now_ms).min(2_000)
+            }
             _ => self.dice.below(2_000),
         };
         self.source.advance(ms);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use statehouse::clock::{Clock, ManualSource, Stamp};
 use statehouse::journal::{Progress, Recorder};
+use statehouse::policy::Repeat;
 use statehouse::request::{self, Incoming, Parsed};
 use statehouse::store::{Effects, Event, Key, Peer, Quota, Remembered, Rerun, Retention, Store};
 use statehouse_journal::simulation::{Dice, Simulation};
@@ -101,9 +102,14 @@ impl World {
             crash_once_in: if often(3) { 30 } else { 90 },
             commit_once_in: if often(3) { 5 } else { 15 },
         };
+        let fat = dice.once_in(3);
         let taste = Taste {
-            keys: [2, 6, 20][dice.below(3) as usize],
-            fat: dice.once_in(3),
+            keys: if fat {
+                20
+            } else {
+                [2, 6, 20][dice.below(3) as usize]
+            },
+            fat,
             tokens: [3, 50][dice.below(2) as usize],
             reuse: dice.once_in(3),
             faulty: dice.once_in(4),
@@ -200,6 +206,7 @@ impl World {
             );
             let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
             self.store.retain_sessions(&live);
+            self.check_sessions();
         }
         self.clock = Clock::resume(self.source.clone(), last_ms);
         self.now_ms = last_ms;
@@ -535,6 +542,7 @@ impl World {
         self.clients[who].begin_session(self.next_session);
         self.next_session += 1;
         self.step(Event::Ended(&[ended]));
+        self.check_sessions();
     }
 
     /// The faults end, everyone is answered, and everything is as it should be.
@@ -568,6 +576,15 @@ impl World {
         }
         history::recount(self.store.state(), self.store.duplicates());
         self.restart_cleanly();
+    }
+
+    /// Of sessions that are no more nothing is remembered.
+    pub(crate) fn check_sessions(&self) {
+        for remembered in self.store.duplicates().range(0) {
+            let session = remembered.delivery.session;
+            let lives = self.clients.iter().any(|it| it.session == session);
+            assert!(lives, "session {session} ended, and is remembered");
+        }
     }
 
     fn commit_and_check(&mut self) {

@@ -1,0 +1,691 @@
+//! The store against a plain map: random commands in all dialects, redeliveries at random later times, policy swaps,
+//! restarts from records and from snapshots that were taken while requests went on.
+//!
+//! A failing case is shrunk and printed as the list of what happened, which is all there is to it.
+
+mod oracle;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use statehouse::STANDARD_POLICY;
+use statehouse::clock::Stamp;
+use statehouse::journal::record::PolicyRecord;
+use statehouse::journal::{Image, Journal, Meta, Position, Progress, Recorder};
+use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{
+    Effects, Event, Notice, Peer, Quota, Rerun, Retention, Store, Transaction,
+};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+use oracle::{Asked, Oracle, Reading, Told, Version};
+
+const START_MS: u64 = 1_700_000_000_000;
+const CLIENTS: usize = 3;
+const DIALECTS: [Dialect; 3] = [Dialect::Sdk, Dialect::Documents, Dialect::Preview];
+const RETENTION: Retention = Retention {
+    window_ms: 600_000,
+    count_max: 100_000,
+    bytes_max: 64 << 20,
+    per_session: 4,
+};
+/// A request that says nothing of its expiry is remembered for this long (the protocol, section 9).
+const WINDOW_MS: u64 = 60_000;
+const QUOTA: Quota = Quota {
+    keys_max: 4,
+    bytes_max: 1 << 20,
+    key_bytes_max: 100,
+    value_bytes_max: 100,
+    journal_full: false,
+};
+
+/// A clock reading relative to the store's time.
+#[derive(Clone, Debug)]
+enum When {
+    Never,
+    Off(i64, u32, &'static str),
+    Nonsense(&'static str),
+}
+
+impl When {
+    fn at(&self, now_ms: u64) -> Option<Reading> {
+        match self {
+            Self::Never => None,
+            Self::Off(ms, counter, node) => {
+                let wall = now_ms.saturating_add_signed(*ms);
+                Some(Reading::Clock(wall, *counter, node))
+            }
+            Self::Nonsense(text) => Some(Reading::Nonsense(text)),
+        }
+    }
+}
+
+/// How a request comes again.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    /// With DUP.
+    Dup,
+    /// With DUP and, from a broker in between, another packet identifier.
+    DupElsewhere,
+    /// Without DUP, first over a new connection.
+    Resumed,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Ask {
+        client: usize,
+        dialect: usize,
+        words: Vec<&'static str>,
+        timestamp: When,
+        token: When,
+    },
+    Again(Index, How),
+    /// The very same request, which is a new one.
+    Repeat(Index),
+    Reconnect(usize),
+    EndSession(usize),
+    Wait(u64),
+    Swap,
+    SnapshotPiece,
+    Restart,
+}
+
+/// Options of SET that are none.
+const SLIPS: &[&[&str]] = &[&["NX", "NEX"], &["XX"], &["NX", "NX"], &["PX"]];
+const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
+    &[],
+    &["STOP"],
+    &["get"],
+    &["GET", "stop"],
+    &["FOO"],
+    &["STOP", "STOP"],
+];
+const MISCOUNTED: &[&[&str]] = &[
+    &["GET"],
+    &["GET", "a", "b"],
+    &["DEL"],
+    &["FOO", "a"],
+    &["SET", "a"],
+    &["VDEL", "a"],
+];
+
+fn words() -> impl Strategy<Value = Vec<&'static str>> {
+    let key = || prop::sample::select(&["a", "b", "c", "ab", "d", "e", ""][..]);
+    let value = || prop::sample::select(&["", "1", "2", "\r\n", "NX"][..]);
+    let ms = prop::sample::select(
+        &[
+            "1",
+            "100",
+            "5000",
+            "70000",
+            "9223372036854775807",
+            "0",
+            "-1",
+            "1.5",
+        ][..],
+    );
+    let condition = prop_oneof![
+        4 => Just(vec![]),
+        1 => Just(vec!["NX"]),
+        1 => Just(vec!["NEX"]),
+        1 => value().prop_map(|value| vec!["nex", value]),
+        1 => prop::sample::select(SLIPS).prop_map(<[_]>::to_vec),
+    ];
+    let expiry = prop_oneof![3 => Just(vec![]), 2 => ms.prop_map(|ms| vec!["px", ms])];
+    let set = (key(), value(), condition, expiry, any::<bool>()).prop_map(
+        |(key, value, condition, expiry, swap)| {
+            let options = if swap {
+                [expiry, condition]
+            } else {
+                [condition, expiry]
+            };
+            [vec!["SET", key, value], options.concat()].concat()
+        },
+    );
+    let stop = prop::sample::select(KEYNOTIFY_OPTIONS);
+    prop_oneof![
+        8 => set,
+        3 => key().prop_map(|key| vec!["GET", key]),
+        2 => key().prop_map(|key| vec!["del", key]),
+        2 => (key(), value()).prop_map(|(key, value)| vec!["VDEL", key, value]),
+        3 => (key(), stop).prop_map(|(key, stop)| [&["KEYNOTIFY", key], stop].concat()),
+        1 => prop::sample::select(&["*", "a*", "?", "a?", ""][..]).prop_map(|pattern| vec!["SCAN", pattern]),
+        1 => prop::sample::select(MISCOUNTED).prop_map(<[_]>::to_vec),
+    ]
+}
+
+fn reading(usual: bool) -> impl Strategy<Value = When> {
+    let node = || prop::sample::select(&["n", "m"][..]);
+    let (often, never) = if usual { (12, 1) } else { (5, 12) };
+    prop_oneof![
+        often => (-1_000..1_000i64, 0..3u32, node()).prop_map(|(ms, counter, node)| When::Off(ms, counter, node)),
+        1 => prop::sample::select(&[60_000i64, 60_001, 1_000_000, -100_000][..]).prop_map(|ms| When::Off(ms, 0, "n")),
+        never => Just(When::Never),
+        1 => prop::sample::select(&["", "1", "1:2", "1:2:", "a:1:n", "1:2:3:4", "-1:0:n", "1:4294967296:n"][..]).prop_map(When::Nonsense),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let how = prop::sample::select(&[How::Dup, How::DupElsewhere, How::Resumed][..]);
+    prop_oneof![
+        24 => (0..CLIENTS, 0..3usize, words(), reading(true), reading(false)).prop_map(
+            |(client, dialect, words, timestamp, token)| Op::Ask { client, dialect, words, timestamp, token }
+        ),
+        8 => (any::<Index>(), how).prop_map(|(which, how)| Op::Again(which, how)),
+        2 => any::<Index>().prop_map(Op::Repeat),
+        1 => (0..CLIENTS).prop_map(Op::Reconnect),
+        1 => (0..CLIENTS).prop_map(Op::EndSession),
+        3 => prop::sample::select(&[0u64, 1, 99, 1_000, 30_000, 61_000, 700_000][..]).prop_map(Op::Wait),
+        1 => Just(Op::Swap),
+        3 => Just(Op::SnapshotPiece),
+        2 => Just(Op::Restart),
+    ]
+}
+
+/// Keeps records in memory.
+#[derive(Default)]
+struct Records(Mutex<Vec<Vec<u8>>>);
+
+impl Records {
+    fn all(&self) -> Vec<Vec<u8>> {
+        self.0.lock().expect("one thread").clone()
+    }
+}
+
+impl Journal for Records {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], _urgent: bool) -> Position {
+        let mut all = self.0.lock().expect("one thread");
+        all.extend(records.iter().map(|record| record.to_vec()));
+        Position(all.len() as u64)
+    }
+
+    fn released(&self) -> Position {
+        Position(u64::MAX)
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "memory"
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+fn policies() -> &'static [Arc<Policy<Transaction>>; 2] {
+    static POLICIES: OnceLock<(Engine<Transaction>, [Arc<Policy<Transaction>>; 2])> =
+        OnceLock::new();
+    let (_, policies) = POLICIES.get_or_init(|| {
+        let engine = Engine::new().expect("an engine");
+        // A custom section makes another build of it: id 0, its length, its name with a length.
+        let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
+        let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
+        let policies = [load(STANDARD_POLICY), load(&twin)];
+        (engine, policies)
+    });
+    policies
+}
+
+fn record_of(policy: &Policy<Transaction>) -> PolicyRecord {
+    PolicyRecord {
+        digest: policy.digest,
+        name: policy.name.clone(),
+        version: policy.version.clone(),
+        built_in: false,
+    }
+}
+
+/// A request that was answered once.
+#[derive(Clone)]
+struct Past {
+    client: usize,
+    session: u64,
+    packet_id: u16,
+    dialect: Dialect,
+    words: Vec<Vec<u8>>,
+    timestamp: Option<Reading>,
+    token: Option<Reading>,
+    properties: Properties,
+    /// What a redelivery is owed, and when it was answered.
+    owed: Option<((Bytes, Option<Stamp>), u64)>,
+    /// Whether another one is the very same.
+    twin: bool,
+}
+
+struct Model {
+    store: Store,
+    recorder: Recorder,
+    records: Arc<Records>,
+    /// Blocks of a snapshot that is being taken, and how many records there were at its beginning.
+    taking: Option<(Progress, Vec<Vec<u8>>, usize)>,
+    taken: Option<(Vec<Vec<u8>>, usize)>,
+    active: usize,
+    oracle: Oracle,
+    past: Vec<Past>,
+    now_ms: u64,
+    /// The last version that anybody saw.
+    last: Stamp,
+    peers: Vec<Peer>,
+    next_connection: u64,
+    next_session: u64,
+    next_packet_id: u16,
+}
+
+fn quiet(registry: Registry<Transaction>, image: Image) -> Store {
+    Store::restore(registry, QUOTA, image.state, image.duplicates, RETENTION)
+}
+
+impl Model {
+    fn new() -> Self {
+        let records = Arc::new(Records::default());
+        let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
+        recorder.policy(record_of(&policies()[0]));
+        let registry = Registry::new(policies()[0].clone(), None);
+        let mut model = Self {
+            store: quiet(registry, Image::new(RETENTION)),
+            recorder,
+            records,
+            taking: None,
+            taken: None,
+            active: 0,
+            oracle: Oracle::new(QUOTA.keys_max as usize),
+            past: Vec::new(),
+            now_ms: START_MS,
+            last: Stamp::default(),
+            peers: Vec::new(),
+            next_connection: 1,
+            next_session: 1,
+            next_packet_id: 1,
+        };
+        for client in 0..CLIENTS {
+            let peer = model.peer(client, None);
+            model.peers.push(peer);
+        }
+        model
+    }
+
+    /// A connection of a client, over its session or a new one.
+    fn peer(&mut self, client: usize, session: Option<u64>) -> Peer {
+        self.next_connection += 1;
+        self.next_session += u64::from(session.is_none());
+        Peer {
+            client: format!("client-{client}").into(),
+            connection: self.next_connection,
+            session: session.unwrap_or(self.next_session),
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Ask {
+                client,
+                dialect,
+                words,
+                timestamp,
+                token,
+            } => {
+                let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+                let (timestamp, token) = (timestamp.at(self.now_ms), token.at(self.now_ms));
+                self.ask_new(*client, DIALECTS[*dialect], words, timestamp, token);
+            }
+            Op::Again(which, how) => self.ask_again(which, *how),
+            Op::Repeat(which) => {
+                if !self.past.is_empty() {
+                    let past = which.get_mut(&mut self.past);
+                    past.twin = true;
+                    let session = self.peers[past.client].session;
+                    let packet_id = self.next_packet_id;
+                    self.next_packet_id += 1;
+                    let again = Past {
+                        packet_id,
+                        session,
+                        owed: None,
+                        ..past.clone()
+                    };
+                    self.ask(again, false);
+                }
+            }
+            Op::Reconnect(client) => self.reconnect(*client),
+            Op::EndSession(client) => {
+                self.reconnect(*client);
+                let ended = self.peers[*client].session;
+                self.step(Event::Ended(&[ended]));
+                self.peers[*client] = self.peer(*client, None);
+            }
+            Op::Wait(ms) => {
+                self.now_ms += ms;
+                self.step(Event::Sweep);
+            }
+            Op::Swap => {
+                self.active = 1 - self.active;
+                let policy = &policies()[self.active];
+                self.recorder.policy(record_of(policy));
+                self.store.registry().promote(policy.clone());
+            }
+            Op::SnapshotPiece => self.snapshot_piece(),
+            Op::Restart => self.restart(),
+        }
+        self.compare();
+    }
+
+    fn ask_new(
+        &mut self,
+        client: usize,
+        dialect: Dialect,
+        words: Vec<Vec<u8>>,
+        timestamp: Option<Reading>,
+        token: Option<Reading>,
+    ) {
+        let packet_id = self.next_packet_id;
+        self.next_packet_id += 1;
+        let mut properties = PropertiesBuilder::new()
+            .response_topic(&format!("answers/{client}"))
+            .correlation_data(&packet_id.to_be_bytes());
+        for (name, reading) in [
+            (dialect.version_property(), &timestamp),
+            (dialect.fencing_property(), &token),
+        ] {
+            if let Some(reading) = reading {
+                properties = properties.user(name, &reading.text());
+            }
+        }
+        let properties = properties.finish().expect("short properties");
+        let past = Past {
+            client,
+            session: self.peers[client].session,
+            packet_id,
+            dialect,
+            words,
+            timestamp,
+            token,
+            properties: Properties::parse(properties).expect("just made"),
+            owed: None,
+            twin: false,
+        };
+        self.ask(past, false);
+    }
+
+    /// Lets store and oracle handle a request as a new one.
+    fn ask(&mut self, mut past: Past, dup: bool) {
+        let mut told = self.oracle.expire(self.now_ms);
+        let due = self.oracle.ask(&Asked {
+            client: past.client,
+            dialect: past.dialect,
+            words: &past.words,
+            timestamp: past.timestamp.as_ref(),
+            token: past.token.as_ref(),
+            now_ms: self.now_ms,
+        });
+        let mut effects = self.deliver(&past, dup);
+        assert_eq!((effects.failures, effects.repeated), (0, None));
+        let answer = effects.answer.take().expect("every request has an answer");
+        let payload = &answer.payload;
+        assert_eq!(
+            payload.escape_ascii().to_string(),
+            due.payload.escape_ascii().to_string()
+        );
+        assert_eq!(effects.handled.is_some(), due.owed);
+        match due.version {
+            Version::None => assert_eq!(answer.version, None),
+            Version::Is(version) => assert_eq!(answer.version, Some(version)),
+            Version::Above(wall, counter) => {
+                let version = answer.version.expect("a new version");
+                assert!(version > self.last && version > Stamp { wall, counter });
+                assert_eq!(version.wall, self.last.wall.max(wall).max(self.now_ms));
+            }
+        }
+        told.extend(due.told.iter().cloned());
+        self.hear(&effects, told);
+        past.owed = due
+            .owed
+            .then(|| ((payload.clone(), answer.version), self.now_ms));
+        self.oracle.apply(due, answer.version);
+        self.last = self.last.max(answer.version.unwrap_or_default());
+        self.past.push(past);
+    }
+
+    /// A request comes again. What its answer must be depends on whether one is owed.
+    fn ask_again(&mut self, which: &Index, how: How) {
+        let sessions: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
+        let lives = |past: &Past| sessions[past.client] == past.session;
+        let candidates =
+            self.past.iter().enumerate().filter(|(at, past)| {
+                lives(past) && (past.owed.is_none() || self.is_remembered(*at))
+            });
+        let candidates: Vec<usize> = candidates.map(|(at, _)| at).collect();
+        if candidates.is_empty() {
+            return;
+        }
+        let mut past = self.past[*which.get(&candidates)].clone();
+        match how {
+            How::Dup => {}
+            // Which of two that are the very same is meant, only the packet identifier tells.
+            How::DupElsewhere if past.twin => {}
+            How::DupElsewhere => past.packet_id = u16::MAX,
+            How::Resumed => self.reconnect(past.client),
+        }
+        let dup = !matches!(how, How::Resumed);
+        let Some((said, _)) = &past.owed else {
+            // A twin of it may be remembered that this one is taken for.
+            if !past.twin {
+                self.ask(past, dup);
+            }
+            return;
+        };
+        let told = self.oracle.expire(self.now_ms);
+        let effects = self.deliver(&past, dup);
+        assert_eq!((effects.failures, effects.repeated), (0, Some(Rerun::Same)));
+        assert!(effects.handled.is_none());
+        let answer = effects
+            .answer
+            .as_ref()
+            .expect("every request has an answer");
+        assert_eq!((&answer.payload, answer.version), (&said.0, said.1));
+        self.hear(&effects, told);
+    }
+
+    /// Whether a request must still be remembered: for a while, and as one of the last of its session.
+    fn is_remembered(&self, at: usize) -> bool {
+        let past = &self.past[at];
+        let newer = self.past[at + 1..].iter();
+        let newer = newer.filter(|it| it.session == past.session && it.owed.is_some());
+        let young = past
+            .owed
+            .as_ref()
+            .is_some_and(|(_, ms)| self.now_ms < ms + WINDOW_MS);
+        young || (newer.count() as u64) < RETENTION.per_session
+    }
+
+    fn deliver(&mut self, past: &Past, dup: bool) -> Effects {
+        let words: Vec<&[u8]> = past.words.iter().map(Vec::as_slice).collect();
+        let payload = Bytes::from(statehouse_policy::resp::request(&words));
+        let timestamp = past.timestamp.as_ref().map(Reading::text);
+        let token = past.token.as_ref().map(Reading::text);
+        let peer = &self.peers[past.client];
+        let request = Request {
+            dialect: past.dialect,
+            payload: &payload,
+            timestamp: timestamp.as_deref(),
+            fencing_token: token.as_deref(),
+            peer,
+            properties: &past.properties,
+            delivery: Delivery {
+                session: peer.session,
+                connection: peer.connection,
+                packet_id: past.packet_id,
+                dup,
+            },
+        };
+        let effects = self.store.step(Event::Request(&request), self.now_ms);
+        self.recorder.step(Some(&request), &effects, false);
+        effects
+    }
+
+    fn step(&mut self, event: Event<'_>) {
+        let told = self.oracle.expire(self.now_ms);
+        let effects = self.store.step(event, self.now_ms);
+        self.recorder.step(None, &effects, false);
+        assert!(effects.handled.is_none() && effects.notices.is_empty());
+        self.hear(&effects, told);
+    }
+
+    /// Compares who heard of what with who should have.
+    fn hear(&mut self, effects: &Effects, mut due: Vec<Told>) {
+        let mut heard = Vec::new();
+        let mut last = self.last;
+        let notices: Vec<&Notice> = effects.expired.iter().chain(&effects.notices).collect();
+        let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
+        for notice in notices {
+            for (peer, topic) in &notice.to {
+                let client = self.peers.iter().position(|it| it == peer);
+                let client = client.expect("a connection that is there");
+                let key = key_of(topic, &peer.client);
+                let before = versions.insert(key.clone(), notice.version);
+                // One change may be told in several dialects; all say the same version.
+                assert!(notice.version > self.last || before == Some(notice.version));
+                last = last.max(notice.version);
+                let payload = notice.payload.to_vec();
+                heard.push(Told {
+                    client,
+                    key,
+                    payload,
+                });
+            }
+        }
+        self.last = last;
+        due.sort();
+        heard.sort();
+        assert_eq!(heard, due);
+    }
+
+    fn reconnect(&mut self, client: usize) {
+        let old = self.peers[client].clone();
+        self.step(Event::Gone(&old));
+        self.oracle.gone(client);
+        self.peers[client] = self.peer(client, Some(old.session));
+    }
+
+    fn snapshot_piece(&mut self) {
+        let begun = self.records.all().len();
+        let fresh = || (Progress::default(), Vec::new(), begun);
+        let (mut progress, mut blocks, begun) = self.taking.take().unwrap_or_else(fresh);
+        let (policies, active) = self.recorder.policies();
+        let meta = || Meta {
+            clock: self.store.state().hlc.last(),
+            now_ms: self.now_ms,
+            run: 1,
+            policies: policies.to_vec(),
+            active,
+        };
+        match progress.next(self.store.state(), self.store.duplicates(), meta) {
+            Some(block) => {
+                blocks.push(block);
+                self.taking = Some((progress, blocks, begun));
+            }
+            None => self.taken = Some((blocks, begun)),
+        }
+    }
+
+    /// The store is rebuilt from the last snapshot and the records behind its beginning.
+    fn restart(&mut self) {
+        self.taking = None;
+        let mut image = Image::new(RETENTION);
+        let (blocks, begun) = self.taken.clone().unwrap_or_default();
+        for block in &blocks {
+            image.block(block).expect("a block that was written");
+        }
+        for record in &self.records.all()[begun..] {
+            image.record(record).expect("a record that was written");
+        }
+        assert!(image.now_ms <= self.now_ms);
+        let number = image.active.expect("a policy is recorded first") as usize;
+        assert_eq!(
+            image.policies[number].digest,
+            policies()[self.active].digest
+        );
+        let mut registry = Registry::new(policies()[self.active].clone(), None);
+        registry.retire(policies()[1 - self.active].clone());
+        let journal = self.records.clone();
+        self.recorder = Recorder::new(journal, image.policies.clone(), image.active);
+        self.store = quiet(registry, image);
+        let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
+        self.store.retain_sessions(&live);
+        for client in 0..CLIENTS {
+            self.oracle.gone(client);
+            let session = self.peers[client].session;
+            self.peers[client] = self.peer(client, Some(session));
+        }
+    }
+
+    /// The table is the map.
+    fn compare(&self) {
+        let due = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
+        let table = self.store.state().table.range(b"", None);
+        let table: Vec<_> = table.filter(|(_, entry)| due(entry.expires_ms)).collect();
+        let map = self.oracle.keys.iter();
+        let map: Vec<_> = map.filter(|(_, held)| due(held.expires_ms)).collect();
+        assert_eq!(table.len(), map.len());
+        for ((key, entry), (expected, held)) in table.into_iter().zip(map) {
+            assert_eq!(key, expected);
+            assert_eq!(
+                (&entry.value[..], entry.version),
+                (&held.value[..], held.version)
+            );
+            assert_eq!(entry.expires_ms, held.expires_ms);
+            let fence = entry.fence.as_ref();
+            let fence = fence.map(|fence| (fence.wall, fence.counter, &*fence.node));
+            assert_eq!(fence, held.fence);
+        }
+    }
+}
+
+/// The key that a notification's topic names, and nothing else may differ.
+fn key_of(topic: &Bytes, client: &str) -> Vec<u8> {
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02X}"))
+            .collect::<String>()
+    };
+    let before = format!(
+        "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/{}/command/notify/",
+        hex(client.as_bytes())
+    );
+    let topic = std::str::from_utf8(topic).expect("a topic");
+    let named = topic.strip_prefix(&before).expect("the client's own topic");
+    assert_eq!(named, named.to_uppercase());
+    let digits = named.as_bytes().chunks(2);
+    let byte =
+        |pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("Base 16");
+    digits.map(byte).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 1_000,
+        failure_persistence: None,
+        max_shrink_iters: 2_000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_store_is_the_protocol_over_a_map(ops in prop::collection::vec(op(), 1..120)) {
+        let mut model = Model::new();
+        for op in &ops {
+            model.run(op);
+        }
+    }
+}
