@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use statehouse_journal::{Callbacks, Directory, Log, Opened, Options, Position, Sink, Source};
+use statehouse_journal::{Callbacks, Directory, Log, Opened, Options, Position, Source};
 use statehouse_mqtt::Broker;
 
 use crate::clock::{Source as _, SystemSource};
@@ -66,9 +66,8 @@ pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
         history_ms: storage.history_ms,
         ..Options::default()
     };
-    let mut sink = ImageSink(Image::new(storage.duplicates));
-    let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut sink).map_err(failed)?;
-    let image = sink.0;
+    let mut image = Image::new(storage.duplicates);
+    let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut image).map_err(failed)?;
     let behind_ms = image.now_ms.saturating_sub(wall_ms);
     if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
         return Err(StorageError::Clock {
@@ -159,22 +158,6 @@ impl Recovered {
 
 fn wall_ms() -> u64 {
     SystemSource::default().wall_ns() / 1_000_000
-}
-
-struct ImageSink(Image);
-
-impl Sink for ImageSink {
-    fn reset(&mut self) {
-        self.0.reset();
-    }
-
-    fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        self.0.block(block).map_err(|error| error.to_string())
-    }
-
-    fn record(&mut self, _position: Position, record: &[u8]) -> Result<(), String> {
-        self.0.record(record).map_err(|error| error.to_string())
-    }
 }
 
 /// The blocks of a running store: sessions first, then the store (why is said in `journal/image.rs`).

@@ -3,7 +3,8 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use super::step::{Effects, Swept, notices_of};
+use super::notice::notices_of;
+use super::step::{Effects, Swept};
 use super::transaction::{State, Transaction, Write};
 use super::{Change, Key, Quota, Table};
 use crate::clock::Stamp;

@@ -9,6 +9,7 @@
 mod capture;
 mod duplicates;
 mod expiry;
+mod notice;
 mod quota;
 mod replay;
 mod step;
@@ -18,10 +19,11 @@ mod watch;
 
 pub use capture::{Evidence, Imported, KeyRef, Property, Read};
 pub use duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered, Retention};
+pub use notice::Notice;
 pub use quota::Quota;
 pub use replay::{Recorded, Replayed, replay};
 pub(crate) use step::INTERNAL_ERROR;
-pub use step::{Answer, Effects, Event, Handled, Notice, Rerun, RestsOn, Store, Swept};
+pub use step::{Answer, Effects, Event, Handled, Rerun, RestsOn, Store, Swept};
 pub use table::{Entry, Key, Table};
 pub use transaction::{Change, State, Transaction, Write};
 pub use watch::{Peer, Watches};

@@ -1,14 +1,15 @@
-//! A recorded request, run once more against the state that it saw, by any policy.
+//! A recorded request, run once more: one that came again on what it saw, or any against the state at its
+//! place, by any policy.
 //!
-//! What enters: the state at that place, lent, and what was recorded of the request. What leaves: the state as
-//! it was, and what this policy answers and would write. It stores nothing and tells nobody.
+//! What enters: state, lent, and what was recorded of the request. What leaves: what the policy answers now, and
+//! would write. It stores nothing and tells nobody.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::capture::{Evidence, Script};
-use super::duplicates::Context;
+use super::duplicates::{Context, Remembered};
 use super::step::{Answer, decide};
 use super::transaction::{State, Transaction, Write};
 use super::{Peer, Quota};
@@ -80,13 +81,8 @@ pub fn replay(
         evidence: recorded.evidence.cloned().unwrap_or_default(),
         lenient: true,
     };
-    let now_ms = recorded.context.now_ms;
     let hlc = std::mem::replace(&mut state.hlc, Hlc::at(recorded.context.clock));
-    let transaction = Transaction::again(state, NO_QUOTA, now_ms, &request, script);
-    let mut instance = Instance::new(policy.clone());
-    let mut call = instance.begin(transaction, recorded.payload.clone());
-    let answer = decide(&mut call, &request, now_ms).map(|(answer, _)| answer);
-    let transaction = call.end();
+    let (answer, transaction) = run(policy, state, recorded.context.now_ms, &request, script);
     let writes = match &answer {
         Ok(_) => transaction.staged().to_vec(),
         Err(_) => Vec::new(),
@@ -102,4 +98,58 @@ pub fn replay(
             guessed,
         },
     )
+}
+
+/// Runs a request that came again, on nothing but what it saw the first time.
+pub(super) fn again(
+    policy: &Arc<Policy<Transaction>>,
+    original: &Remembered,
+    evidence: &Evidence,
+    request: &Request<'_>,
+) -> Result<Answer, Failure> {
+    let mut state = Box::<State>::default();
+    state.hlc = Hlc::at(original.context.clock);
+    for read in &evidence.reads {
+        if let (Some(key), Some(entry)) = (read.key.resolve(request.payload), &read.entry) {
+            let table = if read.hidden {
+                &mut state.hidden
+            } else {
+                &mut state.table
+            };
+            table.insert(Bytes::copy_from_slice(key), entry.clone());
+        }
+    }
+    let request = Request {
+        dialect: original.context.dialect,
+        ..*request
+    };
+    let script = Script {
+        evidence: evidence.clone(),
+        lenient: false,
+    };
+    run(policy, state, original.context.now_ms, &request, script).0
+}
+
+/// One run on an instance of its own, in which nothing can be left from another request.
+fn run(
+    policy: &Arc<Policy<Transaction>>,
+    state: Box<State>,
+    now_ms: u64,
+    request: &Request<'_>,
+    script: Script,
+) -> (Result<Answer, Failure>, Transaction) {
+    let transaction = Transaction::again(state, NO_QUOTA, now_ms, request, script);
+    let mut instance = Instance::new(policy.clone());
+    let mut call = instance.begin(transaction, request.payload.clone());
+    let answer = decide(&mut call, request, now_ms);
+    let transaction = call.end();
+    let puts = transaction
+        .staged()
+        .iter()
+        .any(|write| write.entry.is_some());
+    let answer = answer.map(|(answer, _)| Answer {
+        put: puts,
+        ..answer
+    });
+    (answer, transaction)
 }

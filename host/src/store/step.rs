@@ -2,25 +2,23 @@
 
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
-use super::capture::{Evidence, Imported, Read, Script};
+use super::capture::{Evidence, Imported, Read};
 use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered};
 use super::expiry;
+use super::notice::{Notice, notices_of, splice};
+use super::replay;
 use super::table::Table;
 use super::transaction::{State, Transaction, Write};
 use super::watch::Peer;
-use super::{Change, Quota, Retention};
+use super::{Quota, Retention};
 use crate::clock::Stamp;
-use crate::limits;
-use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance, Policy, Registry, Repeat};
+use crate::policy::{self, Call, Failure, Registry, Repeat};
 use crate::request::{self, Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
 pub(crate) const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
-
-/// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
-const TOPIC_BYTES_MAX: usize = 65_535;
 
 /// What a step is about.
 pub enum Event<'a> {
@@ -115,19 +113,6 @@ pub struct Answer {
     pub command: Option<u16>,
     /// Whether the request put anything.
     pub put: bool,
-}
-
-/// One change, told to the watchers of one dialect.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// How it is told.
-    pub dialect: Dialect,
-    /// Its payload.
-    pub payload: Bytes,
-    /// The version of the change.
-    pub version: Stamp,
-    /// The watchers, each with the topic that is its own.
-    pub to: Vec<(Peer, Bytes)>,
 }
 
 /// The key table with everything that decides about it.
@@ -328,7 +313,7 @@ impl Store {
         let policy = self.registry.by_digest(&original.context.policy);
         let again = policy.and_then(|policy| {
             let evidence = original.evidence.as_ref()?;
-            Some(again(&policy, original, evidence, request, self.quota))
+            Some(replay::again(&policy, original, evidence, request))
         });
         let outcome = &original.outcome;
         let rerun = match &again {
@@ -377,52 +362,6 @@ impl Outcome {
     fn is(&self, answer: &Answer) -> bool {
         self.payload.is(&answer.payload) && self.version == answer.version
     }
-}
-
-/// Runs a request once more, on what it saw the first time and on an instance of its own.
-fn again(
-    policy: &Arc<Policy<Transaction>>,
-    original: &Remembered,
-    evidence: &Evidence,
-    request: &Request<'_>,
-    quota: Quota,
-) -> Result<Answer, Failure> {
-    let Context {
-        now_ms,
-        clock,
-        dialect,
-        ..
-    } = original.context;
-    let mut state = Box::<State>::default();
-    state.hlc = crate::clock::Hlc::at(clock);
-    for read in &evidence.reads {
-        if let (Some(key), Some(entry)) = (read.key.resolve(request.payload), &read.entry) {
-            let table = if read.hidden {
-                &mut state.hidden
-            } else {
-                &mut state.table
-            };
-            table.insert(Bytes::copy_from_slice(key), entry.clone());
-        }
-    }
-    let request = Request {
-        dialect,
-        ..*request
-    };
-    let script = Script {
-        evidence: evidence.clone(),
-        lenient: false,
-    };
-    let transaction = Transaction::again(state, quota, now_ms, &request, script);
-    let mut instance = Instance::new(policy.clone());
-    let mut call = instance.begin(transaction, request.payload.clone());
-    let (mut answer, _) = decide(&mut call, &request, now_ms)?;
-    let transaction = call.end();
-    answer.put = transaction
-        .staged()
-        .iter()
-        .any(|write| write.entry.is_some());
-    Ok(answer)
 }
 
 fn identity(request: &Request<'_>) -> Identity {
@@ -497,129 +436,6 @@ fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notice>, Failure> {
     }
     let changes = transaction.changes().to_vec();
     notices_of(call, &changes)
-}
-
-/// Lets the policy put changes into words for everyone who watches them.
-pub(super) fn notices_of(
-    call: &mut Call<'_, Transaction>,
-    changes: &[Change],
-) -> Result<Vec<Notice>, Failure> {
-    let mut notices = Vec::new();
-    for change in changes {
-        for dialect in [Dialect::Sdk, Dialect::Documents, Dialect::Preview] {
-            let watches = &call.host().state().watches;
-            let peers: Vec<Peer> = watches
-                .of(&change.key)
-                .filter(|(_, spoken)| *spoken == dialect)
-                .map(|(peer, _)| peer.clone())
-                .collect();
-            if !peers.is_empty() {
-                notices.push(notice(call, change, dialect, peers)?);
-            }
-        }
-    }
-    Ok(notices)
-}
-
-fn notice(
-    call: &mut Call<'_, Transaction>,
-    change: &Change,
-    dialect: Dialect,
-    peers: Vec<Peer>,
-) -> Result<Notice, Failure> {
-    let told = call.notify(
-        &change.key,
-        policy::Change {
-            event: change.event,
-            key: &change.key,
-            version: change.version.into(),
-            // Values are bounded far below 4 GiB.
-            len: u32::try_from(change.value.len()).unwrap_or(u32::MAX),
-        },
-        dialect.into(),
-    )?;
-    // The value of this change, and not what a later one of the same request made of the key.
-    let Frame { head, body } = told.payload;
-    let body = match body {
-        Body::None => None,
-        Body::Given(span) => Some(policy::slice(&change.key, span)?),
-        Body::Stored(given) => {
-            if *resolve(given, &change.key)? != *change.key {
-                return Err(Failure::Malformed(
-                    "a notification with another key's value".into(),
-                ));
-            }
-            Some(change.value.clone())
-        }
-    };
-    let payload = join(head, body)?;
-    let mut to = Vec::with_capacity(peers.len());
-    for peer in peers {
-        let topic = topic(&told.topic_prefix, &peer.client, &told.topic_suffix)?;
-        to.push((peer, topic));
-    }
-    Ok(Notice {
-        dialect,
-        payload,
-        version: change.version,
-        to,
-    })
-}
-
-/// `prefix`, the client id in upper-case hex (RFC 4648, section 8), `suffix`.
-fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let length = prefix.len() + 2 * client.len() + suffix.len();
-    let valid = |part: &str| !part.contains(['+', '#', '\0']);
-    if length > TOPIC_BYTES_MAX || !valid(prefix) || !valid(suffix) {
-        return Err(Failure::Malformed("a topic that MQTT cannot carry".into()));
-    }
-    let mut topic = BytesMut::with_capacity(length);
-    topic.put_slice(prefix.as_bytes());
-    for byte in client.bytes() {
-        topic.put_u8(DIGITS[usize::from(byte >> 4)]);
-        topic.put_u8(DIGITS[usize::from(byte & 15)]);
-    }
-    topic.put_slice(suffix.as_bytes());
-    Ok(topic.freeze())
-}
-
-/// The bytes of a reply: values go from the table to the answer without passing through the guest.
-fn splice(frame: Frame, payload: &Bytes, transaction: &mut Transaction) -> Result<Bytes, Failure> {
-    let body = match frame.body {
-        Body::None => None,
-        Body::Given(span) => Some(policy::slice(payload, span)?),
-        Body::Stored(given) => {
-            let key = resolve(given, payload)?;
-            let value = transaction.value(&key);
-            Some(value.ok_or_else(|| Failure::Malformed("the value of an absent key".into()))?)
-        }
-    };
-    join(frame.head, body)
-}
-
-fn resolve(given: Given, bytes: &Bytes) -> Result<Bytes, Failure> {
-    match given {
-        Given::Span(span) => policy::slice(bytes, span),
-        Given::Owned(bytes) => Ok(Bytes::from(bytes)),
-    }
-}
-
-/// Head, then body, then CRLF where there is a body.
-fn join(head: Vec<u8>, body: Option<Bytes>) -> Result<Bytes, Failure> {
-    if head.len() > limits::REPLY_HEAD_BYTES_MAX {
-        return Err(Failure::Malformed(
-            "a longer head than a reply may have".into(),
-        ));
-    }
-    let Some(body) = body else {
-        return Ok(Bytes::from(head));
-    };
-    let mut whole = Vec::with_capacity(head.len() + body.len() + 2);
-    whole.extend_from_slice(&head);
-    whole.extend_from_slice(&body);
-    whole.extend_from_slice(b"\r\n");
-    Ok(Bytes::from(whole))
 }
 
 impl From<Dialect> for policy::Dialect {

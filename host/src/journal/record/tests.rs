@@ -1,0 +1,245 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn arb_stamp() -> impl Strategy<Value = Stamp> {
+    (any::<u64>(), any::<u32>()).prop_map(|(wall, counter)| Stamp { wall, counter })
+}
+
+fn arb_bytes(max: usize) -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from)
+}
+
+fn arb_entry() -> impl Strategy<Value = Entry> {
+    let fence = prop::option::of((any::<u64>(), any::<u32>(), "[a-z]{0,9}"));
+    (arb_bytes(40), arb_stamp(), fence, any::<Option<u64>>()).prop_map(
+        |(value, version, fence, expires_ms)| Entry {
+            value,
+            version,
+            fence: fence.map(|(wall, counter, node)| Fence {
+                wall,
+                counter,
+                node: node.into(),
+            }),
+            expires_ms,
+        },
+    )
+}
+
+fn arb_write() -> impl Strategy<Value = Write> {
+    let entry = prop::option::of(arb_entry());
+    (
+        arb_bytes(20),
+        any::<bool>(),
+        entry,
+        any::<bool>(),
+        arb_stamp(),
+    )
+        .prop_map(|(key, hidden, entry, expired, version)| Write {
+            version: entry.as_ref().map_or(version, |entry| entry.version),
+            key,
+            hidden,
+            entry: entry.map(Arc::new),
+            expired,
+            key_at: None,
+            value_at: None,
+        })
+}
+
+fn arb_imported() -> impl Strategy<Value = Imported> {
+    let keys = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..4);
+    prop_oneof![
+        Just(Imported::Refused(Fault::Denied)),
+        Just(Imported::Refused(Fault::Quota)),
+        ".{0,9}".prop_map(|text| Imported::Refused(Fault::Other(text))),
+        Just(Imported::Watched),
+        any::<bool>().prop_map(Imported::Unwatched),
+        (keys, any::<Option<Vec<u8>>>())
+            .prop_map(|(keys, next)| Imported::Page(Page { keys, next })),
+    ]
+}
+
+fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
+    let key = prop_oneof![
+        (0u32..9, 0u32..9).prop_map(|(at, len)| KeyRef::Payload(at..at + len)),
+        arb_bytes(9).prop_map(KeyRef::Own),
+    ];
+    let read = (key, any::<bool>(), prop::option::of(arb_entry())).prop_map(
+        move |(key, hidden, entry)| Read {
+            key,
+            hidden,
+            entry: entry.filter(|_| entries).map(Arc::new),
+        },
+    );
+    let imports = prop::collection::vec((any::<u32>(), arb_imported()), 0..4);
+    let properties = prop::collection::vec(("[a-z]{0,5}", any::<Option<String>>()), 0..3);
+    let reads = prop::collection::vec(read, 0..4);
+    (reads, imports, properties, any::<Option<[u8; 32]>>()).prop_map(
+        |(reads, imports, properties, seed)| Evidence {
+            reads,
+            imports,
+            properties: properties
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.map(Into::into)))
+                .collect(),
+            seed,
+        },
+    )
+}
+
+fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
+    let context = (0u64..1 << 50, arb_stamp(), 0..3usize);
+    let outcome = (
+        arb_bytes(30),
+        any::<Option<[u8; 32]>>(),
+        prop::option::of(arb_stamp()),
+        any::<Option<u16>>(),
+        any::<bool>(),
+    );
+    (
+        any::<[u64; 4]>(),
+        any::<u16>(),
+        any::<[u8; 16]>(),
+        0u64..1 << 40,
+        context,
+        prop::option::of(arb_evidence(entries)),
+        outcome,
+    )
+        .prop_map(
+            |(numbers, packet_id, identity, window_ms, context, evidence, outcome)| {
+                let [number, session, connection, turn] = numbers;
+                let (payload, digest, version, command, put) = outcome;
+                let (now_ms, clock, dialect) = context;
+                Remembered {
+                    number,
+                    delivery: Delivery {
+                        session,
+                        connection,
+                        packet_id,
+                        dup: false,
+                    },
+                    turn,
+                    identity,
+                    until_ms: now_ms + window_ms,
+                    context: Context {
+                        now_ms,
+                        clock,
+                        dialect: [Dialect::Sdk, Dialect::Documents, Dialect::Preview][dialect],
+                        policy: blake3::Hash::from_bytes([0; 32]),
+                    },
+                    evidence,
+                    outcome: Outcome {
+                        payload: match digest {
+                            Some(digest) => Kept::Digest(blake3::Hash::from_bytes(digest)),
+                            None => Kept::Whole(payload),
+                        },
+                        version,
+                        command,
+                        put,
+                    },
+                }
+            },
+        )
+}
+
+proptest! {
+    #[test]
+    fn a_handled_request_comes_back(
+        client in ".{0,12}",
+        payload in arb_bytes(60),
+        timestamp in any::<Option<String>>(),
+        fencing_token in any::<Option<String>>(),
+        policy in any::<u32>(),
+        owed in any::<bool>(),
+        clock in arb_stamp(),
+        remembered in arb_remembered(false),
+        writes in prop::collection::vec(arb_write(), 0..4),
+    ) {
+        let mut out = Vec::new();
+        handled(&mut out, &Source {
+            client: &client,
+            payload: &payload,
+            timestamp: timestamp.as_deref(),
+            fencing_token: fencing_token.as_deref(),
+            policy,
+            owed,
+            clock,
+            remembered: &remembered,
+            writes: &writes,
+        });
+        let expected = Record::Handled(Box::new(Handled {
+            client: &client,
+            payload: &payload,
+            timestamp: timestamp.as_deref(),
+            fencing_token: fencing_token.as_deref(),
+            policy,
+            owed,
+            clock,
+            remembered,
+            writes,
+        }));
+        prop_assert_eq!(read(&out).unwrap(), expected);
+        // Cut anywhere it is no record.
+        for end in 0..out.len() {
+            prop_assert!(read(&out[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn what_a_snapshot_remembers_comes_back_with_its_entries(it in arb_remembered(true)) {
+        let mut out = Vec::new();
+        remembered(&mut out, &it, true);
+        let mut reader = Reader(&out);
+        prop_assert_eq!(read_remembered(&mut reader, true).unwrap(), it);
+        prop_assert!(reader.is_empty());
+    }
+
+    #[test]
+    fn a_sweep_comes_back(
+        now_ms in any::<u64>(), clock in arb_stamp(), writes in prop::collection::vec(arb_write(), 0..4)
+    ) {
+        let mut out = Vec::new();
+        swept(&mut out, now_ms, clock, &writes);
+        prop_assert_eq!(read(&out).unwrap(), Record::Swept { now_ms, clock, writes });
+    }
+
+    #[test]
+    fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..8) {
+        if let Some(first) = bytes.first_mut() {
+            *first = kind;
+        }
+        let _ = read(&bytes);
+    }
+}
+
+#[test]
+fn a_value_that_stands_in_the_payload_is_written_once() {
+    let payload = Bytes::from_static(b"*3 SET key value");
+    let entry = Entry {
+        value: payload.slice(11..16),
+        version: Stamp::default(),
+        fence: None,
+        expires_ms: None,
+    };
+    let write = Write {
+        key: payload.slice(7..10),
+        hidden: false,
+        entry: Some(Arc::new(entry)),
+        expired: false,
+        version: Stamp::default(),
+        key_at: Some(7),
+        value_at: Some(11),
+    };
+    let mut out = Vec::new();
+    super::write(&mut out, &write);
+    assert!(out.len() < 12, "{out:?}");
+    let back = read_write(&mut Reader(&out), &payload).unwrap();
+    assert_eq!((&back.key, &back.entry), (&write.key, &write.entry));
+    assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
+}
+
+#[test]
+fn an_unknown_kind_says_what_to_do() {
+    let error = read(&[200]).unwrap_err().to_string();
+    assert!(error.contains("newer"), "{error}");
+}

@@ -1,0 +1,157 @@
+//! What a policy says, put together from the bytes of the table: answers and notifications.
+//!
+//! What enters: frames of a guest, and the changes of a request. What leaves: payloads and topics. Values go
+//! from the table into them without passing through the guest.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::Change;
+use super::transaction::Transaction;
+use super::watch::Peer;
+use crate::clock::Stamp;
+use crate::limits;
+use crate::policy::{self, Body, Call, Failure, Frame, Given};
+use crate::request::Dialect;
+
+/// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
+const TOPIC_BYTES_MAX: usize = 65_535;
+
+/// One change, told to the watchers of one dialect.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// How it is told.
+    pub dialect: Dialect,
+    /// Its payload.
+    pub payload: Bytes,
+    /// The version of the change.
+    pub version: Stamp,
+    /// The watchers, each with the topic that is its own.
+    pub to: Vec<(Peer, Bytes)>,
+}
+
+/// Lets the policy put changes into words for everyone who watches them.
+pub(super) fn notices_of(
+    call: &mut Call<'_, Transaction>,
+    changes: &[Change],
+) -> Result<Vec<Notice>, Failure> {
+    let mut notices = Vec::new();
+    for change in changes {
+        for dialect in [Dialect::Sdk, Dialect::Documents, Dialect::Preview] {
+            let watches = &call.host().state().watches;
+            let peers: Vec<Peer> = watches
+                .of(&change.key)
+                .filter(|(_, spoken)| *spoken == dialect)
+                .map(|(peer, _)| peer.clone())
+                .collect();
+            if !peers.is_empty() {
+                notices.push(notice(call, change, dialect, peers)?);
+            }
+        }
+    }
+    Ok(notices)
+}
+
+fn notice(
+    call: &mut Call<'_, Transaction>,
+    change: &Change,
+    dialect: Dialect,
+    peers: Vec<Peer>,
+) -> Result<Notice, Failure> {
+    let told = call.notify(
+        &change.key,
+        policy::Change {
+            event: change.event,
+            key: &change.key,
+            version: change.version.into(),
+            // Values are bounded far below 4 GiB.
+            len: u32::try_from(change.value.len()).unwrap_or(u32::MAX),
+        },
+        dialect.into(),
+    )?;
+    // The value of this change, and not what a later one of the same request made of the key.
+    let Frame { head, body } = told.payload;
+    let body = match body {
+        Body::None => None,
+        Body::Given(span) => Some(policy::slice(&change.key, span)?),
+        Body::Stored(given) => {
+            if *resolve(given, &change.key)? != *change.key {
+                return Err(Failure::Malformed(
+                    "a notification with another key's value".into(),
+                ));
+            }
+            Some(change.value.clone())
+        }
+    };
+    let payload = join(head, body)?;
+    let mut to = Vec::with_capacity(peers.len());
+    for peer in peers {
+        let topic = topic(&told.topic_prefix, &peer.client, &told.topic_suffix)?;
+        to.push((peer, topic));
+    }
+    Ok(Notice {
+        dialect,
+        payload,
+        version: change.version,
+        to,
+    })
+}
+
+/// `prefix`, the client id in upper-case hex (RFC 4648, section 8), `suffix`.
+fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let length = prefix.len() + 2 * client.len() + suffix.len();
+    let valid = |part: &str| !part.contains(['+', '#', '\0']);
+    if length > TOPIC_BYTES_MAX || !valid(prefix) || !valid(suffix) {
+        return Err(Failure::Malformed("a topic that MQTT cannot carry".into()));
+    }
+    let mut topic = BytesMut::with_capacity(length);
+    topic.put_slice(prefix.as_bytes());
+    for byte in client.bytes() {
+        topic.put_u8(DIGITS[usize::from(byte >> 4)]);
+        topic.put_u8(DIGITS[usize::from(byte & 15)]);
+    }
+    topic.put_slice(suffix.as_bytes());
+    Ok(topic.freeze())
+}
+
+/// The bytes of a reply: values go from the table to the answer without passing through the guest.
+pub(super) fn splice(
+    frame: Frame,
+    payload: &Bytes,
+    transaction: &mut Transaction,
+) -> Result<Bytes, Failure> {
+    let body = match frame.body {
+        Body::None => None,
+        Body::Given(span) => Some(policy::slice(payload, span)?),
+        Body::Stored(given) => {
+            let key = resolve(given, payload)?;
+            let value = transaction.value(&key);
+            Some(value.ok_or_else(|| Failure::Malformed("the value of an absent key".into()))?)
+        }
+    };
+    join(frame.head, body)
+}
+
+fn resolve(given: Given, bytes: &Bytes) -> Result<Bytes, Failure> {
+    match given {
+        Given::Span(span) => policy::slice(bytes, span),
+        Given::Owned(bytes) => Ok(Bytes::from(bytes)),
+    }
+}
+
+/// Head, then body, then CRLF where there is a body.
+fn join(head: Vec<u8>, body: Option<Bytes>) -> Result<Bytes, Failure> {
+    if head.len() > limits::REPLY_HEAD_BYTES_MAX {
+        return Err(Failure::Malformed(
+            "a longer head than a reply may have".into(),
+        ));
+    }
+    let Some(body) = body else {
+        return Ok(Bytes::from(head));
+    };
+    let mut whole = Vec::with_capacity(head.len() + body.len() + 2);
+    whole.extend_from_slice(&head);
+    whole.extend_from_slice(&body);
+    whole.extend_from_slice(b"\r\n");
+    Ok(Bytes::from(whole))
+}
