@@ -225,9 +225,10 @@ impl Journal for Records {
     }
 }
 
-fn policies() -> &'static [Arc<Policy<Transaction>>; 2] {
-    static POLICIES: OnceLock<(Engine<Transaction>, [Arc<Policy<Transaction>>; 2])> =
-        OnceLock::new();
+type Policies = [Arc<Policy<Transaction>>; 2];
+
+fn policies() -> &'static Policies {
+    static POLICIES: OnceLock<(Engine<Transaction>, Policies)> = OnceLock::new();
     let (_, policies) = POLICIES.get_or_init(|| {
         let engine = Engine::new().expect("an engine");
         // A custom section makes another build of it: id 0, its length, its name with a length.

@@ -59,7 +59,7 @@ impl World {
             "{}, with {durable} durable of {appended}",
             if kill { "is killed" } else { "loses power" },
         ));
-        self.start(durable.max(self.floor), appended);
+        self.start(durable.max(self.floor), appended, false);
     }
 
     /// The process ends as it should, if the disk lets it.
@@ -81,10 +81,11 @@ impl World {
             0 => self.disk.kill(),
             _ => self.disk.crash(self.dice.roll()),
         };
-        self.start(durable.max(self.floor), appended);
+        self.start(durable.max(self.floor), appended, closed.is_ok());
     }
 
-    fn start(&mut self, durable: u64, appended: u64) {
+    /// Starts on what is on the disk, where everything up to `durable` must be.
+    fn start(&mut self, durable: u64, appended: u64, closed: bool) {
         self.hang_up();
         let spoiled = self.dice.once_in(6) && self.spoil_a_snapshot();
         let faults = self.dice.once_in(6);
@@ -127,6 +128,7 @@ impl World {
             .tell(format!("finds {found} records: {opened:?}"));
         assert!(found >= durable, "records {found} to {durable} are lost");
         assert!(found <= appended, "records come from nowhere");
+        assert!(failed || opened.clean || !closed, "it was closed");
         let damaged = !opened.damaged_snapshots.is_empty();
         assert!(spoiled || !damaged, "a crash damaged a snapshot");
         assert!(damaged || !spoiled || failed, "a damaged snapshot was read");

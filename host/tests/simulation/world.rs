@@ -369,8 +369,9 @@ impl World {
                     self.ever.insert(remembered.number, (behind, remembered));
                 }
                 // On a full disk what changes nothing takes no room.
-                let kept = !full || effects.handled.is_some();
-                let must = answer.repeat == statehouse::policy::Repeat::Same && kept;
+                let wrote = effects.handled.as_ref();
+                let wrote = wrote.is_some_and(|it| !it.writes.is_empty());
+                let must = answer.repeat == Repeat::Same && (wrote || !full);
                 assert_eq!(owed, must, "request {id} is not remembered as it should be");
                 if owed {
                     let asked = &mut self.clients[who].in_flight[at];
@@ -470,6 +471,10 @@ impl World {
             );
             last = write.version;
         }
+        // A step removes far more keys than there are here.
+        let next_ms = self.store.next_expiry_ms();
+        let gone = next_ms.is_none_or(|ms| ms > self.now_ms);
+        assert!(gone, "a key is there that has expired");
         let clock = self.store.state().hlc.last();
         assert!(
             clock >= last || clock == before,
