@@ -118,9 +118,14 @@ impl Client {
         self.stream.set_write_timeout(Some(timeout)).unwrap();
     }
 
-    /// Closes the sending half: the server sees the end of the stream.
+    /// Closes the sending half: the server sees the end of the stream. An error is what a closed connection gives.
+    pub fn try_finish(&self) -> std::io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)
+    }
+
+    /// The same where the connection has to be there.
     pub fn finish(&self) {
-        self.stream.shutdown(Shutdown::Write).unwrap();
+        self.try_finish().unwrap();
     }
 
     /// Ends the connection without a DISCONNECT, and waits until the server has seen it.

@@ -164,6 +164,47 @@ fn a_full_disk_takes_removals_and_keeps_what_it_has() {
     }
 }
 
+/// Clients try again, and a refusal must not cost what it refuses: removals still work after any number of them.
+#[test]
+fn a_full_disk_can_be_asked_for_ever() {
+    let Some(small) = Small::mount(24) else {
+        return;
+    };
+    let server = start(&small, &[]);
+    let mut store = server.store("client");
+    let mut acknowledged = BTreeMap::new();
+    fill(&mut store, &mut acknowledged);
+    for n in 0..600 {
+        let answer = store.ask(&[b"SET", format!("more {n}").as_bytes(), &value(n)]);
+        assert_eq!(answer.payload(), QUOTA);
+    }
+    remove(&mut store, 0, &mut acknowledged);
+    check(&mut store, &acknowledged);
+}
+
+/// Removing makes room by itself where no history is kept.
+#[test]
+fn removals_make_room() {
+    let Some(small) = Small::mount(24) else {
+        return;
+    };
+    let mut server = start(&small, &[("history_bytes", "0")]);
+    let mut store = server.store("client");
+    let mut acknowledged = BTreeMap::new();
+    fill(&mut store, &mut acknowledged);
+    let all: Vec<usize> = acknowledged.keys().copied().collect();
+    for n in &all[..all.len() - 5] {
+        remove(&mut store, *n, &mut acknowledged);
+    }
+    let version = write_again(&mut store, "again");
+    assert!(acknowledged.values().all(|earlier| earlier < &version));
+    server.kill();
+    server.restart();
+    let mut store = server.store("client");
+    check(&mut store, &acknowledged);
+    assert_eq!(store.get("again"), Some(value(1)));
+}
+
 /// Many more writes than the disk has room for, on few keys: what no longer counts makes room for what does.
 #[test]
 fn a_small_disk_is_enough_for_few_keys() {

@@ -49,6 +49,16 @@ enum Manner {
     Forgets,
 }
 
+impl Manner {
+    /// One in so many of its requests breaks the connection by itself. What is not known makes the search long.
+    fn breaks(self) -> u64 {
+        match self {
+            Manner::SendsAgain { .. } => 5,
+            Manner::Forgets => 50,
+        }
+    }
+}
+
 struct Actor {
     shared: Arc<Shared>,
     name: String,
@@ -127,9 +137,16 @@ impl Actor {
         };
         let answer = loop {
             let sent = store.client.try_send(&publish.bytes());
-            let answer = sent
-                .ok()
-                .and_then(|()| wait(&mut store, &request, publish.packet_id));
+            let answer = if self.dice.below(self.manner.breaks()) == 0 {
+                // It may have run, and its answer be on the way or be lost with the connection.
+                thread::sleep(self.dice.below_ms(4));
+                // Too late is as good.
+                let _ = store.client.try_finish();
+                None
+            } else {
+                sent.ok()
+                    .and_then(|()| wait(&mut store, &request, publish.packet_id))
+            };
             if answer.is_some() {
                 break answer;
             }

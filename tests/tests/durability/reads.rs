@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -64,10 +64,12 @@ fn write(mut store: Store) {
     }
 }
 
-/// Reads in turn with one GET on its way, until the connection breaks.
-fn read(mut store: Store) -> Seen {
+/// Reads in turn with one GET on its way, until the connection breaks. After so many changes it breaks the connection
+/// itself: by killing the process, at the very moment when it sees the last one.
+fn read(mut store: Store, server: &Mutex<Server>, changes: Option<u64>) -> Seen {
     let mut seen = vec![None; KEYS as usize];
     let mut n = 0;
+    let mut left = changes;
     loop {
         let request = store.command(&["GET", &key(n)]);
         let mut publish = request.publish();
@@ -78,7 +80,14 @@ fn read(mut store: Store) -> Seen {
         loop {
             match store.client.poll(Duration::from_secs(20)) {
                 Heard::Packet(packet) if packet.kind() == kind::PUBLISH => {
-                    newer(&mut seen, n as usize, version(&packet.publish()));
+                    let version = version(&packet.publish());
+                    if version > seen[n as usize] {
+                        left = left.map(|left| left.saturating_sub(1));
+                    }
+                    if left == Some(0) {
+                        server.lock().unwrap().kill();
+                    }
+                    newer(&mut seen, n as usize, version);
                 }
                 Heard::Packet(_) => break,
                 _ => return seen,
@@ -111,27 +120,28 @@ fn watch(mut store: Store, ready: &AtomicBool) -> Seen {
 #[test]
 fn what_was_seen_is_there_after_the_kill() {
     let mut dice = Dice::thrown();
-    let mut server = Server::restartable(&[]);
+    let server = Arc::new(Mutex::new(Server::restartable(&[])));
+    let connect = |id: &str| server.lock().unwrap().store(id);
     let mut seen: Seen = vec![None; KEYS as usize];
-    for _ in 0..8 {
+    for _ in 0..12 {
+        // Nobody kills before all are connected.
         let ready = Arc::new(AtomicBool::new(false));
         let watcher = {
-            let (store, ready) = (server.store("watcher"), ready.clone());
+            let (store, ready) = (connect("watcher"), ready.clone());
             thread::spawn(move || watch(store, &ready))
         };
-        let readers: Vec<_> = (0..2)
-            .map(|n| {
-                let store = server.store(&format!("reader {n}"));
-                thread::spawn(move || read(store))
-            })
-            .collect();
         while !ready.load(Ordering::SeqCst) {
+            assert!(!watcher.is_finished(), "the watcher failed");
             thread::yield_now();
         }
-        let writer = server.store("writer");
+        let writer = connect("writer");
+        let readers = [None, Some(1 + dice.below(60))]
+            .map(|changes| (connect(&format!("reader {changes:?}")), changes));
+        let readers = readers.map(|(store, changes)| {
+            let server = server.clone();
+            thread::spawn(move || read(store, &server, changes))
+        });
         let writer = thread::spawn(move || write(writer));
-        thread::sleep(Duration::from_millis(50) + dice.below_ms(100));
-        server.kill();
         writer.join().unwrap();
         let mut all: Vec<Seen> = readers
             .into_iter()
@@ -143,8 +153,8 @@ fn what_was_seen_is_there_after_the_kill() {
                 *seen = seen.clone().max(one);
             }
         }
-        server.restart();
-        let mut after = server.store("after");
+        server.lock().unwrap().restart();
+        let mut after = connect("after");
         for n in 0..KEYS {
             let there = after.ask(&["GET", &key(n)]).version();
             newer(&mut seen, n as usize, there);

@@ -12,9 +12,9 @@ use std::{
 use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock;
 use azure_iot_operations_services::state_store::{SetCondition, SetOptions};
 use statehouse_tests::{Dice, Server};
-use tokio::task::block_in_place;
+use tokio::{sync::Notify, task::block_in_place};
 
-use crate::peer::{Peer, TIMEOUT, newer};
+use crate::peer::{Peer, TIMEOUT, newer, within};
 
 const PEERS: usize = 3;
 /// Guards the counter.
@@ -30,6 +30,8 @@ struct Shared {
     acknowledged: [AtomicU64; PEERS],
     /// How often the counter was counted up.
     counted: AtomicU64,
+    /// A peer has just been told that its write was done.
+    told: Notify,
 }
 
 impl Shared {
@@ -83,6 +85,7 @@ impl Worker {
         let own = self.own.clone();
         self.set(&own, &n.to_string()).await;
         shared.acknowledged[number].store(n, Ordering::SeqCst);
+        shared.told.notify_waiters();
         let read = self.get(&own).await;
         assert_eq!(read, Some((n.to_string(), self.last.clone().unwrap())));
         // Nobody else uses this key: the first SET wins, and there is one value to remove.
@@ -141,7 +144,11 @@ async fn killed_under(rounds: u64) {
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        tokio::time::sleep(dice.below_ms(30)).await;
+        // At any moment, or right after an answer: what that says has to be there.
+        match round % 2 {
+            0 => tokio::time::sleep(dice.below_ms(30)).await,
+            _ => within(shared.told.notified()).await,
+        }
         block_in_place(|| server.kill());
         let acknowledged = shared.progress();
         block_in_place(|| server.restart());
