@@ -70,6 +70,9 @@ pub(crate) const MAINTENANCE_MS: u64 = 1_000;
 /// How long a snapshot that failed, for want of space mostly, is not tried again.
 pub(crate) const SNAPSHOT_RETRY_MS: u64 = 30_000;
 
+/// How often the writing thread lets others go first before it writes: bounds the wait of the first of them.
+pub(crate) const GATHER_YIELDS_MAX: usize = 16;
+
 /// Between two snapshots that are to make room on a full disk.
 pub(crate) const SNAPSHOT_SHORT_MS: u64 = 2_000;
 

@@ -257,6 +257,8 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
         };
         if !log.options.commit_delay.is_zero() && !closing && !urgent {
             thread::sleep(log.options.commit_delay);
+        } else {
+            gather(log);
         }
         let written = log.write();
         let now = Instant::now();
@@ -288,6 +290,21 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
                 thread::sleep(Duration::from_millis(limits::FULL_RETRY_MS));
             }
         }
+    }
+}
+
+/// Lets threads that are ready to append do so first: on a busy machine the one that appended first has only
+/// just begun with what its sockets brought, and one flush for all of it is cheaper than one for each. Where
+/// nobody is ready this costs a microsecond.
+fn gather(log: &Log) {
+    let mut appended = log.appended();
+    for _ in 0..limits::GATHER_YIELDS_MAX {
+        thread::yield_now();
+        let now = log.appended();
+        if now == appended {
+            return;
+        }
+        appended = now;
     }
 }
 
