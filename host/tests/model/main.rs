@@ -25,7 +25,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 use oracle::{Asked, Oracle, Reading, Told, Version};
 
 const START_MS: u64 = 1_700_000_000_000;
-const CLIENTS: usize = 3;
+const CLIENTS: usize = 2;
 const DIALECTS: [Dialect; 3] = [Dialect::Sdk, Dialect::Documents, Dialect::Preview];
 const RETENTION: Retention = Retention {
     window_ms: 600_000,
@@ -99,7 +99,10 @@ enum Op {
 const SLIPS: &[&[&str]] = &[&["NX", "NEX"], &["XX"], &["NX", "NX"], &["PX"]];
 const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &[],
+    &[],
+    &[],
     &["STOP"],
+    &["get"],
     &["get"],
     &["GET", "stop"],
     &["FOO"],
@@ -115,7 +118,7 @@ const MISCOUNTED: &[&[&str]] = &[
 ];
 
 fn words() -> impl Strategy<Value = Vec<&'static str>> {
-    let key = || prop::sample::select(&["a", "b", "c", "ab", "d", "e", ""][..]);
+    let key = || prop::sample::select(&["a", "a", "a", "b", "b", "c", "ab", "d", "e", ""][..]);
     let value = || prop::sample::select(&["", "1", "2", "\r\n", "NX"][..]);
     let ms = prop::sample::select(
         &[
