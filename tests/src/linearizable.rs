@@ -3,7 +3,8 @@
 //!
 //! The search is that of Wing and Gong with Lowe's memory of what failed ("Testing for linearizability", 2017). It
 //! is our own because it is small, and because two things matter here that a general checker does not know: commands
-//! with conditions, and requests whose connection broke, which may have had their effect at any later time or never.
+//! with conditions, and requests whose connection broke, which may have had their effect at any time until the process
+//! died, or never.
 //! Keys are independent of each other, so each is checked alone. Versions are part of the model: they rise from
 //! write to write, and whoever names one names that of the value, which also keeps the search short.
 
@@ -55,6 +56,8 @@ pub struct Operation {
     pub asked: u64,
     /// What was answered, and a moment after that; nothing where that is not known.
     pub answered: Option<(u64, Answer)>,
+    /// Where it was not answered: a moment after which it can have no effect any more.
+    pub over: u64,
 }
 
 /// No order explains the history.
@@ -156,6 +159,8 @@ impl Set {
 struct Placed {
     answered: Set,
     unanswered: Set,
+    /// When the last of them was asked: what was over by then can have no place any more.
+    latest: u64,
 }
 
 impl Placed {
@@ -173,16 +178,23 @@ impl Placed {
 
 /// What failed, or is being tried: whoever has used the same and more of what may happen can do no better.
 #[derive(Default)]
-struct Tried(HashMap<(Set, State), Vec<Set>>);
+struct Tried(HashMap<(Set, u64, State), Vec<Set>>);
 
 impl Tried {
-    fn is_new(&mut self, placed: &Placed, state: State) -> bool {
-        let known = self.0.entry((placed.answered.clone(), state)).or_default();
-        let used = &placed.unanswered;
-        if known.iter().any(|less| less.is_within(used)) {
+    fn is_new(&mut self, placed: &Placed, state: State, operations: &[&Operation]) -> bool {
+        let mut used = placed.unanswered.clone();
+        for (n, operation) in operations.iter().enumerate() {
+            // Used or not, it makes no difference any more.
+            if used.has(n) && operation.over < placed.latest {
+                used.flip(n);
+            }
+        }
+        let key = (placed.answered.clone(), placed.latest, state);
+        let known = self.0.entry(key).or_default();
+        if known.iter().any(|less| less.is_within(&used)) {
             return false;
         }
-        known.push(used.clone());
+        known.push(used);
         true
     }
 }
@@ -190,6 +202,7 @@ impl Tried {
 /// A place that was filled, and what else could fill it.
 struct Step {
     before: State,
+    latest_before: u64,
     candidates: Vec<usize>,
     chosen: usize,
 }
@@ -208,6 +221,7 @@ pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
     let mut placed = Placed {
         answered: nothing.clone(),
         unanswered: nothing,
+        latest: 0,
     };
     let mut state = State::default();
     let mut steps: Vec<Step> = Vec::new();
@@ -227,14 +241,18 @@ pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
             if answer.is_none() && next == state {
                 continue;
             }
+            let latest_before = placed.latest;
             placed.flip(n, operations[n]);
-            if !tried.is_new(&placed, next) {
+            placed.latest = latest_before.max(operations[n].asked);
+            if !tried.is_new(&placed, next, &operations) {
                 placed.flip(n, operations[n]);
+                placed.latest = latest_before;
                 continue;
             }
             done += usize::from(answer.is_some());
             steps.push(Step {
                 before: state,
+                latest_before,
                 candidates,
                 chosen: n,
             });
@@ -254,6 +272,7 @@ pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
             };
             placed.flip(step.chosen, operations[step.chosen]);
             done -= usize::from(operations[step.chosen].answered.is_some());
+            placed.latest = step.latest_before;
             state = step.before;
             candidates = step.candidates;
         }
@@ -273,10 +292,12 @@ fn candidates_of(operations: &[&Operation], placed: &Placed) -> Vec<usize> {
         if operation.asked > first_answer {
             break;
         }
-        all.push(n);
-        if let Some((at, _)) = operation.answered {
-            first_answer = first_answer.min(at);
+        match operation.answered {
+            Some((at, _)) => first_answer = first_answer.min(at),
+            None if operation.over < placed.latest => continue,
+            None => {}
         }
+        all.push(n);
     }
     all.sort_by_key(|n| {
         let answered = operations[*n].answered;
@@ -297,15 +318,21 @@ mod tests {
             command,
             asked,
             answered: Some((at, answer)),
+            over: u64::MAX,
         }
     }
 
     fn lost(asked: u64, command: Command) -> Operation {
+        lost_by(asked, u64::MAX, command)
+    }
+
+    fn lost_by(asked: u64, over: u64, command: Command) -> Operation {
         Operation {
             client: String::new(),
             command,
             asked,
             answered: None,
+            over,
         }
     }
 
@@ -516,8 +543,25 @@ mod tests {
         rejects(&[set, lost(2, C::SetNew(3)), read(4, 3, V[1])]);
     }
 
+    #[test]
+    fn what_was_never_answered_is_over_with_its_process() {
+        let set = op(0, 1, C::Set(1), A::Set(V[0]));
+        let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
+        let unknown = lost_by(2, 6, C::Set(2));
+        accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
+        // Nobody looked before it was over.
+        accepts(&[set.clone(), unknown.clone(), read(8, 2, V[1])]);
+        accepts(&[
+            set.clone(),
+            unknown.clone(),
+            read(5, 1, V[0]),
+            read(8, 2, V[1]),
+        ]);
+        rejects(&[set, unknown, read(8, 1, V[0]), read(10, 2, V[1])]);
+    }
+
     /// Every order of every choice, without memory and without care.
-    fn by_force(state: State, left: &[Operation]) -> bool {
+    fn by_force(state: State, latest: u64, left: &[Operation]) -> bool {
         if left.iter().all(|operation| operation.answered.is_none()) {
             return true;
         }
@@ -528,10 +572,12 @@ mod tests {
                 .iter()
                 .all(|other| other.answered.is_none_or(|(at, _)| at > one.asked));
             let answer = one.answered.map(|(_, answer)| answer);
+            let (late, latest) = (one.over < latest, latest.max(one.asked));
             first
+                && !(late && answer.is_none())
                 && state
                     .after(one.command, answer)
-                    .is_some_and(|next| by_force(next, &others))
+                    .is_some_and(|next| by_force(next, latest, &others))
         })
     }
 
@@ -588,9 +634,10 @@ mod tests {
                     command,
                     asked,
                     answered: (dice.below(5) > 0).then_some((at, answer)),
+                    over: at,
                 });
             }
-            let explained = by_force(State::default(), &history);
+            let explained = by_force(State::default(), 0, &history);
             assert_eq!(check(&history).is_ok(), explained, "{history:#?}");
             *(if explained { &mut right } else { &mut wrong }) += 1;
         }

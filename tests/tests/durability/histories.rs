@@ -134,6 +134,7 @@ impl Actor {
             command,
             asked: self.shared.tick(),
             answered: None,
+            over: u64::MAX,
         };
         let answer = loop {
             let sent = store.client.try_send(&publish.bytes());
@@ -271,13 +272,18 @@ fn histories(kills: u32) -> BTreeMap<u64, Vec<Operation>> {
         Manner::Forgets,
         Manner::Forgets,
     ];
+    let name = |n: usize| format!("actor{n}");
+    let forgetful: Vec<String> = (0..manners.len())
+        .filter(|n| manners[*n] == Manner::Forgets)
+        .map(name)
+        .collect();
     let actors: Vec<_> = manners
         .into_iter()
         .enumerate()
         .map(|(n, manner)| {
             let actor = Actor {
                 shared: shared.clone(),
-                name: format!("actor{n}"),
+                name: name(n),
                 manner,
                 dice: dice.split(),
                 connections: 0,
@@ -297,16 +303,23 @@ fn histories(kills: u32) -> BTreeMap<u64, Vec<Operation>> {
         }
         thread::sleep(dice.below_ms(10));
     };
+    let mut deaths = Vec::new();
     for _ in 0..kills {
         go_on(&mut dice);
         server.kill();
+        deaths.push(shared.tick());
         server.restart();
     }
     go_on(&mut dice);
     shared.stop.store(true, Ordering::SeqCst);
     let mut by_key: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
     for actor in actors {
-        for (key, operation) in actor.join().unwrap() {
+        for (key, mut operation) in actor.join().unwrap() {
+            // Who forgets has asked one process, and what that did not do nobody does.
+            let mut later = deaths.iter().filter(|death| **death > operation.asked);
+            if forgetful.contains(&operation.client) {
+                operation.over = later.next().copied().unwrap_or(u64::MAX);
+            }
             by_key.entry(key).or_default().push(operation);
         }
     }
