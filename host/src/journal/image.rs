@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use statehouse_journal::{Position, Sink};
+
 use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
@@ -205,6 +207,20 @@ impl Image {
             whole,
             ..Self::new(self.retention)
         };
+    }
+}
+
+impl Sink for Image {
+    fn reset(&mut self) {
+        Self::reset(self);
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        Self::block(self, block).map_err(|error| error.to_string())
+    }
+
+    fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
+        Self::record(self, record).map_err(|error| error.to_string())
     }
 }
 

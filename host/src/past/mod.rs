@@ -124,17 +124,3 @@ const EVERYTHING: Retention = Retention {
     // The largest Receive Maximum that MQTT 5 has (section 3.1.2.11.3).
     per_session: 65_535,
 };
-
-impl Sink for Image {
-    fn reset(&mut self) {
-        Self::reset(self);
-    }
-
-    fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        Self::block(self, block).map_err(|error| error.to_string())
-    }
-
-    fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
-        Self::record(self, record).map_err(|error| error.to_string())
-    }
-}
