@@ -97,7 +97,7 @@ fn no_crash_loses_or_doubles_what_was_answered() {
 }
 
 #[test]
-#[ignore = "takes the better part of an hour"]
+#[ignore = "takes a quarter of an hour"]
 fn no_crash_loses_or_doubles_what_was_answered_in_very_many_runs() {
     let first = SEEDS;
     run_all(first..first + number("STATEHOUSE_SIM_SEEDS").unwrap_or(SEEDS_LONG));

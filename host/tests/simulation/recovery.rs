@@ -203,7 +203,12 @@ impl World {
     /// The newest snapshot rots, where there is an older beginning that never did.
     fn spoil_a_snapshot(&mut self) -> bool {
         let names = self.disk.list().expect("a directory");
-        let whole = names.contains(&"000000000001.log".to_owned());
+        // The beginning itself, and all log since: a part of it may be left over.
+        let logs = names.iter().filter_map(|name| name.strip_suffix(".log"));
+        let mut logs = logs
+            .zip(1..)
+            .map(|(name, number)| name.parse() == Ok(number));
+        let whole = logs.all(|follows| follows);
         let mut snapshots = names.iter().filter(|name| name.ends_with(".snapshot"));
         let (newest, others) = (snapshots.next_back(), snapshots.count());
         let Some(newest) = newest.filter(|_| whole || others > 0) else {
