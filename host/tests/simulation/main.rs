@@ -16,6 +16,7 @@ mod client;
 mod deed;
 mod events;
 mod exit;
+mod habits;
 mod history;
 mod policies;
 mod recovery;

@@ -15,26 +15,13 @@ use statehouse_mqtt::QoS;
 use crate::client::{About, Arrival, Client, Said, Taste};
 use crate::deed::Deed;
 use crate::exit::{Exit, OnLog, Out};
+use crate::habits::{Habits, Kind};
 use crate::history::{self, Moment};
 use crate::policies;
 use crate::story::{Story, Tally};
 
 /// The wall clock at the beginning of every run.
 const START_MS: u64 = 1_700_000_000_000;
-
-/// What may happen in a run. Each run leaves some of it out, so that the rest happens more often.
-#[derive(Debug)]
-pub(crate) struct Habits {
-    pub(crate) faults: bool,
-    pub(crate) full: bool,
-    pub(crate) swaps: bool,
-    pub(crate) ends: bool,
-    pub(crate) jumps: bool,
-    pub(crate) waits: bool,
-    pub(crate) missing: bool,
-    pub(crate) crash_once_in: u64,
-    pub(crate) commit_once_in: u64,
-}
 
 pub(crate) struct World {
     pub(crate) dice: Dice,
@@ -90,48 +77,12 @@ impl World {
 
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let mut often = |n: u64| dice.below(n) != 0;
-        let habits = Habits {
-            faults: often(2),
-            full: !often(4),
-            swaps: often(2),
-            ends: !often(3),
-            jumps: often(2),
-            waits: often(2),
-            missing: !often(6),
-            crash_once_in: if often(3) { 30 } else { 90 },
-            commit_once_in: if often(3) { 5 } else { 15 },
-        };
-        let fat = dice.once_in(3);
-        let taste = Taste {
-            keys: if fat {
-                20
-            } else {
-                [2, 6, 20][dice.below(3) as usize]
-            },
-            fat,
-            tokens: [3, 50][dice.below(2) as usize],
-            reuse: dice.once_in(3),
-            faulty: dice.once_in(4),
-        };
-        let durability = if dice.once_in(6) {
-            Durability::Interval(std::time::Duration::from_secs(1))
-        } else {
-            Durability::Always
-        };
-        let options = Options {
-            durability,
-            segment_bytes: [4096, 16 << 10][dice.below(2) as usize],
-            history_bytes: [0, 50_000, u64::MAX][dice.below(3) as usize],
-            history_ms: [1_000, u64::MAX][dice.below(2) as usize],
-            ..Options::default()
-        };
-        let retention = Retention {
-            window_ms: [1, 5_000, 600_000][dice.below(3) as usize],
-            count_max: [1, 10, 1_000][dice.below(3) as usize],
-            bytes_max: 4 << 20,
-            per_session: 1 + dice.below(6),
-        };
+        let Kind {
+            habits,
+            taste,
+            options,
+            retention,
+        } = Kind::of(&mut dice);
         let source = Arc::new(ManualSource::at(START_MS));
         let disk = Simulation::new(dice.roll());
         let active = policies::STANDARD;
