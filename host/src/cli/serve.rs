@@ -6,6 +6,7 @@ use std::net;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
@@ -80,12 +81,23 @@ struct Policies {
     retired: Vec<Arc<Policy<Transaction>>>,
 }
 
-fn load_policies(config: &Config, image: &Image, modules: &Modules) -> anyhow::Result<Policies> {
+/// An engine, and the policy that every store has.
+type Standard = (Engine<Transaction>, Arc<Policy<Transaction>>);
+
+fn load_standard() -> anyhow::Result<Standard> {
     let engine = Engine::new()?;
     let standard = engine
         .load(STANDARD_POLICY)
         .context("the built-in policy does not load")?;
-    let standard = Arc::new(standard);
+    Ok((engine, Arc::new(standard)))
+}
+
+fn load_policies(
+    config: &Config,
+    image: &Image,
+    modules: &Modules,
+    (engine, standard): Standard,
+) -> anyhow::Result<Policies> {
     let last = image.active.and_then(|it| image.policies.get(it as usize));
     let file = match &config.policy {
         PolicyChoice::File(path) => Some(read_policy(path)?),
@@ -171,17 +183,22 @@ struct Started {
 fn start(config: &Config) -> anyhow::Result<Started> {
     let source = Arc::new(SystemSource::default());
     let listener = Listener::default();
+    // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
+    let compiling = thread::spawn(load_standard);
     let recovered = match config.storage.durability {
         Durability::Memory => None,
         _ => Some(storage::recover(&config.storage)?),
     };
+    let standard = compiling
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread that compiles the built-in policy panicked"))??;
     if let Some(recovered) = &recovered {
         tracing::info!("{}", recovered.report());
     }
     let modules = Modules::of(&config.storage.directory);
     let empty = Image::new(config.storage.duplicates);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
-    let policies = load_policies(config, image, &modules)?;
+    let policies = load_policies(config, image, &modules, standard)?;
 
     let (disk, image) = match recovered {
         Some(recovered) => {

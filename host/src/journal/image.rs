@@ -16,7 +16,7 @@ use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
 use crate::clock::{Hlc, Stamp};
-use crate::store::{Duplicates, Retention, State, Write};
+use crate::store::{Duplicates, Entry, Key, Retention, State, Table, Write};
 
 /// A store as it was.
 pub struct Image {
@@ -36,6 +36,8 @@ pub struct Image {
     pub run: u32,
     /// Requests below this number were remembered in the snapshot, or forgotten before it.
     remembered_below: u64,
+    /// Entries of a snapshot that is being read, visible and hidden.
+    loading: [Vec<(Key, Arc<Entry>)>; 2],
     retention: Retention,
     /// Whether sessions and requests are wanted: offline commands look at keys only.
     whole: bool,
@@ -53,6 +55,7 @@ impl Image {
             now_ms: 0,
             run: 0,
             remembered_below: 0,
+            loading: [Vec::new(), Vec::new()],
             retention,
             whole: true,
         }
@@ -73,7 +76,8 @@ impl Image {
             ENTRIES => {
                 while !reader.is_empty() {
                     let write = record::read_write(&mut reader, b"")?;
-                    self.state.write(&write);
+                    let entry = write.entry.ok_or(Malformed("an entry that is none"))?;
+                    self.loading[usize::from(write.hidden)].push((write.key, entry));
                 }
             }
             REMEMBERED if !self.whole => {}
@@ -92,6 +96,7 @@ impl Image {
             SESSIONS => self.sessions(reader.0)?,
             META => {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
+                self.settle();
                 self.tick(meta.clock, meta.now_ms);
                 self.run = meta.run;
                 self.remembered_below = next_number;
@@ -113,6 +118,7 @@ impl Image {
 
     /// Takes in a record that was read.
     pub fn apply(&mut self, record: Record<'_>) -> Result<(), Malformed> {
+        self.settle();
         match record {
             Record::Handled(handled) => self.handled(*handled)?,
             Record::Swept {
@@ -165,6 +171,17 @@ impl Image {
         self.write(&writes);
         self.tick(clock, now_ms);
         Ok(())
+    }
+
+    /// Makes tables of the entries of a snapshot: sorted as they are, that is much quicker than one by one.
+    fn settle(&mut self) {
+        let [visible, hidden] = &mut self.loading;
+        if !visible.is_empty() {
+            self.state.table = Table::of(std::mem::take(visible));
+        }
+        if !hidden.is_empty() {
+            self.state.hidden = Table::of(std::mem::take(hidden));
+        }
     }
 
     fn write(&mut self, writes: &[Write]) {

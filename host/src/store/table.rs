@@ -52,6 +52,17 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table of these entries; of two with the same key the later counts. Quickest where they are sorted.
+    pub fn of(entries: Vec<(Key, Arc<Entry>)>) -> Self {
+        let entries: BTreeMap<Key, Arc<Entry>> = entries.into_iter().collect();
+        let expires = |(key, entry): (&Key, &Arc<Entry>)| Some((entry.expires_ms?, key.clone()));
+        Self {
+            bytes: entries.iter().map(|(key, entry)| weight(key, entry)).sum(),
+            expiries: entries.iter().filter_map(expires).collect(),
+            entries,
+        }
+    }
+
     /// The entry of `key`, expired or not.
     pub fn get(&self, key: &[u8]) -> Option<&Arc<Entry>> {
         self.entries.get(key)
@@ -181,6 +192,22 @@ mod tests {
             (table.keys(), table.bytes(), table.expiries.len()),
             (0, 0, 0)
         );
+    }
+
+    #[test]
+    fn a_table_of_many_entries_is_the_same_as_one_by_one() {
+        let all = [("b", Some(5)), ("a", None), ("c", Some(3)), ("a", Some(9))];
+        let pair = |(key, expires_ms): (&'static str, _)| {
+            (Bytes::from_static(key.as_bytes()), entry(key, expires_ms))
+        };
+        let mut one_by_one = Table::default();
+        for (key, entry) in all.map(pair) {
+            one_by_one.insert(key, entry);
+        }
+        let table = Table::of(all.map(pair).to_vec());
+        assert_eq!(table.entries, one_by_one.entries);
+        assert_eq!(table.expiries, one_by_one.expiries);
+        assert_eq!(table.bytes(), one_by_one.bytes());
     }
 
     #[test]
