@@ -35,12 +35,6 @@ impl Server {
         Self { process, address }
     }
 
-    /// Waits for the end of the process.
-    #[allow(dead_code, reason = "not every benchmark ends its store in good order")]
-    pub(crate) fn wait(mut self) {
-        self.process.wait().expect("it was started here");
-    }
-
     /// The process.
     #[allow(dead_code, reason = "not every benchmark looks at the process")]
     pub(crate) fn id(&self) -> u32 {
@@ -60,9 +54,13 @@ impl Drop for Server {
 pub(crate) struct Client {
     stream: TcpStream,
     read: Vec<u8>,
+    /// How much of it is done with.
+    done: usize,
     packet_id: u16,
-    response_topic: String,
-    acknowledgements: Vec<u8>,
+    /// The properties of every request, but for two bytes of correlation data.
+    properties: Vec<u8>,
+    correlation_data: usize,
+    out: Vec<u8>,
 }
 
 impl Client {
@@ -72,19 +70,30 @@ impl Client {
         stream
             .set_read_timeout(Some(Duration::from_secs(5)))
             .expect("a socket option");
+        let response_topic = format!("clients/{id}/response");
+        let properties = PropertiesBuilder::new()
+            .correlation_data(b"id")
+            .response_topic(&response_topic)
+            .user("__protVer", "1.0")
+            .user("__ts", "001700000000000:00000:bench")
+            .finish()
+            .expect("short and without U+0000");
         let mut client = Self {
             stream,
             read: Vec::new(),
+            done: 0,
             packet_id: 0,
-            response_topic: format!("clients/{id}/response"),
-            acknowledgements: Vec::new(),
+            properties: properties.to_vec(),
+            // Behind the property's identifier and its length.
+            correlation_data: 3,
+            out: Vec::new(),
         };
         let mut connect = vec![0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0];
         text(&mut connect, id);
         client.send(0x10, &connect);
         assert_eq!(client.receive().0 >> 4, 2, "a CONNACK");
         let mut subscribe = vec![0, 1, 0];
-        text(&mut subscribe, &client.response_topic);
+        text(&mut subscribe, &response_topic);
         subscribe.push(1);
         client.send(0x82, &subscribe);
         assert_eq!(client.receive().0 >> 4, 9, "a SUBACK");
@@ -98,15 +107,17 @@ impl Client {
         self.stream.write_all(&packet).expect("the store reads");
     }
 
-    /// The next packet: its first byte and its body.
-    fn receive(&mut self) -> (u8, Vec<u8>) {
+    /// The next packet: its first byte and where its body is.
+    fn receive(&mut self) -> (u8, std::ops::Range<usize>) {
         loop {
-            if let Some((header, length)) = whole(&self.read) {
-                let first = self.read[0];
-                let body = self.read[header..header + length].to_vec();
-                self.read.drain(..header + length);
-                return (first, body);
+            let rest = &self.read[self.done..];
+            if let Some((header, length)) = whole(rest) {
+                let (first, body) = (rest[0], self.done + header);
+                self.done = body + length;
+                return (first, body..body + length);
             }
+            self.read.drain(..self.done);
+            self.done = 0;
             let mut chunk = [0; 16 << 10];
             let count = self
                 .stream
@@ -124,23 +135,24 @@ impl Client {
 
     /// Requests that are all on their way before the first is answered.
     pub(crate) fn round_trips<'a>(&mut self, payloads: impl Iterator<Item = &'a [u8]>) {
-        // What acknowledges the answers before goes along, as from any client that is in a hurry.
-        let mut packets = std::mem::take(&mut self.acknowledgements);
         let mut count = 0;
         for payload in payloads {
-            self.publish(&mut packets, payload);
+            self.publish(payload);
             count += 1;
         }
-        self.stream.write_all(&packets).expect("the store reads");
+        self.stream.write_all(&self.out).expect("the store reads");
+        self.out.clear();
         let (mut answered, mut acknowledged) = (0, 0);
         while answered < count || acknowledged < count {
             let (first, body) = self.receive();
             match first >> 4 {
                 3 => {
+                    let body = &self.read[body];
                     let topic = usize::from(u16::from_be_bytes([body[0], body[1]]));
-                    let packet_id = [body[2 + topic], body[3 + topic]];
-                    self.acknowledgements.extend([0x40, 2]);
-                    self.acknowledgements.extend(packet_id);
+                    // What acknowledges the answer goes along with the next request, as from any client that
+                    // is in a hurry.
+                    let acknowledgement = [0x40, 2, body[2 + topic], body[3 + topic]];
+                    self.out.extend_from_slice(&acknowledgement);
                     answered += 1;
                 }
                 4 => acknowledged += 1,
@@ -149,24 +161,20 @@ impl Client {
         }
     }
 
-    fn publish(&mut self, out: &mut Vec<u8>, payload: &[u8]) {
+    fn publish(&mut self, payload: &[u8]) {
         self.packet_id = self.packet_id % 60_000 + 1;
-        let properties = PropertiesBuilder::new()
-            .response_topic(&self.response_topic)
-            .correlation_data(&self.packet_id.to_be_bytes())
-            .user("__protVer", "1.0")
-            .user("__ts", "001700000000000:00000:bench")
-            .finish()
-            .expect("short and without U+0000");
-        let mut publish = Vec::with_capacity(256 + payload.len());
-        text(&mut publish, REQUEST_TOPIC);
-        publish.extend_from_slice(&self.packet_id.to_be_bytes());
-        length(&mut publish, properties.len());
-        publish.extend_from_slice(&properties);
-        publish.extend_from_slice(payload);
-        out.push(0x32);
-        length(out, publish.len());
-        out.extend_from_slice(&publish);
+        let id = self.packet_id.to_be_bytes();
+        self.properties[self.correlation_data..][..2].copy_from_slice(&id);
+        let mut properties_length = Vec::with_capacity(2);
+        length(&mut properties_length, self.properties.len());
+        let body = 2 + REQUEST_TOPIC.len() + 2 + properties_length.len();
+        self.out.push(0x32);
+        length(&mut self.out, body + self.properties.len() + payload.len());
+        text(&mut self.out, REQUEST_TOPIC);
+        self.out.extend_from_slice(&id);
+        self.out.extend_from_slice(&properties_length);
+        self.out.extend_from_slice(&self.properties);
+        self.out.extend_from_slice(payload);
     }
 }
 
