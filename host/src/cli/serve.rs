@@ -352,6 +352,8 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         kicked = stats.kicked,
         notifications = stats.notifications,
         policy_failures = stats.policy_failures,
+        duplicates = stats.duplicates,
+        duplicates_different = stats.duplicates_different,
         keys = stats.keys,
         "stopped"
     );
