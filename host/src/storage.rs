@@ -196,3 +196,54 @@ impl Source for Pieces {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Flags};
+    use crate::journal::Recorder;
+
+    #[test]
+    fn a_clock_that_went_back_is_asked_about() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = |accept_clock| {
+            let flags = Flags {
+                data: Some(directory.path().join("data")),
+                accept_clock,
+                ..Flags::default()
+            };
+            Config::load(flags).unwrap().storage
+        };
+        let ahead_ms = wall_ms() + 600_000;
+        {
+            let recovered = recover(&settings(false)).unwrap();
+            assert!(recovered.report().ends_with("is new"));
+            let (disk, _) = recovered.start(&Listener::default()).unwrap();
+            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms);
+            disk.journal().close().unwrap();
+        }
+        let refused = recover(&settings(false))
+            .err()
+            .map(|error| error.to_string());
+        let refused = refused.expect("ten minutes are too much");
+        assert!(refused.contains("--accept-clock"), "{refused}");
+        let image = recover(&settings(true)).unwrap().image;
+        // Time goes on from what is recorded, not from the clock.
+        assert_eq!((image.now_ms, image.run), (ahead_ms, 7));
+    }
+
+    #[test]
+    fn a_directory_is_one_process_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = Flags {
+            data: Some(directory.path().to_owned()),
+            ..Flags::default()
+        };
+        let settings = Config::load(flags).unwrap().storage;
+        let first = recover(&settings).unwrap();
+        let refused = recover(&settings).err().map(|error| error.to_string());
+        assert!(refused.is_some_and(|text| text.contains("in use by another process")));
+        drop(first);
+        assert!(recover(&settings).is_ok());
+    }
+}
