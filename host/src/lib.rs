@@ -4,9 +4,9 @@
 //!
 //! ```text
 //! socket ─ mqtt ─ transport ─ request ─ store ──────────── journal ─ outbox ─ transport ─ socket
-//!          codec  embedded    topic,    policy (wasm)      order     reply,
-//!          session            properties over a transaction          notifications,
-//!          router                                                    PUBACK last
+//!          codec  embedded    topic,    duplicate?         records,  reply,
+//!          session            properties, policy (wasm)    group     notifications,
+//!          router             delivery  over a transaction commit    PUBACK last
 //! ```
 //!
 //! Each module, what enters it, what leaves it, and what it never does:
@@ -14,15 +14,16 @@
 //! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
-//! * [`store`]: the one writer. An event in, effects out; no I/O, no clock.
+//! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
 //! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
-//! * [`journal`]: effects in, a position out, and how far everything is durable.
+//! * [`journal`]: effects in, records and a position out. Records hold what a request did and all that it saw.
+//! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
 //! * [`server`]: wires these together under one lock.
 //!
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
-//! [`config`] (flags over environment over file), [`past`] (a data directory seen from outside) and `cli` (one
-//! file per command).
+//! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
+//! [`past`] (a data directory seen from outside) and `cli` (one file per command).
 //!
 //! Dependencies point one way: cli → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 //! What enters: the settings, and at the start everything that was recorded. What leaves: an [`Image`] to go
 //! on from, and a [`Journal`]. It runs no policy.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -121,11 +121,6 @@ impl Recovered {
             self.image.state.table.keys(),
             self.took.as_millis()
         )
-    }
-
-    /// Where it is.
-    pub fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Starts the journal's threads, and hands over the state.

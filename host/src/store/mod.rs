@@ -1,8 +1,9 @@
 //! The one writer: turns an event into effects.
 //!
 //! What enters: a request, the end of a connection or session, or the time for a sweep, each with `now`.
-//! What leaves: the answer, the notifications, and what has to be durable before either leaves the host. Time is an argument and there is no I/O, so that the
-//! same code runs in production, in tests and in a replay.
+//! What leaves: the answer, the notifications, and what has to be durable before either leaves the host.
+//! Time is an argument and there is no I/O, so that the same code runs in production, in tests and in a
+//! replay.
 //!
 //! Architecture invariant: the store knows nothing of a transport, and nothing of what commands mean.
 

@@ -1,31 +1,6 @@
 //! Policies of other people, through the real binary: each fault is the faulty request's alone.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
-
-use statehouse_tests::Server;
-
-/// The module of `policies/faulty`, built once, with the target directory of no other build.
-fn faulty() -> &'static str {
-    static MODULE: OnceLock<String> = OnceLock::new();
-    MODULE.get_or_init(|| {
-        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("policies");
-        let built = Command::new(env!("CARGO"))
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-            .args(["build", "--package", "faulty", "--profile", "guest"])
-            .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
-            .arg("--target-dir")
-            .arg(&target)
-            .status()
-            .unwrap();
-        assert!(built.success(), "policies/faulty does not build");
-        let module = target.join("wasm32-unknown-unknown/guest/faulty.wasm");
-        module.into_os_string().into_string().unwrap()
-    })
-}
+use statehouse_tests::{Server, policies::faulty};
 
 #[test]
 fn a_faulty_policy_is_contained() {
