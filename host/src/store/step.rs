@@ -94,7 +94,7 @@ pub struct Handled {
 pub enum Rerun {
     /// It ran again and gave the same.
     Same,
-    /// Only its answer was kept.
+    /// Only its answer was kept, or the machine was too slow to run it.
     Stored,
     /// It ran again and gave something else: the stored answer counts.
     Different,
@@ -317,7 +317,8 @@ impl Store {
         });
         let outcome = &original.outcome;
         let rerun = match &again {
-            None => Rerun::Stored,
+            // A slow machine says nothing about the policy.
+            None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
             Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
             Some(_) => Rerun::Different,
         };

