@@ -158,10 +158,6 @@ pub const DUPLICATES_MAX_DEFAULT: u64 = 100_000;
 /// take as much again.
 pub const DUPLICATE_BYTES_MAX_DEFAULT: u64 = 64 << 20;
 
-/// The last requests of a live session that are remembered however old: the broker's Receive Maximum, since a
-/// client can have no more on their way, and only these can come again.
-pub const DUPLICATES_PER_SESSION: u64 = 1024;
-
 /// Default bound of the age of history (`history_retention`): long enough to look into what happened overnight.
 pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 

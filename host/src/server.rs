@@ -72,6 +72,9 @@ pub struct Stats {
     pub duplicates: u64,
     /// Those of them where running the policy again gave another answer.
     pub duplicates_different: u64,
+    /// Requests that were forgotten although their session lives and might send them again: see
+    /// `max_duplicate_bytes`.
+    pub forgotten: u64,
     /// Requests that are remembered at the moment.
     pub remembered: u64,
     /// Keys at the moment.
@@ -171,6 +174,7 @@ impl Server {
             bytes: state.table.bytes(),
             watches: state.watches.len() as u64,
             remembered: core.store.duplicates().len() as u64,
+            forgotten: core.store.duplicates().evicted(),
             ..core.stats
         }
     }

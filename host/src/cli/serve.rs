@@ -235,13 +235,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     for retired in policies.retired {
         registry.retire(retired);
     }
-    let store = Store::restore(
-        registry,
-        config.quota,
-        image.state,
-        image.duplicates,
-        config.storage.duplicates,
-    );
+    let store = Store::restore(registry, config.quota, image.state, image.duplicates);
     let server = Server::new(
         store,
         clock,
@@ -354,6 +348,7 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         policy_failures = stats.policy_failures,
         duplicates = stats.duplicates,
         duplicates_different = stats.duplicates_different,
+        forgotten = stats.forgotten,
         keys = stats.keys,
         "stopped"
     );

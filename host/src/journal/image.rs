@@ -38,7 +38,6 @@ pub struct Image {
     remembered_below: u64,
     /// Entries of a snapshot that is being read, visible and hidden.
     loading: [Vec<(Key, Arc<Entry>)>; 2],
-    retention: Retention,
     /// Whether sessions and requests are wanted: offline commands look at keys only.
     whole: bool,
 }
@@ -56,7 +55,6 @@ impl Image {
             run: 0,
             remembered_below: 0,
             loading: [Vec::new(), Vec::new()],
-            retention,
             whole: true,
         }
     }
@@ -222,7 +220,7 @@ impl Image {
         let whole = self.whole;
         *self = Self {
             whole,
-            ..Self::new(self.retention)
+            ..Self::new(self.duplicates.retention())
         };
     }
 }

@@ -56,14 +56,14 @@ impl Recorder {
     pub fn started(&mut self, run: u32, now_ms: u64) {
         let mut record = Vec::new();
         record::started(&mut record, run, now_ms);
-        self.append(&[&record], false);
+        self.append(&record);
     }
 
     /// The end of a run.
     pub fn stopped(&mut self, now_ms: u64) {
         let mut record = Vec::new();
         record::stopped(&mut record, now_ms);
-        self.append(&[&record], false);
+        self.append(&record);
     }
 
     /// From the next request on this policy answers. Its module must be durable already.
@@ -79,7 +79,7 @@ impl Recorder {
             self.policies.push(policy);
         }
         self.active = u32::try_from(number).ok();
-        self.append(&[&record], false);
+        self.append(&record);
     }
 
     /// Records what a step did; the position that its answer rests on.
@@ -139,9 +139,9 @@ impl Recorder {
         );
     }
 
-    fn append(&mut self, records: &[&[u8]], urgent: bool) {
+    fn append(&mut self, record: &[u8]) {
         if self.journal.keeps() {
-            self.last = self.journal.append(records, urgent);
+            self.last = self.journal.append(&[record], false);
         }
     }
 }

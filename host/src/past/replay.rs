@@ -122,7 +122,7 @@ impl Past {
         file: Option<&[u8]>,
         observer: &mut dyn Observer,
     ) -> Result<Replayed, PastError> {
-        let engine = Engine::new()?;
+        let engine = Engine::without_watchdog()?;
         let other = file.map(|file| engine.load(file)).transpose()?;
         let mut scout = Scout::new(from, to);
         let range = self.read(Base::Oldest, Position::END, &mut scout)?;

@@ -86,6 +86,24 @@ pub enum LoadError {
 impl<H: Host> Engine<H> {
     /// Makes an engine and starts its watchdog's ticker, which ends with the engine.
     pub fn new() -> Result<Self, LoadError> {
+        let made = Self::without_watchdog()?;
+        let ticking = made.engine.weak();
+        std::thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(move || {
+                while let Some(engine) = ticking.upgrade() {
+                    engine.increment_epoch();
+                    drop(engine);
+                    std::thread::sleep(limits::EPOCH_TICK);
+                }
+            })
+            .map_err(|e| LoadError::Engine(format!("its watchdog has no thread: {e}")))?;
+        Ok(made)
+    }
+
+    /// Makes an engine for runs that nobody waits for, such as a replay: only fuel ends a call, so that the
+    /// same call ends the same way however slow the machine is.
+    pub fn without_watchdog() -> Result<Self, LoadError> {
         let broken = |e: wasmtime::Error| LoadError::Engine(format!("{e:#}"));
         let mut config = Config::new();
         config
@@ -99,17 +117,6 @@ impl<H: Host> Engine<H> {
             .max_wasm_stack(limits::GUEST_STACK_BYTES_MAX)
             .cranelift_opt_level(OptLevel::Speed);
         let engine = wasmtime::Engine::new(&config).map_err(broken)?;
-        let ticking = engine.weak();
-        std::thread::Builder::new()
-            .name("watchdog".into())
-            .spawn(move || {
-                while let Some(engine) = ticking.upgrade() {
-                    engine.increment_epoch();
-                    drop(engine);
-                    std::thread::sleep(limits::EPOCH_TICK);
-                }
-            })
-            .map_err(|e| LoadError::Engine(format!("its watchdog has no thread: {e}")))?;
         let mut linker = Linker::new(&engine);
         bindings::Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |guest: &mut Guest<H>| guest)
             .map_err(broken)?;

@@ -24,10 +24,11 @@ impl Modules {
 
     /// Keeps a policy's file. It is durable when this returns.
     pub fn save(&self, digest: &blake3::Hash, file: &[u8]) -> io::Result<()> {
-        let path = self.path(digest);
-        if path.exists() {
+        // A damaged one is written again.
+        if self.load(digest).is_ok() {
             return Ok(());
         }
+        let path = self.path(digest);
         fs::create_dir_all(&self.directory)?;
         let new = path.with_extension("new");
         let mut out = File::create(&new)?;
@@ -82,6 +83,8 @@ mod tests {
                 .to_string()
                 .contains("damaged")
         );
+        modules.save(&b, b"b").unwrap();
+        assert_eq!(modules.load(&b).unwrap(), b"b");
         let absent = modules.load(&blake3::hash(b"c")).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::NotFound);
     }

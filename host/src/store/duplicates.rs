@@ -126,22 +126,20 @@ impl Default for Retention {
             window_ms: limits::DUPLICATE_WINDOW_MS_DEFAULT,
             count_max: limits::DUPLICATES_MAX_DEFAULT,
             bytes_max: limits::DUPLICATE_BYTES_MAX_DEFAULT,
-            per_session: limits::DUPLICATES_PER_SESSION,
+            per_session: statehouse_mqtt::Limits::default().receive_max.into(),
         }
     }
 }
 
 impl Retention {
     /// How long a request is remembered: as long as it lives itself, within bounds.
-    pub(super) fn of(&self, properties: &Properties) -> u64 {
+    fn of(&self, properties: &Properties) -> u64 {
         let expiry_ms = u64::from(properties.message_expiry_s().unwrap_or(0)) * 1000;
         expiry_ms
             .max(limits::DUPLICATE_WINDOW_MS_MIN)
             .min(self.window_ms)
     }
-}
 
-impl Retention {
     /// Whether a request may still be on its way where its session has come to `turns`. Younger ones that are on
     /// their way too may have been answered after it; and older ones may be answered only now, since a request
     /// whose policy failed runs again when it is sent again.
@@ -198,9 +196,14 @@ impl Duplicates {
         }
     }
 
-    /// Changes how much is remembered.
-    pub fn set_retention(&mut self, retention: Retention) {
-        self.retention = retention;
+    /// How much is remembered.
+    pub fn retention(&self) -> Retention {
+        self.retention
+    }
+
+    /// Until when a request of now is remembered at least.
+    pub(super) fn until_ms(&self, properties: &Properties, now_ms: u64) -> u64 {
+        now_ms.saturating_add(self.retention.of(properties))
     }
 
     /// Takes note of a request. True where it may have come before; most cannot, and what they are need not

@@ -122,20 +122,13 @@ pub struct Store {
     registry: Registry<Transaction>,
     quota: Quota,
     duplicates: Duplicates,
-    retention: Retention,
 }
 
 impl Store {
     /// An empty store under the policies of `registry`.
     pub fn new(registry: Registry<Transaction>, quota: Quota) -> Self {
-        let retention = Retention::default();
-        Self::restore(
-            registry,
-            quota,
-            Box::default(),
-            Duplicates::new(retention),
-            retention,
-        )
+        let duplicates = Duplicates::new(Retention::default());
+        Self::restore(registry, quota, Box::default(), duplicates)
     }
 
     /// A store that goes on from recorded state.
@@ -143,16 +136,13 @@ impl Store {
         registry: Registry<Transaction>,
         quota: Quota,
         state: Box<State>,
-        mut duplicates: Duplicates,
-        retention: Retention,
+        duplicates: Duplicates,
     ) -> Self {
-        duplicates.set_retention(retention);
         Self {
             state: Some(state),
             registry,
             quota,
             duplicates,
-            retention,
         }
     }
 
@@ -269,7 +259,7 @@ impl Store {
                 delivery: request.delivery,
                 turn: self.duplicates.next_turn(request.delivery.session),
                 identity: identity(request),
-                until_ms: now_ms.saturating_add(self.retention.of(request.properties)),
+                until_ms: self.duplicates.until_ms(request.properties, now_ms),
                 context: Context {
                     now_ms,
                     clock,
@@ -350,9 +340,12 @@ impl Store {
 
 impl RestsOn {
     fn of(evidence: Option<Evidence>) -> Self {
-        let lists = |(_, imported): &(u32, Imported)| matches!(imported, Imported::Page(_));
+        // Pages and quotas are about the whole table; a watch is about nothing that is on disk.
+        let of_watches = |(_, imported): &(u32, Imported)| {
+            matches!(imported, Imported::Watched | Imported::Unwatched(_))
+        };
         match evidence {
-            Some(evidence) if !evidence.imports.iter().any(lists) => Self::Keys(evidence.reads),
+            Some(evidence) if evidence.imports.iter().all(of_watches) => Self::Keys(evidence.reads),
             _ => Self::Everything,
         }
     }

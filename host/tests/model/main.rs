@@ -88,7 +88,7 @@ type Policies = [Arc<Policy<Transaction>>; 2];
 fn policies() -> &'static Policies {
     static POLICIES: OnceLock<(Engine<Transaction>, Policies)> = OnceLock::new();
     let (_, policies) = POLICIES.get_or_init(|| {
-        let engine = Engine::new().expect("an engine");
+        let engine = Engine::without_watchdog().expect("an engine");
         // A custom section makes another build of it: id 0, its length, its name with a length.
         let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
         let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
@@ -144,7 +144,7 @@ struct Model {
 }
 
 fn quiet(registry: Registry<Transaction>, image: Image) -> Store {
-    Store::restore(registry, QUOTA, image.state, image.duplicates, RETENTION)
+    Store::restore(registry, QUOTA, image.state, image.duplicates)
 }
 
 impl Model {

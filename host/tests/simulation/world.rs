@@ -92,7 +92,7 @@ impl World {
         let log = Arc::new(log);
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
         let registry = policies::registry(active, None);
-        let store = Store::restore(registry, quota(), image.state, image.duplicates, retention);
+        let store = Store::restore(registry, quota(), image.state, image.duplicates);
         let clients = 1 + dice.below(4);
         let mut world = Self {
             clients: (0..clients as usize)
@@ -148,13 +148,7 @@ impl World {
             let missing = self.dice.below(3) as usize;
             let missing = (self.habits.missing && missing != active).then_some(missing);
             let registry = policies::registry(active, missing);
-            self.store = Store::restore(
-                registry,
-                quota(),
-                image.state,
-                image.duplicates,
-                self.retention,
-            );
+            self.store = Store::restore(registry, quota(), image.state, image.duplicates);
             let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
             self.store.retain_sessions(&live);
             self.check_sessions();
@@ -295,9 +289,11 @@ impl World {
                 match effects.repeated {
                     Some(Rerun::Same) => self.tally.count("duplicates run again"),
                     Some(Rerun::Stored) => {
-                        // Too much to keep, a policy that is missing, or a machine so slow that the watchdog
-                        // stopped it. The tally says that most ran.
                         self.tally.count("duplicates answered from the record");
+                        assert!(
+                            self.taste.fat || self.habits.missing,
+                            "nothing to run {id} on"
+                        );
                     }
                     other => panic!("request {id}: {other:?}"),
                 }
