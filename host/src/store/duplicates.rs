@@ -151,22 +151,30 @@ impl Retention {
 /// All that are remembered.
 pub struct Duplicates {
     retention: Retention,
-    entries: BTreeMap<u64, Slot>,
+    /// The youngest, in the order of their numbers.
+    window: VecDeque<Slot>,
+    /// Older ones, which are kept only as the last ones of their session. All their numbers are lower.
+    kept: BTreeMap<u64, Slot>,
     /// The newest of each identity; older ones are found from there.
     newest: HashMap<(u64, Identity), u64>,
     sessions: HashMap<u64, Session>,
-    /// Numbers in their order, but for those that are kept only as the last ones of their session.
-    window: VecDeque<u64>,
+    count: usize,
     bytes: u64,
     next_number: u64,
     evicted: u64,
 }
 
+/// A place in the window. What is asked of each that leaves it stands here: the rest is long out of any cache.
 struct Slot {
-    remembered: Arc<Remembered>,
+    number: u64,
+    /// None once it was forgotten before its time in the window was over.
+    remembered: Option<Arc<Remembered>>,
+    session: u64,
+    turn: u64,
+    until_ms: u64,
+    cost_bytes: u64,
     /// An older one of the same identity.
     older: Option<u64>,
-    in_window: bool,
 }
 
 #[derive(Default)]
@@ -175,6 +183,8 @@ struct Session {
     turns: u64,
     /// What is remembered of it, in order.
     held: VecDeque<u64>,
+    /// What that costs.
+    bytes: u64,
     /// The newest connection seen.
     connection: u64,
     /// Requests that came over it, while there may be resends of earlier ones among them.
@@ -186,10 +196,11 @@ impl Duplicates {
     pub fn new(retention: Retention) -> Self {
         Self {
             retention,
-            entries: BTreeMap::new(),
+            window: VecDeque::new(),
+            kept: BTreeMap::new(),
             newest: HashMap::new(),
             sessions: HashMap::new(),
-            window: VecDeque::new(),
+            count: 0,
             bytes: 0,
             next_number: 1,
             evicted: 0,
@@ -240,18 +251,20 @@ impl Duplicates {
         let mut number = *self.newest.get(&(delivery.session, *identity))?;
         let mut newest = None;
         loop {
-            let Some(slot) = self.entries.get(&number) else {
+            let found = self.slot(number);
+            let Some((slot, remembered)) = found.and_then(|it| Some((it, it.remembered.as_ref()?)))
+            else {
                 return newest.map(Arc::clone);
             };
-            let original = slot.remembered.delivery;
+            let original = remembered.delivery;
             let same_packet = original.packet_id == delivery.packet_id;
             // Some clients send again without DUP.
             let resent = original.connection < delivery.connection && same_packet;
             if (delivery.dup && same_packet) || resent {
-                return Some(slot.remembered.clone());
+                return Some(remembered.clone());
             }
             if delivery.dup {
-                newest = newest.or(Some(&slot.remembered));
+                newest = newest.or(Some(remembered));
             }
             match slot.older {
                 Some(older) => number = older,
@@ -265,102 +278,165 @@ impl Duplicates {
         self.next_number
     }
 
-    /// Remembers a request under the next number, or a recorded one under its own.
+    /// Remembers a request under the next number, or a recorded one under its own, which must be above all before.
     pub fn insert(&mut self, remembered: Arc<Remembered>) {
         let number = remembered.number;
+        let delivery = remembered.delivery;
+        let cost_bytes = remembered.cost_bytes();
         self.next_number = self.next_number.max(number + 1);
-        self.bytes += remembered.cost_bytes();
-        let session = self
-            .sessions
-            .entry(remembered.delivery.session)
-            .or_default();
-        session.connection = session.connection.max(remembered.delivery.connection);
+        self.bytes += cost_bytes;
+        self.count += 1;
+        let session = self.sessions.entry(delivery.session).or_default();
+        session.connection = session.connection.max(delivery.connection);
         session.turns = session.turns.max(remembered.turn);
         session.held.push_back(number);
-        let key = (remembered.delivery.session, remembered.identity);
+        session.bytes += cost_bytes;
+        let key = (delivery.session, remembered.identity);
         let older = self.newest.insert(key, number);
-        self.entries.insert(
+        self.window.push_back(Slot {
             number,
-            Slot {
-                remembered,
-                older,
-                in_window: true,
-            },
-        );
-        self.window.push_back(number);
+            session: delivery.session,
+            turn: remembered.turn,
+            until_ms: remembered.until_ms,
+            cost_bytes,
+            remembered: Some(remembered),
+            older,
+        });
     }
 
-    /// Forgets what is neither young enough nor among the last of its session.
+    /// Forgets what is neither young enough nor among the last of its session. Called after each insertion, with
+    /// its session.
     pub fn evict(&mut self, session: u64, now_ms: u64) {
         self.advance(session);
-        while let Some(number) = self.window.front() {
-            let Some(slot) = self.entries.get(number) else {
-                self.window.pop_front();
-                continue;
-            };
-            if slot.remembered.until_ms > now_ms
+        while let Some(slot) = self.window.front() {
+            if slot.remembered.is_some()
+                && slot.until_ms > now_ms
                 && self.window.len() as u64 <= self.retention.count_max
                 && self.bytes <= self.retention.bytes_max
             {
                 break;
             }
-            let number = *number;
-            self.window.pop_front();
-            let protected = self.is_last(&slot.remembered);
-            match self.entries.get_mut(&number) {
-                Some(slot) if protected => slot.in_window = false,
-                _ => self.remove(number),
-            }
-            if self.window.is_empty() {
-                break;
-            }
-        }
-        // The last ones of very many sessions could be any amount: memory is bounded before memories are.
-        while self.bytes > self.retention.bytes_max.saturating_mul(2) {
-            let Some((&number, _)) = self.entries.first_key_value() else {
+            let Some(slot) = self.window.pop_front() else {
                 break;
             };
-            self.evicted += 1;
-            self.remove(number);
+            if slot.remembered.is_none() {
+                continue;
+            }
+            if self.is_last(&slot) {
+                self.kept.insert(slot.number, slot);
+            } else {
+                self.release(slot);
+            }
         }
+        // The last ones of very many sessions could be any amount, and memory is bounded before memories are.
+        while self.bytes > self.retention.bytes_max.saturating_mul(2) && self.evict_early(session) {
+        }
+    }
+
+    /// Forgets one request although its session may send it again: where this session holds more than its share, its
+    /// own oldest, else the oldest of all.
+    fn evict_early(&mut self, session: u64) -> bool {
+        let share = self.retention.bytes_max.saturating_mul(2) / self.sessions.len().max(1) as u64;
+        let own = self.sessions.get(&session);
+        let own = own.filter(|it| it.bytes > share && it.held.len() > 1);
+        let oldest = || {
+            let kept = self.kept.first_key_value().map(|(number, _)| *number);
+            let there = |slot: &&Slot| slot.remembered.is_some();
+            kept.or_else(|| self.window.iter().find(there).map(|slot| slot.number))
+        };
+        let Some(number) = own.and_then(|it| it.held.front().copied()).or_else(oldest) else {
+            return false;
+        };
+        if self.evicted == 0 {
+            tracing::warn!(
+                bytes = self.bytes,
+                sessions = self.sessions.len(),
+                "requests that their clients may send again are forgotten, since the last ones of all sessions take twice max_duplicate_bytes: raise it, or let sessions that are not used expire sooner"
+            );
+        }
+        self.evicted += 1;
+        self.remove(number);
+        true
     }
 
     /// Drops what a session's newest requests have pushed out of its last ones.
     fn advance(&mut self, session: u64) {
-        loop {
-            let Some(Session { turns, held, .. }) = self.sessions.get_mut(&session) else {
-                return;
-            };
-            let Some(&number) = held.front() else {
-                return;
-            };
-            match self.entries.get(&number) {
-                // The window forgets in order, so all behind this one are in it too.
-                Some(slot) if slot.in_window => return,
-                Some(slot) if self.retention.keeps(slot.remembered.turn, *turns) => return,
-                Some(_) => {
-                    held.pop_front();
-                    self.remove(number);
-                }
-                None => _ = held.pop_front(),
-            }
+        // The window forgets in order, so all behind its first are in it too.
+        let window_from = self.window.front().map_or(u64::MAX, |slot| slot.number);
+        while let Some(Session { turns, held, .. }) = self.sessions.get(&session)
+            && let Some(&number) = held.front()
+            && number < window_from
+            && let Some(slot) = self.kept.get(&number)
+            && !self.retention.keeps(slot.turn, *turns)
+        {
+            self.remove(number);
         }
     }
 
-    fn is_last(&self, remembered: &Remembered) -> bool {
+    fn is_last(&self, slot: &Slot) -> bool {
         self.sessions
-            .get(&remembered.delivery.session)
-            .is_some_and(|held| self.retention.keeps(remembered.turn, held.turns))
+            .get(&slot.session)
+            .is_some_and(|session| self.retention.keeps(slot.turn, session.turns))
+    }
+
+    fn slot(&self, number: u64) -> Option<&Slot> {
+        match self.place(number) {
+            Some(place) => self.window.get(place),
+            None => self.kept.get(&number),
+        }
+    }
+
+    /// Where a number stands in the window. There are hardly any gaps, so the first guess is mostly right.
+    fn place(&self, number: u64) -> Option<usize> {
+        let first = self.window.front()?.number;
+        let guess = usize::try_from(number.checked_sub(first)?).ok()?;
+        if self
+            .window
+            .get(guess)
+            .is_some_and(|slot| slot.number == number)
+        {
+            return Some(guess);
+        }
+        self.window
+            .binary_search_by_key(&number, |slot| slot.number)
+            .ok()
     }
 
     fn remove(&mut self, number: u64) {
-        let Some(slot) = self.entries.remove(&number) else {
+        let taken = match self.place(number) {
+            Some(place) => self.window.get_mut(place).and_then(|slot| {
+                let remembered = slot.remembered.take()?;
+                Some(Slot {
+                    remembered: Some(remembered),
+                    ..*slot
+                })
+            }),
+            None => self.kept.remove(&number),
+        };
+        if let Some(slot) = taken {
+            self.release(slot);
+        }
+    }
+
+    /// Settles the accounts of one that was taken out of its place.
+    fn release(&mut self, slot: Slot) {
+        let Some(remembered) = slot.remembered else {
             return;
         };
-        self.bytes -= slot.remembered.cost_bytes();
-        let key = (slot.remembered.delivery.session, slot.remembered.identity);
-        if self.newest.get(&key) == Some(&number) {
+        self.bytes -= slot.cost_bytes;
+        self.count -= 1;
+        let key = (slot.session, remembered.identity);
+        if self.newest.get(&key) == Some(&slot.number) {
             self.newest.remove(&key);
+        }
+        if let Some(session) = self.sessions.get_mut(&slot.session) {
+            session.bytes -= slot.cost_bytes;
+            // Nearly always its first.
+            if session.held.front() == Some(&slot.number) {
+                session.held.pop_front();
+            } else if let Ok(place) = session.held.binary_search(&slot.number) {
+                session.held.remove(place);
+            }
         }
     }
 
@@ -383,19 +459,20 @@ impl Duplicates {
 
     /// Those from `number` on, in their order.
     pub fn range(&self, number: u64) -> impl Iterator<Item = &Arc<Remembered>> {
-        self.entries
-            .range(number..)
-            .map(|(_, slot)| &slot.remembered)
+        let from = self.window.partition_point(|slot| slot.number < number);
+        let kept = self.kept.range(number..).map(|(_, slot)| slot);
+        kept.chain(self.window.range(from..))
+            .filter_map(|slot| slot.remembered.as_ref())
     }
 
     /// How many are remembered.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.count
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.count == 0
     }
 
     /// What they cost, in bytes.
@@ -575,6 +652,53 @@ mod tests {
         all.retain_sessions(&[3]);
         assert_eq!((all.len(), all.bytes()), (0, 0));
         assert!(all.newest.is_empty() && all.sessions.is_empty());
+    }
+
+    /// The oldest of all once went first, so that many busy clients made the store forget an idle one's.
+    #[test]
+    fn who_holds_most_gives_way_first() {
+        let retention = Retention {
+            bytes_max: 20_000,
+            per_session: 100,
+            ..RETENTION
+        };
+        let mut all = Duplicates::new(retention);
+        for packet_id in 1..=3 {
+            answer(
+                &mut all,
+                delivery(1, 1, packet_id, false),
+                packet_id as u8,
+                0,
+            );
+        }
+        for n in 0..400u16 {
+            answer(&mut all, delivery(2, 1, n, false), n as u8, 0);
+        }
+        assert!(all.evicted() > 0 && all.bytes() <= 2 * retention.bytes_max);
+        for packet_id in 1..=3u8 {
+            let again = delivery(1, 1, packet_id.into(), true);
+            assert!(
+                found(&all, again, packet_id).is_some(),
+                "packet {packet_id}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_session_that_is_idle_holds_nothing_of_what_was_forgotten() {
+        let mut all = Duplicates::new(Retention {
+            per_session: 1,
+            ..RETENTION
+        });
+        for n in 0..5_000u32 {
+            let session = u64::from(n / 100) + 1;
+            answer(&mut all, delivery(session, 1, n as u16, false), n as u8, 0);
+        }
+        let held: usize = all.sessions.values().map(|it| it.held.len()).sum();
+        assert_eq!(held, all.len());
+        assert!(held <= 50 * 2 + 10);
+        let bytes: u64 = all.sessions.values().map(|it| it.bytes).sum();
+        assert_eq!(bytes, all.bytes());
     }
 
     #[test]
