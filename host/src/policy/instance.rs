@@ -33,6 +33,11 @@ impl<H: Host> Instance<H> {
         Self { policy, live: None }
     }
 
+    /// Throws away what runs: the next call starts anew, with nothing left from an earlier one.
+    pub fn renew(&mut self) {
+        self.live = None;
+    }
+
     /// The policy it runs.
     pub fn policy(&self) -> &Arc<Policy<H>> {
         &self.policy
@@ -74,10 +79,12 @@ impl<H: Host> Instance<H> {
             instance: self,
             host: None,
             failed: None,
+            fuel: budget::fuel(bytes.len()),
+            burnt: 0,
         };
         match live {
             Ok(mut live) => {
-                let filled = live.store.set_fuel(budget::fuel(bytes.len()));
+                let filled = live.store.set_fuel(call.fuel);
                 live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
                 let data = live.store.data_mut();
                 data.host = Some(host);
@@ -103,6 +110,10 @@ pub struct Call<'a, H: Host> {
     /// The host, where there is no live instance to hold it.
     host: Option<H>,
     failed: Option<Failure>,
+    /// What it may burn.
+    fuel: u64,
+    /// What it had burnt when its instance was thrown away.
+    burnt: u64,
 }
 
 impl<H: Host> Call<'_, H> {
@@ -141,6 +152,15 @@ impl<H: Host> Call<'_, H> {
         held.expect("begin put the host into one of the two places, and only end takes it out")
     }
 
+    /// The fuel that it has burnt by now: the same on every machine.
+    pub fn burnt(&self) -> u64 {
+        match &self.instance.live {
+            // An engine of ours always counts fuel.
+            Some(live) => self.fuel.saturating_sub(live.store.get_fuel().unwrap_or(0)),
+            None => self.burnt,
+        }
+    }
+
     /// What the policy returned was no outcome: an instance that broke the contract once is replaced,
     /// as after a trap.
     pub fn discard(&mut self, failure: &Failure) {
@@ -175,6 +195,7 @@ impl<H: Host> Call<'_, H> {
 
     /// Throws the instance away, keeps the host.
     fn fail(&mut self, failure: Failure) -> Failure {
+        self.burnt = self.burnt();
         if let Some(mut live) = self.instance.live.take() {
             self.host = live.store.data_mut().host.take();
         }

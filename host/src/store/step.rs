@@ -43,6 +43,10 @@ pub struct Effects {
     pub notices: Vec<Notice>,
     /// How many policy calls failed.
     pub failures: u64,
+    /// Why the request's own call failed, if it did.
+    pub failed: Option<Failure>,
+    /// The fuel that the request burnt.
+    pub fuel: u64,
     /// What the sweep at the beginning removed, to be durable first.
     pub swept: Option<Swept>,
     /// What is to be durable before the answer leaves.
@@ -233,6 +237,7 @@ impl Store {
         if let Err(failure) = &decided {
             call.discard(failure);
         }
+        effects.fuel = call.burnt();
         let transaction = call.end();
         let (mut answer, evidence, notices) = match decided {
             Ok(decided) => decided,
@@ -243,6 +248,7 @@ impl Store {
                     tracing::error!(%policy, digest = %policy.digest, %client, %failure, "a policy failed; the request changed nothing");
                 }
                 effects.failures += 1;
+                effects.failed = Some(failure);
                 effects.answer = Some(internal_error());
                 return transaction.roll_back();
             }

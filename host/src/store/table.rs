@@ -43,7 +43,7 @@ pub(super) fn weight(key: &[u8], entry: &Entry) -> u64 {
 }
 
 /// All keys.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Table {
     // A snapshot or a duplicate's read-set shares entries instead of copying them.
     entries: BTreeMap<Key, Arc<Entry>>,

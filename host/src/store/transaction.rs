@@ -20,7 +20,7 @@ use crate::request::{self, Dialect, Request};
 mod imports;
 
 /// Everything a step may change.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct State {
     /// What clients see.
     pub table: Table,

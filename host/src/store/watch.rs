@@ -32,7 +32,7 @@ impl Peer {
 }
 
 /// All watches.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Watches {
     // Notifications speak the dialect of the request that registered.
     by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
@@ -42,7 +42,7 @@ pub struct Watches {
 }
 
 /// What one connection watches.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Held {
     keys: BTreeSet<Key>,
     bytes: usize,
@@ -81,6 +81,12 @@ impl Watches {
         self.by_peer
             .get(peer)
             .is_some_and(|held| held.keys.contains(key))
+    }
+
+    /// The keys that `peer` watches, in order.
+    pub fn by(&self, peer: &Peer) -> impl Iterator<Item = &Key> {
+        let held = self.by_peer.get(peer);
+        held.into_iter().flat_map(|held| &held.keys)
     }
 
     /// Ends one watch.
