@@ -1,7 +1,7 @@
 //! Which files there are: segments, snapshots and spares.
 //!
 //! Enters: what recovery found, and what the log and its upkeep change. Leaves: the next segment to
-//! write to. It is a list; only taking a segment into use touches the disk.
+//! write to. It is a list: the disk is touched only to begin it and to take a segment into use.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,21 +11,21 @@ use crate::disk::{Disk, File};
 use crate::error::Error;
 use crate::files;
 use crate::limits;
-use crate::log::Segment;
 use crate::segment::{Header, Magic};
-use crate::survey::{SnapshotInfo, Survey};
-
-/// How much of a new file is written at once while it is filled.
-const FILL_BYTES: usize = 1 << 20;
+use crate::survey::{Link, SnapshotInfo, Survey};
 
 /// The files of a journal that is being written.
 pub(crate) struct Catalogue {
     /// Oldest first; the last is the one that is written to.
-    pub(crate) segments: VecDeque<Segment>,
+    pub(crate) segments: VecDeque<Link>,
     /// Oldest first, whole as far as is known.
     pub(crate) snapshots: VecDeque<SnapshotInfo>,
     /// Names of segments that are filled and ready.
     pub(crate) spares: Vec<String>,
+    /// Spares of which the new name may not be on the disk yet.
+    pub(crate) recycled: Vec<String>,
+    /// A file went, and the directory was not synced since.
+    pub(crate) unsynced: bool,
     /// The number of the next spare.
     pub(crate) next_spare: u64,
     /// Snapshots that were put aside.
@@ -60,6 +60,8 @@ impl Catalogue {
             segments: VecDeque::new(),
             snapshots: VecDeque::new(),
             spares,
+            recycled: Vec::new(),
+            unsynced: false,
             next_spare: survey.spares.last().map_or(0, |last| last + 1),
             damaged: survey.damaged.into_iter().collect(),
             now_ms,
@@ -100,7 +102,7 @@ impl Catalogue {
         };
         // From here on a full disk would leave things half done: that is a failure like any other.
         activate().map_err(|error| Error::io("begin", &name)(io::Error::other(error)))?;
-        self.segments.push_back(Segment { header, bytes });
+        self.segments.push_back(Link { header, bytes });
         Ok((file, bytes))
     }
 }
@@ -114,7 +116,7 @@ pub(crate) fn create_filled(
 ) -> Result<Arc<dyn File>, Error> {
     let fill = || {
         let file = disk.create(name)?;
-        let zeros = vec![0; FILL_BYTES.min(bytes as usize)];
+        let zeros = vec![0; limits::FILL_BYTES.min(bytes as usize)];
         let mut offset = 0;
         while offset < bytes {
             let part = (bytes - offset).min(zeros.len() as u64);

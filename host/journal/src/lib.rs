@@ -12,7 +12,7 @@
 //! * `pending`: what is appended and not yet written. It does no I/O.
 //! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
 //! * [`Journal`]: a log with its threads. One commit per wake-up; appenders never wait for the disk.
-//! * `upkeep`: spare segments made ready, snapshots taken, history let go.
+//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.
 //! * [`inspect`]: looks at every file and judges it.
@@ -35,6 +35,7 @@ mod options;
 mod pending;
 mod position;
 mod recovery;
+mod retention;
 mod segment;
 mod settle;
 #[cfg(any(test, feature = "simulation"))]

@@ -37,6 +37,9 @@ pub(crate) const SPARE_SEGMENTS: usize = 2;
 /// anew is written twice.
 pub(crate) const SPARE_BYTES_MAX: u64 = 512 << 20;
 
+/// How much of a new file is written at once while it is filled.
+pub(crate) const FILL_BYTES: usize = 1 << 20;
+
 /// What the last segment may waste at a start before it is copied to a shorter file, so that a
 /// host that restarts often does not fill its disk with empty segments.
 pub(crate) const TAIL_WASTE_BYTES_MAX: u64 = 64 << 10;
@@ -46,6 +49,9 @@ pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
 
 /// Blocks of a snapshot are gathered up to this before they are written.
 pub(crate) const SNAPSHOT_WRITE_BYTES: usize = 256 << 10;
+
+/// Slowest writing of a snapshot that can be asked for, per second. Below it one of a large store never ends.
+pub(crate) const SNAPSHOT_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
 /// A snapshot is synced each time this much was written, so that its last sync, and the disk
 /// queue in front of the log's own, stay short.

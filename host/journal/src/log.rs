@@ -22,7 +22,6 @@ use crate::position::Position;
 use crate::recovery::{self, Recovered, Sink};
 use crate::segment::{HEADER_BYTES, Header, Magic, StoreId};
 use crate::settle;
-use crate::survey::Link;
 
 /// What opening found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -569,6 +568,3 @@ impl std::fmt::Debug for Log {
             .finish_non_exhaustive()
     }
 }
-
-/// A segment as the catalogue keeps it.
-pub(crate) type Segment = Link;

@@ -27,7 +27,7 @@ pub struct Options {
     pub snapshot_min_bytes: u64,
     /// … and longer than this many times the last snapshot. Default: 2.
     pub snapshot_factor: u64,
-    /// How fast a snapshot is written. Default: 32 MiB/s.
+    /// How fast a snapshot is written. Default: 32 MiB/s; at least 64 KiB/s.
     pub snapshot_bytes_per_second: u64,
     /// How much log and how many snapshots are kept beyond what recovery needs. Default: 256 MiB.
     pub history_bytes: u64,
@@ -58,7 +58,9 @@ impl Options {
         self.segment_bytes = self
             .segment_bytes
             .clamp(limits::SEGMENT_BYTES_MIN, limits::SEGMENT_BYTES_MAX);
-        self.snapshot_bytes_per_second = self.snapshot_bytes_per_second.max(1 << 16);
+        self.snapshot_bytes_per_second = self
+            .snapshot_bytes_per_second
+            .max(limits::SNAPSHOT_BYTES_PER_SECOND_MIN);
         self
     }
 }

@@ -88,9 +88,13 @@ impl Writer {
         self.offset + self.buffer.len() as u64
     }
 
-    pub(crate) fn block(&mut self, block: &[u8]) -> Result<(), BlockError> {
+    /// Adds a block; `name` is the file's, for errors.
+    pub(crate) fn block(&mut self, block: &[u8], name: &str) -> Result<(), Error> {
         if block.len() > limits::BLOCK_BYTES_MAX {
-            return Err(BlockError::TooLarge);
+            return Err(Error::TooLarge {
+                bytes: block.len(),
+                bytes_max: limits::BLOCK_BYTES_MAX,
+            });
         }
         // Cannot truncate: bounded by the line above.
         let len = block.len() as u32;
@@ -102,7 +106,7 @@ impl Writer {
         self.blocks += 1;
         self.bytes += u64::from(len);
         if self.buffer.len() >= limits::SNAPSHOT_WRITE_BYTES {
-            self.flush()?;
+            self.flush().map_err(Error::io("write", name))?;
         }
         Ok(())
     }
@@ -133,18 +137,6 @@ impl Writer {
         self.flush()?;
         self.file.sync()?;
         Ok(self.offset)
-    }
-}
-
-/// Why a block was not written.
-pub(crate) enum BlockError {
-    TooLarge,
-    Io(io::Error),
-}
-
-impl From<io::Error> for BlockError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
     }
 }
 
@@ -333,13 +325,7 @@ pub(crate) fn pour(
     source.begin();
     let mut block = Vec::new();
     while source.next(&mut block).map_err(Error::GivenUp)? {
-        writer.block(&block).map_err(|error| match error {
-            BlockError::TooLarge => Error::TooLarge {
-                bytes: block.len(),
-                bytes_max: limits::BLOCK_BYTES_MAX,
-            },
-            BlockError::Io(source) => Error::io("write", name)(source),
-        })?;
+        writer.block(&block, name)?;
         block.clear();
         block.shrink_to(limits::BUFFER_KEPT_BYTES_MAX);
         paced(writer.bytes())?;

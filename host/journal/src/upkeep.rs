@@ -6,15 +6,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::catalogue::{Catalogue, create_filled};
+use crate::catalogue::create_filled;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::files;
 use crate::limits;
-use crate::log::{Log, Segment, locked};
+use crate::log::{Log, locked};
 use crate::position::Position;
 use crate::segment::StoreId;
-use crate::snapshot::{self, BlockError, Source, Writer};
+use crate::snapshot::{self, Source, Writer};
 use crate::survey::SnapshotInfo;
 
 /// How much the log can still take.
@@ -28,21 +28,32 @@ pub enum Room {
     None,
 }
 
-/// A snapshot that is being taken.
+/// A snapshot that is being taken. Dropping it gives it up.
 pub struct Snapshot {
     writer: Writer,
     position: u64,
     created_ms: u64,
     at_bytes: u64,
-    /// Only one at a time.
+    /// Only one at a time. It stands last, so that the file is closed when it is removed.
     running: Running,
 }
 
-struct Running(Arc<AtomicBool>);
+/// Whatever ends a snapshot early, its file goes: it may be what filled the disk.
+struct Running {
+    disk: Arc<dyn Disk>,
+    snapshotting: Arc<AtomicBool>,
+    /// It has its name.
+    finished: bool,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        if !self.finished {
+            // Where it cannot be removed now, the next snapshot or the next start does.
+            let _ = self.disk.remove(files::SNAPSHOT_TEMPORARY);
+        }
+        // Last: from here on the file may be another snapshot's.
+        self.snapshotting.store(false, Ordering::Release);
     }
 }
 
@@ -66,13 +77,7 @@ impl Snapshot {
     /// # Errors
     /// [`Error::TooLarge`], [`Error::Io`]: the snapshot is best dropped then.
     pub fn block(&mut self, block: &[u8]) -> Result<(), Error> {
-        self.writer.block(block).map_err(|error| match error {
-            BlockError::TooLarge => Error::TooLarge {
-                bytes: block.len(),
-                bytes_max: limits::BLOCK_BYTES_MAX,
-            },
-            BlockError::Io(source) => Error::io("write", files::SNAPSHOT_TEMPORARY)(source),
-        })
+        self.writer.block(block, files::SNAPSHOT_TEMPORARY)
     }
 
     pub(crate) fn pour(
@@ -128,7 +133,7 @@ impl Log {
     }
 
     /// How many segments are worth keeping for use.
-    fn spares_max(&self) -> usize {
+    pub(crate) fn spares_max(&self) -> usize {
         if self.is_short() {
             return limits::SPARE_SEGMENTS;
         }
@@ -156,7 +161,11 @@ impl Log {
         if self.snapshotting.swap(true, Ordering::AcqRel) {
             return Err(Error::Busy);
         }
-        let running = Running(Arc::clone(&self.snapshotting));
+        let running = Running {
+            disk: Arc::clone(&self.disk),
+            snapshotting: Arc::clone(&self.snapshotting),
+            finished: false,
+        };
         let name = files::SNAPSHOT_TEMPORARY;
         let file = self.disk.create(name).map_err(Error::io("create", name))?;
         let writer = Writer::new(file, self.store, position, now_ms);
@@ -191,7 +200,7 @@ impl Log {
             position,
             created_ms,
             at_bytes,
-            running,
+            mut running,
         } = snapshot;
         if self.durable().0 < complete {
             self.commit()?;
@@ -201,6 +210,7 @@ impl Log {
         self.disk
             .rename(from, &to)
             .map_err(Error::io("rename", from))?;
+        running.finished = true;
         self.disk
             .sync_directory()
             .map_err(|error| self.fail("sync the directory for", to, &error))?;
@@ -212,15 +222,7 @@ impl Log {
         });
         self.snapshot_bytes.store(bytes, Ordering::Release);
         self.snapshot_at_bytes.store(at_bytes, Ordering::Release);
-        drop(running);
         Ok(Position(position))
-    }
-
-    /// Gives up a snapshot.
-    pub fn abandon_snapshot(&self, snapshot: Snapshot) {
-        drop(snapshot);
-        // Where it cannot be removed now, the next snapshot or the next start does.
-        let _ = self.disk.remove(files::SNAPSHOT_TEMPORARY);
     }
 
     /// Lets history go, makes segments ready, and asks what the disk has free. To be called from
@@ -290,142 +292,13 @@ impl Log {
                 break;
             };
             drop(catalogue);
-            self.disk
-                .remove(&name)
-                .map_err(Error::io("remove", &name))?;
+            if let Err(error) = self.removed(&name) {
+                // It is still there, and whoever writes can use it.
+                locked(&self.catalogue).spares.push(name);
+                return Err(error);
+            }
         }
         Ok(())
-    }
-
-    fn retire(&self, now_ms: u64) -> Result<(), Error> {
-        loop {
-            let ms = self.options.history_ms;
-            let next = if self.is_short() {
-                locked(&self.catalogue).retired(1, 0, ms, now_ms)
-            } else {
-                locked(&self.catalogue).retired(2, self.options.history_bytes, ms, now_ms)
-            };
-            let (name, recycle) = match next {
-                None => return Ok(()),
-                Some(Retired::Snapshot(info)) => (files::snapshot(info.position), None),
-                Some(Retired::Damaged(position)) => (files::damaged_snapshot(position), None),
-                Some(Retired::Segment(segment)) => {
-                    let mut catalogue = locked(&self.catalogue);
-                    let wanted = catalogue.spares.len() < self.spares_max();
-                    let recycle =
-                        (wanted && segment.bytes == self.options.segment_bytes).then(|| {
-                            catalogue.next_spare += 1;
-                            files::spare(catalogue.next_spare)
-                        });
-                    (files::segment(segment.header.number), recycle)
-                }
-            };
-            match &recycle {
-                Some(spare) => self
-                    .disk
-                    .rename(&name, spare)
-                    .map_err(Error::io("recycle", &name))?,
-                None => self
-                    .disk
-                    .remove(&name)
-                    .map_err(Error::io("remove", &name))?,
-            }
-            // One by one, oldest first: what a crash leaves has no gap.
-            self.disk
-                .sync_directory()
-                .map_err(Error::io("sync the directory without", &name))?;
-            locked(&self.catalogue).spares.extend(recycle);
-        }
-    }
-}
-
-/// A file that is needed no more.
-#[derive(Debug)]
-enum Retired {
-    Snapshot(SnapshotInfo),
-    Damaged(u64),
-    Segment(Segment),
-}
-
-impl Catalogue {
-    /// Takes the oldest file that is not needed any more off the list.
-    ///
-    /// The unit of history is a base, a snapshot or the empty beginning, with the segments up to the
-    /// next base. The newest `bases_kept` and all log from the oldest of them on always stay.
-    fn retired(
-        &mut self,
-        bases_kept: usize,
-        history_bytes: u64,
-        history_ms: u64,
-        now_ms: u64,
-    ) -> Option<Retired> {
-        let from_the_beginning = self
-            .segments
-            .front()
-            .is_some_and(|segment| segment.header.position == 1);
-        if let Some(first) = self.snapshots.front() {
-            let oldest = if from_the_beginning {
-                0
-            } else {
-                first.position
-            };
-            if let Some(at) = self.damaged.iter().position(|&position| position < oldest) {
-                return Some(Retired::Damaged(self.damaged.swap_remove(at)));
-            }
-            // A segment that no base begins in or before.
-            if !from_the_beginning && self.ends_by(first.position) {
-                return self.segments.pop_front().map(Retired::Segment);
-            }
-        }
-        let bases = self.snapshots.len() + usize::from(from_the_beginning);
-        if bases <= bases_kept {
-            return None;
-        }
-        let kept = self.snapshots.len().checked_sub(bases_kept)?;
-        let kept = self.snapshots.get(kept)?.position;
-        let next = &self.snapshots[usize::from(!from_the_beginning)];
-        let old = now_ms.saturating_sub(next.created_ms) > history_ms;
-        if !old && self.bytes_before(kept) <= history_bytes {
-            return None;
-        }
-        if from_the_beginning {
-            // Without its first segment the beginning is no base any more. Where the first segment
-            // is still needed by a snapshot, there is nothing to gain yet.
-            let first = self.snapshots.front()?.position;
-            return if self.ends_by(first) {
-                self.segments.pop_front().map(Retired::Segment)
-            } else {
-                None
-            };
-        }
-        self.snapshots.pop_front().map(Retired::Snapshot)
-    }
-
-    /// Whether all records of the first segment are at or before a position.
-    fn ends_by(&self, position: u64) -> bool {
-        self.segments
-            .get(1)
-            .is_some_and(|second| second.header.position <= position.saturating_add(1))
-    }
-
-    /// Bytes of snapshots and segments that only history needs.
-    fn bytes_before(&self, kept: u64) -> u64 {
-        let snapshots = self
-            .snapshots
-            .iter()
-            .filter(|info| info.position < kept)
-            .map(|info| info.bytes);
-        let ends = self
-            .segments
-            .iter()
-            .skip(1)
-            .map(|next| next.header.position);
-        let segments = self
-            .segments
-            .iter()
-            .zip(ends)
-            .filter(|(_, next)| *next <= kept.saturating_add(1));
-        snapshots.sum::<u64>() + segments.map(|(segment, _)| segment.bytes).sum::<u64>()
     }
 }
 

@@ -382,7 +382,7 @@ fn take_snapshot(
         return Ok(log.appended());
     };
     let (begun, rate) = (Instant::now(), log.options.snapshot_bytes_per_second);
-    let poured = snapshot.pour(source, &mut |bytes| {
+    snapshot.pour(source, &mut |bytes| {
         let earned = Duration::from_secs_f64(bytes as f64 / rate as f64);
         loop {
             let state = locked(&chores.state);
@@ -400,19 +400,13 @@ fn take_snapshot(
                     .unwrap_or_else(PoisonError::into_inner),
             );
         }
-    });
-    match poured {
-        Ok(()) => {
-            let complete = log.appended();
-            if log.durable() < complete {
-                log.commit()?;
-                teller.ring(log.released());
-            }
-            log.finish_snapshot_at(snapshot, complete)
-        }
-        Err(error) => {
-            log.abandon_snapshot(snapshot);
-            Err(error)
-        }
+    })?;
+    let complete = log.appended();
+    if log.durable() < complete {
+        let committed = log.commit();
+        // Also where the disk was full half way: what became durable is told.
+        teller.ring(log.released());
+        committed?;
     }
+    log.finish_snapshot_at(snapshot, complete)
 }

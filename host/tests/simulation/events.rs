@@ -96,7 +96,7 @@ impl World {
             return;
         };
         if self.dice.once_in(30) {
-            self.log.abandon_snapshot(snapshot);
+            drop(snapshot);
             return;
         }
         for _ in 0..1 + self.dice.below(4) / 3 {

@@ -127,7 +127,7 @@ impl Run {
         if taken as u64 >= snapshot.position().0 && self.dice.once_in(2) {
             self.log.finish_snapshot(snapshot).map(drop)
         } else if self.dice.once_in(20) {
-            self.log.abandon_snapshot(snapshot);
+            drop(snapshot);
             Ok(())
         } else {
             self.snapshot = Some((snapshot, taken));

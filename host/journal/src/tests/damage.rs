@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files;
+use crate::segment::{Frames, Header, Magic};
 use crate::{Verdict, inspect};
 
 /// Segments, two snapshots, spares and stale content of recycled segments.
@@ -199,7 +200,11 @@ fn an_inspection_finds_what_opening_finds() {
         .rfind(|file| file.name.ends_with(".log") && file.last.is_some());
     let last = last.expect("a segment").clone();
     let content = disk.content(&last.name).expect("listed");
-    let end = content.iter().rposition(|&byte| byte != 0).expect("frames");
+    // Behind its end a recycled segment holds what it held before.
+    let header = Header::decode(&content, Magic::Segment).expect("whole");
+    let mut frames = Frames::new(header, &content);
+    assert!(frames.by_ref().count() > 1);
+    let end = frames.offset - 1;
     for (at, torn) in [(end, true), (200, false)] {
         let damaged = disk.fork();
         let mut flipped = content.clone();

@@ -221,3 +221,36 @@ fn a_failed_log_takes_appends_and_does_nothing_with_them() {
             .any(|file| matches!(file.verdict, Verdict::Damaged { .. }))
     );
 }
+
+/// The file of a snapshot may be what filled the disk.
+#[test]
+fn a_snapshot_for_which_there_is_no_room_leaves_none_of_it_behind() {
+    for (log_waits, what) in [
+        (true, "the log has no room"),
+        (false, "the snapshot has none"),
+    ] {
+        let disk = Simulation::new(1);
+        let (log, ..) = open(&disk, small()).expect("opens");
+        log.append(&[b"one"]).expect("small");
+        log.commit().expect("no faults");
+        let mut snapshot = log
+            .begin_snapshot(1)
+            .expect("no faults")
+            .expect("something new");
+        snapshot.block(&block(1, b"one")).expect("small");
+        if log_waits {
+            // A segment of its own.
+            log.append(&[&[1; 8000]]).expect("fits");
+        }
+        disk.limit_bytes(Some(disk.used_bytes()));
+        let refused = log.finish_snapshot(snapshot).expect_err(what);
+        assert!(refused.is_full(), "{what}: {refused}");
+        let names = disk.list().expect("a directory");
+        assert!(
+            !names.iter().any(|name| name.ends_with(".tmp")),
+            "{what}: {names:?}"
+        );
+        disk.limit_bytes(None);
+        assert!(log.begin_snapshot(2).is_ok_and(|begun| begun.is_some()));
+    }
+}

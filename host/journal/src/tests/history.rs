@@ -57,6 +57,82 @@ fn without_history_two_snapshots_and_their_log_stay_and_segments_are_recycled() 
     assert!(records.list() == list);
 }
 
+/// The full disk of a moment is enough for a snapshot that early.
+#[test]
+fn a_snapshot_inside_the_first_segment_keeps_no_history_for_ever() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut list = vec![b"one".to_vec()];
+    log.append(&[b"one"]).expect("small");
+    snapshot(&log, &list, 0).expect("no faults");
+    grow(&log, &mut list, 61, 0);
+    let snapshots = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Snapshot(_)));
+    let segments = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Segment(_)));
+    assert_eq!(snapshots(&disk), 2);
+    assert!((2..=6).contains(&segments(&disk)), "{}", segments(&disk));
+    let (.., records) = open(&disk.kill(), small()).expect("opens");
+    assert!(records.list() == list);
+}
+
+/// What cannot be removed today is removed tomorrow, and before anything newer.
+#[test]
+fn a_file_that_could_not_be_removed_leaves_no_gap() {
+    for fault in 0..40 {
+        let disk = Simulation::new(1);
+        let options = Options {
+            history_bytes: u64::MAX,
+            history_ms: u64::MAX,
+            ..small()
+        };
+        let (log, ..) = open(&disk, options).expect("opens");
+        let mut list = Vec::new();
+        grow(&log, &mut list, 40, 0);
+        let disk = disk.kill();
+        let (log, ..) = open(&disk, small()).expect("opens");
+        if fault % 2 == 0 {
+            disk.fail_write_in(Some(fault / 2));
+        } else {
+            disk.fail_sync_in(Some(fault / 2));
+        }
+        let failed = log.maintain(100).is_err();
+        assert!(failed || fault > 20, "{fault}");
+        disk.fail_write_in(None);
+        disk.fail_sync_in(None);
+        let numbers = |disk: &Simulation, wanted: fn(Kind) -> Option<u64>| {
+            let mut numbers: Vec<u64> = disk
+                .list()
+                .expect("a directory")
+                .iter()
+                .filter_map(|name| wanted(files::kind(name)))
+                .collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        let segments = |kind| match kind {
+            Kind::Segment(number) => Some(number),
+            _ => None,
+        };
+        for seed in 0..3 {
+            let left = numbers(&disk.fork().crash(seed), segments);
+            let whole: Vec<u64> = (left[0]..left[0] + left.len() as u64).collect();
+            assert_eq!(left, whole, "a gap after fault {fault}");
+        }
+        log.maintain(101).expect("no faults any more");
+        let snapshots = numbers(&disk, |kind| match kind {
+            Kind::Snapshot(position) => Some(position),
+            _ => None,
+        });
+        assert_eq!(snapshots, [35, 40], "fault {fault}");
+        assert!(numbers(&disk, segments).len() <= 4, "fault {fault}");
+        let spares = count(&disk, |kind| matches!(kind, Kind::Spare(_))) as u64;
+        assert_eq!(
+            log.spare_bytes.load(std::sync::atomic::Ordering::Acquire),
+            spares * 4096,
+            "every spare is known: fault {fault}"
+        );
+    }
+}
+
 #[test]
 fn history_is_kept_by_bytes_and_by_age() {
     let keep_all = Options {
@@ -191,7 +267,7 @@ fn a_snapshot_without_anything_new_is_not_taken_again() {
         .expect("no faults")
         .expect("there is something new");
     assert!(matches!(log.begin_snapshot(3), Err(Error::Busy)));
-    log.abandon_snapshot(running);
+    drop(running);
     assert_eq!(count(&disk, |kind| kind == Kind::Temporary), 0);
     assert!(log.begin_snapshot(4).expect("no faults").is_some());
 }
