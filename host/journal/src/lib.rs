@@ -11,7 +11,8 @@
 //!
 //! * `pending`: what is appended and not yet written. It does no I/O.
 //! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
-//! * [`Journal`]: a log with its threads. One commit per wake-up; appenders never wait for the disk.
+//! * [`Journal`]: a log with its threads. One commit per wake-up; appenders wait for the disk only where
+//!   it is so far behind that what is unwritten would fill the memory.
 //! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.

@@ -1,12 +1,13 @@
 //! Which outputs wait for which record.
 //!
 //! In come the batches of changes that were appended, with the outputs that hold packets telling of them; out goes word to
-//! these outputs once the position of the batch is durable. Holds no bytes and never waits.
+//! these outputs once the position of the batch is durable. Holds no bytes, keeps no connection's socket from being
+//! closed, and never waits.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -38,8 +39,23 @@ struct State {
 struct Waiting {
     position: u64,
     batch: BatchNumber,
-    outputs: Vec<Arc<Output>>,
+    /// Of connections that may have ended: a log that stalls must not hold their sockets.
+    outputs: Vec<Weak<Output>>,
 }
+
+impl Waiting {
+    fn push(&mut self, output: &Arc<Output>) {
+        if self.outputs.len() == self.outputs.capacity() {
+            // Clients that come and go while the log stalls leave nothing behind. Room for as many again, so that
+            // this is seldom.
+            self.outputs.retain(|output| output.strong_count() > 0);
+            self.outputs.reserve(self.outputs.len().max(4));
+        }
+        self.outputs.push(Arc::downgrade(output));
+    }
+}
+
+type Told = Vec<(Weak<Output>, BatchNumber)>;
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -80,8 +96,8 @@ impl Gate {
         for (output, batch) in gated.drain(..) {
             let at = state.waiting.partition_point(|entry| entry.batch < batch);
             match state.waiting.get_mut(at) {
-                Some(entry) => entry.outputs.push(output),
-                None => told.push((output, batch)),
+                Some(entry) => entry.push(&output),
+                None => told.push((Arc::downgrade(&output), batch)),
             }
         }
         drop(state);
@@ -94,7 +110,7 @@ impl Gate {
         tell(told);
     }
 
-    fn release(&self, state: &mut State, position: u64) -> Vec<(Arc<Output>, BatchNumber)> {
+    fn release(&self, state: &mut State, position: u64) -> Told {
         state.released_position = state.released_position.max(position);
         let mut told = Vec::new();
         while let Some(first) = state
@@ -114,8 +130,50 @@ impl Gate {
     }
 }
 
-fn tell(told: Vec<(Arc<Output>, BatchNumber)>) {
+fn tell(told: Told) {
     for (output, batch) in told {
-        output.release(batch);
+        if let Some(output) = output.upgrade() {
+            output.release(batch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(gate: &Gate, output: &Arc<Output>, batch: BatchNumber) {
+        gate.enter(Some((batch, batch)), 0, &mut vec![(output.clone(), batch)]);
+    }
+
+    #[test]
+    fn a_log_that_stalls_holds_no_output_of_a_connection_that_ended() {
+        let gate = Gate::default();
+        let stays = Arc::new(Output::new(1000, None));
+        assert!(stays.put(1, |_| {}).is_some());
+        enter(&gate, &stays, 1);
+        for _ in 0..1000 {
+            let ends = Arc::new(Output::new(1000, None));
+            // No record of its own: it waits for the one before it.
+            gate.enter(None, 0, &mut vec![(ends.clone(), 1)]);
+            let held = Arc::downgrade(&ends);
+            drop(ends);
+            assert!(held.upgrade().is_none());
+        }
+        let waiting: usize = gate
+            .lock()
+            .waiting
+            .iter()
+            .map(|entry| entry.outputs.len())
+            .sum();
+        assert!(waiting < 20, "{waiting}");
+        assert!(
+            stays
+                .put(0, |out| out.extend_from_slice(b"answer"))
+                .is_some()
+        );
+        assert!(stays.drain().is_empty());
+        gate.release_to(1);
+        assert_eq!(&stays.drain()[..], b"answer");
     }
 }

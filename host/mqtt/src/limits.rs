@@ -41,8 +41,7 @@ pub struct Limits {
     /// disconnected with 0x97, an offline session drops the newest.
     pub queue_bytes_max: usize,
     /// The same over all sessions. What is already encoded for a socket comes on top: at most `output_bytes_high`
-    /// and one packet for each connection.
-    /// Absent clients together may use half of it.
+    /// and one packet for each connection. Absent clients together may use half of it.
     pub queue_bytes_total_max: usize,
     /// What a connected client may always have waiting, whatever others hold: room for answers and acknowledgements
     /// on their way, so that a client that keeps up is not cut off because others do not.

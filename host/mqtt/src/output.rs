@@ -2,9 +2,10 @@
 //!
 //! Whoever holds the core's lock puts packets in, and writes them at once after giving it back, where the socket takes
 //! them: waking a task for it would cost more than the write. The connection's writer task does the rest: it swaps the
-//! whole buffer out and writes it as the socket has room. Above the high-water mark messages are refused (they stay in the session's queue) and the connection's
-//! reader pauses. A packet that tells of a change whose record is not durable yet stands behind a mark, and nothing from
-//! there on is given to the writer until that record is released. Never does I/O itself.
+//! whole buffer out and writes it as the socket has room. Above the high-water mark messages are refused (they stay in
+//! the session's queue) and the connection's reader pauses. A packet that tells of a change whose record is not durable
+//! yet stands behind a mark, and nothing from there on is given to the socket until that record is released. Never waits
+//! for a socket.
 
 use std::{
     collections::VecDeque,

@@ -3,7 +3,8 @@
 //! In come changes of durable sessions and retained messages, made under the core's lock; out go batches of them to the
 //! embedder's log before that lock is given back, and marks into the outputs: **nothing leaves on a connection before the
 //! record of what it depends on is durable.** Durable are sessions that began a connection with a Session Expiry above
-//! zero, their messages above QoS 0, and retained messages. Never waits for a disk. Without a log nothing is recorded and nothing waits.
+//! zero, their messages above QoS 0, and retained messages. Waits for no disk itself; a log that is far behind may let an
+//! append wait. Without a log nothing is recorded and nothing waits.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -25,7 +26,8 @@ use crate::{
 /// a gap.
 pub trait Persistence: Send + Sync + 'static {
     /// Takes the changes of one batch, of which all survive or none, and returns the position of their record. Called
-    /// with the broker's lock held, in the order of the changes: it should copy the bytes and wait for no disk. It may not
+    /// with the broker's lock held, in the order of the changes: it should copy the bytes. Where it waits for a disk, every
+    /// client waits with it: only so that what is unwritten stays bounded, and not once the process is to end. It may not
     /// call the broker, nor wait for a thread that does; only [`Broker::released`](crate::Broker::released) is free.
     fn append(&self, changes: &[u8]) -> u64;
 
