@@ -38,6 +38,7 @@ pub mod past;
 pub mod policy;
 pub mod request;
 pub mod server;
+pub mod ship;
 pub mod storage;
 pub mod store;
 pub mod transport;

@@ -49,6 +49,46 @@ pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
 /// A policy file: Python policies with their interpreter are 18 MB.
 pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// The section of a module with its signatures: room for some fifty of them, so that checking them all against all
+/// keys takes less than a second.
+pub const SIGNATURE_SECTION_BYTES_MAX: usize = 4 << 10;
+
+/// Keys that a store trusts: each is tried on each signature.
+pub const TRUSTED_KEYS_MAX: usize = 64;
+
+/// A file with a key: PEM is the longest form, with some hundred bytes.
+pub const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
+
+/// Connections of the administration: some operators, a scraper of metrics, and a few that hang.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+
+/// How long the head of a request to the administration may take.
+pub const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Header lines of such a request.
+pub const ADMIN_HEADERS_MAX: usize = 64;
+
+/// All of them together.
+pub const ADMIN_HEADER_BYTES_MAX: usize = 16 << 10;
+
+/// How long a body may take: the largest policy over loopback takes a second.
+pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The longest that a connection of the administration lives, whatever it does.
+pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The pause after an accept that failed: without file descriptors it fails at once, again and again.
+pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A JSON document that is sent to the administration: a pattern and a name.
+pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
+
+/// The file that says where the administration is.
+pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
+
+/// The shortest token that is taken from the environment: shorter ones are guessed.
+pub const ADMIN_TOKEN_BYTES_MIN: usize = 16;
+
 /// Writes that one request may stage: policies that keep books beside the key need a few.
 pub const STAGED_WRITES_MAX: usize = 64;
 

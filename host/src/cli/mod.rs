@@ -9,6 +9,7 @@ mod get;
 mod history;
 mod lock;
 mod output;
+mod policy;
 mod progress;
 mod remote;
 mod replay;
@@ -59,6 +60,7 @@ Flags win over environment variables, these over the file.")]
     Scan(scan::Args),
     Watch(watch::Args),
     Lock(lock::Args),
+    Policy(policy::Args),
     History(history::Args),
     Replay(replay::Args),
     Snapshot(snapshot::Args),
@@ -77,6 +79,7 @@ pub fn main() -> ExitCode {
         Command::Scan(args) => output::finish(scan::run(args)),
         Command::Watch(args) => output::finish(watch::run(args)),
         Command::Lock(args) => output::finish(lock::run(args)),
+        Command::Policy(args) => policy::run(args),
         Command::History(args) => output::finish(async { history::run(&args) }),
         Command::Replay(args) => output::finish(async { replay::run(&args) }),
         Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),

@@ -1,0 +1,70 @@
+//! `statehouse policy sign`: puts a signature into a module.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::file;
+use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::ship;
+
+/// Sign a policy, so that stores know whose it is
+///
+/// The signature is a section of the module itself, in wasmsign2's format; one that is there is replaced. A policy is
+/// known by the digest of its file, so the signed one has another digest than the unsigned one. The same module and key
+/// give the same file.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm
+  statehouse policy load rule.signed.wasm")]
+pub(super) struct Args {
+    /// The secret key, as `policy keygen` writes it; wasmsign2's format, DER or PEM
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY_KEY")]
+    key: PathBuf,
+
+    /// The module or component
+    #[arg(value_name = "FILE")]
+    module: PathBuf,
+
+    /// Where the signed one goes
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
+    let module = file::read(&args.module)?;
+    let signed = ship::sign(&module, &key).map_err(|error| {
+        Failure::usage(format!(
+            "{} cannot be signed: {error}",
+            args.module.display()
+        ))
+    })?;
+    fs::write(&args.output, &signed).map_err(|error| {
+        Failure::usage(format!("cannot write {}: {error}", args.output.display()))
+    })?;
+    let digest = blake3::hash(&signed);
+    let id = ship::id(&ship::public(&key));
+    if args.json {
+        emit_json(&json!({
+            "file": args.output.display().to_string(),
+            "digest": format!("blake3:{digest}"),
+            "key": id,
+        }))?;
+    } else {
+        emit(
+            format!(
+                "signed {} with the key {id}\nblake3:{digest}\n",
+                args.output.display()
+            )
+            .as_bytes(),
+        )?;
+    }
+    Ok(Exit::Done)
+}

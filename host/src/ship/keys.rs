@@ -1,0 +1,169 @@
+//! Ed25519 keys: read from a setting or a file, and made.
+//!
+//! What enters: text of a setting, or files in wasmsign2's own format, DER or PEM. What leaves: keys that were
+//! checked to be some, and words where they are none. It never prints a secret one.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use wasmsign2::reexports::ct_codecs::{Base64, Base64NoPadding, Decoder, Encoder, Hex};
+use wasmsign2::{KeyPair, PublicKey, SecretKey};
+
+use crate::limits;
+
+/// Bytes of an Ed25519 public key.
+const PUBLIC_KEY_BYTES: usize = 32;
+
+/// Before them, in wasmsign2's format.
+const PUBLIC_KEY_TAG: u8 = 0x01;
+
+/// Why something is no key. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// There is no such file, or it cannot be read.
+    #[error(
+        "`{name}` is neither a public key (64 hexadecimal digits, or base64) nor a file with one: {error}. `statehouse policy keygen` makes keys"
+    )]
+    NoFile {
+        /// What was given.
+        name: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The secret key's file cannot be read.
+    #[error("cannot read the secret key {0}: {1}. `statehouse policy keygen` makes one")]
+    Read(String, std::io::Error),
+    /// Something else is in the file.
+    #[error("{0} holds no {1} Ed25519 key in wasmsign2's format, DER or PEM")]
+    Format(String, &'static str),
+    /// The bytes are no point of the curve, or the two halves of a secret key do not fit.
+    #[error("`{0}` has the form of an Ed25519 key, but is none")]
+    Invalid(String),
+}
+
+/// A public key of a setting: its digits, or the file that holds it.
+pub fn public_key(text: &str) -> Result<PublicKey, KeyError> {
+    let key = match written_out(text) {
+        Some(bytes) => {
+            PublicKey::from_bytes(&bytes).map_err(|_| KeyError::Invalid(text.to_owned()))?
+        }
+        None => {
+            let file = read(Path::new(text)).map_err(|error| KeyError::NoFile {
+                name: text.to_owned(),
+                error,
+            })?;
+            PublicKey::from_any(&file).map_err(|_| KeyError::Format(text.to_owned(), "public"))?
+        }
+    };
+    let valid = key.pk.validate().is_ok();
+    // With an id of its own a log can say who signed.
+    let key = key.attach_default_key_id();
+    valid
+        .then_some(key)
+        .ok_or_else(|| KeyError::Invalid(text.to_owned()))
+}
+
+/// The tagged bytes of a key that stands in the setting itself.
+fn written_out(text: &str) -> Option<Vec<u8>> {
+    let bytes = Hex::decode_to_vec(text, None)
+        .ok()
+        .or_else(|| decode_base64(text))?;
+    match bytes.as_slice() {
+        [PUBLIC_KEY_TAG, key @ ..] if key.len() == PUBLIC_KEY_BYTES => Some(bytes),
+        key if key.len() == PUBLIC_KEY_BYTES => Some([&[PUBLIC_KEY_TAG], key].concat()),
+        _ => None,
+    }
+}
+
+/// A secret key from its file.
+pub fn secret_key(path: &Path) -> Result<SecretKey, KeyError> {
+    let name = path.display().to_string();
+    let file = read(path).map_err(|error| KeyError::Read(name.clone(), error))?;
+    let key = SecretKey::from_any(&file).map_err(|_| KeyError::Format(name.clone(), "secret"))?;
+    let public = key.sk.public_key();
+    match key.sk.validate_public_key(&public) {
+        Ok(()) => Ok(key),
+        Err(_) => Err(KeyError::Invalid(name)),
+    }
+}
+
+/// A new pair, from the system's randomness.
+pub fn generate() -> KeyPair {
+    let pair = KeyPair::generate();
+    KeyPair {
+        pk: pair.pk.attach_default_key_id(),
+        sk: pair.sk,
+    }
+}
+
+/// Base64, with or without padding.
+pub fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    Base64::decode_to_vec(text, None)
+        .or_else(|_| Base64NoPadding::decode_to_vec(text, None))
+        .ok()
+}
+
+/// Base64 with padding.
+pub fn encode_base64(bytes: &[u8]) -> String {
+    // It fails for lengths near the end of the address space only.
+    Base64::encode_to_string(bytes).unwrap_or_default()
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(limits::KEY_FILE_BYTES_MAX)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_the_same_in_every_form() {
+        let pair = generate();
+        let directory = tempfile::tempdir().unwrap();
+        let raw = directory.path().join("raw");
+        let pem = directory.path().join("pem");
+        pair.pk.to_file(&raw).unwrap();
+        std::fs::write(&pem, pair.pk.to_pem()).unwrap();
+        let bytes = pair.pk.to_bytes();
+        for text in [
+            Hex::encode_to_string(&bytes[1..]).unwrap(),
+            Hex::encode_to_string(&bytes).unwrap(),
+            encode_base64(&bytes[1..]),
+            encode_base64(&bytes[1..]).trim_end_matches('=').to_owned(),
+            raw.display().to_string(),
+            pem.display().to_string(),
+        ] {
+            assert_eq!(public_key(&text).unwrap(), pair.pk, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("key");
+        std::fs::write(&file, b"no key at all").unwrap();
+        let name = file.display().to_string();
+        let says = |text: &str| public_key(text).unwrap_err().to_string();
+        assert!(says(&name).contains("holds no public"), "{}", says(&name));
+        assert!(says("missing.pub").contains("keygen"));
+        // Not on the curve, or of small order: it would accept signatures that nobody made.
+        assert!(says(&"00".repeat(32)).contains("is none"));
+        assert!(says(&"ff".repeat(32)).contains("is none"));
+        let pair = generate();
+        pair.pk.to_file(&file).unwrap();
+        assert!(
+            secret_key(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("secret")
+        );
+        pair.sk.to_file(&file).unwrap();
+        assert_eq!(secret_key(&file).unwrap(), pair.sk);
+    }
+}

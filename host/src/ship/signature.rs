@@ -1,0 +1,321 @@
+//! Signatures of modules, in wasmsign2's format: Ed25519 over the SHA-256 of all that follows the first section.
+//!
+//! What enters: the bytes of a module, untrusted. What leaves: the same module signed, or who signed it.
+//! Signing is the crate's; checking is done here, since the crate reserves as much memory as a file claims, and
+//! takes the signed beginning of a module for the whole, which is what its format wants but no host of policies.
+//!
+//! The format signs neither the eight bytes of the header, which say whether the sections are those of a module or
+//! of a component, nor the signature itself. No bytes are both.
+
+use ed25519_compact::Signature;
+use wasmsign2::reexports::hmac_sha256;
+use wasmsign2::{Module, PublicKey, SecretKey};
+
+use crate::limits;
+
+/// First bytes of a core module and of a component.
+const HEADERS: [&[u8; 8]; 2] = [b"\0asm\x01\0\0\0", b"\0asm\x0d\0\x01\0"];
+
+/// Name of the section.
+const SECTION: &[u8] = b"signature";
+
+/// What is signed begins with this: the domain, the version of the format, modules, SHA-256.
+const DOMAIN: &[u8] = b"wasmsig\x01\x01\x01";
+
+/// The algorithm, as the format numbers it.
+const ED25519: u8 = 1;
+
+/// Bytes of a SHA-256.
+const HASH_BYTES: usize = 32;
+
+/// Why a module counts as not signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignatureError {
+    /// No WebAssembly at all.
+    #[error("the file is not WebAssembly: it does not begin with \\0asm and a known version")]
+    NotWasm,
+    /// Its first section is no signature.
+    #[error("the module is not signed")]
+    Unsigned,
+    /// It says it is signed, but not so that it could be understood.
+    #[error("the signature of the module is malformed")]
+    Malformed,
+    /// Nobody of whom a key is here signed it.
+    #[error("the module is signed by none of the keys that are trusted here")]
+    Stranger,
+    /// Somebody did sign, but something else.
+    #[error("the module is not what was signed: it was changed or cut afterwards")]
+    Tampered,
+}
+
+/// The module with a signature in front; one that was there is replaced. The same module and key give the same bytes.
+pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
+    // The parser of the crate believes lengths, so they are looked at first.
+    check_sections(file).ok_or(SignatureError::NotWasm)?;
+    let module = Module::deserialize(&mut &file[..]).map_err(|_| SignatureError::NotWasm)?;
+    let id = key_id(&public(key));
+    let signed = key
+        .sign(module, Some(&id))
+        .map_err(|_| SignatureError::NotWasm)?;
+    let mut out = Vec::with_capacity(file.len() + limits::SIGNATURE_SECTION_BYTES_MAX);
+    signed
+        .serialize(&mut out)
+        .map_err(|_| SignatureError::NotWasm)?;
+    Ok(out)
+}
+
+/// The public half.
+pub fn public(key: &SecretKey) -> PublicKey {
+    PublicKey {
+        pk: key.sk.public_key(),
+        key_id: None,
+    }
+}
+
+/// What names a key in a signature: short, and no secret.
+pub(super) fn key_id(key: &PublicKey) -> Vec<u8> {
+    let key = key.clone().attach_default_key_id();
+    // It has just been attached.
+    key.key_id.unwrap_or_default()
+}
+
+/// Which of the keys signed this whole module.
+pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, SignatureError> {
+    let (section, rest) = signature_section(file)?;
+    let signatures = parse(section).ok_or(SignatureError::Malformed)?;
+    let mut found = SignatureError::Stranger;
+    let mut whole = None;
+    for (hashes, signature) in &signatures {
+        let message = [DOMAIN, hashes].concat();
+        let Some(key) = keys
+            .iter()
+            .find(|key| key.pk.verify(&message, signature).is_ok())
+        else {
+            continue;
+        };
+        // The last hash is that of everything; those before it are of beginnings.
+        let whole = whole.get_or_insert_with(|| hmac_sha256::Hash::hash(rest));
+        if hashes.ends_with(&whole[..]) {
+            return Ok(key);
+        }
+        found = SignatureError::Tampered;
+    }
+    Err(found)
+}
+
+/// The payload of the signature section, and all that follows it.
+fn signature_section(file: &[u8]) -> Result<(&[u8], &[u8]), SignatureError> {
+    let (header, rest) = file.split_at_checked(8).ok_or(SignatureError::NotWasm)?;
+    if !HEADERS.iter().any(|known| known[..] == *header) {
+        return Err(SignatureError::NotWasm);
+    }
+    let mut reader = Reader(rest);
+    if reader.byte() != Some(0) {
+        return Err(SignatureError::Unsigned);
+    }
+    let mut section = Reader(reader.slice().ok_or(SignatureError::Unsigned)?);
+    if section.slice() != Some(SECTION) {
+        return Err(SignatureError::Unsigned);
+    }
+    if section.0.len() > limits::SIGNATURE_SECTION_BYTES_MAX {
+        return Err(SignatureError::Malformed);
+    }
+    Ok((section.0, reader.0))
+}
+
+/// All signatures with the hashes that each signs.
+fn parse(section: &[u8]) -> Option<Vec<(&[u8], Signature)>> {
+    let mut reader = Reader(section);
+    if reader.take(3)? != [1, 1, 1] {
+        return None;
+    }
+    let mut signatures = Vec::new();
+    for _ in 0..reader.number()? {
+        let mut set = Reader(reader.slice()?);
+        let count = set.number()?;
+        let hashes = set.take(count.checked_mul(HASH_BYTES)?)?;
+        if hashes.is_empty() {
+            return None;
+        }
+        for _ in 0..set.number()? {
+            let mut signature = Reader(set.slice()?);
+            signature.slice()?;
+            if signature.byte()? == ED25519 {
+                let bytes = signature.slice()?;
+                signatures.push((hashes, Signature::from_slice(bytes).ok()?));
+            }
+        }
+    }
+    Some(signatures)
+}
+
+/// Whether a file is a header and whole sections.
+fn check_sections(file: &[u8]) -> Option<()> {
+    let mut reader = Reader(file);
+    let header = reader.take(8)?;
+    if !HEADERS.iter().any(|known| known[..] == *header) {
+        return None;
+    }
+    while !reader.0.is_empty() {
+        let id = reader.byte()?;
+        let mut section = Reader(reader.slice()?);
+        if id == 0 {
+            section.slice()?;
+        }
+    }
+    Some(())
+}
+
+/// Reads numbers and slices; none where there is less than is claimed.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(bytes)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    /// LEB128 of at most 32 bits.
+    fn number(&mut self) -> Option<usize> {
+        let mut number = 0_u64;
+        for shift in (0..35).step_by(7) {
+            let byte = self.byte()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return usize::try_from(number).ok();
+            }
+        }
+        None
+    }
+
+    fn slice(&mut self) -> Option<&'a [u8]> {
+        let bytes = self.number()?;
+        self.take(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::generate;
+    use super::*;
+    use crate::STANDARD_POLICY;
+
+    /// A core module with one custom section.
+    fn core() -> Vec<u8> {
+        let mut module = HEADERS[0].to_vec();
+        module.extend(b"\0\x06\x04nameX");
+        module
+    }
+
+    #[test]
+    fn modules_and_components_are_signed_and_known_again() {
+        let (ours, other) = (generate(), generate());
+        let keys = [other.pk.clone(), ours.pk.clone()];
+        for file in [STANDARD_POLICY.to_vec(), core()] {
+            assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));
+            let signed = sign(&file, &ours.sk).unwrap();
+            assert_eq!(verify(&signed, &keys).unwrap(), &ours.pk);
+            assert_eq!(verify(&signed, &keys[..1]), Err(SignatureError::Stranger));
+            // The crate agrees.
+            ours.pk.verify(&mut &signed[..], None).unwrap();
+            // Nothing depends on the hour, and a signature is replaced.
+            assert_eq!(sign(&signed, &ours.sk).unwrap(), signed);
+            let again = sign(&signed, &other.sk).unwrap();
+            assert_eq!(verify(&again, &keys).unwrap(), &other.pk);
+            assert_eq!(again.len(), signed.len());
+        }
+    }
+
+    #[test]
+    fn every_changed_byte_counts() {
+        let pair = generate();
+        let keys = [pair.pk.clone()];
+        let signed = sign(&core(), &pair.sk).unwrap();
+        let (_, rest) = signature_section(&signed).unwrap();
+        let end_of_signature = signed.len() - rest.len();
+        for at in 8..signed.len() {
+            let mut changed = signed.clone();
+            changed[at] ^= 1;
+            match verify(&changed, &keys) {
+                Err(SignatureError::Tampered) => assert!(at >= end_of_signature),
+                // The id of a key is no more than a hint.
+                Ok(_) => assert!(at < end_of_signature),
+                Err(_) => assert!(at < end_of_signature, "byte {at}"),
+            }
+        }
+        for cut in 0..signed.len() {
+            assert!(verify(&signed[..cut], &keys).is_err(), "cut at {cut}");
+        }
+        let longer = [&signed[..], b"\0\x02\x01x"].concat();
+        assert_eq!(verify(&longer, &keys), Err(SignatureError::Tampered));
+    }
+
+    /// wasmsign2 can sign parts, and then takes the signed beginning for a signed module.
+    #[test]
+    fn a_signed_beginning_is_not_the_module() {
+        let pair = generate();
+        let keys = [pair.pk.clone()];
+        let module = Module::deserialize(&mut &STANDARD_POLICY[..]).unwrap();
+        let mut first = true;
+        let parts = module
+            .split(|_| std::mem::replace(&mut first, false))
+            .unwrap();
+        let (signed, _) = pair.sk.sign_multi(parts, None, false, false).unwrap();
+        let mut file = Vec::new();
+        signed.serialize(&mut file).unwrap();
+        verify(&file, &keys).unwrap();
+
+        let mut beginning = signed.clone();
+        let mut sections = signed.sections.iter();
+        let delimiter = sections.position(|section| section.is_signature_delimiter());
+        beginning.sections.truncate(delimiter.unwrap() + 1);
+        let mut cut = Vec::new();
+        beginning.serialize(&mut cut).unwrap();
+        assert!(cut.len() < file.len());
+        pair.pk.verify(&mut &cut[..], None).unwrap();
+        assert_eq!(verify(&cut, &keys), Err(SignatureError::Tampered));
+    }
+
+    #[test]
+    fn claims_are_not_believed() {
+        let keys = [generate().pk];
+        let huge = b"\xff\xff\xff\xff\x0f";
+        let section = |payload: &[u8]| {
+            let mut content = vec![SECTION.len() as u8];
+            content.extend(SECTION);
+            content.extend(payload);
+            let mut file = HEADERS[1].to_vec();
+            file.extend([0, content.len() as u8]);
+            file.extend(content);
+            file
+        };
+        for payload in [
+            &[][..],
+            b"\x01\x01\x01",
+            b"\x02\x01\x01\0",
+            &[b"\x01\x01\x01", &huge[..]].concat(),
+            &[b"\x01\x01\x01\x01", &huge[..]].concat(),
+            &[b"\x01\x01\x01\x01\x05", &huge[..]].concat(),
+            // A set without a hash would sign everything and nothing.
+            b"\x01\x01\x01\x01\x02\0\0",
+        ] {
+            let file = section(payload);
+            assert_eq!(
+                verify(&file, &keys),
+                Err(SignatureError::Malformed),
+                "{payload:?}"
+            );
+        }
+        let mut file = HEADERS[0].to_vec();
+        file.push(0);
+        file.extend(huge);
+        assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));
+        assert_eq!(sign(&file, &generate().sk), Err(SignatureError::NotWasm));
+        assert_eq!(verify(b"\0asm", &keys), Err(SignatureError::NotWasm));
+    }
+}
