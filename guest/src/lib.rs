@@ -28,7 +28,9 @@ use statehouse_policy::{
     Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
 };
 
-/// The policy that a Statehouse host brings along.
+/// The policy that a Statehouse host brings along. Another policy can be built on top of it: one that holds a
+/// `Standard`, made by `configure`, handles what it adds itself and hands everything else on. It depends on this crate
+/// without default features, so that only one of the two is exported.
 #[derive(Debug, Clone, Copy)]
 pub struct Standard(());
 
@@ -64,4 +66,5 @@ impl Policy for Standard {
     }
 }
 
+#[cfg(feature = "component")]
 statehouse_policy::export!(Standard);

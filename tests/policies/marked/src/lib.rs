@@ -1,0 +1,81 @@
+//! The standard policy and one more command, whose answers say which build of this policy gave them. `TALLY key` adds
+//! one stroke to what the key counts and answers the mark of the build, the count and the mark again. The mark
+//! is the environment variable `MARK` of the build. Everything else is as usual.
+
+#![deny(unsafe_code)]
+
+use statehouse_guest::Standard;
+use statehouse_policy::{
+    Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Notification, Outcome, Policy,
+    Repeat, Request, Span, resp,
+};
+
+/// What tells one build from another.
+const MARK: &str = match option_env!("MARK") {
+    Some(mark) => mark,
+    None => "none",
+};
+
+/// The policy.
+pub struct Marked(Standard);
+
+impl Policy for Marked {
+    fn describe() -> Info {
+        let mut info = Standard::describe();
+        info.name = format!("marked-{MARK}");
+        info.commands.push("TALLY".to_owned());
+        info
+    }
+
+    fn configure(options: &[(String, String)]) -> Result<Self, String> {
+        Standard::configure(options).map(Self)
+    }
+
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        self.0.route(payload)
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        let key = match resp::parse(&request.payload) {
+            Ok(words) if words.count() == 2 && words.get(0) == b"TALLY" => words.bytes(1),
+            _ => None,
+        };
+        let Some(key) = key else {
+            return self.0.handle(host, request);
+        };
+        let head = match tally(host, &key) {
+            Ok(count) => format!("*3\r\n+{MARK}\r\n:{count}\r\n+{MARK}\r\n"),
+            Err(_) => "-ERR refused\r\n".to_owned(),
+        };
+        let reply = Frame {
+            head: head.into_bytes(),
+            body: Body::None,
+        };
+        Outcome {
+            reply,
+            version: None,
+            repeat: Repeat::Same,
+            command: u16::try_from(Self::describe().commands.len() - 1).ok(),
+        }
+    }
+
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        self.0.notify(change, dialect)
+    }
+}
+
+fn tally(host: &mut impl Host, key: &Bytes) -> Result<u64, Fault> {
+    host.head(key, Access::Write)?;
+    host.head(key, Access::Read)?;
+    let before = host.load(key, 0, 20)?.unwrap_or_default();
+    let count = std::str::from_utf8(&before)
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok())
+        .unwrap_or(0)
+        + 1;
+    let after = Bytes::Owned(count.to_string().into_bytes());
+    host.put(key, &after, None, None, None)?;
+    Ok(count)
+}
+
+statehouse_policy::export!(Marked);
