@@ -139,6 +139,10 @@ impl Recovered {
         let callbacks = Callbacks {
             released: Box::new(move |position| released.released(position)),
             failed: Box::new(|failure| {
+                if failure.panicked {
+                    tracing::error!(%failure, "a thread of the journal panicked; stopping, since nothing would be kept any more");
+                    std::process::exit(crate::server::EXIT_STATE_LOST)
+                }
                 tracing::error!(%failure, "the disk failed: stopping, so that nothing is acknowledged that may be lost. Start again once the disk is well");
                 std::process::exit(EXIT_DISK)
             }),
@@ -162,6 +166,10 @@ struct Pieces {
 }
 
 impl Source for Pieces {
+    fn ready(&self) -> bool {
+        self.listener.0.get().is_some()
+    }
+
     fn begin(&mut self) {
         self.progress = Some((
             Some(statehouse_mqtt::ImageCursor::default()),

@@ -68,6 +68,14 @@ pub enum Error {
         /// The bound.
         bytes_max: usize,
     },
+    /// A group has more records than a frame can hold.
+    #[error("{records} records are more than the journal takes at once ({records_max})")]
+    TooMany {
+        /// How many.
+        records: usize,
+        /// The bound.
+        records_max: u32,
+    },
     /// A snapshot is being taken already.
     #[error("a snapshot is being taken already")]
     Busy,
@@ -153,4 +161,6 @@ pub struct Failure {
     pub file: String,
     /// What the system said.
     pub message: String,
+    /// A thread of the journal panicked: a bug, and no fault of the disk.
+    pub panicked: bool,
 }

@@ -57,8 +57,8 @@ pub struct Log {
     pending: Mutex<Pending>,
     /// There is something to write, or the log is to end.
     pub(crate) work: Condvar,
-    /// There is room in the buffer again.
-    space: Condvar,
+    /// There is room in the buffer again, or nobody is to wait for it any more.
+    pub(crate) space: Condvar,
     appended: AtomicU64,
     durable: AtomicU64,
     released: AtomicU64,
@@ -96,6 +96,18 @@ struct Tail {
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves nothing half done under any of these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A group is one frame at least, and no reader takes one of more records. Groups that share a frame have fewer: each
+/// record takes 4 bytes of a segment that is not longer than [`limits::SEGMENT_BYTES_MAX`].
+pub(crate) fn check_count(records: usize) -> Result<(), Error> {
+    if records > limits::FRAME_RECORDS_MAX as usize {
+        return Err(Error::TooMany {
+            records,
+            records_max: limits::FRAME_RECORDS_MAX,
+        });
+    }
+    Ok(())
 }
 
 /// What became of an attempt to write.
@@ -220,7 +232,7 @@ impl Log {
     /// record. It does no I/O, and waits only where a thread writes and is far behind.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; then nothing was appended.
+    /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
     pub fn append(&self, records: &[&[u8]]) -> Result<Position, Error> {
         self.push(records, false)
     }
@@ -228,7 +240,7 @@ impl Log {
     /// Like [`Log::append`], for what may not leave before it is on disk, whatever the mode.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; then nothing was appended.
+    /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
     pub fn append_urgent(&self, records: &[&[u8]]) -> Result<Position, Error> {
         self.push(records, true)
     }
@@ -250,6 +262,7 @@ impl Log {
                 bytes_max: limits::GROUP_BYTES_MAX,
             });
         }
+        check_count(records.len())?;
         let mut pending = locked(&self.pending);
         while pending.full() {
             pending = self
@@ -464,11 +477,25 @@ impl Log {
         file: String,
         error: &std::io::Error,
     ) -> Error {
-        let failure = Failure {
+        self.fail_for(Failure {
             operation,
             file,
             message: error.to_string(),
-        };
+            panicked: false,
+        })
+    }
+
+    /// Fails for good: one of its threads is no more.
+    pub(crate) fn fail_by_panic(&self, thread: &str) {
+        self.fail_for(Failure {
+            operation: "run",
+            file: thread.to_owned(),
+            message: "it panicked".to_owned(),
+            panicked: true,
+        });
+    }
+
+    fn fail_for(&self, failure: Failure) -> Error {
         if self.failure.set(failure.clone()).is_ok() {
             tracing::error!(%failure, "the journal failed");
             locked(&self.pending).fail();

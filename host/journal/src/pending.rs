@@ -37,6 +37,8 @@ pub(crate) struct Pending {
     pub(crate) failed: bool,
     /// The I/O thread is to end once all is written.
     pub(crate) closing: bool,
+    /// The process is about to end: nobody waits any more.
+    pub(crate) hurried: bool,
 }
 
 /// The body of a frame, with room for its header in front.
@@ -59,6 +61,7 @@ impl Pending {
             telling: false,
             failed: false,
             closing: false,
+            hurried: false,
         }
     }
 
@@ -143,6 +146,10 @@ impl Pending {
     }
 
     pub(crate) fn full(&self) -> bool {
-        self.attended && !self.failed && !self.telling && self.bytes() > limits::BUFFERED_BYTES_MAX
+        self.attended
+            && !self.failed
+            && !self.telling
+            && !self.hurried
+            && self.bytes() > limits::BUFFERED_BYTES_MAX
     }
 }

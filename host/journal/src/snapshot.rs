@@ -26,6 +26,10 @@ const FOOTER_MARK: u32 = u32::MAX;
 
 /// Where a snapshot's blocks come from.
 pub trait Source: Send {
+    /// Whether there is a state yet: asked before each snapshot, which is put off until then.
+    fn ready(&self) -> bool {
+        true
+    }
     /// A snapshot begins: the blocks that follow are those of a new one, each taken from now on.
     fn begin(&mut self);
     /// Fills `block`, which comes empty, and returns true; or returns false when all is said. Every

@@ -41,9 +41,10 @@ impl std::fmt::Debug for Callbacks {
 /// A log with threads that drive it.
 #[derive(Debug)]
 pub struct Journal {
-    log: Arc<Log>,
+    pub(crate) log: Arc<Log>,
     teller: Arc<Teller>,
     chores: Arc<Chores>,
+    /// In the order in which they start: writing, telling, keeping house.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -60,10 +61,6 @@ struct Chores {
 struct ChoresState {
     woken: bool,
     closing: bool,
-    /// Snapshots asked for, and done; errors are counted as done.
-    asked: u64,
-    done: u64,
-    outcome: Option<Result<Position, String>>,
 }
 
 impl Journal {
@@ -78,6 +75,21 @@ impl Journal {
             source,
             now_ms,
         } = callbacks;
+        let journal = Self::begin(log, released, failed)?;
+        let teller = Arc::clone(&journal.teller);
+        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
+        journal.spawn("journal-keep", move || {
+            keep_loop(&log, &chores, &teller, source, &*now_ms)
+        })?;
+        Ok(journal)
+    }
+
+    /// The first two threads, which are enough to write and to tell.
+    pub(crate) fn begin(
+        log: Log,
+        released: Box<dyn Fn(Position) + Send>,
+        failed: Box<dyn Fn(&Failure) + Send + Sync>,
+    ) -> Result<Self, Error> {
         let log = Arc::new(log);
         let teller = Arc::new(Teller::new(released, log.released()));
         let chores = Arc::new(Chores::default());
@@ -95,18 +107,20 @@ impl Journal {
         journal.spawn("journal-write", move || write_loop(&log, &chores, &teller))?;
         let teller = Arc::clone(&journal.teller);
         journal.spawn("journal-tell", move || teller.run())?;
-        let teller = Arc::clone(&journal.teller);
-        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        journal.spawn("journal-keep", move || {
-            keep_loop(&log, &chores, &teller, source, &*now_ms)
-        })?;
         Ok(journal)
     }
 
-    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    fn spawn(&self, name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let watch = Watch {
+            log: Arc::clone(&self.log),
+            name,
+        };
         let thread = thread::Builder::new()
             .name(name.to_owned())
-            .spawn(run)
+            .spawn(move || {
+                let _watch = watch;
+                run();
+            })
             .map_err(Error::io("start", name))?;
         locked(&self.threads).push(thread);
         Ok(())
@@ -128,18 +142,6 @@ impl Journal {
         self.log.append_urgent(records)
     }
 
-    /// See [`Log::appended`].
-    #[must_use]
-    pub fn appended(&self) -> Position {
-        self.log.appended()
-    }
-
-    /// See [`Log::durable`].
-    #[must_use]
-    pub fn durable(&self) -> Position {
-        self.log.durable()
-    }
-
     /// See [`Log::released`].
     #[must_use]
     pub fn released(&self) -> Position {
@@ -152,33 +154,11 @@ impl Journal {
         self.log.room()
     }
 
-    /// See [`Log::failure`].
-    #[must_use]
-    pub fn failure(&self) -> Option<&Failure> {
-        self.log.failure()
-    }
-
-    /// Takes a snapshot and returns when it is on disk, with the position where it begins. It is
-    /// not for the listener or the source to call: it waits for both their threads.
-    ///
-    /// # Errors
-    /// [`Error::GivenUp`] with the reason.
-    pub fn snapshot_now(&self) -> Result<Position, Error> {
-        let mut state = locked(&self.chores.state);
-        state.asked += 1;
-        let ticket = state.asked;
-        self.chores.changed.notify_all();
-        while state.done < ticket && !state.closing {
-            state = self
-                .chores
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        match &state.outcome {
-            Some(outcome) if state.done >= ticket => outcome.clone().map_err(Error::GivenUp),
-            _ => Err(Error::GivenUp("the journal is closing".to_owned())),
-        }
+    /// From now on no append waits, however much is unwritten: for a process that is about to end, which it could
+    /// not while its threads wait for a full disk. What is unwritten is not bounded any more.
+    pub fn hurry(&self) {
+        self.log.pending().hurried = true;
+        self.log.space.notify_all();
     }
 
     /// Writes and syncs everything, tells the listener, ends the threads and marks the journal closed.
@@ -195,9 +175,11 @@ impl Journal {
         self.chores.changed.notify_all();
         self.log.pending().closing = true;
         self.log.work.notify_all();
-        // The telling thread ends last, when nobody can release anything any more.
+        self.hurry();
+        // The telling thread ends last, when nobody can release anything any more. The one behind it may never
+        // have started.
         let mut threads = std::mem::take(&mut *locked(&self.threads));
-        let tell = (threads.len() == 3).then(|| threads.remove(1));
+        let tell = (threads.len() > 1).then(|| threads.remove(1));
         for thread in threads {
             join(thread);
         }
@@ -217,6 +199,20 @@ impl Drop for Journal {
     }
 }
 
+/// A thread that panics takes the log with it: the journal without one of them would wait for ever, or fill the disk.
+struct Watch {
+    log: Arc<Log>,
+    name: &'static str,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.log.fail_by_panic(self.name);
+        }
+    }
+}
+
 fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() && thread.join().is_err() {
         tracing::error!("a thread of the journal panicked");
@@ -230,6 +226,7 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     };
     // When what is written has to be synced at the latest.
     let mut due: Option<Instant> = None;
+    let mut told = log.durable();
     let mut waits = false;
     loop {
         let (closing, urgent) = {
@@ -270,6 +267,10 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
                 return;
             }
             due = None;
+        }
+        // Also where a full segment was synced on the way: what is urgent does not wait for the interval then.
+        if log.durable() > told {
+            told = log.durable();
             teller.tell(log);
         }
         if chores.segments.swap(log.segments(), Ordering::AcqRel) != log.segments() {
@@ -329,18 +330,10 @@ fn keep_loop(
                 }
             }
         }
-        let (asked, closing) = {
-            let state = locked(&chores.state);
-            (
-                (state.asked > state.done).then_some(state.asked),
-                state.closing,
-            )
-        };
-        if closing {
-            chores.changed.notify_all();
+        if locked(&chores.state).closing {
             return;
         }
-        if asked.is_some() || log.snapshot_due() && Instant::now() >= retry {
+        if log.snapshot_due() && Instant::now() >= retry && source.ready() {
             let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms());
             if let Err(error) = &outcome {
                 tracing::warn!(%error, "no snapshot was taken");
@@ -348,18 +341,11 @@ fn keep_loop(
             } else if log.is_short() {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
             }
-            let mut state = locked(&chores.state);
-            state.done = asked.unwrap_or(state.done);
-            state.outcome = asked
-                .map(|_| outcome.map_err(|error| error.to_string()))
-                .or(state.outcome.take());
             // The history that it makes superfluous goes now.
-            state.woken = true;
-            drop(state);
-            chores.changed.notify_all();
+            locked(&chores.state).woken = true;
         }
         let mut state = locked(&chores.state);
-        if !state.woken && !state.closing && state.asked == state.done {
+        if !state.woken && !state.closing {
             let wait = Duration::from_millis(limits::MAINTENANCE_MS);
             state = chores
                 .changed

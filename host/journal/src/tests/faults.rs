@@ -192,6 +192,19 @@ fn the_reserve_outlasts_a_full_disk() {
 }
 
 #[test]
+fn a_group_of_more_records_than_a_frame_holds_is_refused() {
+    let most = crate::limits::FRAME_RECORDS_MAX as usize;
+    assert!(crate::log::check_count(most).is_ok());
+    let refused = crate::log::check_count(most + 1);
+    assert!(
+        matches!(refused, Err(Error::TooMany { records, .. }) if records == most + 1),
+        "{refused:?}"
+    );
+    // So many fit in no segment beside others.
+    assert!(crate::limits::SEGMENT_BYTES_MAX <= 4 * most as u64);
+}
+
+#[test]
 fn a_failed_log_takes_appends_and_does_nothing_with_them() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");

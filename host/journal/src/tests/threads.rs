@@ -105,6 +105,14 @@ fn clients(journal: &Journal, shared: &Shared, threads: u64, rounds: u64) {
     });
 }
 
+fn snapshots(disk: &dyn Disk) -> usize {
+    let names = disk.list().expect("a directory");
+    let kinds = names.iter().map(|name| files::kind(name));
+    kinds
+        .filter(|kind| matches!(kind, Kind::Snapshot(_)))
+        .count()
+}
+
 #[test]
 fn many_clients_snapshots_and_a_close_on_a_real_directory() {
     let interval = Durability::Interval(Duration::from_millis(20));
@@ -122,8 +130,10 @@ fn many_clients_snapshots_and_a_close_on_a_real_directory() {
         let (log, _) = real(place.path(), options.clone());
         let (journal, shared) = start(log);
         clients(&journal, &shared, 8, 150);
-        let begun = journal.snapshot_now().expect("a snapshot");
-        assert!(begun.0 > 0 && begun <= journal.appended());
+        let disk = Directory::read_only(place.path()).expect("there");
+        while snapshots(&disk) == 0 {
+            std::thread::yield_now();
+        }
         journal.close().expect("no faults");
         assert!(
             !shared.backwards.load(Ordering::Relaxed),
@@ -134,14 +144,8 @@ fn many_clients_snapshots_and_a_close_on_a_real_directory() {
             *shared.released.lock().expect("no panic"),
             list.len() as u64
         );
-        let names = Directory::read_only(place.path())
-            .and_then(|disk| disk.list().map_err(Error::io("list", "it")));
-        let snapshots = names
-            .expect("there")
-            .iter()
-            .filter(|name| matches!(files::kind(name), Kind::Snapshot(_)))
-            .count();
-        assert!((1..=2).contains(&snapshots), "{snapshots}");
+        let kept = snapshots(&disk);
+        assert!((1..=2).contains(&kept), "{kept}");
         // The lock goes with the journal.
         drop(journal);
         let (_, found) = real(place.path(), options);
@@ -172,20 +176,25 @@ fn a_fault_is_told_once_and_nobody_hangs() {
     let (journal, shared) = start(log);
     clients(&journal, &shared, 2, 20);
     disk.fail_sync_in(Some(0));
-    let before = journal.durable();
+    let before = journal.log.durable();
     let large = vec![1; 1 << 20];
     // More than the buffer holds: an append that waited for a dead thread would wait for ever.
     for _ in 0..40 {
         journal.append(&[&large]).expect("fits");
     }
-    while journal.failure().is_none() {
+    while journal.log.failure().is_none() {
         std::thread::yield_now();
     }
     for _ in 0..40 {
         journal.append(&[&large]).expect("fits");
     }
-    assert_eq!(journal.durable(), before);
-    assert!(journal.snapshot_now().is_err());
+    assert_eq!(journal.log.durable(), before);
+    assert!(
+        journal
+            .log
+            .failure()
+            .is_some_and(|failure| !failure.panicked)
+    );
     assert!(journal.close().is_err());
     assert_eq!(shared.failed.load(Ordering::Relaxed), 1);
 }
@@ -222,7 +231,7 @@ fn an_append_waits_while_too_much_is_unwritten() {
         disk.limit_bytes(None);
     });
     assert_eq!(passed.load(Ordering::SeqCst), 60);
-    let end = journal.appended();
+    let end = journal.log.appended();
     journal.close().expect("room again");
     let (.., records) = open(&disk.kill(), small()).expect("opens");
     assert_eq!(records.list().len() as u64, end.0);
@@ -238,13 +247,7 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
     };
     let (log, ..) = open(&disk, options.clone()).expect("opens");
     let (journal, shared) = start(log);
-    let has_snapshot = || {
-        let names = disk.list().expect("a directory");
-        names
-            .iter()
-            .any(|name| matches!(files::kind(name), Kind::Snapshot(_)))
-    };
-    while !has_snapshot() {
+    while snapshots(&disk) == 0 {
         clients(&journal, &shared, 2, 50);
     }
     journal.close().expect("no faults");
@@ -266,20 +269,174 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
         .lock()
         .expect("no panic")
         .extend((0..64).map(|_| vec![0; 1 << 20]));
-    journal.append(&[b"something new"]).expect("small");
-    let journal = Arc::new(journal);
-    let asker = Arc::clone(&journal);
-    let asked = std::thread::spawn(move || asker.snapshot_now());
-    while !disk
-        .list()
-        .expect("a directory")
-        .iter()
-        .any(|name| name == files::SNAPSHOT_TEMPORARY)
-    {
+    let before = snapshots(&disk);
+    // More than twice the last snapshot: another is due.
+    journal.append(&[&[0; 1 << 20]]).expect("fits");
+    let begun = || {
+        let names = disk.list().expect("a directory");
+        names.iter().any(|name| name == files::SNAPSHOT_TEMPORARY)
+    };
+    while !begun() {
         std::thread::yield_now();
     }
     journal.close().expect("no faults");
-    assert!(asked.join().expect("no panic").is_err());
+    assert!(!begun());
+    assert!(snapshots(&disk) <= before);
+}
+
+/// A source without a state yet.
+struct Later(Arc<AtomicBool>, Live);
+
+impl Source for Later {
+    fn ready(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn begin(&mut self) {
+        assert!(self.ready(), "nobody asks before");
+        self.1.begin();
+    }
+
+    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+        self.1.next(into)
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_due_at_the_start_waits_until_there_is_a_state() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let list = vec![vec![1; 20_000]];
+    log.append(&[&list[0]]).expect("fits");
+    log.commit().expect("no faults");
+    assert!(log.snapshot_due());
+    let (ready, asked) = (Arc::new(AtomicBool::new(false)), Arc::default());
+    let shared = Arc::new(Shared {
+        list: Mutex::new(list),
+        ..Shared::default()
+    });
+    let looks = Arc::<AtomicU64>::clone(&asked);
+    let callbacks = Callbacks {
+        released: Box::new(|_| {}),
+        failed: Box::new(|_| {}),
+        source: Box::new(Later(Arc::clone(&ready), Live(shared, 0))),
+        // Asked at each round of upkeep.
+        now_ms: Box::new(move || looks.fetch_add(1, Ordering::Relaxed)),
+    };
+    let journal = Journal::start(log, callbacks).expect("threads");
+    while asked.load(Ordering::Relaxed) < 2 {
+        std::thread::yield_now();
+    }
+    assert_eq!(snapshots(&disk), 0);
+    ready.store(true, Ordering::Release);
+    while snapshots(&disk) == 0 {
+        assert!(
+            asked.load(Ordering::Relaxed) < 20,
+            "it comes with the next rounds"
+        );
+        std::thread::yield_now();
+    }
+    journal.close().expect("no faults");
+}
+
+/// A group that made the log go on in another segment was synced on the way; whoever waits for it is told then.
+#[test]
+fn an_urgent_group_does_not_wait_for_the_interval_where_a_segment_ends_behind_it() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        durability: Durability::Interval(Duration::from_secs(3600)),
+        snapshot_min_bytes: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    let (journal, shared) = start(log);
+    // All of it is written at once, when there is room: each of the large ones needs a segment of its own.
+    disk.limit_bytes(Some(disk.used_bytes()));
+    journal.append(&[&[1; 10_000]]).expect("fits");
+    let urgent = journal.append_urgent(&[b"urgent"]).expect("small");
+    journal.append(&[&[1; 10_000]]).expect("fits");
+    disk.limit_bytes(None);
+    let released = shared.released.lock().expect("no panic");
+    let (released, _) = shared
+        .moved
+        .wait_timeout_while(released, Duration::from_secs(30), |released| {
+            *released < urgent.0
+        })
+        .expect("no panic");
+    assert!(*released >= urgent.0, "told of {released} only");
+    drop(released);
+    journal.close().expect("no faults");
+}
+
+/// The system gave two threads and not the third.
+#[test]
+fn a_journal_that_did_not_start_whole_ends() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let journal = Journal::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
+    journal.append(&[b"one"]).expect("small");
+    let (end, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(journal);
+        end.send(()).expect("waited for");
+    });
+    ended
+        .recv_timeout(Duration::from_secs(30))
+        .expect("it does not hang");
+    let (.., records) = open(&disk.kill(), small()).expect("opens");
+    assert_eq!(records.list(), [b"one".to_vec()]);
+}
+
+#[test]
+fn a_panic_of_a_thread_is_a_failure_and_told() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let (tell, told) = std::sync::mpsc::sync_channel(2);
+    let callbacks = Callbacks {
+        released: Box::new(|position| panic!("a listener that fails at {position}")),
+        failed: Box::new(move |failure| tell.send(failure.clone()).expect("waited for")),
+        source: Box::new(Live(Arc::default(), 0)),
+        now_ms: Box::new(|| 1),
+    };
+    let journal = Journal::start(log, callbacks).expect("threads");
+    journal.append(&[b"one"]).expect("small");
+    let failure = told
+        .recv_timeout(Duration::from_secs(30))
+        .expect("somebody says so");
+    assert!(failure.panicked, "{failure}");
+    // Nobody hangs in what no thread empties any more.
+    for _ in 0..40 {
+        journal.append(&[&[1; 1 << 20]]).expect("fits");
+    }
+    assert!(journal.close().is_err());
+}
+
+#[test]
+fn nobody_waits_for_a_full_disk_once_the_process_is_to_end() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        snapshot_min_bytes: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    let (journal, _) = start(log);
+    disk.limit_bytes(Some(disk.used_bytes()));
+    let passed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..40 {
+                journal.append(&[&[1; 1 << 20]]).expect("fits");
+                passed.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while passed.load(Ordering::SeqCst) < 16 {
+            std::thread::yield_now();
+        }
+        journal.hurry();
+    });
+    assert_eq!(passed.load(Ordering::SeqCst), 40);
+    let refused = journal.close().expect_err("there is no room");
+    assert!(refused.is_full(), "{refused}");
 }
 
 /// A listener that appends more than the buffer holds, on the thread that would have to empty it.
@@ -316,6 +473,6 @@ fn a_listener_may_append_as_much_as_it_likes() {
     while !done.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
-    assert_eq!(started.durable(), Position(41));
+    assert_eq!(started.log.durable(), Position(41));
     started.close().expect("no faults");
 }
