@@ -20,19 +20,22 @@
 //! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
 //! * [`server`]: wires these together under one lock.
+//! * [`control`]: loads policies and changes which one answers, while all of that goes on.
 //!
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
 //! [`past`] (a data directory seen from outside) and `cli` (one file per command).
 //!
-//! Dependencies point one way: cli → server → transport, store → policy, journal → clock, limits.
+//! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
 
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod journal;
 pub mod limits;
+mod opening;
 pub mod outbox;
 pub mod past;
 pub mod policy;

@@ -89,6 +89,37 @@ pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 /// The shortest token that is taken from the environment: shorter ones are guessed.
 pub const ADMIN_TOKEN_BYTES_MIN: usize = 16;
 
+/// Policies that are held ready at once. Each costs the memory of its machine code, some hundred kilobytes or,
+/// with an interpreter in it, some ten megabytes.
+pub const LOADED_POLICIES_MAX: usize = 16;
+
+/// Policies that a rollback can go back to.
+pub const PREVIOUS_POLICIES_MAX: usize = 4;
+
+/// Policies that are kept only because a request that they handled may come again.
+pub const RETIRED_POLICIES_MAX: usize = 16;
+
+/// Prefixes with a policy of their own: each request is compared with all of them.
+pub const ROUTES_MAX: usize = 64;
+
+/// Such a prefix.
+pub const ROUTE_PREFIX_BYTES_MAX: usize = 1024;
+
+/// A pattern of client ids or keys. Comparing costs at most its length times that of a key.
+pub const CANARY_PATTERN_BYTES_MAX: usize = 256;
+
+/// How often somebody who assigned policies looks whether that is on disk.
+pub const ASSIGNED_POLL: Duration = Duration::from_micros(200);
+
+/// How often a change of the assignment is tried again where another came between.
+pub const ASSIGN_ATTEMPTS_MAX: u32 = 8;
+
+/// A name that somebody gives for a policy: a name, a version and what is between them.
+pub const SELECTOR_BYTES_MAX: usize = 2 * POLICY_NAME_BYTES_MAX + 1;
+
+/// Hex digits of a digest that name a policy.
+pub const DIGEST_DIGITS_MIN: usize = 6;
+
 /// Writes that one request may stage: policies that keep books beside the key need a few.
 pub const STAGED_WRITES_MAX: usize = 64;
 

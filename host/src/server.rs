@@ -11,11 +11,13 @@ use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Reading};
+use crate::journal::record::PolicyRecord;
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
+use crate::policy::{Absent, Assignment, Instance, Policy};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
-use crate::store::{Effects, Event, Notice, Peer, Rerun, Store};
+use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
@@ -188,15 +190,51 @@ impl Server {
     pub fn snapshot(&self, progress: &mut Progress) -> Option<Vec<u8>> {
         let mut core = self.lock();
         let now_ms = core.now();
-        let (policies, active) = core.recorder.policies();
+        let (policies, active, assignment) = core.recorder.policies();
         let meta = || Meta {
             clock: core.store.state().hlc.last(),
             now_ms,
             run: core.run,
             policies: policies.to_vec(),
             active,
+            assignment: assignment.cloned(),
         };
         progress.next(core.store.state(), core.store.duplicates(), meta)
+    }
+
+    /// Who answers what, and all policies that are held ready.
+    pub fn policies(&self) -> (Assignment, Vec<Arc<Policy<Transaction>>>) {
+        let mut core = self.lock();
+        let registry = core.store.registry();
+        let policies = registry.policies().cloned().collect();
+        (registry.assignment().clone(), policies)
+    }
+
+    /// Takes another assignment into force between two requests, if it is still `seen` that it was made from. `ready`
+    /// are instances for it; modules of new policies are durable already. Its record's position; it is to be waited
+    /// for by [`Self::durable`].
+    pub fn assign(
+        &self,
+        seen: &Assignment,
+        next: Assignment,
+        ready: Vec<Instance<Transaction>>,
+    ) -> Result<Position, AssignError> {
+        let mut core = self.lock();
+        if core.store.registry().assignment() != seen {
+            return Err(AssignError::Overtaken);
+        }
+        let (position, left) = core.assign(next, ready)?;
+        drop(core);
+        // An instance is megabytes to give back: while nobody waits.
+        drop(left);
+        Ok(position)
+    }
+
+    /// Waits until a record is where records are kept. Blocks: not for a thread that serves connections.
+    pub fn durable(&self, position: Position) {
+        while self.journal.released() < position {
+            std::thread::sleep(limits::ASSIGNED_POLL);
+        }
     }
 
     /// The last record of this run. What is decided after it would be lost, so nothing may be.
@@ -393,7 +431,34 @@ impl Intake for Server {
     }
 }
 
+/// Why an assignment does not come into force.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssignError {
+    /// Somebody else was faster.
+    #[error("the policies were assigned otherwise meanwhile: look at the list, and try again")]
+    Overtaken,
+    /// It names what is not here.
+    #[error("the policy {} is not loaded any more", .0.0)]
+    Absent(Absent),
+}
+
 impl Core {
+    /// Changes who answers what, and says so in the journal, before the next request.
+    fn assign(
+        &mut self,
+        next: Assignment,
+        ready: Vec<Instance<Transaction>>,
+    ) -> Result<(Position, Vec<Instance<Transaction>>), AssignError> {
+        let registry = self.store.registry();
+        let left = registry.assign(next, ready).map_err(AssignError::Absent)?;
+        let assignment = registry.assignment();
+        let record = |it: &Arc<Policy<Transaction>>| {
+            PolicyRecord::of(it, it.digest == assignment.built_in.0)
+        };
+        let named = registry.policies().map(record).collect();
+        Ok((self.recorder.assign(named, assignment), left))
+    }
+
     /// Writes that grow the table are refused before the journal is hurt.
     fn look_for_room(&mut self, journal: &dyn Journal) {
         let full = !journal.has_room();

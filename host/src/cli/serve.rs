@@ -1,9 +1,7 @@
 //! `statehouse serve`: runs a state store until it is told to stop.
 
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::net;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -16,10 +14,11 @@ use tracing_subscriber::EnvFilter;
 
 use super::output::{self, Failure};
 use crate::clock::{Clock, SystemSource};
-use crate::config::{Config, Durability, Flags, LogFormat, PolicyChoice};
-use crate::journal::record::PolicyRecord;
+use crate::config::{Config, Durability, Flags, LogFormat};
+use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
-use crate::policy::{Engine, Modules, Policy, Registry};
+use crate::opening::Opening;
+use crate::policy::{Digest, Engine, Modules, Policy};
 use crate::server::Server;
 use crate::storage::{self, Listener};
 use crate::store::{Store, Transaction};
@@ -69,111 +68,22 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Policies that were loaded for a start.
-struct Policies {
-    active: Arc<Policy<Transaction>>,
-    /// Its file.
-    file: Vec<u8>,
-    built_in: bool,
-    /// The one behind it.
-    previous: Option<Arc<Policy<Transaction>>>,
-    /// Those that handled requests which may come again.
-    retired: Vec<Arc<Policy<Transaction>>>,
-}
-
 /// An engine, and the policy that every store has.
-type Standard = (Engine<Transaction>, Arc<Policy<Transaction>>);
+type Standard = (Arc<Engine<Transaction>>, Arc<Policy<Transaction>>);
 
 fn load_standard() -> anyhow::Result<Standard> {
     let engine = Engine::new()?;
     let standard = engine
         .load(STANDARD_POLICY)
         .context("the built-in policy does not load")?;
-    Ok((engine, Arc::new(standard)))
-}
-
-fn load_policies(
-    config: &Config,
-    image: &Image,
-    modules: &Modules,
-    (engine, standard): Standard,
-) -> anyhow::Result<Policies> {
-    let last = image.active.and_then(|it| image.policies.get(it as usize));
-    let file = match &config.policy {
-        PolicyChoice::File(path) => Some(read_policy(path)?),
-        PolicyChoice::Last => last.filter(|last| !last.built_in).map(|last| {
-            modules.load(&last.digest).with_context(|| {
-                format!(
-                    "{} {} answered last, but its module {} cannot be read: name it with --policy FILE, or take the built-in one with --policy builtin",
-                    last.name, last.version, modules.path(&last.digest).display()
-                )
-            })
-        }).transpose()?,
-        PolicyChoice::BuiltIn => None,
-    };
-    let mut policies = match file {
-        None => Policies {
-            active: standard,
-            file: STANDARD_POLICY.to_vec(),
-            built_in: true,
-            previous: None,
-            retired: Vec::new(),
-        },
-        Some(file) => {
-            let active = engine.load(&file).with_context(|| match &config.policy {
-                PolicyChoice::File(path) => format!("{} cannot be used", path.display()),
-                _ => "the policy that answered last cannot be used".to_owned(),
-            })?;
-            Policies {
-                active: Arc::new(active),
-                file,
-                built_in: false,
-                previous: Some(standard),
-                retired: Vec::new(),
-            }
-        }
-    };
-    let mut needed: Vec<blake3::Hash> = image
-        .duplicates
-        .range(0)
-        .map(|it| it.context.policy)
-        .collect();
-    needed.sort_unstable_by_key(|digest| *digest.as_bytes());
-    needed.dedup();
-    let previous = policies.previous.iter().map(|policy| policy.digest);
-    let present: Vec<_> = previous.chain([policies.active.digest]).collect();
-    for digest in needed.iter().filter(|digest| !present.contains(digest)) {
-        let loaded = modules
-            .load(digest)
-            .map_err(anyhow::Error::from)
-            .and_then(|file| Ok(engine.load(&file)?));
-        match loaded {
-            Ok(policy) => policies.retired.push(Arc::new(policy)),
-            Err(error) => {
-                tracing::warn!(%digest, %error, "an older policy cannot be loaded: requests that it handled are answered from the record where they come again");
-            }
-        }
-    }
-    Ok(policies)
-}
-
-fn read_policy(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let unreadable = || format!("cannot read the policy {}", path.display());
-    let size = fs::metadata(path).with_context(unreadable)?.len();
-    anyhow::ensure!(
-        size <= limits::POLICY_FILE_BYTES_MAX,
-        "the policy {} has {size} bytes, and a policy at most {}",
-        path.display(),
-        limits::POLICY_FILE_BYTES_MAX
-    );
-    fs::read(path).with_context(unreadable)
+    Ok((Arc::new(engine), Arc::new(standard)))
 }
 
 /// A store that is ready to listen.
 struct Started {
     server: Arc<Server>,
     broker: Broker,
-    policy: Arc<Policy<Transaction>>,
+    control: Arc<Control>,
     promise: String,
     /// The journal, to be closed at the end.
     disk: Option<Arc<Disk>>,
@@ -198,7 +108,14 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let modules = Modules::of(&config.storage.directory);
     let empty = Image::new(config.storage.duplicates);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
-    let policies = load_policies(config, image, &modules, standard)?;
+    let (engine, standard) = standard;
+    let opening = Opening {
+        engine: &engine,
+        standard: &standard,
+        modules: &modules,
+        keeps: recovered.is_some(),
+    };
+    let (registry, named) = opening.registry(&config.policy, image)?;
 
     let (disk, image) = match recovered {
         Some(recovered) => {
@@ -218,23 +135,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let run = image.run + 1;
     let mut recorder = Recorder::new(journal, image.policies, image.active);
     recorder.started(run, clock.read().now_ms);
-    let policy = policies.active.clone();
-    if disk.is_some() {
-        // Before any record that needs it.
-        modules
-            .save(&policy.digest, &policies.file)
-            .context("cannot keep the policy's module in the data directory")?;
-        recorder.policy(PolicyRecord {
-            digest: policy.digest,
-            name: policy.name.clone(),
-            version: policy.version.clone(),
-            built_in: policies.built_in,
-        });
-    }
-    let mut registry = Registry::new(policies.active, policies.previous);
-    for retired in policies.retired {
-        registry.retire(retired);
-    }
+    recorder.assign(named, registry.assignment());
     let store = Store::restore(registry, config.quota, image.state, image.duplicates);
     let server = Server::new(
         store,
@@ -254,10 +155,11 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     server.attach(Arc::new(Embedded::new(broker.clone())));
     server.retain_sessions(&broker.sessions());
     listener.attach(server.clone(), broker.clone());
+    let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
     Ok(Started {
         server,
         broker,
-        policy,
+        control,
         promise,
         disk,
     })
@@ -280,7 +182,7 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
     let Started {
         server,
         broker,
-        policy,
+        control,
         promise,
         disk,
     } = started;
@@ -293,11 +195,9 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
 
     let mut out = io::stdout().lock();
     writeln!(out, "statehouse {}", env!("CARGO_PKG_VERSION"))?;
-    writeln!(
-        out,
-        "policy {} {} blake3:{}",
-        policy.name, policy.version, policy.digest
-    )?;
+    for policy in answering(&control.list()) {
+        writeln!(out, "{policy}")?;
+    }
     writeln!(out, "{promise}")?;
     for listener in &listeners {
         writeln!(out, "listening on mqtt://{}", listener.local_addr()?)?;
@@ -352,9 +252,35 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         keys = stats.keys,
         "stopped"
     );
-    let counters = policy.counters.all();
-    if !counters.is_empty() {
-        tracing::info!(policy = %policy, ?counters, "what the policy counted");
+    for policy in server.policies().1 {
+        let counters = policy.counters.all();
+        if !counters.is_empty() {
+            tracing::info!(%policy, ?counters, "what the policy counted");
+        }
     }
     Ok(())
+}
+
+/// Who answers requests, a line for each.
+fn answering(listing: &Listing) -> Vec<String> {
+    let name = |digest: &Digest| {
+        let found = listing.policies.iter().find(|it| it.digest == *digest);
+        found.map_or_else(
+            || digest.to_string(),
+            |it| format!("{} {} blake3:{digest}", it.name, it.version),
+        )
+    };
+    let assignment = &listing.assignment;
+    let mut lines = vec![format!("policy {}", name(&assignment.active))];
+    for route in &assignment.routes {
+        let prefix = route.prefix.0.escape_ascii();
+        lines.push(format!(
+            "keys under {prefix}: policy {}",
+            name(&route.policy)
+        ));
+    }
+    if let Some(canary) = &assignment.canary {
+        lines.push(format!("canary: policy {}", name(&canary.policy)));
+    }
+    lines
 }

@@ -16,6 +16,7 @@ use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
 use crate::clock::{Hlc, Stamp};
+use crate::policy::Assignment;
 use crate::store::{Duplicates, Entry, Key, Retention, State, Table, Write};
 
 /// A store as it was.
@@ -30,6 +31,8 @@ pub struct Image {
     pub policies: Vec<PolicyRecord>,
     /// The number of the one that answers.
     pub active: Option<u32>,
+    /// Who answers what; none where nobody ever assigned anything.
+    pub assignment: Option<Assignment>,
     /// The latest time that is recorded.
     pub now_ms: u64,
     /// The latest run that is recorded.
@@ -51,6 +54,7 @@ impl Image {
             sessions: statehouse_mqtt::Recovery::default(),
             policies: Vec::new(),
             active: None,
+            assignment: None,
             now_ms: 0,
             run: 0,
             remembered_below: 0,
@@ -101,6 +105,7 @@ impl Image {
                 self.duplicates.continue_from(next_number);
                 self.policies = meta.policies;
                 self.active = meta.active;
+                self.assignment = meta.assignment;
             }
             // A module is a file of its own, not a part of the state.
             MODULE => {}
@@ -127,7 +132,18 @@ impl Image {
                 self.write(&writes);
                 self.tick(clock, now_ms);
             }
-            Record::Policy(policy) => self.active = Some(self.number_of(policy)),
+            Record::Policy(policy) => {
+                let number = self.number_of(policy);
+                if self.assignment.is_none() {
+                    self.active = Some(number);
+                }
+            }
+            Record::Assignment(assignment) => {
+                let active = |it: &PolicyRecord| it.digest == assignment.active.0;
+                let active = self.policies.iter().position(active).ok_or(UNNAMED)?;
+                self.active = u32::try_from(active).ok();
+                self.assignment = Some(*assignment);
+            }
             Record::Started { run, now_ms } => {
                 self.run = self.run.max(run);
                 self.now_ms = self.now_ms.max(now_ms);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::{Fence, Stamp};
-use crate::policy::{Fault, Page};
+use crate::policy::{Assignment, Fault, Host, Page, Policy};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
     Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Remembered, Write,
@@ -22,6 +22,7 @@ const POLICY: u8 = 3;
 const STARTED: u8 = 4;
 const STOPPED: u8 = 5;
 const SESSIONS: u8 = 6;
+const ASSIGNMENT: u8 = 7;
 
 /// One record.
 #[derive(Debug, PartialEq)]
@@ -37,8 +38,11 @@ pub enum Record<'a> {
         /// The removals.
         writes: Vec<Write>,
     },
-    /// From here on this policy answers.
+    /// A policy that may answer from here on; it has the next number. Before there were assignments, the one
+    /// that answers.
     Policy(PolicyRecord),
+    /// From here on policies answer so.
+    Assignment(Box<Assignment>),
     /// The store was started.
     Started {
         /// The number of this run.
@@ -66,6 +70,18 @@ pub struct PolicyRecord {
     pub version: String,
     /// Whether it is the one that came with the program.
     pub built_in: bool,
+}
+
+impl PolicyRecord {
+    /// What records say of a policy.
+    pub fn of<H: Host>(policy: &Policy<H>, built_in: bool) -> Self {
+        Self {
+            digest: policy.digest,
+            name: policy.name.clone(),
+            version: policy.version.clone(),
+            built_in,
+        }
+    }
 }
 
 /// A request that was handled.
@@ -149,6 +165,23 @@ pub(super) fn policy(out: &mut Vec<u8>, policy: &PolicyRecord) {
     policy_fields(out, policy);
 }
 
+pub(super) fn assignment(out: &mut Vec<u8>, assignment: &Assignment) {
+    out.push(ASSIGNMENT);
+    assignment_fields(out, assignment);
+}
+
+/// As JSON: it is small, seldom written, and later versions add to it.
+pub(super) fn assignment_fields(out: &mut Vec<u8>, assignment: &Assignment) {
+    // Writing plain fields to memory cannot fail; if it did, the record would say so when it is read.
+    let json = serde_json::to_vec(assignment).unwrap_or_default();
+    bytes(out, &json);
+}
+
+pub(super) fn read_assignment(reader: &mut Reader<'_>) -> Result<Assignment, Malformed> {
+    serde_json::from_slice(reader.bytes()?)
+        .map_err(|_| Malformed("an assignment of policies that this version cannot read"))
+}
+
 pub(super) fn policy_fields(out: &mut Vec<u8>, policy: &PolicyRecord) {
     out.extend_from_slice(policy.digest.as_bytes());
     bytes(out, policy.name.as_bytes());
@@ -199,6 +232,7 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         STOPPED => Record::Stopped {
             now_ms: reader.number()?,
         },
+        ASSIGNMENT => Record::Assignment(Box::new(read_assignment(&mut reader)?)),
         SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
         _ => {
             return Err(Malformed(

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::record::{self, PolicyRecord, Source};
 use super::unreleased::Unreleased;
 use super::{Journal, Position};
+use crate::policy::Assignment;
 use crate::request::Request;
 use crate::store::{Effects, Handled};
 
@@ -17,6 +18,7 @@ pub struct Recorder {
     /// Policies by their number in records.
     policies: Vec<PolicyRecord>,
     active: Option<u32>,
+    assignment: Option<Assignment>,
     /// The last record of this store.
     last: Position,
     unreleased: Unreleased,
@@ -35,6 +37,7 @@ impl Recorder {
             journal,
             policies,
             active,
+            assignment: None,
             last: Position(0),
             unreleased: Unreleased::default(),
             swept: Vec::new(),
@@ -47,9 +50,10 @@ impl Recorder {
         &self.journal
     }
 
-    /// Policies by their number, and the number of the one that answers.
-    pub fn policies(&self) -> (&[PolicyRecord], Option<u32>) {
-        (&self.policies, self.active)
+    /// What a snapshot says of policies: by their number, the number of the one that answers, and all that is
+    /// assigned.
+    pub fn policies(&self) -> (&[PolicyRecord], Option<u32>, Option<&Assignment>) {
+        (&self.policies, self.active, self.assignment.as_ref())
     }
 
     /// The start of a run.
@@ -66,20 +70,31 @@ impl Recorder {
         self.append(&record);
     }
 
-    /// From the next request on this policy answers. Its module must be durable already.
-    pub fn policy(&mut self, policy: PolicyRecord) {
-        let mut record = Vec::new();
-        record::policy(&mut record, &policy);
-        let known = self
-            .policies
-            .iter()
-            .position(|it| it.digest == policy.digest);
-        let number = known.unwrap_or(self.policies.len());
-        if known.is_none() {
-            self.policies.push(policy);
+    /// From the next request on policies answer so. Each one that is named has its record among `named`, and its
+    /// module is durable already. The position is on disk before it counts as released.
+    pub fn assign(&mut self, named: Vec<PolicyRecord>, assignment: &Assignment) -> Position {
+        let mut records = Vec::new();
+        for policy in named {
+            let known = |it: &PolicyRecord| it.digest == policy.digest;
+            if !self.policies.iter().any(known) {
+                let mut record = Vec::new();
+                record::policy(&mut record, &policy);
+                records.push(record);
+                self.policies.push(policy);
+            }
         }
-        self.active = u32::try_from(number).ok();
-        self.append(&record);
+        let mut record = Vec::new();
+        record::assignment(&mut record, assignment);
+        records.push(record);
+        let active = |it: &PolicyRecord| it.digest == assignment.active.0;
+        let active = self.policies.iter().position(active);
+        self.active = active.and_then(|it| u32::try_from(it).ok());
+        self.assignment = Some(assignment.clone());
+        if self.journal.keeps() {
+            let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+            self.last = self.journal.append(&records, true);
+        }
+        self.last
     }
 
     /// Records what a step did; the position that its answer rests on.

@@ -7,6 +7,7 @@ use super::codec::{Malformed, Reader, number};
 use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
 use crate::limits;
+use crate::policy::Assignment;
 use crate::store::{Duplicates, Key, State, Table, Write};
 
 pub(super) const ENTRIES: u8 = 1;
@@ -29,6 +30,8 @@ pub struct Meta {
     pub policies: Vec<PolicyRecord>,
     /// The number of the one that answers.
     pub active: Option<u32>,
+    /// Who answers what; none where nobody ever assigned anything.
+    pub assignment: Option<Assignment>,
 }
 
 /// How far a snapshot has come.
@@ -237,6 +240,9 @@ fn meta_block(it: &Meta, next_number: u64) -> Vec<u8> {
         &mut out,
         it.active.map_or(0, |active| u64::from(active) + 1),
     );
+    if let Some(assignment) = &it.assignment {
+        record::assignment_fields(&mut out, assignment);
+    }
     out
 }
 
@@ -254,5 +260,8 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     }
     let active: u32 = reader.small()?;
     meta.active = active.checked_sub(1);
+    if !reader.is_empty() {
+        meta.assignment = Some(record::read_assignment(reader)?);
+    }
     Ok((meta, next_number))
 }

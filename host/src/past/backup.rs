@@ -209,6 +209,7 @@ impl Pieces {
                 run: image.run,
                 policies: image.policies,
                 active: image.active,
+                assignment: image.assignment,
             },
             state: image.state,
             duplicates: image.duplicates,

@@ -369,7 +369,7 @@ impl<'a> Follower<'a> {
                 let clock = None;
                 (self.visit)(Seen::Passed { now_ms, clock });
             }
-            Record::Sessions(_) => {}
+            Record::Assignment(_) | Record::Sessions(_) => {}
         }
         Ok(())
     }

@@ -9,9 +9,10 @@ use wasmtime::{Config, OptLevel};
 
 use super::bindings::{self, PolicyPre};
 use super::budget::Failure;
+use super::counters::Counters;
 use super::guest::{Guest, Host};
 use super::instance::Instance;
-use super::registry::Counters;
+use super::work::Work;
 use crate::limits;
 
 /// The interface version of this host, as imports and exports name it.
@@ -34,8 +35,12 @@ pub struct Policy<H: Host> {
     pub commands: Vec<String>,
     /// BLAKE3 of the file as it was given: what tells one policy from another.
     pub digest: blake3::Hash,
+    /// How many bytes its file has.
+    pub bytes: u64,
     /// What it counts.
     pub counters: Arc<Counters>,
+    /// What it has done.
+    pub work: Arc<Work>,
     pub(super) pre: PolicyPre<Guest<H>>,
 }
 
@@ -75,6 +80,9 @@ pub enum LoadError {
     /// Its trial instance failed.
     #[error("the policy failed in {0}: {1}")]
     Trial(&'static str, Failure),
+    /// It fails at every request.
+    #[error("the policy failed its self-test: it can answer no request, {0} among them, for {1}")]
+    SelfTest(&'static str, Failure),
     /// It refused its options.
     #[error("the policy refused its configuration: {0}")]
     Configure(String),
@@ -150,6 +158,8 @@ impl<H: Host> Engine<H> {
             version: String::new(),
             commands: Vec::new(),
             digest,
+            bytes: file.len() as u64,
+            work: Arc::default(),
             counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
@@ -176,6 +186,7 @@ impl<H: Host> Engine<H> {
         }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
         policy.counters = Arc::new(Counters::new(policy.to_string()));
+        policy.work = Arc::new(Work::of(policy.commands.len()));
         Ok(policy)
     }
 
@@ -202,6 +213,12 @@ impl<H: Host> Engine<H> {
             Some((name, _)) => Err(LoadError::Version(name.to_owned())),
             None => Err(LoadError::NoHandler),
         }
+    }
+}
+
+impl<H: Host> std::fmt::Debug for Policy<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Policy({self})")
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use wasmtime::StoreLimits;
 
 use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
-use super::registry::Counters;
+use super::counters::Counters;
 use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
 use crate::{clock, limits};
 

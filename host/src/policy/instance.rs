@@ -10,6 +10,7 @@ use wasmtime::Store;
 
 use super::bindings;
 use super::budget::{self, Failure};
+use super::digest::Digest;
 use super::engine::{LoadError, Policy};
 use super::guest::{self, Guest, Host, Phase};
 use super::{Change, Dialect, Info, Notification, Outcome, Request, Span};
@@ -31,6 +32,46 @@ impl<H: Host> Instance<H> {
     /// An instance of `policy`; it starts with the first call.
     pub fn new(policy: Arc<Policy<H>>) -> Self {
         Self { policy, live: None }
+    }
+
+    /// An instance that has started already, so that its first call does not wait for that.
+    pub fn warm(policy: Arc<Policy<H>>) -> Result<Self, LoadError> {
+        let (live, _) = Self::start(&policy)?;
+        Ok(Self {
+            policy,
+            live: Some(live),
+        })
+    }
+
+    /// Whether it has started.
+    pub fn is_warm(&self) -> bool {
+        self.live.is_some()
+    }
+
+    /// The digest of its policy.
+    pub fn digest(&self) -> Digest {
+        self.policy.digest.into()
+    }
+
+    /// The key that a request is about; none where the policy finds none, or fails. It may log and nothing else.
+    pub fn route(&mut self, payload: &Bytes) -> Option<Bytes> {
+        if self.live.is_none() {
+            self.live = Self::start(&self.policy).ok().map(|(live, _)| live);
+        }
+        let live = self.live.as_mut()?;
+        live.store.data_mut().phase = Phase::Setup;
+        let filled = live.store.set_fuel(budget::fuel(payload.len()));
+        live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
+        let handler = live.bindings.statehouse_policy_handler();
+        let routed = filled.and_then(|()| handler.call_route(&mut live.store, payload));
+        match routed {
+            Ok(span) => guest::slice(payload, span?),
+            Err(error) => {
+                self.policy.work.failure(&Failure::of(&error));
+                self.live = None;
+                None
+            }
+        }
     }
 
     /// Throws away what runs: the next call starts anew, with nothing left from an earlier one.

@@ -6,23 +6,36 @@
 //! Architecture invariant: a policy never sees a socket, a file or a clock, and nothing here knows
 //! what a command is.
 
+mod assignment;
 mod bindings;
 mod budget;
+mod counters;
+mod digest;
 mod engine;
+mod glob;
 mod guest;
 mod instance;
 mod modules;
 mod registry;
+mod selector;
+mod work;
 
+pub use assignment::{
+    Assignment, AssignmentError, Canary, CanaryRule, Prefix, Role, RolledBack, Route, Shadow,
+};
 pub use bindings::exports::statehouse::policy::handler::Info;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes as Given, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Notification,
     Outcome, Page, Repeat, Request, Span, Stamp,
 };
 pub use budget::Failure;
+pub use counters::Counters;
+pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
 pub use guest::{Denial, Host, Put};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
 pub use modules::Modules;
-pub use registry::{Counters, Registry};
+pub use registry::{Absent, Choice, Registry, Routes};
+pub use selector::{Candidate, Selector, SelectorError};
+pub use work::{Done, Failures, Work};

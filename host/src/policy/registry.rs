@@ -1,122 +1,258 @@
-//! Which policies there are and which one answers.
+//! Which policies there are, and which one answers a request.
 //!
-//! What enters: loaded policies. What leaves: the active one's instance. Requests ask here before
-//! each call, so that a change takes effect between two requests.
+//! What enters: loaded policies, and an assignment that says what each is there for. What leaves: the instance that
+//! is to answer. Requests ask here before each call, so that a change takes effect between two requests.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use bytes::Bytes;
+
+use super::assignment::{Assignment, CanaryRule};
+use super::digest::Digest;
 use super::engine::Policy;
 use super::guest::Host;
 use super::instance::Instance;
 use crate::limits;
 
-/// The active policy and the one it stands on.
+/// All policies that are held ready.
 pub struct Registry<H: Host> {
-    active: Instance<H>,
-    /// Tells of expired keys where the active one fails to: a lock's waiters must hear of it.
-    previous: Option<Instance<H>>,
-    /// Those that handled requests which may come again.
+    slots: Vec<Instance<H>>,
+    /// Those that nothing names any more, but that handled requests which may come again.
     retired: Vec<Arc<Policy<H>>>,
+    assignment: Assignment,
+    active: usize,
+    built_in: usize,
+    canary: Option<(usize, CanaryRule)>,
+    routes: Arc<Routes>,
+    /// Their slots, in their order.
+    routed: Vec<usize>,
 }
 
+/// Who owns which keys: the longest prefix first.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Routes(Vec<(Vec<u8>, Digest)>);
+
+impl Routes {
+    fn of(assignment: &Assignment) -> Self {
+        let routes = assignment.routes.iter();
+        let mut routes: Vec<_> = routes.map(|it| (it.prefix.0.clone(), it.policy)).collect();
+        routes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+        Self(routes)
+    }
+
+    /// The route of a key.
+    fn place(&self, key: &[u8]) -> Option<usize> {
+        self.0
+            .iter()
+            .position(|(prefix, _)| key.starts_with(prefix))
+    }
+
+    /// Whether a key is that policy's by a route.
+    pub fn owns(&self, policy: &Digest, key: &[u8]) -> bool {
+        self.place(key).is_some_and(|at| self.0[at].1 == *policy)
+    }
+}
+
+/// Who answers a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub(crate) slot: usize,
+    /// Whether it answers by a route: then it may write nothing but its own keys.
+    pub routed: bool,
+}
+
+/// An assignment that names a policy which is not here.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Absent(pub Digest);
+
 impl<H: Host> Registry<H> {
-    /// Starts with `active`; `previous` is what notifications of an expiry fall back to.
-    pub fn new(active: Arc<Policy<H>>, previous: Option<Arc<Policy<H>>>) -> Self {
+    /// Starts with `active`, and with `built_in` behind it: it can be gone back to, and notifications of an expiry
+    /// fall back to it. Without one the active policy takes that part too.
+    pub fn new(active: Arc<Policy<H>>, built_in: Option<Arc<Policy<H>>>) -> Self {
+        let built_in = built_in.unwrap_or_else(|| active.clone());
+        let mut assignment = Assignment::of(built_in.digest.into());
+        if active.digest != built_in.digest {
+            assignment.loaded.push(active.digest.into());
+            assignment.previous.push(built_in.digest.into());
+            assignment.active = active.digest.into();
+        }
+        let mut slots = vec![Instance::new(built_in)];
+        if assignment.active != assignment.built_in {
+            slots.push(Instance::new(active));
+        }
         Self {
-            active: Instance::new(active),
-            previous: previous.map(Instance::new),
+            active: slots.len() - 1,
+            slots,
             retired: Vec::new(),
+            assignment,
+            built_in: 0,
+            canary: None,
+            routes: Arc::default(),
+            routed: Vec::new(),
         }
     }
 
     /// Keeps a policy for the requests that it handled.
     pub fn retire(&mut self, policy: Arc<Policy<H>>) {
+        if self.retired.len() >= limits::RETIRED_POLICIES_MAX {
+            self.retired.remove(0);
+        }
         self.retired.push(policy);
+    }
+
+    /// Who answers what.
+    pub fn assignment(&self) -> &Assignment {
+        &self.assignment
+    }
+
+    /// Takes another assignment into force from the next request on. `ready` are instances for it: new policies, and
+    /// warm ones for those that are about to answer. What comes back is not needed any more: to be dropped where
+    /// nobody waits.
+    pub fn assign(
+        &mut self,
+        assignment: Assignment,
+        ready: Vec<Instance<H>>,
+    ) -> Result<Vec<Instance<H>>, Absent> {
+        let all = assignment.all();
+        let here = |digest: &Digest| {
+            let mut instances = self.slots.iter().chain(&ready);
+            instances.any(|it| it.digest() == *digest)
+        };
+        if let Some(absent) = all.iter().find(|digest| !here(digest)) {
+            return Err(Absent(*absent));
+        }
+        let mut left = Vec::new();
+        for instance in ready {
+            match self
+                .slots
+                .iter()
+                .position(|it| it.digest() == instance.digest())
+            {
+                Some(at) if self.slots[at].is_warm() => left.push(instance),
+                Some(at) => left.push(std::mem::replace(&mut self.slots[at], instance)),
+                None => self.slots.push(instance),
+            }
+        }
+        for at in (0..self.slots.len()).rev() {
+            if !all.contains(&self.slots[at].digest()) {
+                let instance = self.slots.remove(at);
+                if instance.policy().work.done().requests > 0 {
+                    self.retire(instance.policy().clone());
+                }
+                left.push(instance);
+            }
+        }
+        // Each named one is here, as was just seen.
+        let slot = |digest: Digest| self.slots.iter().position(|it| it.digest() == digest);
+        let place = |digest: Digest| slot(digest).ok_or(Absent(digest));
+        self.active = place(assignment.active)?;
+        self.built_in = place(assignment.built_in)?;
+        self.canary = match &assignment.canary {
+            Some(canary) => Some((place(canary.policy)?, canary.rule.clone())),
+            None => None,
+        };
+        let routes = Routes::of(&assignment);
+        self.routed = routes
+            .0
+            .iter()
+            .map(|(_, policy)| place(*policy))
+            .collect::<Result<_, _>>()?;
+        self.routes = Arc::new(routes);
+        self.assignment = assignment;
+        // An instance holds memory; only those that may have to answer at once are kept.
+        let before = self.assignment.previous.first().copied();
+        for at in 0..self.slots.len() {
+            let answers = at == self.active
+                || at == self.built_in
+                || self.canary.as_ref().is_some_and(|(slot, _)| *slot == at)
+                || self.routed.contains(&at)
+                || before == Some(self.slots[at].digest());
+            if !answers && self.slots[at].is_warm() {
+                let cold = Instance::new(self.slots[at].policy().clone());
+                left.push(std::mem::replace(&mut self.slots[at], cold));
+            }
+        }
+        Ok(left)
     }
 
     /// Lets another policy answer from the next request on; the one before it stays behind it.
     pub fn promote(&mut self, policy: Arc<Policy<H>>) {
-        let before = std::mem::replace(&mut self.active, Instance::new(policy));
-        let oldest = self.previous.replace(before);
-        self.retired.extend(oldest.map(|it| it.policy().clone()));
+        let digest = policy.digest.into();
+        let next = self
+            .assignment
+            .load(digest)
+            .and_then(|it| it.promote(digest));
+        if let Ok(next) = next {
+            // Whatever it names is here: it was here before, or is given.
+            let _ = self.assign(next, vec![Instance::new(policy)]);
+        }
+    }
+
+    /// All that are held ready.
+    pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy<H>>> {
+        self.slots.iter().map(Instance::policy)
     }
 
     /// The policy of that digest, if it is here.
     pub fn by_digest(&self, digest: &blake3::Hash) -> Option<Arc<Policy<H>>> {
-        let previous = self.previous.as_ref().map(Instance::policy);
-        [self.active.policy()]
-            .into_iter()
-            .chain(previous)
-            .chain(&self.retired)
-            .find(|policy| policy.digest == *digest)
-            .cloned()
+        let mut all = self.policies().chain(&self.retired);
+        all.find(|policy| policy.digest == *digest).cloned()
     }
 
-    /// The instance that answers requests.
-    pub fn active(&mut self) -> &mut Instance<H> {
-        &mut self.active
+    /// Whether who answers depends on the key of a request.
+    pub fn wants_key(&self) -> bool {
+        !self.routes.0.is_empty() || matches!(self.canary, Some((_, CanaryRule::Keys(_))))
     }
 
-    /// The instance before it.
-    pub fn previous(&mut self) -> Option<&mut Instance<H>> {
-        self.previous.as_mut()
+    /// The key that a request is about, as the built-in policy reads it.
+    pub fn key_of(&mut self, payload: &Bytes) -> Option<Bytes> {
+        self.slots[self.built_in].route(payload)
     }
-}
 
-/// What a policy counts under names of its own.
-pub struct Counters {
-    /// The policy's name, version and short digest, for log lines.
-    pub policy: String,
-    values: Mutex<BTreeMap<String, u64>>,
-    /// The second of the last log line about this policy, and how many there were in it.
-    logged: Mutex<(u64, u32)>,
-}
-
-impl Counters {
-    pub(super) fn new(policy: String) -> Self {
-        Self {
-            policy,
-            values: Mutex::default(),
-            logged: Mutex::default(),
+    /// Who answers a request: the owner of its key, else the canary where it takes it, else the active one.
+    pub fn choose(&self, client: &str, key: Option<&[u8]>) -> Choice {
+        if let Some(at) = key.and_then(|key| self.routes.place(key)) {
+            let slot = self.routed[at];
+            return Choice {
+                slot,
+                routed: slot != self.active,
+            };
+        }
+        let slot = match &self.canary {
+            Some((slot, rule)) if rule.takes(client, key) => *slot,
+            _ => self.active,
+        };
+        Choice {
+            slot,
+            routed: false,
         }
     }
 
-    /// Adds to a counter; names beyond the bound are dropped.
-    pub fn add(&self, name: &str, by: u64) {
-        // A poisoned lock only means that a thread died between two whole updates.
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = values.get_mut(name) {
-            *value = value.saturating_add(by);
-        } else if values.len() < limits::GUEST_COUNTERS_MAX
-            && name.len() <= limits::POLICY_NAME_BYTES_MAX
-        {
-            values.insert(name.to_owned(), by);
+    /// Who owns a key: its watchers hear of its end in that policy's words.
+    pub(crate) fn owner(&self, key: &[u8]) -> usize {
+        match self.routes.place(key) {
+            Some(at) => self.routed[at],
+            None => self.active,
         }
     }
 
-    /// Whether one more line by or about this policy may be logged: it and its clients decide how many
-    /// there would be, and an instance that is replaced after a trap must not begin anew.
-    pub fn may_log(&self, now_ms: u64) -> bool {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let second = now_ms / 1000;
-        if logged.0 != second {
-            *logged = (second, 0);
-        }
-        logged.1 = logged.1.saturating_add(1);
-        let allowed = logged.1 <= limits::GUEST_LOG_LINES_PER_SECOND_MAX;
-        drop(logged);
-        if !allowed {
-            self.add("log_lines_dropped", 1);
-        }
-        allowed
+    /// Who owns which keys.
+    pub(crate) fn routes(&self) -> &Arc<Routes> {
+        &self.routes
     }
 
-    /// All of them.
-    pub fn all(&self) -> BTreeMap<String, u64> {
-        self.values
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// The one that speaks where another cannot.
+    pub(crate) fn built_in(&self) -> usize {
+        self.built_in
+    }
+
+    /// An instance by its place.
+    pub(crate) fn slot(&mut self, slot: usize) -> &mut Instance<H> {
+        &mut self.slots[slot]
+    }
+
+    /// The policy that answers what no other does.
+    pub fn active(&self) -> &Arc<Policy<H>> {
+        self.slots[self.active].policy()
     }
 }

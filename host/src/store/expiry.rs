@@ -49,22 +49,20 @@ pub(super) fn sweep(
         if transaction.state().watches.of(&change.key).next().is_none() {
             continue;
         }
-        let told;
-        (transaction, told) = tell(registry.active(), transaction, &change, effects);
-        if let Err(failure) = told {
-            let active = registry.active().policy().clone();
-            if active.counters.may_log(now_ms) {
-                tracing::error!(policy = %active, digest = %active.digest, %failure, "a policy failed to tell of an expired key");
-            }
+        let (owner, built_in) = (registry.owner(&change.key), registry.built_in());
+        let mut speakers = vec![owner];
+        speakers.extend((built_in != owner).then_some(built_in));
+        for speaker in speakers {
+            let policy = registry.slot(speaker).policy().clone();
+            let told;
+            (transaction, told) = tell(registry.slot(speaker), transaction, &change, effects);
+            let Err(failure) = told else {
+                break;
+            };
             effects.failures += 1;
-            if let Some(previous) = registry.previous() {
-                let told;
-                (transaction, told) = tell(previous, transaction, &change, effects);
-                if let Err(failure) = told
-                    && previous.policy().counters.may_log(now_ms)
-                {
-                    tracing::error!(%failure, "the previous policy failed to tell of it as well");
-                }
+            policy.work.failure(&failure);
+            if policy.counters.may_log(now_ms) {
+                tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to tell of an expired key");
             }
         }
     }

@@ -14,7 +14,7 @@ use super::transaction::{State, Transaction, Write};
 use super::watch::Peer;
 use super::{Quota, Retention};
 use crate::clock::Stamp;
-use crate::policy::{self, Call, Failure, Registry, Repeat};
+use crate::policy::{self, Call, Choice, Failure, Policy, Registry, Repeat};
 use crate::request::{self, Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
@@ -55,6 +55,8 @@ pub struct Effects {
     pub rests_on: RestsOn,
     /// Whether the request was a duplicate, and if so whether running it again gave the same.
     pub repeated: Option<Rerun>,
+    /// The policy that answered; none where that of a duplicate is not here any more.
+    pub by: Option<Arc<Policy<Transaction>>>,
 }
 
 /// What an answer tells of the state: it may not leave before that is durable.
@@ -226,10 +228,18 @@ impl Store {
         effects: &mut Effects,
     ) -> Box<State> {
         let clock = state.hlc.last();
-        let transaction = Transaction::begin(state, self.quota, now_ms, request);
-        let active = self.registry.active();
-        let policy = active.policy().digest;
-        let mut call = active.begin(transaction, request.payload.clone());
+        let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
+        let choice = self.choose(request);
+        if choice.routed {
+            transaction.confine(
+                self.registry.slot(choice.slot).digest(),
+                self.registry.routes(),
+            );
+        }
+        let chosen = self.registry.slot(choice.slot);
+        let by = chosen.policy().clone();
+        let policy = by.digest;
+        let mut call = chosen.begin(transaction, request.payload.clone());
         let decided = decide(&mut call, request, now_ms).and_then(|(answer, evidence)| {
             let notices = tell(&mut call)?;
             Ok((answer, evidence, notices))
@@ -239,10 +249,13 @@ impl Store {
         }
         effects.fuel = call.burnt();
         let transaction = call.end();
+        effects.by = Some(by.clone());
         let (mut answer, evidence, notices) = match decided {
             Ok(decided) => decided,
             Err(failure) => {
-                let policy = self.registry.active().policy();
+                by.work.request(effects.fuel, None);
+                by.work.failure(&failure);
+                let policy = &by;
                 if policy.counters.may_log(now_ms) {
                     let client = request.peer.client.escape_debug();
                     tracing::error!(%policy, digest = %policy.digest, %client, %failure, "a policy failed; the request changed nothing");
@@ -253,6 +266,7 @@ impl Store {
                 return transaction.roll_back();
             }
         };
+        by.work.request(effects.fuel, answer.command);
         let (state, writes) = transaction.commit();
         answer.put = writes.iter().any(|write| write.entry.is_some());
         // On a full disk what changes nothing may not use up the room that removals need: it runs anew instead.
@@ -298,6 +312,16 @@ impl Store {
         state
     }
 
+    /// Who answers a request.
+    fn choose(&mut self, request: &Request<'_>) -> Choice {
+        let registry = &mut self.registry;
+        let key = match registry.wants_key() {
+            true => registry.key_of(request.payload),
+            false => None,
+        };
+        registry.choose(&request.peer.client, key.as_deref())
+    }
+
     /// The request that this one is a redelivery of.
     fn original(&self, request: &Request<'_>) -> Option<Arc<Remembered>> {
         self.duplicates.find(&request.delivery, &identity(request))
@@ -306,10 +330,10 @@ impl Store {
     /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
     /// again and nobody is told again.
     fn repeat(&mut self, original: &Remembered, request: &Request<'_>, effects: &mut Effects) {
-        let policy = self.registry.by_digest(&original.context.policy);
-        let again = policy.and_then(|policy| {
+        effects.by = self.registry.by_digest(&original.context.policy);
+        let again = effects.by.as_ref().and_then(|policy| {
             let evidence = original.evidence.as_ref()?;
-            Some(replay::again(&policy, original, evidence, request))
+            Some(replay::again(policy, original, evidence, request))
         });
         let outcome = &original.outcome;
         let rerun = match &again {
@@ -333,6 +357,9 @@ impl Store {
             (_, Kept::Digest(_)) => internal_error(),
         });
         if rerun == Rerun::Different {
+            if let Some(policy) = &effects.by {
+                policy.work.different();
+            }
             let client = request.peer.client.escape_debug();
             let stored = match &outcome.payload {
                 Kept::Whole(payload) => blake3::hash(payload),

@@ -14,7 +14,7 @@ use super::table::{Entry, Key, Table, weight};
 use super::watch::{Peer, Watches};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
-use crate::policy::{self, Denial, Fault, Put};
+use crate::policy::{self, Denial, Fault, Put, Routes};
 use crate::request::{self, Dialect, Request};
 
 mod imports;
@@ -61,6 +61,8 @@ pub struct Transaction {
     watches: Vec<(Key, bool)>,
     changes: Vec<Change>,
     capture: Capture,
+    /// Whose keys may be written, where that is not anybody's.
+    confined: Option<(policy::Digest, Arc<Routes>)>,
 }
 
 /// Whose request it is. A sweep has none.
@@ -161,7 +163,13 @@ impl Transaction {
             watches: Vec::new(),
             changes: Vec::new(),
             capture: Capture::default(),
+            confined: None,
         }
+    }
+
+    /// Lets nothing be written but keys that a policy owns by a route. Hidden ones are its own bookkeeping.
+    pub(super) fn confine(&mut self, policy: policy::Digest, routes: &Arc<Routes>) {
+        self.confined = Some((policy, routes.clone()));
     }
 
     /// What watchers are to hear, in the order it happened.
@@ -302,6 +310,15 @@ impl Transaction {
             }
         }
         (keys, bytes)
+    }
+
+    fn check_owner(&self, key: &[u8], hidden: bool) -> Result<(), Denial> {
+        match &self.confined {
+            Some((policy, routes)) if !hidden && !routes.owns(policy, key) => Err(
+                Denial::Violation("a write of a key beyond the prefixes that it is routed for"),
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn room_for_effects(&self) -> Result<(), Denial> {

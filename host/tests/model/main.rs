@@ -98,13 +98,10 @@ fn policies() -> &'static Policies {
     policies
 }
 
-fn record_of(policy: &Policy<Transaction>) -> PolicyRecord {
-    PolicyRecord {
-        digest: policy.digest,
-        name: policy.name.clone(),
-        version: policy.version.clone(),
-        built_in: false,
-    }
+/// What is recorded of each.
+fn records() -> Vec<PolicyRecord> {
+    let all = policies().iter();
+    all.map(|policy| PolicyRecord::of(policy, false)).collect()
 }
 
 /// A request that was answered once.
@@ -151,8 +148,8 @@ impl Model {
     fn new() -> Self {
         let records = Arc::new(Records::default());
         let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
-        recorder.policy(record_of(&policies()[0]));
         let registry = Registry::new(policies()[0].clone(), None);
+        recorder.assign(crate::records(), registry.assignment());
         let mut model = Self {
             store: quiet(registry, Image::new(RETENTION)),
             recorder,
@@ -231,8 +228,9 @@ impl Model {
             Op::Swap => {
                 self.active = 1 - self.active;
                 let policy = &policies()[self.active];
-                self.recorder.policy(record_of(policy));
                 self.store.registry().promote(policy.clone());
+                let assignment = self.store.registry().assignment();
+                self.recorder.assign(crate::records(), assignment);
             }
             Op::SnapshotPiece => self.snapshot_piece(),
             Op::Restart => self.restart(),
@@ -441,13 +439,14 @@ impl Model {
         let begun = self.records.all().len();
         let fresh = || (Progress::default(), Vec::new(), begun);
         let (mut progress, mut blocks, begun) = self.taking.take().unwrap_or_else(fresh);
-        let (policies, active) = self.recorder.policies();
+        let (policies, active, assignment) = self.recorder.policies();
         let meta = || Meta {
             clock: self.store.state().hlc.last(),
             now_ms: self.now_ms,
             run: 1,
             policies: policies.to_vec(),
             active,
+            assignment: assignment.cloned(),
         };
         match progress.next(self.store.state(), self.store.duplicates(), meta) {
             Some(block) => {
@@ -479,6 +478,8 @@ impl Model {
         registry.retire(policies()[1 - self.active].clone());
         let journal = self.records.clone();
         self.recorder = Recorder::new(journal, image.policies.clone(), image.active);
+        self.recorder
+            .assign(crate::records(), registry.assignment());
         self.store = quiet(registry, image);
         let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
         self.store.retain_sessions(&live);

@@ -97,7 +97,13 @@ impl Deed {
                 assert_eq!((*owed, *clock), (found.owed, found.clock));
                 assert_eq!(*writes, found.writes, "at {position}");
             }
-            (None, Record::Started { .. } | Record::Stopped { .. } | Record::Policy(_)) => {}
+            (
+                None,
+                Record::Started { .. }
+                | Record::Stopped { .. }
+                | Record::Policy(_)
+                | Record::Assignment(_),
+            ) => {}
             (_, record) => panic!("record {position} is of another kind: {record:?}"),
         }
     }

@@ -100,13 +100,14 @@ impl World {
             return;
         }
         for _ in 0..1 + self.dice.below(4) / 3 {
-            let (policies, active) = self.recorder.policies();
+            let (policies, active, assignment) = self.recorder.policies();
             let meta = || Meta {
                 clock: self.store.state().hlc.last(),
                 now_ms,
                 run: self.run,
                 policies: policies.to_vec(),
                 active,
+                assignment: assignment.cloned(),
             };
             let block = progress.next(self.store.state(), self.store.duplicates(), meta);
             let Some(block) = block else {
@@ -181,8 +182,9 @@ impl World {
         self.tally.count("policy swaps");
         self.story
             .tell(format!("policy {next} answers from here on"));
-        self.recorder.policy(policies::record(next));
         self.store.registry().promote(policies::policy(next));
+        let assignment = self.store.registry().assignment();
+        self.recorder.assign(policies::records(), assignment);
         self.active = next;
         self.recorded.1 = Some(policies::policy(next).digest);
         self.moment();

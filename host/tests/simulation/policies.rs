@@ -68,12 +68,9 @@ pub(crate) fn registry(active: usize, missing: Option<usize>) -> Registry<Transa
     registry
 }
 
-pub(crate) fn record(which: usize) -> PolicyRecord {
-    let policy = policy(which);
-    PolicyRecord {
-        digest: policy.digest,
-        name: policy.name.clone(),
-        version: policy.version.clone(),
-        built_in: which == STANDARD,
-    }
+/// What is recorded of each.
+pub(crate) fn records() -> Vec<PolicyRecord> {
+    let all = all().iter().enumerate();
+    all.map(|(which, policy)| PolicyRecord::of(policy, which == STANDARD))
+        .collect()
 }

@@ -161,7 +161,8 @@ impl World {
         self.recorder.started(self.run, now_ms);
         (self.recorded.0, self.recorded.2) = (self.run, now_ms);
         self.moment();
-        self.recorder.policy(policies::record(active));
+        let assignment = self.store.registry().assignment();
+        self.recorder.assign(policies::records(), assignment);
         self.recorded.1 = Some(policies::policy(active).digest);
         self.moment();
     }

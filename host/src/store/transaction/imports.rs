@@ -84,6 +84,7 @@ impl Host for Transaction {
             ));
         }
         let hidden = self.is_hidden(put.key);
+        self.check_owner(put.key, hidden)?;
         self.note_read(put.key, hidden)?;
         let staged = match self.capture.cue(Question::Put) {
             Cue::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
@@ -100,6 +101,7 @@ impl Host for Transaction {
 
     fn delete(&mut self, key: &[u8]) -> Result<bool, Denial> {
         let hidden = self.is_hidden(key);
+        self.check_owner(key, hidden)?;
         self.note_read(key, hidden)?;
         if self.view(key, hidden).is_none() {
             return Ok(false);

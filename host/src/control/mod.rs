@@ -1,0 +1,325 @@
+//! What every way of shipping policies calls: load, try, promote, go back.
+//!
+//! What enters: files and names, of an operator who was let in. What leaves: changes of the running store's
+//! assignment, durable when a call returns. Every call blocks, a compilation for seconds; none holds the store's lock
+//! for longer than it takes to exchange what is ready.
+//!
+//! Architecture invariant: no request waits for a compiler, for the start of an instance or for a disk because of
+//! anything here.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+
+use crate::limits;
+use crate::policy::{
+    Assignment, AssignmentError, Candidate, Digest, Done, Engine, Instance, LoadError, Modules,
+    Policy, Role, Selector, SelectorError,
+};
+use crate::server::{AssignError, Server};
+use crate::store::Transaction;
+
+mod trial;
+
+/// Loads, assigns and lists the policies of a running store.
+pub struct Control {
+    server: Arc<Server>,
+    engine: Arc<Engine<Transaction>>,
+    /// None where nothing is kept.
+    modules: Option<Modules>,
+    /// One change at a time, from reading what is to recording what will be.
+    changing: Mutex<()>,
+}
+
+/// A policy as it is listed.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicyView {
+    /// Its name for itself.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The BLAKE3 of its file.
+    pub digest: Digest,
+    /// The bytes of its file.
+    pub bytes: u64,
+    /// Whether it came with the program.
+    pub built_in: bool,
+    /// What it is there for; nothing where it is only held ready.
+    pub roles: Vec<Role>,
+    /// What it has done since the program started, or since it was loaded.
+    #[serde(flatten)]
+    pub done: Done,
+    /// Requests by command.
+    pub commands: Vec<CommandView>,
+}
+
+/// Requests of one command.
+#[derive(Clone, Debug, Serialize)]
+pub struct CommandView {
+    /// The policy's name for it.
+    pub name: String,
+    /// How many.
+    pub requests: u64,
+}
+
+/// All policies that are held ready, and who answers what.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listing {
+    /// The policies.
+    pub policies: Vec<PolicyView>,
+    /// What each is there for.
+    pub assignment: Assignment,
+}
+
+/// Why a call changes nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The file is no policy for this store.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A name means nothing, or too much.
+    #[error(transparent)]
+    Selector(#[from] SelectorError),
+    /// What was asked for does not fit what is.
+    #[error(transparent)]
+    Assignment(#[from] AssignmentError),
+    /// Another change came between.
+    #[error(transparent)]
+    Assign(#[from] AssignError),
+    /// Its module cannot be kept.
+    #[error("the module cannot be kept in the data directory, so that nothing was changed: {0}")]
+    Disk(#[from] std::io::Error),
+}
+
+/// What became of a call, for an HTTP status and an exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlErrorKind {
+    /// There is no such thing.
+    NotFound,
+    /// What was given cannot be used.
+    Refused,
+    /// It cannot be done as things are.
+    Conflict,
+    /// The host could not.
+    Failed,
+}
+
+impl ControlError {
+    /// What kind of thing went wrong.
+    pub fn kind(&self) -> ControlErrorKind {
+        match self {
+            Self::Load(LoadError::Engine(_)) | Self::Disk(_) => ControlErrorKind::Failed,
+            Self::Load(_) => ControlErrorKind::Refused,
+            Self::Selector(SelectorError::Unknown(..)) => ControlErrorKind::NotFound,
+            Self::Selector(SelectorError::Form) => ControlErrorKind::Refused,
+            Self::Selector(SelectorError::Ambiguous(..)) | Self::Assign(_) => {
+                ControlErrorKind::Conflict
+            }
+            Self::Assignment(error) => match error {
+                AssignmentError::NotLoaded(_) | AssignmentError::NoRoute => {
+                    ControlErrorKind::NotFound
+                }
+                AssignmentError::NothingBefore
+                | AssignmentError::InUse(..)
+                | AssignmentError::Full
+                | AssignmentError::Routes
+                | AssignmentError::Active(_) => ControlErrorKind::Conflict,
+                AssignmentError::Prefix
+                | AssignmentError::Percent
+                | AssignmentError::Pattern
+                | AssignmentError::PerMille => ControlErrorKind::Refused,
+            },
+        }
+    }
+}
+
+/// The policies at one moment.
+struct Seen {
+    assignment: Assignment,
+    policies: Vec<Arc<Policy<Transaction>>>,
+}
+
+impl Seen {
+    fn resolve(&self, which: &Selector) -> Result<Digest, ControlError> {
+        let built_in = self.assignment.built_in;
+        let candidates = self.policies.iter().map(|policy| Candidate {
+            digest: policy.digest.into(),
+            name: &policy.name,
+            version: &policy.version,
+            built_in: policy.digest == built_in.0,
+        });
+        Ok(which.resolve(candidates)?)
+    }
+
+    fn policy(&self, digest: Digest) -> Result<&Arc<Policy<Transaction>>, ControlError> {
+        let found = self.policies.iter().find(|it| it.digest == digest.0);
+        Ok(found.ok_or(AssignmentError::NotLoaded(digest))?)
+    }
+
+    fn view(&self, digest: Digest) -> Result<PolicyView, ControlError> {
+        let policy = self.policy(digest)?;
+        let commands = policy.commands.iter().zip(policy.work.commands());
+        Ok(PolicyView {
+            name: policy.name.clone(),
+            version: policy.version.clone(),
+            digest,
+            bytes: policy.bytes,
+            built_in: digest == self.assignment.built_in,
+            roles: self.assignment.roles(&digest),
+            done: policy.work.done(),
+            commands: commands
+                .map(|(name, requests)| CommandView {
+                    name: name.clone(),
+                    requests,
+                })
+                .collect(),
+        })
+    }
+}
+
+impl Control {
+    /// Controls the policies of `server`, which `engine` compiled. Their files are kept in `modules`, if anything is.
+    pub fn new(
+        server: Arc<Server>,
+        engine: Arc<Engine<Transaction>>,
+        modules: Option<Modules>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            server,
+            engine,
+            modules,
+            changing: Mutex::new(()),
+        })
+    }
+
+    /// Compiles a policy, tries it and keeps its file. Loading what is loaded already is no error.
+    pub fn load(&self, file: &[u8]) -> Result<PolicyView, ControlError> {
+        // The size is looked at before anything is made of the bytes.
+        if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
+            return Err(LoadError::Size(file.len() as u64).into());
+        }
+        let digest = Digest::of(file);
+        if let Ok(view) = self.seen().view(digest) {
+            return Ok(view);
+        }
+        let policy = Arc::new(self.engine.load(file)?);
+        trial::run(&policy)?;
+        self.change(|seen, ready| {
+            // A second caller with the same file may have been faster.
+            if seen.policy(digest).is_err() {
+                if let Some(modules) = &self.modules {
+                    modules.save(&policy.digest, file)?;
+                }
+                ready.push(Instance::new(policy.clone()));
+            }
+            Ok(seen.assignment.load(digest)?)
+        })?;
+        tracing::info!(%policy, digest = %policy.digest, bytes = file.len(), "loaded a policy");
+        self.seen().view(digest)
+    }
+
+    /// Lets a policy answer from the next request on. The one before it can be gone back to.
+    pub fn promote(&self, which: &Selector) -> Result<PolicyView, ControlError> {
+        let next = self.change(|seen, ready| {
+            let digest = seen.resolve(which)?;
+            ready.push(Instance::warm(seen.policy(digest)?.clone())?);
+            Ok(seen.assignment.promote(digest)?)
+        })?;
+        self.told(next.active, "promoted a policy")
+    }
+
+    /// Lets the policy before the active one answer again. Doing so again goes back further.
+    pub fn rollback(&self) -> Result<PolicyView, ControlError> {
+        let next = self.change(|seen, ready| {
+            let next = seen.assignment.rollback()?;
+            ready.push(Instance::warm(seen.policy(next.active)?.clone())?);
+            Ok(next)
+        })?;
+        self.told(next.active, "rolled back to a policy")
+    }
+
+    /// Lets a policy answer requests about keys that begin with `prefix`, or ends that.
+    pub fn route(&self, prefix: &[u8], which: Option<&Selector>) -> Result<(), ControlError> {
+        let next = self.change(|seen, ready| {
+            let digest = which.map(|which| seen.resolve(which)).transpose()?;
+            if let Some(digest) = digest {
+                ready.push(Instance::warm(seen.policy(digest)?.clone())?);
+            }
+            Ok(seen.assignment.route(prefix, digest)?)
+        })?;
+        let prefix = prefix.escape_ascii();
+        tracing::info!(%prefix, routes = next.routes.len(), "changed a route");
+        Ok(())
+    }
+
+    /// Holds a policy ready no more.
+    pub fn unload(&self, which: &Selector) -> Result<(), ControlError> {
+        let mut unloaded = None;
+        self.change(|seen, _| {
+            let digest = seen.resolve(which)?;
+            unloaded = Some(seen.policy(digest)?.clone());
+            Ok(seen.assignment.unload(digest)?)
+        })?;
+        if let Some(policy) = unloaded {
+            tracing::info!(%policy, digest = %policy.digest, "unloaded a policy");
+        }
+        Ok(())
+    }
+
+    /// All policies that are held ready, and who answers what.
+    pub fn list(&self) -> Listing {
+        let seen = self.seen();
+        let digests = seen.policies.iter().map(|it| it.digest.into());
+        Listing {
+            policies: digests.filter_map(|it| seen.view(it).ok()).collect(),
+            assignment: seen.assignment,
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let (assignment, policies) = self.server.policies();
+        Seen {
+            assignment,
+            policies,
+        }
+    }
+
+    fn told(&self, digest: Digest, what: &'static str) -> Result<PolicyView, ControlError> {
+        let seen = self.seen();
+        if let Ok(policy) = seen.policy(digest) {
+            tracing::info!(%policy, digest = %policy.digest, "{what}");
+        }
+        seen.view(digest)
+    }
+
+    /// Makes the next assignment of what is, readies what it needs, takes it into force, and waits until it is durable.
+    fn change(
+        &self,
+        mut make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
+    ) -> Result<Assignment, ControlError> {
+        // Where a caller panicked, nothing of its change was taken into force.
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = 0;
+        loop {
+            let seen = self.seen();
+            let mut ready = Vec::new();
+            let next = make(&seen, &mut ready)?;
+            if next == seen.assignment {
+                return Ok(next);
+            }
+            attempts += 1;
+            match self.server.assign(&seen.assignment, next.clone(), ready) {
+                // The host itself rolled back meanwhile.
+                Err(AssignError::Overtaken) if attempts < limits::ASSIGN_ATTEMPTS_MAX => {}
+                Err(error) => return Err(error.into()),
+                Ok(position) => {
+                    self.server.durable(position);
+                    return Ok(next);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::STANDARD_POLICY;
+use crate::clock::{Clock, ManualSource};
+use crate::journal::record::{self, Record};
+use crate::journal::{Image, Journal, Position, Recorder};
+use crate::policy::Registry;
+use crate::store::{Quota, Retention, Store};
+
+/// Keeps records where a test can read them.
+#[derive(Default)]
+struct Records(Mutex<Vec<Vec<u8>>>);
+
+impl Journal for Records {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], _: bool) -> Position {
+        let mut all = self.0.lock().unwrap();
+        all.extend(records.iter().map(|record| record.to_vec()));
+        Position(all.len() as u64)
+    }
+
+    fn released(&self) -> Position {
+        Position(self.0.lock().unwrap().len() as u64)
+    }
+
+    fn persisted(&self, _: bool) -> &'static str {
+        "memory"
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+const QUOTA: Quota = Quota {
+    keys_max: 100,
+    bytes_max: 100_000,
+    key_bytes_max: 100,
+    value_bytes_max: 1000,
+    journal_full: false,
+};
+
+/// Another build of the standard policy. A custom section is nothing to the engine: id 0, its length, its name.
+fn twin(name: u8) -> Vec<u8> {
+    [STANDARD_POLICY, &[0, 2, 1, name]].concat()
+}
+
+struct Rig {
+    control: Arc<Control>,
+    records: Arc<Records>,
+    data: tempfile::TempDir,
+}
+
+fn rig() -> Rig {
+    let engine = Arc::new(Engine::new().unwrap());
+    let standard = Arc::new(engine.load(STANDARD_POLICY).unwrap());
+    let registry = Registry::new(standard, None);
+    let records = Arc::new(Records::default());
+    let server = Server::new(
+        Store::new(registry, QUOTA),
+        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+        Recorder::new(records.clone(), Vec::new(), None),
+        1,
+        "StateStore".into(),
+        None,
+    );
+    let data = tempfile::tempdir().unwrap();
+    let modules = Modules::of(data.path());
+    Rig {
+        control: Control::new(server, engine, Some(modules)),
+        records,
+        data,
+    }
+}
+
+impl Rig {
+    /// What a start would find.
+    fn recorded(&self) -> Image {
+        let mut image = Image::new(Retention::default());
+        for record in self.records.0.lock().unwrap().iter() {
+            image.record(record).unwrap();
+        }
+        image
+    }
+}
+
+fn select(digest: Digest) -> Selector {
+    digest.into()
+}
+
+#[test]
+fn a_policy_is_loaded_promoted_and_gone_back_from() {
+    let rig = rig();
+    let control = &rig.control;
+    let a = control.load(&twin(b'a')).unwrap();
+    assert!(a.roles.is_empty() && !a.built_in);
+    assert_eq!(a.done, Done::default(), "its trial counts for nothing");
+    assert_eq!(control.load(&twin(b'a')).unwrap().digest, a.digest);
+    let kept = Modules::of(rig.data.path()).load(&a.digest.0).unwrap();
+    assert_eq!(kept, twin(b'a'));
+
+    let promoted = control.promote(&select(a.digest)).unwrap();
+    assert_eq!(promoted.roles, [Role::Active]);
+    let built_in = control.list().assignment.built_in;
+    assert_eq!(control.list().assignment.previous, [built_in]);
+    let image = rig.recorded();
+    assert_eq!(image.assignment, Some(control.list().assignment));
+    let active = &image.policies[image.active.unwrap() as usize];
+    assert_eq!(active.digest, a.digest.0);
+
+    assert!(control.rollback().unwrap().built_in);
+    assert_eq!(rig.recorded().assignment, Some(control.list().assignment));
+    let error = control.rollback().unwrap_err();
+    assert_eq!(error.kind(), ControlErrorKind::Conflict, "{error}");
+}
+
+#[test]
+fn what_is_in_use_stays_and_what_is_not_goes() {
+    let rig = rig();
+    let control = &rig.control;
+    let a = control.load(&twin(b'a')).unwrap().digest;
+    control.route(b"rule/", Some(&select(a))).unwrap();
+    let error = control.unload(&select(a)).unwrap_err();
+    assert!(error.to_string().contains("owns the keys"), "{error}");
+    control.route(b"rule/", None).unwrap();
+    let error = control.route(b"rule/", None).unwrap_err();
+    assert_eq!(error.kind(), ControlErrorKind::NotFound, "{error}");
+    control.unload(&select(a)).unwrap();
+    let error = control.promote(&select(a)).unwrap_err();
+    assert_eq!(error.kind(), ControlErrorKind::NotFound, "{error}");
+    let built_in: Selector = "builtin".parse().unwrap();
+    let error = control.unload(&built_in).unwrap_err();
+    assert_eq!(error.kind(), ControlErrorKind::Conflict, "{error}");
+    assert_eq!(control.list().policies.len(), 1);
+}
+
+#[test]
+fn what_changes_nothing_is_not_recorded() {
+    let rig = rig();
+    let a = rig.control.load(&twin(b'a')).unwrap().digest;
+    rig.control.promote(&select(a)).unwrap();
+    let before = rig.records.0.lock().unwrap().len();
+    rig.control.promote(&select(a)).unwrap();
+    rig.control.load(&twin(b'a')).unwrap();
+    assert_eq!(rig.records.0.lock().unwrap().len(), before);
+    let records = rig.records.0.lock().unwrap();
+    let last = record::read(records.last().unwrap()).unwrap();
+    assert!(matches!(last, Record::Assignment(_)));
+}
+
+#[test]
+fn as_many_as_fit_are_held_and_the_oldest_idle_one_makes_room() {
+    let rig = rig();
+    let count = u8::try_from(limits::LOADED_POLICIES_MAX).unwrap();
+    let first = rig.control.load(&twin(0)).unwrap().digest;
+    rig.control.promote(&select(first)).unwrap();
+    for name in 1..=count {
+        rig.control.load(&twin(name)).unwrap();
+    }
+    let listed = rig.control.list();
+    assert_eq!(listed.assignment.loaded.len(), usize::from(count));
+    assert_eq!(listed.assignment.loaded[0], first);
+    assert!(!listed.assignment.loaded.contains(&Digest::of(&twin(1))));
+    assert_eq!(listed.policies.len(), usize::from(count) + 1);
+}

@@ -1,0 +1,189 @@
+//! The policies of a start: who answered last, who is to answer now, and every module that this takes.
+//!
+//! What enters: what was recorded, and the setting. What leaves: a registry, or words that say which file is missing.
+//! A policy that is asked for and cannot be had is never replaced in silence.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::config::PolicyChoice;
+use crate::journal::Image;
+use crate::journal::record::PolicyRecord;
+use crate::limits;
+use crate::policy::{Assignment, Digest, Engine, Instance, Modules, Policy, Registry, Role};
+use crate::store::Transaction;
+
+/// What a start has at hand.
+pub(crate) struct Opening<'a> {
+    pub(crate) engine: &'a Engine<Transaction>,
+    pub(crate) standard: &'a Arc<Policy<Transaction>>,
+    pub(crate) modules: &'a Modules,
+    /// Whether anything is kept.
+    pub(crate) keeps: bool,
+}
+
+type Loaded = Vec<Arc<Policy<Transaction>>>;
+
+impl Opening<'_> {
+    /// The registry to go on with, and what is to be recorded of its policies.
+    pub(crate) fn registry(
+        &self,
+        choice: &PolicyChoice,
+        image: &Image,
+    ) -> anyhow::Result<(Registry<Transaction>, Vec<PolicyRecord>)> {
+        let mut assignment = self.recorded(image);
+        let mut loaded = vec![self.standard.clone()];
+        if self.keeps {
+            // Another version of this program may need it, to answer what comes again.
+            let file = crate::STANDARD_POLICY;
+            self.keep(&self.standard.digest, file)?;
+        }
+        match choice {
+            PolicyChoice::Last => {}
+            PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
+            PolicyChoice::File(path) => {
+                let file = read_policy(path)?;
+                let policy = self
+                    .engine
+                    .load(&file)
+                    .with_context(|| format!("{} cannot be used", path.display()))?;
+                let digest = Digest::from(policy.digest);
+                if digest != assignment.built_in {
+                    if self.keeps {
+                        self.keep(&policy.digest, &file)?;
+                    }
+                    loaded.push(Arc::new(policy));
+                }
+                assignment = assignment.load(digest)?.promote(digest)?;
+            }
+        }
+        let named = *choice != PolicyChoice::Last;
+        for digest in assignment.all() {
+            if loaded.iter().any(|it| it.digest == digest.0) {
+                continue;
+            }
+            match self.load(&digest) {
+                Ok(policy) => loaded.push(Arc::new(policy)),
+                Err(error) => assignment = self.lost(assignment, digest, &error, named, image)?,
+            }
+        }
+        let record =
+            |it: &Arc<Policy<Transaction>>| PolicyRecord::of(it, it.digest == self.standard.digest);
+        let records = loaded.iter().map(record).collect();
+        let mut registry = Registry::new(self.standard.clone(), None);
+        for policy in self.needed(image, &loaded) {
+            registry.retire(policy);
+        }
+        // Those that answer start before anybody waits for it. A trial of each went well already.
+        let ready =
+            loaded
+                .into_iter()
+                .map(|policy| match assignment.roles(&policy.digest.into())[..] {
+                    [] => Instance::new(policy),
+                    _ => Instance::warm(policy.clone()).unwrap_or_else(|_| Instance::new(policy)),
+                });
+        let ready = ready.collect();
+        registry
+            .assign(assignment, ready)
+            .map_err(|absent| anyhow::anyhow!("the policy {} is not there", absent.0))?;
+        Ok((registry, records))
+    }
+
+    /// Who answered what when the store ended. The built-in policy is the one of this program.
+    fn recorded(&self, image: &Image) -> Assignment {
+        let standard = Digest::from(self.standard.digest);
+        let last = image.active.and_then(|it| image.policies.get(it as usize));
+        let mut assignment = match (&image.assignment, last) {
+            (Some(assignment), _) => assignment.clone(),
+            (None, Some(last)) if !last.built_in => {
+                let mut assignment = Assignment::of(standard);
+                assignment.active = last.digest.into();
+                assignment.loaded.push(assignment.active);
+                assignment.previous.push(standard);
+                assignment
+            }
+            (None, _) => Assignment::of(standard),
+        };
+        for policy in image.policies.iter().filter(|it| it.built_in) {
+            assignment = assignment.replace(policy.digest.into(), standard);
+        }
+        assignment
+    }
+
+    fn load(&self, digest: &Digest) -> anyhow::Result<Policy<Transaction>> {
+        let file = self.modules.load(&digest.0)?;
+        Ok(self.engine.load(&file)?)
+    }
+
+    fn keep(&self, digest: &blake3::Hash, file: &[u8]) -> anyhow::Result<()> {
+        // Before any record that needs it.
+        self.modules
+            .save(digest, file)
+            .context("cannot keep the policy's module in the data directory")
+    }
+
+    /// What becomes of an assignment whose policy cannot be had. `named`: the operator said which one is to answer.
+    fn lost(
+        &self,
+        assignment: Assignment,
+        digest: Digest,
+        error: &anyhow::Error,
+        named: bool,
+        image: &Image,
+    ) -> anyhow::Result<Assignment> {
+        let known = image.policies.iter().find(|it| it.digest == digest.0);
+        let name = known.map_or_else(
+            || digest.to_string(),
+            |it| format!("{} {}", it.name, it.version),
+        );
+        let path = self.modules.path(&digest.0);
+        let path = path.display();
+        let roles = assignment.roles(&digest);
+        if roles.contains(&Role::Active) {
+            anyhow::bail!(
+                "{name} answered last, but its module {path} cannot be used ({error:#}): name it with --policy FILE, or take the built-in one with --policy builtin"
+            );
+        }
+        if roles.contains(&Role::Routed) && !named {
+            anyhow::bail!(
+                "{name} owns the keys of a route, but its module {path} cannot be used ({error:#}): put it back, or say which policy is to answer with --policy, and the route ends"
+            );
+        }
+        tracing::error!(policy = name, %digest, ?roles, "a policy is lost, and so is what it was there for: {error:#}");
+        Ok(assignment.without(digest))
+    }
+
+    /// Those that handled requests which may come again.
+    fn needed(&self, image: &Image, loaded: &Loaded) -> Loaded {
+        let remembered = image.duplicates.range(0);
+        let mut needed: Vec<blake3::Hash> = remembered.map(|it| it.context.policy).collect();
+        needed.sort_unstable_by_key(|digest| *digest.as_bytes());
+        needed.dedup();
+        needed.retain(|digest| !loaded.iter().any(|it| it.digest == *digest));
+        let mut retired = Loaded::new();
+        for digest in needed {
+            match self.load(&digest.into()) {
+                Ok(policy) => retired.push(Arc::new(policy)),
+                Err(error) => {
+                    tracing::warn!(%digest, %error, "an older policy cannot be loaded: requests that it handled are answered from the record where they come again");
+                }
+            }
+        }
+        retired
+    }
+}
+
+fn read_policy(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let unreadable = || format!("cannot read the policy {}", path.display());
+    let size = fs::metadata(path).with_context(unreadable)?.len();
+    anyhow::ensure!(
+        size <= limits::POLICY_FILE_BYTES_MAX,
+        "the policy {} has {size} bytes, and a policy at most {}",
+        path.display(),
+        limits::POLICY_FILE_BYTES_MAX
+    );
+    fs::read(path).with_context(unreadable)
+}

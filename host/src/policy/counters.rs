@@ -1,0 +1,73 @@
+//! What a policy counts under names of its own, and how often it may be written about.
+//!
+//! What enters: names and numbers of a guest, all of them hostile. What leaves: bounded sums.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::limits;
+
+/// What a policy counts under names of its own.
+pub struct Counters {
+    /// The policy's name, version and short digest, for log lines.
+    pub policy: String,
+    values: Mutex<BTreeMap<String, u64>>,
+    /// The second of the last log line about this policy, and how many there were in it.
+    logged: Mutex<(u64, u32)>,
+}
+
+impl Counters {
+    pub(super) fn new(policy: String) -> Self {
+        Self {
+            policy,
+            values: Mutex::default(),
+            logged: Mutex::default(),
+        }
+    }
+
+    /// Adds to a counter; names beyond the bound are dropped.
+    pub fn add(&self, name: &str, by: u64) {
+        // A poisoned lock only means that a thread died between two whole updates.
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = values.get_mut(name) {
+            *value = value.saturating_add(by);
+        } else if values.len() < limits::GUEST_COUNTERS_MAX
+            && name.len() <= limits::POLICY_NAME_BYTES_MAX
+        {
+            values.insert(name.to_owned(), by);
+        }
+    }
+
+    /// Whether one more line by or about this policy may be logged: it and its clients decide how many
+    /// there would be, and an instance that is replaced after a trap must not begin anew.
+    pub fn may_log(&self, now_ms: u64) -> bool {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let second = now_ms / 1000;
+        if logged.0 != second {
+            *logged = (second, 0);
+        }
+        logged.1 = logged.1.saturating_add(1);
+        let allowed = logged.1 <= limits::GUEST_LOG_LINES_PER_SECOND_MAX;
+        drop(logged);
+        if !allowed {
+            self.add("log_lines_dropped", 1);
+        }
+        allowed
+    }
+
+    /// Forgets them: what a trial counted is nobody's request.
+    pub fn clear(&self) {
+        self.values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    /// All of them.
+    pub fn all(&self) -> BTreeMap<String, u64> {
+        self.values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}

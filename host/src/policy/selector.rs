@@ -1,0 +1,160 @@
+//! How a person names a policy: by its digest's beginning, by its name, by name and version.
+
+use std::fmt::Write as _;
+use std::str::FromStr;
+
+use super::digest::Digest;
+use crate::limits;
+
+/// The word for the policy that came with the program.
+const BUILT_IN: &str = "builtin";
+
+/// A digest's beginning of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selector(String);
+
+/// A policy that can be meant.
+pub struct Candidate<'a> {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its name for itself.
+    pub name: &'a str,
+    /// Its version.
+    pub version: &'a str,
+    /// Whether it came with the program.
+    pub built_in: bool,
+}
+
+/// Why a name means no policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// No name at all.
+    #[error(
+        "a policy is named by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
+        min = limits::DIGEST_DIGITS_MIN
+    )]
+    Form,
+    /// Nothing of that name.
+    #[error("no policy {0} is loaded; there are {1}")]
+    Unknown(String, String),
+    /// More than one.
+    #[error("{0} may mean {1}: say more of it")]
+    Ambiguous(String, String),
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.is_empty() || text.len() > limits::SELECTOR_BYTES_MAX {
+            return Err(SelectorError::Form);
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl From<Digest> for Selector {
+    fn from(digest: Digest) -> Self {
+        Self(digest.to_string())
+    }
+}
+
+impl std::fmt::Display for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Selector {
+    /// The one that is meant.
+    pub fn resolve<'a>(
+        &self,
+        candidates: impl Iterator<Item = Candidate<'a>> + Clone,
+    ) -> Result<Digest, SelectorError> {
+        let meant: Vec<_> = candidates.clone().filter(|it| self.means(it)).collect();
+        match &meant[..] {
+            [one] => Ok(one.digest),
+            [] => Err(SelectorError::Unknown(self.0.clone(), names(candidates))),
+            _ => Err(SelectorError::Ambiguous(
+                self.0.clone(),
+                names(meant.into_iter()),
+            )),
+        }
+    }
+
+    fn means(&self, it: &Candidate<'_>) -> bool {
+        if self.0 == BUILT_IN {
+            return it.built_in;
+        }
+        if let Some((name, rest)) = self.0.rsplit_once('@')
+            && name == it.name
+        {
+            return rest == it.version || begins(&it.digest, rest);
+        }
+        self.0 == it.name || begins(&it.digest, &self.0)
+    }
+}
+
+fn begins(digest: &Digest, digits: &str) -> bool {
+    digits.len() >= limits::DIGEST_DIGITS_MIN
+        && digest.to_string().starts_with(&digits.to_ascii_lowercase())
+}
+
+fn names<'a>(candidates: impl Iterator<Item = Candidate<'a>>) -> String {
+    let mut out = String::new();
+    for (count, it) in candidates.enumerate() {
+        let comma = if count == 0 { "" } else { ", " };
+        // Writing to a string cannot fail.
+        let _ = write!(
+            out,
+            "{comma}{}@{} ({})",
+            it.name,
+            it.version,
+            it.digest.short()
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_named_in_many_ways() {
+        let digest = |text: &str| Digest::of(text.as_bytes());
+        let all = [
+            ("rule", "1", "a"),
+            ("rule", "2", "b"),
+            ("standard", "1", "c"),
+        ];
+        let candidates = || {
+            all.iter().map(|(name, version, file)| Candidate {
+                digest: digest(file),
+                name,
+                version,
+                built_in: *name == "standard",
+            })
+        };
+        let find = |text: &str| {
+            let selector = Selector::from_str(text).unwrap();
+            selector.resolve(candidates())
+        };
+        assert_eq!(find("rule@2"), Ok(digest("b")));
+        assert_eq!(find("standard"), Ok(digest("c")));
+        assert_eq!(find("builtin"), Ok(digest("c")));
+        let short = digest("a").short();
+        assert_eq!(find(&short), Ok(digest("a")));
+        assert_eq!(find(&short[..6].to_uppercase()), Ok(digest("a")));
+        assert_eq!(find(&format!("rule@{short}")), Ok(digest("a")));
+        assert!(matches!(find(&short[..5]), Err(SelectorError::Unknown(..))));
+        let ambiguous = find("rule").unwrap_err().to_string();
+        assert!(
+            ambiguous.contains("rule@1") && ambiguous.contains("rule@2"),
+            "{ambiguous}"
+        );
+        let unknown = find("other").unwrap_err().to_string();
+        assert!(unknown.contains("standard@1"), "{unknown}");
+        assert_eq!(Selector::from_str(""), Err(SelectorError::Form));
+    }
+}
