@@ -23,7 +23,7 @@ use crate::{
     connection,
     core::{Core, Source},
     gate::Gate,
-    limits::DIRECT_WRITES_MAX,
+    limits::{DIRECT_WRITES_MAX, WALL_CLOCK_LOOK},
     output::Direct,
     persist::Recorder,
     writer::SharedWriter,
@@ -83,7 +83,7 @@ impl Broker {
     /// fit the limits is dropped and logged. Sessions that have expired end as soon as the timers run.
     #[must_use]
     pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
-        Self::restore_at(options, service, recovery, Clock::start())
+        Self::restore_at(options, service, recovery, Clock::now())
     }
 
     pub(crate) fn restore_at(
@@ -176,20 +176,21 @@ impl Broker {
         }
     }
 
-    /// Ends sessions and sends wills when it is time; sleeps until the next one. Runs until
+    /// Ends sessions and sends wills when it is time, and looks at the wall clock again and again. Runs until
     /// [`shutdown`](Self::shutdown).
     pub async fn run_timers(&self) {
         while !self.is_stopping() {
             let earlier = self.0.earlier.notified();
-            let next = self.lock().run_deadlines(Instant::now());
-            let next_time = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
+            let now = Instant::now();
+            let next = {
+                let mut core = self.lock();
+                core.set_clock(Clock::now());
+                core.run_deadlines(now)
             };
+            let look = now + WALL_CLOCK_LOOK;
+            let next = next.map_or(look, |at| at.min(look));
             tokio::select! {
-                () = next_time => {}
+                () = tokio::time::sleep_until(next.into()) => {}
                 () = earlier => {}
                 () = self.stopped() => return,
             }

@@ -1,7 +1,8 @@
 //! Instants to wall time and back, for what has to outlive the process.
 //!
-//! Inside the broker times are instants, which no step of the wall clock moves. One pair of readings, taken at the start,
-//! carries them into records and out of them.
+//! Inside the broker times are instants, which no step of the wall clock moves. A pair of readings carries them into
+//! records and out of them. It is taken at the start and again and again, so that what is recorded after a step of the
+//! wall clock, or after a sleep of the machine, is right by the clock that the next start reads.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +15,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     /// The pair as of now.
-    pub(crate) fn start() -> Self {
+    pub(crate) fn now() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Self::at(Instant::now(), millis(wall.unwrap_or_default()))
     }
@@ -25,7 +26,7 @@ impl Clock {
     }
 
     /// When the pair was taken.
-    pub(crate) fn started(&self) -> Instant {
+    pub(crate) fn taken(&self) -> Instant {
         self.at
     }
 

@@ -138,6 +138,10 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 /// official clients reconnect within a few seconds.
 pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);
 
+/// How often the wall clock is read. A step of it, which a gateway without a battery sees after each start, makes what is
+/// recorded wrong for no longer than this.
+pub(crate) const WALL_CLOCK_LOOK: Duration = Duration::from_secs(1);
+
 /// Sockets that one thread writes to before it wakes their tasks instead: the answers of one flush go out at once, and
 /// one change with ten thousand watchers is shared between the threads there are.
 pub(crate) const DIRECT_WRITES_MAX: usize = 64;

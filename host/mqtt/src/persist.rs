@@ -86,6 +86,11 @@ impl Recorder {
         &self.clock
     }
 
+    /// What the clocks show by now.
+    pub(crate) fn set_clock(&mut self, clock: Clock) {
+        self.clock = clock;
+    }
+
     /// How many changes were ever recorded: to see whether something recorded one.
     pub(crate) fn count(&self) -> u64 {
         self.count

@@ -153,7 +153,7 @@ mod tests {
     use crate::{QoS, clock::Clock};
 
     fn unrecorded() -> Recorder {
-        Recorder::new(None, Arc::default(), Clock::start())
+        Recorder::new(None, Arc::default(), Clock::now())
     }
 
     fn message(topic: &'static str, payload: &'static str) -> Message {

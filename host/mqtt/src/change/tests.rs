@@ -143,7 +143,7 @@ fn records_are_small() {
             packet_id: 300
         }) <= 9
     );
-    let clock = Clock::start();
+    let clock = Clock::now();
     let message = Message::new("a/topic", vec![b'x'; 100], QoS::AtLeastOnce);
     let mut encoder = Encoder::default();
     encoder.message(session, number, &message, &[1], &clock);

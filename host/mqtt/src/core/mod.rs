@@ -30,6 +30,7 @@ use tenancy::Tenancies;
 
 use crate::{
     Limits, Origin, ReasonCode, Stats,
+    clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
     output::Output,
@@ -253,6 +254,11 @@ impl Core {
             self.deadlines.insert((at, key));
             self.earlier |= self.deadlines.first() == Some(&(at, key));
         }
+    }
+
+    /// Times that are recorded from now on are by this reading.
+    pub(crate) fn set_clock(&mut self, clock: Clock) {
+        self.recorder.set_clock(clock);
     }
 
     /// Does what is due, a bounded number of things; returns when to come again.

@@ -90,7 +90,7 @@ impl Core {
     }
 
     fn restore_session(&mut self, number: u64, saved: SavedSession, dropped: &mut Dropped) {
-        let now = self.recorder.clock().started();
+        let now = self.recorder.clock().taken();
         // A clock that was set back must not give it more time than it had.
         let detached = saved
             .detached_ms
@@ -130,7 +130,7 @@ impl Core {
         messages: impl IntoIterator<Item = (u64, SavedMessage)>,
         dropped: &mut Dropped,
     ) {
-        let now = self.recorder.clock().started();
+        let now = self.recorder.clock().taken();
         let (bytes_max, total_max) = (
             self.limits.queue_bytes_max,
             // As for any absent client.
@@ -199,7 +199,7 @@ impl Core {
     }
 
     fn restore_retained(&mut self, topic: &[u8], saved: SavedRetained, dropped: &mut Dropped) {
-        let now = self.recorder.clock().started();
+        let now = self.recorder.clock().taken();
         let message = self.expiring(saved.message, saved.expires_ms);
         let expired = message.is_expired(now);
         if expired || !self.retained.restore(message, saved.from, &self.limits) {

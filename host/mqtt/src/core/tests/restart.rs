@@ -7,7 +7,9 @@ use std::{
 
 use wire::{DisconnectReasonCode, Packet, PubRec, PubRel};
 
-use crate::{Broker, Limits, Message, NoService, QoS, limits::WILL_GRACE, testing::*};
+use crate::{
+    Broker, Limits, Message, NoService, QoS, clock::Clock, limits::WILL_GRACE, testing::*,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -321,6 +323,34 @@ fn a_wall_clock_that_was_set_back_gives_a_session_no_more_time() {
     assert_eq!(life.broker.sessions().len(), 1);
     life.broker.lock().run_deadlines(now + 5 * SECOND);
     assert_eq!(life.broker.sessions().len(), 0);
+}
+
+#[test]
+fn a_wall_clock_that_steps_forward_ends_nothing_early() {
+    let (mut life, began) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a").expiry(20), began);
+    peer.subscribe("t", Q::AtLeastOnce, began);
+    // A gateway learns the time: from here on the wall is a hundred seconds further.
+    let step = 100 * SECOND;
+    let wall_ms = WALL_MS + (10 * SECOND + step).as_millis() as u64;
+    let now = began + 10 * SECOND;
+    life.broker.lock().set_clock(Clock::at(now, wall_ms));
+    peer.lose(now);
+    let mut message = message("waits", QoS::AtLeastOnce);
+    message.expires = Some(now + 50 * SECOND);
+    life.publish(message, now);
+    life.began = began - step;
+    let later = now + 15 * SECOND;
+    life.kill(later);
+    life.broker.lock().run_deadlines(later);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), later);
+    assert!(peer.connack.session_present);
+    let messages = peer.messages();
+    let [only] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    let left_s = only.properties.as_ref().unwrap().message_expiry_interval;
+    assert_eq!(left_s, Some(35));
 }
 
 #[test]
