@@ -4,8 +4,8 @@
 pub(crate) const LOCK: &str = "lock";
 /// Written at a clean close: up to where the log reaches.
 pub(crate) const CLOSED: &str = "closed";
-/// A file that is being written, of no meaning until it is renamed.
-const TEMPORARY: &str = ".tmp";
+// Files that are being written, of no meaning until they are renamed. Others of such names are not the journal's.
+
 /// The marker file while it is written.
 pub(crate) const CLOSED_TEMPORARY: &str = "closed.tmp";
 /// A snapshot while it is written.
@@ -58,7 +58,8 @@ pub(crate) fn kind(name: &str) -> Kind {
     match name {
         LOCK => return Kind::Lock,
         CLOSED => return Kind::Closed,
-        _ if name.ends_with(TEMPORARY) => return Kind::Temporary,
+        CLOSED_TEMPORARY | SNAPSHOT_TEMPORARY | SEGMENT_TEMPORARY | SPARE_TEMPORARY
+        | TAIL_TEMPORARY => return Kind::Temporary,
         _ => {}
     }
     let Some((stem, extension)) = name.split_once('.') else {
@@ -104,6 +105,8 @@ mod tests {
             "log",
             "",
             ".log",
+            "backup.tmp",
+            "00000000000000000007.snapshot.tmp",
         ] {
             assert_eq!(kind(other), Kind::Other, "{other}");
         }

@@ -231,6 +231,25 @@ impl Plan {
 
     /// Why there is nothing to begin with.
     fn no_base(self, base: Base) -> Error {
+        match base {
+            Base::Before(position) => self.no_base_before(position),
+            Base::Oldest | Base::Newest => self.no_base_at_all(),
+        }
+    }
+
+    /// The past is not there, mostly because it was let go. Only damage to what may have led there is its cause.
+    fn no_base_before(self, position: Position) -> Error {
+        let would_serve = |at: u64| at < position.0 && self.chain.reach(at).is_some();
+        let in_the_way = self.damaged.iter().rfind(|(at, _)| would_serve(*at));
+        match (in_the_way, self.chain.broken) {
+            (Some((at, reason)), _) => Error::Damaged(damage(files::snapshot(*at), 0, reason)),
+            // Nobody can say how far the log went back behind it.
+            (None, Some(broken)) => Error::Damaged(broken),
+            (None, None) => Error::NotRetained { position },
+        }
+    }
+
+    fn no_base_at_all(self) -> Error {
         let first = self
             .chain
             .links
@@ -239,12 +258,6 @@ impl Plan {
         let mut lost = match (self.chain.broken, self.damaged.last()) {
             (Some(damage), _) => damage,
             (None, Some((position, reason))) => damage(files::snapshot(*position), 0, reason),
-            (None, None) if matches!(base, Base::Before(_)) => {
-                let Base::Before(position) = base else {
-                    return Error::Moved;
-                };
-                return Error::NotRetained { position };
-            }
             (None, None) => damage(files::snapshot(first - 1), 0, "the file is missing"),
         };
         lost.lost_from = Some(Position(

@@ -78,16 +78,19 @@ fn copy(disk: &dyn Disk, name: &str, used: usize, spares: &mut Vec<String>) -> i
     let (from, bytes) = match fresh() {
         Ok(bytes) => (files::TAIL_TEMPORARY.to_owned(), bytes),
         Err(error) => {
-            disk.remove(files::TAIL_TEMPORARY)?;
+            // It may not even have been created; the first error is the one to tell.
+            let _ = disk.remove(files::TAIL_TEMPORARY);
             // On a full disk a spare has the room. What it held before is of other segments.
-            let Some(spare) = spares.pop().filter(|_| crate::error::is_full(&error)) else {
+            let Some(spare) = spares.last().filter(|_| crate::error::is_full(&error)) else {
                 return Err(error);
             };
-            let file = disk.open(&spare)?;
+            let file = disk.open(spare)?;
             let bytes = file.bytes()?;
             if bytes < used as u64 {
                 return Err(error);
             }
+            let spare = spare.clone();
+            spares.pop();
             file.write_at(&content, 0)?;
             file.sync()?;
             (spare, bytes)

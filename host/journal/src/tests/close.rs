@@ -1,6 +1,9 @@
 //! Clean closes, new formats, sizes: what opening says of an ordinary directory.
 
+use std::io;
+
 use super::*;
+use crate::File;
 use crate::files;
 use crate::limits;
 use crate::segment::{Header, Magic};
@@ -266,4 +269,61 @@ fn a_frame_inside_a_record_is_not_believed() {
         let (.., records) = open(&disk, small()).expect("opens");
         assert_eq!(records.list().len() == 2, believed, "{store}");
     }
+}
+
+#[test]
+fn files_of_others_in_the_directory_are_left_alone() {
+    let disk = Simulation::new(1);
+    filled(&disk, 3);
+    disk.put("backup.tmp", b"somebody is writing this");
+    disk.put(files::SNAPSHOT_TEMPORARY, b"half a snapshot");
+    let (_, _, records) = open(&disk.kill(), small()).expect("opens");
+    assert_eq!(records.list().len(), 3);
+    assert!(disk.content("backup.tmp").is_some());
+    assert!(disk.content(files::SNAPSHOT_TEMPORARY).is_none());
+}
+
+/// A disk so full that it takes no new file.
+struct NoNewFiles(Simulation);
+
+impl Disk for NoNewFiles {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+    fn create(&self, _: &str) -> io::Result<Arc<dyn File>> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.0.open(name)
+    }
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.0.open_read_only(name)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+    fn sync_directory(&self) -> io::Result<()> {
+        self.0.sync_directory()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    fn entropy(&self) -> u64 {
+        self.0.entropy()
+    }
+}
+
+#[test]
+fn a_journal_with_spares_opens_on_a_disk_that_takes_no_new_file() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 3);
+    log.maintain(1).expect("room for spares");
+    // Nothing vouches for the last record, so the tail is written anew.
+    let disk: Arc<dyn Disk> = Arc::new(NoNewFiles(disk.kill()));
+    let mut records = Records::default();
+    Log::open(disk, small(), 2, &mut records).expect("there are two spares");
+    assert!(records.list() == list);
 }

@@ -224,6 +224,57 @@ fn what_is_no_longer_kept_is_said_to_be_gone() {
     );
 }
 
+/// Damage is the answer only where it stands in the way.
+#[test]
+fn damage_of_later_days_is_not_why_the_past_is_gone() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    grow(&log, &mut Vec::new(), 40, 0);
+    let (log, ..) = open(&disk.kill(), small()).expect("opens");
+    log.maintain(100).expect("no faults");
+    grow(&log, &mut vec![Vec::new(); 40], 10, 200);
+    drop(log);
+    let disk = disk.kill();
+    let before = |disk: &Simulation, position| {
+        let base = Base::Before(Position(position));
+        read(disk, base, Position(position), &mut Records::default())
+    };
+    let gone = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
+    let kept: Vec<u64> = disk
+        .list()
+        .expect("a directory")
+        .iter()
+        .filter_map(|name| match files::kind(name) {
+            Kind::Snapshot(position) => Some(position),
+            _ => None,
+        })
+        .collect();
+    let [older, newer] = kept[..] else {
+        panic!("{kept:?}")
+    };
+    assert!(before(&disk, newer + 1).is_ok() && before(&disk, older + 1).is_ok());
+    assert!(gone(before(&disk, 3)));
+    for damaged in [older, newer] {
+        let disk = disk.fork();
+        let name = files::snapshot(damaged);
+        let mut content = disk.content(&name).expect("listed");
+        content[2] ^= 1;
+        disk.put(&name, &content);
+        assert!(gone(before(&disk, 3)), "{damaged} is not what is missing");
+        let outcome = before(&disk, older + 1);
+        match outcome {
+            Err(Error::Damaged(damage)) if damaged == older => assert_eq!(damage.file, name),
+            Ok(range) if damaged == newer => assert_eq!(range.base.0, older),
+            outcome => panic!("{damaged}: {outcome:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
     let disk = Simulation::new(1);
