@@ -24,7 +24,8 @@
 //!
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
-//! [`past`] (a data directory seen from outside) and `cli` (one file per command).
+//! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses) and `cli` (one file
+//! per command).
 //!
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod journal;
+pub mod kit;
 pub mod limits;
 mod opening;
 pub mod outbox;

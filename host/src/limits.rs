@@ -266,6 +266,13 @@ pub const CHECKUP_ATTEMPTS_MAX: u32 = 5;
 /// How long it waits before that: a frame is written in far less.
 pub const CHECKUP_RETRY_MS: u64 = 50;
 
+/// How far a transcript's clock runs on by itself to the end of a key that somebody is to be told of: as long as
+/// the tests over sockets wait for a message.
+pub const TRANSCRIPT_WAIT_MS_MAX: u64 = 10_000;
+
+/// A transcript: far more than a person reads.
+pub const TRANSCRIPT_BYTES_MAX: u64 = 16 << 20;
+
 /// Default bound of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 

@@ -18,6 +18,9 @@ pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/reque
 /// What all notification topics begin with; only the store publishes there.
 pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
 
+/// The answer to a request at QoS 0 (the protocol, section 1).
+pub const QOS_ZERO_ANSWER: &str = "-ERR syntax error\r\n";
+
 /// Which of the published and shipped forms of the protocol a client speaks (the protocol, section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dialect {

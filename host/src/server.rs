@@ -270,7 +270,7 @@ impl Server {
                     Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
                     Early::QosZero => (
                         reply_to.properties(None, &self.node, None),
-                        "-ERR syntax error\r\n",
+                        request::QOS_ZERO_ANSWER,
                     ),
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);

@@ -15,19 +15,19 @@ use crate::{
     hlc::Hlc,
     packet::{Publish, kind},
     property::{self, Property},
-    quote::{Word, quote},
     resp,
-    script::{self, DEFAULT_CLIENT, Script, Step},
     server::Server,
     store::{Dialect, Request, Store, notification_topic},
 };
-
-type Properties = Vec<(String, String)>;
+use statehouse_transcript::{
+    self as language, DEFAULT_CLIENT, Options, Said, Script, Step, Variables, Word, has_sign,
+    quote, shown,
+};
 
 /// Runs the transcript at `path`. Panics with the name of the file, the line, what it says and what came.
 pub fn check(path: &Path) {
     let text = fs::read_to_string(path).unwrap();
-    let script = script::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let script = language::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let update = std::env::var_os("UPDATE").is_some_and(|value| value == "1");
     let mut lines: Vec<String> = text.lines().map(String::from).collect();
     let different = run(script, path, &lines);
@@ -57,7 +57,7 @@ struct Actor {
 struct Run {
     server: Server,
     actors: HashMap<String, Actor>,
-    variables: HashMap<String, String>,
+    variables: Variables,
     dialect: Dialect,
 }
 
@@ -66,7 +66,7 @@ fn run(script: Script, path: &Path, lines: &[String]) -> Vec<(usize, String)> {
     let mut run = Run {
         server: Server::with_config(&script.config),
         actors: HashMap::new(),
-        variables: HashMap::new(),
+        variables: Variables::default(),
         dialect: Dialect::Sdk,
     };
     let mut different = Vec::new();
@@ -121,7 +121,13 @@ impl Run {
     /// What should stand on the line where it is something else.
     fn step(&mut self, step: Step) -> Option<String> {
         match step {
-            Step::Dialect(dialect) => self.dialect = dialect,
+            Step::Dialect(dialect) => {
+                self.dialect = match dialect {
+                    language::Dialect::Sdk => Dialect::Sdk,
+                    language::Dialect::Documents => Dialect::Documents,
+                    language::Dialect::Preview => Dialect::Preview,
+                };
+            }
             Step::Client {
                 name,
                 id,
@@ -175,45 +181,12 @@ impl Run {
             } => return self.notification(&client, &key, &payload, &properties),
             Step::Quiet => self.quiet(),
             Step::Wait(ms) => thread::sleep(Duration::from_millis(ms)),
+            Step::At(_) => panic!("a server's clock cannot be set"),
             Step::Compare { left, sign, right } => {
-                let (left, right) = (self.hlc(&left), self.hlc(&right));
-                let holds = match sign.as_str() {
-                    "<" => left < right,
-                    "=" => left == right,
-                    ">" => left > right,
-                    _ => panic!("versions are compared with <, = and >"),
-                };
-                assert!(holds, "{left} {sign} {right} does not hold");
+                self.variables.compare(&left, &sign, &right).unwrap();
             }
         }
         None
-    }
-
-    fn hlc(&self, variable: &str) -> Hlc {
-        Hlc::parse_padded(&self.value(variable)).unwrap()
-    }
-
-    /// What a word means: itself, `$now` or a variable, both with `+ms` or `-ms`.
-    fn value(&self, word: &str) -> String {
-        let Some(name) = word.strip_prefix('$') else {
-            return word.into();
-        };
-        let (name, offset_ms) = match name.find(['+', '-']) {
-            Some(at) => (&name[..at], name[at..].parse().unwrap()),
-            None => (name, 0),
-        };
-        if name == "now" {
-            return Hlc::now(offset_ms).to_string();
-        }
-        let value = self.variables.get(name);
-        let value = value.unwrap_or_else(|| panic!("${name} has no value yet"));
-        if offset_ms == 0 {
-            return value.clone();
-        }
-        Hlc::parse_padded(value)
-            .unwrap()
-            .moved(offset_ms)
-            .to_string()
     }
 
     fn request(&mut self, client: &str, words: &[Word], raw: bool, options: &[Word]) {
@@ -224,48 +197,24 @@ impl Run {
             resp::array(&arguments)
         };
         let dialect = self.dialect;
-        let mut request = {
-            let store = &mut self.actor(client).store;
-            store.dialect = dialect;
-            store.request(payload)
-        };
-        let given: Vec<(String, String)> = options
-            .iter()
-            .filter_map(|word| {
-                let (name, value) = word.text().unwrap().split_once('=')?;
-                let value = if word.quoted {
-                    value.into()
-                } else {
-                    self.value(value)
-                };
-                Some((name.to_string(), value))
-            })
-            .collect();
-        for (name, _) in &given {
-            request.user.retain(|(had, _)| had != name);
-        }
-        for option in options {
-            match option.text().unwrap() {
-                "-@response" => request.response_topic = None,
-                "-@correlation" => request.correlation = None,
-                other => {
-                    if let Some(name) = other.strip_prefix('-') {
-                        request.user.retain(|(had, _)| had != name);
-                    }
-                }
-            }
-        }
-        for (name, value) in given {
-            match name.as_str() {
-                "@qos" => request.qos = value.parse().unwrap(),
-                "@expiry" => request.expiry_s = Some(value.parse().unwrap()),
-                "@type" => request.content_type = Some(value),
-                "@response" => request.response_topic = Some(value),
-                "@times" => request.payload = request.payload.repeat(value.parse().unwrap()),
-                _ => request.user.push((name, value)),
-            }
-        }
+        let now = |offset_ms| Hlc::now(offset_ms).to_string();
+        let options = Options::read(options, &self.variables, now).unwrap();
         let actor = self.actor(client);
+        actor.store.dialect = dialect;
+        let mut request = actor.store.request(payload);
+        options.shape(&mut request.user);
+        request.qos = options.qos.unwrap_or(request.qos);
+        request.expiry_s = options.expiry_s;
+        request.content_type = options.content_type;
+        if options.response_topic.is_some() || options.without_response {
+            request.response_topic = options.response_topic;
+        }
+        if options.without_correlation {
+            request.correlation = None;
+        }
+        if let Some(times) = options.times {
+            request.payload = request.payload.repeat(times);
+        }
         let packet_id = actor.store.client.start(request.publish());
         actor.outstanding.push_back((request, packet_id, dialect));
     }
@@ -289,11 +238,10 @@ impl Run {
         } else {
             dialect.answer_properties()
         };
-        let same = self.same(&publish, payload, properties, &implied);
+        let differs = self.differs(&publish, payload, properties, &implied);
         let sign = if bare { " @bare" } else { "" };
         let head = format!("{}<", shown(client));
-        same.err()
-            .map(|rest| format!("{head} {}{sign}{rest}", quote(&publish.payload)))
+        differs.map(|rest| format!("{head} {}{sign}{rest}", quote(&publish.payload)))
     }
 
     fn refused(&mut self, client: &str, reason: u8, text: &str) -> Option<String> {
@@ -337,22 +285,20 @@ impl Run {
                 .all(|p| matches!(p, Property::User(..))),
             "more than user properties: {publish:?}"
         );
-        let same = self.same(&publish, payload, properties, &[]);
+        let differs = self.differs(&publish, payload, properties, &[]);
         let sign = if qos == 0 { " @qos=0" } else { "" };
         let head = format!("{}! {}", shown(client), quote(key));
-        same.err()
-            .map(|rest| format!("{head} {}{sign}{rest}", quote(&publish.payload)))
+        differs.map(|rest| format!("{head} {}{sign}{rest}", quote(&publish.payload)))
     }
 
-    /// Compares payload and user properties (in any order); binds variables. The error is the user properties
-    /// as they should stand on the line, without the implied ones.
-    fn same(
+    /// Compares payload and user properties. What it gives is the user properties as they should stand on the line.
+    fn differs(
         &mut self,
         publish: &Publish,
         payload: &[u8],
         words: &[Word],
         implied: &[(String, String)],
-    ) -> Result<(), String> {
+    ) -> Option<String> {
         let came = property::users(&publish.properties);
         for (name, value) in &came {
             if name == "__ts" || name == "Timestamp" {
@@ -360,62 +306,12 @@ impl Run {
                 assert_eq!(version.node, "StateStore", "the node of {value}");
             }
         }
-        let mut expected: Properties = implied.to_vec();
-        let mut names: HashMap<String, String> = HashMap::new();
-        for word in words {
-            let text = word.text().unwrap();
-            if word.bare().is_some_and(|word| word.starts_with('@')) {
-                continue;
-            }
-            let (name, value) = text.split_once('=').expect("a property is name=value");
-            let bound = match value.strip_prefix('$') {
-                Some(variable) if !word.quoted => {
-                    names.insert(name.into(), value.into());
-                    let of_name = came.iter().find(|(had, _)| had == name);
-                    match (self.variables.get(variable), of_name) {
-                        (Some(known), _) => known.clone(),
-                        (None, Some((_, new))) => {
-                            self.variables.insert(variable.into(), new.clone());
-                            new.clone()
-                        }
-                        (None, None) => value.into(),
-                    }
-                }
-                _ => value.into(),
-            };
-            expected.push((name.into(), bound));
-        }
-        let sorted = |properties: &Properties| {
-            let mut properties = properties.clone();
-            properties.sort();
-            properties
+        let said = Said {
+            payload: &publish.payload,
+            user: &came,
+            implied,
         };
-        if publish.payload == payload && sorted(&came) == sorted(&expected) {
-            return Ok(());
-        }
-        let missing: Vec<_> = implied.iter().filter(|pair| !came.contains(pair)).collect();
-        assert!(missing.is_empty(), "{came:?} lacks {missing:?}");
-        let mut rest = String::new();
-        for (name, value) in came.iter().filter(|pair| !implied.contains(pair)) {
-            // A variable stays where its value fits; a version that is no variable yet becomes one.
-            let shown = match names.get(name) {
-                Some(variable) if self.value(variable) == *value => variable.clone(),
-                _ if Hlc::parse_padded(value).is_ok() => self.name_for(value),
-                _ => quote(value.as_bytes()),
-            };
-            rest.push_str(&format!(" {name}={shown}"));
-        }
-        Err(rest)
-    }
-
-    fn name_for(&mut self, value: &str) -> String {
-        let known = self.variables.iter().find(|(_, had)| *had == value);
-        if let Some((name, _)) = known {
-            return format!("${name}");
-        }
-        let name = format!("new{}", self.variables.len());
-        self.variables.insert(name.clone(), value.into());
-        format!("${name}")
+        self.variables.differs(said, payload, words).unwrap()
     }
 
     fn quiet(&mut self) {
@@ -448,14 +344,6 @@ fn check_other_properties(publish: &Publish, request: &Request) {
         (Some(left), Some(of)) => assert!(left <= of && of - left <= 30, "{left} of {of}"),
         (left, of) => panic!("expiry {left:?} of {of:?}"),
     }
-}
-
-fn has_sign(words: &[Word], sign: &str) -> bool {
-    words.iter().any(|word| word.bare() == Some(sign))
-}
-
-fn shown(client: &str) -> &str {
-    if client == DEFAULT_CLIENT { "" } else { client }
 }
 
 fn contains(text: &str, what: &str) {

@@ -34,7 +34,7 @@ pub use backup::{Contents, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
 pub use checkup::{Checkup, Opening, Reach};
 pub use replay::{Bound, Counts, Difference, Observer, Other, Replayed, Tally};
-pub use restore::restore;
+pub use restore::{read_backup, restore};
 pub use salvage::Salvaged;
 pub use words::words;
 
@@ -99,6 +99,13 @@ impl Past {
         let mut image = Image::new(EVERYTHING);
         let range = self.read(Base::Newest, Position::END, &mut image)?;
         Ok((image, range))
+    }
+
+    /// The newest table and its time, and nothing else.
+    pub fn keys(&self) -> Result<Image, PastError> {
+        let mut image = Image::of_keys();
+        self.read(Base::Newest, Position::END, &mut image)?;
+        Ok(image)
     }
 
     fn read(&self, base: Base, until: Position, sink: &mut dyn Sink) -> Result<Range, PastError> {

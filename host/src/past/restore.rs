@@ -64,6 +64,17 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     Ok(contents)
 }
 
+/// The table of a backup and its time, and nothing else.
+pub fn read_backup(file: &Path) -> Result<Image, PastError> {
+    let mut image = Image::of_keys();
+    let mut check = Check {
+        image: &mut image,
+        module: &mut |_, _| Ok(()),
+    };
+    read_snapshot_file(file, &mut check).map_err(|error| unreadable(file, error))?;
+    Ok(image)
+}
+
 /// Whether anything of a journal is there. The journal asks again itself, but only after the modules are saved.
 fn has_journal(disk: &Directory) -> std::io::Result<bool> {
     let names = disk.list()?;

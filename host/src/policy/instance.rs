@@ -74,11 +74,6 @@ impl<H: Host> Instance<H> {
         }
     }
 
-    /// Throws away what runs: the next call starts anew, with nothing left from an earlier one.
-    pub fn renew(&mut self) {
-        self.live = None;
-    }
-
     /// The policy it runs.
     pub fn policy(&self) -> &Arc<Policy<H>> {
         &self.policy

@@ -21,6 +21,7 @@ use crate::request::{self, Dialect, Request};
 pub(crate) const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
 
 /// What a step is about.
+#[derive(Clone, Copy)]
 pub enum Event<'a> {
     /// A client asks.
     Request(&'a Request<'a>),
@@ -171,6 +172,13 @@ impl Store {
     pub fn state(&self) -> &State {
         self.state
             .as_ref()
+            .expect("every step puts the state back before it returns")
+    }
+
+    /// The state, to put something there that no request did: for tests and tools.
+    pub fn state_mut(&mut self) -> &mut State {
+        self.state
+            .as_mut()
             .expect("every step puts the state back before it returns")
     }
 

@@ -3,9 +3,9 @@
 
 use statehouse_tests::{
     Client, Connect, Publish, Store,
-    script::{self, Step},
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
+use statehouse_transcript::{self as transcript, Step};
 
 use crate::witness::Witness;
 
@@ -16,7 +16,7 @@ fn malformed_requests_change_nothing() {
     let mut attacker = witness.server.store("attacker");
     let text = include_str!("../../transcripts/malformed-sdk.txt");
     let mut tried = 0;
-    for (_, step) in script::parse(text).unwrap().steps {
+    for (_, step) in transcript::parse(text).unwrap().steps {
         let Step::Request {
             words, raw: true, ..
         } = step

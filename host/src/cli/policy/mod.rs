@@ -3,10 +3,12 @@
 mod file;
 mod keygen;
 mod sign;
+mod test;
 
 use std::process::ExitCode;
 
 use super::output;
+use crate::kit::KitError;
 
 /// Write, test, sign, ship, compare, swap and roll back policies
 ///
@@ -15,6 +17,7 @@ use super::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
   statehouse policy keygen gateway                         # gateway.key stays with you, gateway.pub goes to the stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
 pub(super) struct Args {
@@ -26,11 +29,23 @@ pub(super) struct Args {
 enum Command {
     Keygen(keygen::Args),
     Sign(sign::Args),
+    Test(test::Args),
 }
 
 pub(super) fn run(args: Args) -> ExitCode {
     match args.command {
         Command::Keygen(args) => output::finish(async { keygen::run(&args) }),
         Command::Sign(args) => output::finish(async { sign::run(&args) }),
+        Command::Test(args) => output::finish(async { test::run(&args) }),
+    }
+}
+
+impl From<KitError> for output::Failure {
+    fn from(error: KitError) -> Self {
+        match error {
+            KitError::Past(error) => error.into(),
+            KitError::Unreadable(..) => Self::usage(error.to_string()),
+            KitError::Load(_) => Self::negative(error.to_string()),
+        }
     }
 }

@@ -1,12 +1,32 @@
-//! Reads a transcript: text in, steps out. The format is described in `tests/transcripts.rs`.
+//! Reads a transcript: text in, steps out.
 
-use crate::{
-    quote::{Word, words},
-    store::Dialect,
-};
+use crate::quote::{Word, words};
 
 /// The client that acts where a line names none.
 pub const DEFAULT_CLIENT: &str = "me";
+
+/// How requests are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// As the official client libraries do.
+    Sdk,
+    /// As the published article prints.
+    Documents,
+    /// As in the preview of 2023.
+    Preview,
+}
+
+impl Dialect {
+    /// The one of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "sdk" => Some(Self::Sdk),
+            "documents" => Some(Self::Documents),
+            "preview" => Some(Self::Preview),
+            _ => None,
+        }
+    }
+}
 
 /// One line that does something.
 #[derive(Clone, Debug)]
@@ -79,6 +99,8 @@ pub enum Step {
     Quiet,
     /// `wait 50ms`.
     Wait(u64),
+    /// `at 1700000000000`: sets the clock, where it is scripted.
+    At(u64),
     /// `? $a > $b`.
     Compare {
         /// A variable.
@@ -91,6 +113,7 @@ pub enum Step {
 }
 
 /// A transcript: lines of the server's configuration, and steps with their line numbers from 0.
+#[derive(Clone, Debug)]
 pub struct Script {
     /// TOML.
     pub config: String,
@@ -152,6 +175,10 @@ fn step(line: &str) -> Result<Step, String> {
             .and_then(|ms| ms.parse().ok())
             .map(Step::Wait)
             .ok_or_else(|| "wait takes a time such as 50ms".into()),
+        "at" => need(0)?
+            .parse()
+            .map(Step::At)
+            .map_err(|_| "at takes milliseconds since 1970".into()),
         "?" => Ok(Step::Compare {
             left: need(0)?.into(),
             sign: need(1)?.into(),
@@ -245,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_transcript_reads() {
-        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/transcripts");
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/transcripts");
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let text = std::fs::read_to_string(&path).unwrap();
@@ -263,6 +290,7 @@ mod tests {
             ">> a b",
             "wait 5",
             "dialect x",
+            "at noon",
             "?",
         ] {
             let error = parse(&format!("# one\n{bad}")).err();

@@ -1,0 +1,231 @@
+//! `statehouse policy test`: transcripts over a policy, without a server.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+
+use crate::cli::data::count;
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::kit::{Harness, conformance, transcript};
+use crate::limits;
+
+/// Run transcripts over a policy, and show every line that says something else than what came
+///
+/// The store runs in memory, with the code of `serve` and a clock of the transcript's own, so the same transcript
+/// gives the same bytes every time. Every request runs twice: by an instance that has answered all before it, and by
+/// a fresh one on the same state. Where the two differ the policy hides state between requests, and the request is
+/// named.
+///
+/// Exit code 1 where a line differs or a policy hides state.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy test setpoint.wasm tests/setpoint.txt
+  statehouse policy test setpoint.wasm tests/           # every .txt file there
+  statehouse policy test setpoint.wasm tests/new.txt --update
+  statehouse policy test setpoint.wasm --conformance
+  statehouse policy test setpoint.wasm tests/migration.txt --snapshot backup.statehouse
+
+A transcript says what clients send and what they hear:
+  > SET setpoint/kitchen 21
+  < +OK\\r\\n __ts=$v1
+  > SET setpoint/kitchen hot
+  < \"-ERR not a number\\r\\n\"
+  client display
+  display> KEYNOTIFY setpoint/kitchen
+  display< +OK\\r\\n
+  wait 500ms
+--update fills in or mends the lines with < and !: write the requests, let it write the answers, and read them.")]
+pub(in crate::cli) struct Args {
+    /// The policy (.wasm component or core module), or `builtin` for the standard one
+    policy: PathBuf,
+
+    /// Transcripts, or directories of them
+    #[arg(required_unless_present = "conformance")]
+    transcripts: Vec<PathBuf>,
+
+    /// The transcripts of the published protocol too, in all dialects: does the policy still speak it?
+    #[arg(long)]
+    conformance: bool,
+
+    /// Begin with the table of this backup, as `statehouse snapshot` writes it
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+
+    /// Write what came into the transcripts
+    #[arg(long)]
+    update: bool,
+
+    /// Print a JSON object for each transcript, one on a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let files = files(&args.transcripts)?;
+    let mut harness = Harness::load(&args.policy)?;
+    if let Some(file) = &args.snapshot {
+        harness = harness.on_snapshot(file)?;
+    }
+    let mut total = Total::default();
+    for path in &files {
+        let name = path.display().to_string();
+        let text = read(path)?;
+        let report = transcript::run(&harness, &text)
+            .map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+        total.add(args, &name, &report)?;
+        if args.update && report.corrected != text && !report.different.is_empty() {
+            fs::write(path, &report.corrected)
+                .map_err(|error| Failure::usage(format!("cannot write {name}: {error}")))?;
+        }
+    }
+    if args.conformance {
+        for (name, text) in conformance::TRANSCRIPTS {
+            let report = transcript::run(&harness, text).map_err(Failure::negative)?;
+            total.add(args, &format!("conformance/{name}"), &report)?;
+        }
+    }
+    if !args.json {
+        emit(total.summary(args.update).as_bytes())?;
+    }
+    // What was updated is well now; what is hidden cannot be written into a transcript.
+    Ok(match total {
+        Total { hidden: 0, .. } if args.update && !args.conformance => Exit::Done,
+        Total {
+            hidden: 0,
+            different: 0,
+            ..
+        } => Exit::Done,
+        _ => Exit::Negative,
+    })
+}
+
+#[derive(Default)]
+struct Total {
+    transcripts: u64,
+    requests: u64,
+    different: u64,
+    hidden: u64,
+}
+
+impl Total {
+    fn add(&mut self, args: &Args, name: &str, report: &transcript::Report) -> Result<(), Failure> {
+        self.transcripts += 1;
+        self.requests += report.requests;
+        self.different += report.different.len() as u64;
+        self.hidden += report.hidden.len() as u64;
+        if args.json {
+            emit_json(&json(name, report))?;
+        } else {
+            emit(text(name, report).as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn summary(&self, updated: bool) -> String {
+        let mut text = format!(
+            "{}, {}: ",
+            count(self.transcripts, "transcript"),
+            count(self.requests, "request")
+        );
+        text.push_str(&match self.different {
+            0 => "every line holds".to_owned(),
+            number if updated => format!("{} written", count(number, "line")),
+            1 => "1 line differs".to_owned(),
+            number => format!("{number} lines differ"),
+        });
+        text.push_str(&match self.hidden {
+            0 => ", no hidden state\n".to_owned(),
+            number => format!(
+                ", hidden state in {}: a fresh instance has to answer as a used one does, since a redelivery is run by one\n",
+                count(number, "request")
+            ),
+        });
+        text
+    }
+}
+
+fn text(name: &str, report: &transcript::Report) -> String {
+    let mut text = String::new();
+    let line = |text: &str| printable(text.as_bytes()).replace("\\\\", "\\");
+    for it in &report.different {
+        text.push_str(&format!(
+            "{name}:{}\n  the transcript says  {}\n  the policy says      {}\n",
+            it.line,
+            line(&it.says),
+            line(&it.came)
+        ));
+    }
+    for it in &report.hidden {
+        text.push_str(&format!(
+            "{name}:{}\n  hidden state         {}\n  it shows             {}\n",
+            it.line,
+            line(&it.request),
+            line(&it.what)
+        ));
+    }
+    text
+}
+
+fn json(name: &str, report: &transcript::Report) -> Json {
+    let different = report.different.iter();
+    let different: Vec<Json> = different
+        .map(|it| json!({ "line": it.line, "says": it.says, "came": it.came }))
+        .collect();
+    let hidden = report.hidden.iter();
+    let hidden: Vec<Json> = hidden
+        .map(|it| json!({ "line": it.line, "request": it.request, "what": it.what }))
+        .collect();
+    json!({
+        "transcript": name,
+        "requests": report.requests,
+        "different": different,
+        "hidden_state": hidden,
+    })
+}
+
+/// The transcripts that were named; those of a directory in the order of their names.
+fn files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut files = Vec::new();
+    for path in named {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let unreadable = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+        let mut within = Vec::new();
+        for entry in fs::read_dir(path).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?.path();
+            if entry.extension().is_some_and(|it| it == "txt") {
+                within.push(entry);
+            }
+        }
+        if within.is_empty() {
+            return Err(Failure::usage(format!(
+                "{} holds no transcript: their names end in .txt",
+                path.display()
+            )));
+        }
+        within.sort();
+        files.extend(within);
+    }
+    Ok(files)
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let unreadable = |error: &dyn std::fmt::Display| {
+        Failure::usage(format!(
+            "cannot read the transcript {}: {error}",
+            path.display()
+        ))
+    };
+    let mut text = String::new();
+    File::open(path)
+        .map_err(|error| unreadable(&error))?
+        .take(limits::TRANSCRIPT_BYTES_MAX)
+        .read_to_string(&mut text)
+        .map_err(|error| unreadable(&error))?;
+    Ok(text)
+}

@@ -1,0 +1,133 @@
+//! A client of a harness, and what it sends.
+
+use super::harness::Harness;
+use super::{Answer, Came};
+use crate::request::{Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
+
+/// A message to the store, every part of which can be made wrong.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    /// Where to.
+    pub topic: String,
+    /// The command.
+    pub payload: Vec<u8>,
+    /// User properties in order.
+    pub user: Vec<(String, String)>,
+    /// 0, 1 or 2.
+    pub qos: u8,
+    /// Response Topic.
+    pub response_topic: Option<String>,
+    /// Correlation Data; where it is empty, some that no other request has.
+    pub correlation: Option<Vec<u8>>,
+}
+
+impl Publish {
+    /// As a client of this dialect sends it; its clock reads `now_ms`.
+    pub fn new(dialect: Dialect, client: &str, payload: Vec<u8>, now_ms: u64) -> Self {
+        let owned = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let timestamp = format!("{now_ms:015}:{:05}:client", 0);
+        let mut user = vec![owned(dialect.version_property(), &timestamp)];
+        if dialect == Dialect::Sdk {
+            user.extend([owned("__protVer", "1.0"), owned("__srcId", client)]);
+        }
+        let topic = match dialect {
+            Dialect::Preview => PREVIEW_TOPIC,
+            Dialect::Sdk | Dialect::Documents => REQUEST_TOPIC,
+        };
+        Self {
+            topic: topic.into(),
+            payload,
+            user,
+            qos: 1,
+            response_topic: Some(format!("clients/{client}/response")),
+            correlation: Some(Vec::new()),
+        }
+    }
+}
+
+/// A client that is about to send one request.
+pub struct Client<'a> {
+    harness: &'a mut Harness,
+    id: String,
+    dialect: Dialect,
+    timestamp: Option<Option<String>>,
+    fencing_token: Option<String>,
+    properties: Vec<(String, String)>,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(harness: &'a mut Harness, id: &str) -> Self {
+        Self {
+            harness,
+            id: id.into(),
+            dialect: Dialect::Sdk,
+            timestamp: None,
+            fencing_token: None,
+            properties: Vec::new(),
+        }
+    }
+
+    /// In another dialect than that of the SDKs.
+    #[must_use]
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
+    /// With this clock reading, or none, instead of the one that fits the time.
+    #[must_use]
+    pub fn timestamp(mut self, timestamp: Option<&str>) -> Self {
+        self.timestamp = Some(timestamp.map(str::to_owned));
+        self
+    }
+
+    /// With a fencing token.
+    #[must_use]
+    pub fn fencing_token(mut self, token: &str) -> Self {
+        self.fencing_token = Some(token.into());
+        self
+    }
+
+    /// With one more user property.
+    #[must_use]
+    pub fn property(mut self, name: &str, value: &str) -> Self {
+        self.properties.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sends an array of bulk strings, as the published commands are, and gives the answer.
+    pub fn send<A: AsRef<[u8]>>(self, arguments: &[A]) -> Answer {
+        let mut payload = format!("*{}\r\n", arguments.len()).into_bytes();
+        for argument in arguments {
+            let argument = argument.as_ref();
+            payload.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
+            payload.extend_from_slice(argument);
+            payload.extend_from_slice(b"\r\n");
+        }
+        self.send_bytes(payload)
+    }
+
+    /// Sends these bytes, and gives the answer.
+    pub fn send_bytes(self, payload: impl Into<Vec<u8>>) -> Answer {
+        let now_ms = self.harness.now_ms();
+        let mut publish = Publish::new(self.dialect, &self.id, payload.into(), now_ms);
+        if let Some(timestamp) = self.timestamp {
+            let name = self.dialect.version_property();
+            publish.user.retain(|(had, _)| had != name);
+            let timestamp = timestamp.map(|value| (name.to_owned(), value));
+            publish.user.extend(timestamp);
+        }
+        let token = self.fencing_token;
+        let token = token.map(|value| (self.dialect.fencing_property().to_owned(), value));
+        publish.user.extend(token);
+        publish.user.extend(self.properties);
+        match self.harness.publish(&self.id, publish) {
+            Came::Answer(answer) => *answer,
+            // What the protocol refuses without an answer has no topic to answer to, and this one has.
+            other => Answer {
+                failure: Some(format!("there is no answer: {other:?}")),
+                ..Answer::default()
+            },
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! What the author of a policy uses: `statehouse policy test`, `check`, `bench`, `new`, `build`, and `explain`.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod transcripts;

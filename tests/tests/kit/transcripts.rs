@@ -1,0 +1,199 @@
+//! `statehouse policy test`.
+
+use std::fs;
+
+use statehouse_tests::{Server, policies, run};
+
+/// A conversation in which nothing is wrong.
+const GOOD: &str = "\
+# What a thermostat and its display say.
+client display
+display> KEYNOTIFY setpoint
+display< +OK\\r\\n
+> SET setpoint 21 PX 500
+< +OK\\r\\n __ts=$v1
+display! setpoint *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$2\\r\\n21\\r\\n __ts=$v1
+wait 500ms
+display! setpoint *2\\r\\n$6\\r\\nNOTIFY\\r\\n$6\\r\\nDELETE\\r\\n __ts=$v2
+? $v2 > $v1
+> GET setpoint
+< $-1\\r\\n
+";
+
+fn write(text: &str) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("it.txt");
+    fs::write(&path, text).unwrap();
+    let path = path.into_os_string().into_string().unwrap();
+    (directory, path)
+}
+
+#[test]
+fn a_transcript_that_holds_takes_no_time_of_its_own() {
+    let (_directory, path) = write(&GOOD.replace("wait 500ms", "wait 99999999999ms"));
+    let later = GOOD.replace("wait 500ms", "wait 499ms");
+    let (_other, early) = write(&later.replace(
+        "display! setpoint *2",
+        "quiet\nwait 1ms\ndisplay! setpoint *2",
+    ));
+    let ran = run(&["policy", "test", "builtin", &path, &early], b"").code(0);
+    assert_eq!(
+        ran.text(),
+        "2 transcripts, 6 requests: every line holds, no hidden state\n"
+    );
+}
+
+#[test]
+fn a_line_that_differs_is_shown_with_what_came() {
+    let (_directory, path) = write(&GOOD.replace("PX 500", "PX half").replace("$-1", "$1"));
+    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    let text = ran.text();
+    for part in [
+        &format!(
+            "{path}:6\n  the transcript says  < +OK\\r\\n __ts=$v1\n  the policy says      < \"-ERR syntax error\\r\\n\"\n"
+        ),
+        &format!("{path}:7\n"),
+        "display is told nothing",
+        &format!(
+            "{path}:12\n  the transcript says  < $1\\r\\n\n  the policy says      < $-1\\r\\n\n"
+        ),
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    let json = run(&["policy", "test", "builtin", &path, "--json"], b"").code(1);
+    let json: serde_json::Value = serde_json::from_str(&json.text()).unwrap();
+    assert_eq!(json["different"][0]["line"], 6);
+    assert_eq!(json["requests"], 3);
+}
+
+#[test]
+fn what_nobody_says_is_missed_and_update_writes_it() {
+    let bare: String = GOOD
+        .lines()
+        .filter(|line| !line.contains("< ") && !line.contains("! ") && !line.starts_with('?'))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let (_directory, path) = write(&bare);
+    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    assert!(ran.text().contains("which no line says"), "{}", ran.text());
+    assert_eq!(fs::read_to_string(&path).unwrap(), bare);
+    run(&["policy", "test", "builtin", &path, "--update"], b"").code(0);
+    let written = fs::read_to_string(&path).unwrap();
+    let expected: Vec<&str> = GOOD.lines().filter(|line| !line.starts_with('?')).collect();
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+    run(&["policy", "test", "builtin", &path], b"").code(0);
+}
+
+#[test]
+fn a_transcript_that_cannot_be_read_is_named() {
+    for (text, says) in [
+        ("config listen = \"::\"\n", "config listen means nothing"),
+        ("> GET k\nnonsense\n", "line 2"),
+    ] {
+        let (_directory, path) = write(text);
+        run(&["policy", "test", "builtin", &path], b"")
+            .code(2)
+            .says(says);
+    }
+    let ran = run(&["policy", "test", "builtin", "/no/such.txt"], b"");
+    ran.code(2).says("/no/such.txt");
+    run(&["policy", "test", "builtin"], b"").code(2);
+    // A line about a client that is not there is a difference, not an end.
+    let (_directory, path) = write("other> GET k\nat 5\n? $a = $b\n> GET k -- __ts=$none\n");
+    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    for part in [
+        "there is no client other",
+        "never goes back",
+        "$a has no value",
+        "$none has no value",
+    ] {
+        assert!(ran.text().contains(part), "{part}: {}", ran.text());
+    }
+}
+
+/// `COUNT` tells how many requests its instance has answered.
+#[test]
+fn a_policy_that_hides_state_is_found_and_the_request_named() {
+    let (_directory, path) =
+        write("> COUNT k\n< :1\\r\\n\n> COUNT k\n< :2\\r\\n\n> SET k fine\n< +OK\\r\\n\n");
+    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
+    let text = ran.text();
+    assert!(
+        text.contains(&format!(
+            "{path}:3\n  hidden state         > COUNT k\n  it shows             a fresh instance answers :1\\r\\n\n"
+        )),
+        "{text}"
+    );
+    assert!(
+        text.contains("every line holds, hidden state in 1 request"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_policy_that_fails_says_of_what() {
+    let (_directory, path) = write("> SET k panic\n< +OK\\r\\n\n> GET k\n< $-1\\r\\n\n");
+    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
+    let text = ran.text();
+    assert!(
+        text.contains("-ERR internal error\\r\\n\"   (the policy failed: wasm trap: "),
+        "{text}"
+    );
+    // What it had staged is gone: the second answer holds.
+    assert!(text.contains("1 line differs"), "{text}");
+}
+
+#[test]
+fn a_policy_may_tell_on_topics_of_its_own() {
+    let (_directory, path) = write("> KEYNOTIFY k\n< +OK\\r\\n\n> SET k fine\n");
+    run(
+        &["policy", "test", policies::faulty(), &path, "--update"],
+        b"",
+    )
+    .code(0);
+    let written = fs::read_to_string(&path).unwrap();
+    assert!(
+        written.ends_with("< +OK\\r\\n\n! \"\" changed\\r\\n @topic=told/6D65/end __ts=$v1\n"),
+        "{written}"
+    );
+    run(&["policy", "test", policies::faulty(), &path], b"").code(0);
+    fs::write(&path, written.replace("6D65", "6D66")).unwrap();
+    run(&["policy", "test", policies::faulty(), &path], b"").code(1);
+}
+
+#[test]
+fn the_standard_policy_conforms_and_another_does_not() {
+    let ran = run(&["policy", "test", "builtin", "--conformance"], b"").code(0);
+    assert!(ran.text().contains("every line holds"), "{}", ran.text());
+    run(
+        &["policy", "test", policies::faulty(), "--conformance"],
+        b"",
+    )
+    .code(1);
+}
+
+#[test]
+fn a_transcript_can_begin_with_the_table_of_a_backup() {
+    let server = Server::start();
+    let mut store = server.store("writer");
+    store.set("old", "value");
+    let data = server.directory().join("statehouse-data");
+    let backup = server.directory().join("backup");
+    let (data, backup) = (data.to_str().unwrap(), backup.to_str().unwrap());
+    run(&["snapshot", backup, "--data", data], b"").code(0);
+    let (_directory, path) = write(
+        "> GET old\n< $5\\r\\nvalue\\r\\n __ts=$v1\n> SET old new\n< +OK\\r\\n __ts=$v2\n? $v2 > $v1\n",
+    );
+    run(
+        &["policy", "test", "builtin", &path, "--snapshot", backup],
+        b"",
+    )
+    .code(0);
+    run(&["policy", "test", "builtin", &path], b"").code(1);
+    let ran = run(
+        &["policy", "test", "builtin", &path, "--snapshot", &path],
+        b"",
+    );
+    ran.code(3).says("is damaged");
+    assert_eq!(store.get("old"), Some(b"value".to_vec()));
+}
