@@ -111,6 +111,9 @@ pub const CANARY_PATTERN_BYTES_MAX: usize = 256;
 /// How often somebody who assigned policies looks whether that is on disk.
 pub const ASSIGNED_POLL: Duration = Duration::from_micros(200);
 
+/// Swaps of the active policy that are listed: more than anybody looks at, 64 KiB at most.
+pub const SWAPS_LISTED_MAX: usize = 256;
+
 /// How often a change of the assignment is tried again where another came between.
 pub const ASSIGN_ATTEMPTS_MAX: u32 = 8;
 

@@ -15,7 +15,7 @@ use crate::journal::record::PolicyRecord;
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
-use crate::policy::{Absent, Assignment, Instance, Policy};
+use crate::policy::{Absent, Assignment, Instance, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
@@ -44,6 +44,7 @@ struct Core {
     clock: Clock,
     recorder: Recorder,
     run: u32,
+    swaps: Swaps,
     stats: Stats,
     wall_behind: bool,
     journal_full: bool,
@@ -104,6 +105,7 @@ impl Server {
             clock,
             recorder,
             run,
+            swaps: Swaps::default(),
             stats: Stats::default(),
             wall_behind: false,
             journal_full: false,
@@ -208,6 +210,11 @@ impl Server {
         let registry = core.store.registry();
         let policies = registry.policies().cloned().collect();
         (registry.assignment().clone(), policies)
+    }
+
+    /// The last times that another policy became the active one.
+    pub fn swaps(&self) -> Vec<Swap> {
+        self.lock().swaps.list()
     }
 
     /// Takes another assignment into force between two requests, if it is still `seen` that it was made from. `ready`
@@ -406,6 +413,7 @@ impl Intake for Server {
                 core.look_for_room(&*self.journal);
                 let before = core.store.next_expiry_ms();
                 let mut reply_bytes = 0;
+                core.swaps.begin();
                 // Answers are let go now and then, so that a client's own bound sees them in time.
                 while reply_bytes <= limits::BATCH_REPLY_BYTES_MAX {
                     let Some(inbound) = batch.next() else {
@@ -421,6 +429,7 @@ impl Intake for Server {
                         Stepped::Kicked => kicked = true,
                     }
                 }
+                core.swaps.end();
                 let after = core.store.next_expiry_ms();
                 if after.is_some() && (before.is_none() || after < before) {
                     self.expiry.notify_one();
@@ -449,9 +458,14 @@ impl Core {
         next: Assignment,
         ready: Vec<Instance<Transaction>>,
     ) -> Result<(Position, Vec<Instance<Transaction>>), AssignError> {
+        let now_ms = self.now();
         let registry = self.store.registry();
+        let before = registry.assignment().active;
         let left = registry.assign(next, ready).map_err(AssignError::Absent)?;
         let assignment = registry.assignment();
+        if assignment.active != before {
+            self.swaps.swapped(now_ms, before, assignment.active);
+        }
         let record = |it: &Arc<Policy<Transaction>>| {
             PolicyRecord::of(it, it.digest == assignment.built_in.0)
         };

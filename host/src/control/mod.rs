@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::limits;
 use crate::policy::{
     Assignment, AssignmentError, Candidate, Digest, Done, Engine, Instance, LoadError, Modules,
-    Policy, Role, Selector, SelectorError,
+    Policy, Role, Selector, SelectorError, Swap,
 };
 use crate::server::{AssignError, Server};
 use crate::store::Transaction;
@@ -69,6 +69,8 @@ pub struct Listing {
     pub policies: Vec<PolicyView>,
     /// What each is there for.
     pub assignment: Assignment,
+    /// The last times that another policy became the active one, the oldest first.
+    pub swaps: Vec<Swap>,
 }
 
 /// Why a call changes nothing.
@@ -273,6 +275,7 @@ impl Control {
         Listing {
             policies: digests.filter_map(|it| seen.view(it).ok()).collect(),
             assignment: seen.assignment,
+            swaps: self.server.swaps(),
         }
     }
 

@@ -18,6 +18,7 @@ mod instance;
 mod modules;
 mod registry;
 mod selector;
+mod swaps;
 mod work;
 
 pub use assignment::{
@@ -38,4 +39,5 @@ pub use instance::{Call, Instance};
 pub use modules::Modules;
 pub use registry::{Absent, Choice, Registry, Routes};
 pub use selector::{Candidate, Selector, SelectorError};
+pub use swaps::{Swap, Swaps};
 pub use work::{Done, Failures, Work};

@@ -1,0 +1,104 @@
+//! The last times that another policy became the active one, and how long requests stood still for it.
+//!
+//! What enters: when requests were handled, and when the active policy changed. What leaves: a short list.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::digest::Digest;
+use crate::limits;
+
+/// The last swaps of a running store.
+#[derive(Debug, Default)]
+pub struct Swaps {
+    last: VecDeque<Swap>,
+    /// When the last request before now was done with.
+    done: Option<Instant>,
+    /// No request has come since the last swap.
+    waits: bool,
+}
+
+/// One swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Swap {
+    /// When, in the store's milliseconds.
+    pub at_ms: u64,
+    /// What was active before.
+    pub from: Digest,
+    /// What is since.
+    pub to: Digest,
+    /// From the end of the last request before it to the beginning of the first one after it, in microseconds: the
+    /// exchange itself, and whatever nobody asked meanwhile. None until somebody asks, and where nobody had.
+    pub gap_us: Option<u64>,
+}
+
+impl Swaps {
+    /// Another policy is active from the next request on.
+    pub fn swapped(&mut self, at_ms: u64, from: Digest, to: Digest) {
+        if self.last.len() >= limits::SWAPS_LISTED_MAX {
+            self.last.pop_front();
+        }
+        self.last.push_back(Swap {
+            at_ms,
+            from,
+            to,
+            gap_us: None,
+        });
+        self.waits = self.done.is_some();
+    }
+
+    /// Requests are about to be handled.
+    pub fn begin(&mut self) {
+        if !std::mem::take(&mut self.waits) {
+            return;
+        }
+        if let (Some(swap), Some(done)) = (self.last.back_mut(), self.done) {
+            swap.gap_us = u64::try_from(done.elapsed().as_micros()).ok();
+        }
+    }
+
+    /// Requests were handled.
+    pub fn end(&mut self) {
+        self.done = Some(Instant::now());
+    }
+
+    /// The last ones, the oldest first.
+    pub fn list(&self) -> Vec<Swap> {
+        self.last.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_between_two_requests_and_the_list_is_bounded() {
+        let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
+        let mut swaps = Swaps::default();
+        // Nobody has asked anything before.
+        swaps.swapped(1, one, two);
+        swaps.begin();
+        swaps.end();
+        swaps.swapped(2, two, one);
+        let gaps = |swaps: &Swaps| -> Vec<bool> {
+            let list = swaps.list();
+            list.iter().map(|swap| swap.gap_us.is_some()).collect()
+        };
+        assert_eq!(gaps(&swaps), [false, false]);
+        swaps.begin();
+        assert_eq!(gaps(&swaps), [false, true]);
+        let first = swaps.list()[1];
+        // What comes later is no part of it.
+        swaps.end();
+        swaps.begin();
+        assert_eq!(swaps.list()[1], first);
+        for at_ms in 3..2_000 {
+            swaps.swapped(at_ms, one, two);
+        }
+        assert_eq!(swaps.list().len(), limits::SWAPS_LISTED_MAX);
+        assert_eq!(swaps.list().last().unwrap().at_ms, 1_999);
+    }
+}
