@@ -68,6 +68,7 @@ pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
     };
     let mut image = Image::new(storage.duplicates);
     let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut image).map_err(failed)?;
+    image.finish();
     let behind_ms = image.now_ms.saturating_sub(wall_ms);
     if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
         return Err(StorageError::Clock {

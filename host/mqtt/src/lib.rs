@@ -55,6 +55,8 @@ mod retained;
 mod router;
 mod service;
 mod session;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 mod stats;
 #[cfg(test)]
 mod testing;

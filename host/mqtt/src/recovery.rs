@@ -66,13 +66,17 @@ pub(crate) struct SavedRetained {
 }
 
 impl Recovery {
-    /// Applies one batch of changes, or one piece of an image. Where it fails nothing can be said of the state any more.
-    pub fn apply(&mut self, changes: &[u8]) -> Result<(), CorruptChanges> {
+    /// Applies one batch of changes, or one piece of an image; returns the numbers of sessions that ended in it. Where it
+    /// fails nothing can be said of the state any more.
+    pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<u64>, CorruptChanges> {
+        let mut ended = Vec::new();
         // The message that those which share its bytes refer to.
         let mut last: Option<Message> = None;
         for change in Decoder::new(changes)? {
             match change? {
-                Change::Session(number, Part::End) => _ = self.sessions.remove(&number),
+                Change::Session(number, Part::End) => {
+                    ended.extend(self.sessions.remove(&number).map(|_| number));
+                }
                 Change::Session(
                     number,
                     Part::Begin {
@@ -134,7 +138,18 @@ impl Recovery {
                 Change::Forgotten { topic } => _ = self.retained.remove(topic),
             }
         }
-        Ok(())
+        Ok(ended)
+    }
+
+    /// Whether there is a session of this number by now. Its beginning is recorded before anything that it asks for.
+    #[must_use]
+    pub fn has_session(&self, number: u64) -> bool {
+        self.sessions.contains_key(&number)
+    }
+
+    /// The numbers of the sessions.
+    pub fn session_numbers(&self) -> impl Iterator<Item = u64> {
+        self.sessions.keys().copied()
     }
 
     /// How many sessions and retained messages there are.

@@ -17,7 +17,7 @@ use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
 use crate::clock::{Hlc, Stamp};
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Entry, Key, Retention, State, Table, Write};
+use crate::store::{Duplicates, Entry, Key, Remembered, Retention, State, Table, Write};
 
 /// A store as it was.
 pub struct Image {
@@ -39,6 +39,8 @@ pub struct Image {
     pub run: u32,
     /// Requests below this number were remembered in the snapshot, or forgotten before it.
     remembered_below: u64,
+    /// Whether anything was handled behind the snapshot.
+    goes_on: bool,
     /// Entries of a snapshot that is being read, visible and hidden.
     loading: [Vec<(Key, Arc<Entry>)>; 2],
     /// Whether sessions and requests are wanted: offline commands look at keys only.
@@ -58,6 +60,7 @@ impl Image {
             now_ms: 0,
             run: 0,
             remembered_below: 0,
+            goes_on: false,
             loading: [Vec::new(), Vec::new()],
             whole: true,
         }
@@ -178,13 +181,40 @@ impl Image {
                 let key = read.key.resolve(payload);
                 read.entry = key.and_then(|key| table.get(key)).cloned();
             }
-            let session = remembered.delivery.session;
-            self.duplicates.insert(Arc::new(remembered));
-            self.duplicates.evict(session, now_ms);
+            self.remember(remembered);
         }
         self.write(&writes);
         self.tick(clock, now_ms);
         Ok(())
+    }
+
+    /// Remembers a request as the store did, if its session lives: what is dead must not push out what lives.
+    fn remember(&mut self, remembered: Remembered) {
+        if !self.goes_on {
+            // A session's beginning is recorded before its first request is. So those of the snapshot have begun
+            // by now, or were not meant to outlive the process.
+            self.goes_on = true;
+            self.retain_sessions();
+        }
+        let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
+        if self.sessions.has_session(session) {
+            self.duplicates.insert(Arc::new(remembered));
+            self.duplicates.evict(session, now_ms);
+        }
+    }
+
+    fn retain_sessions(&mut self) {
+        let live: Vec<u64> = self.sessions.session_numbers().collect();
+        self.duplicates.retain_sessions(&live);
+    }
+
+    /// Everything is read: forgets what a store that goes on from here would not remember.
+    pub fn finish(&mut self) {
+        self.settle();
+        self.retain_sessions();
+        // Where less is kept from now on. What is too old goes with the next request, as ever; and no session has
+        // this number, so that nobody is asked to give way first.
+        self.duplicates.evict(0, 0);
     }
 
     /// Makes tables of the entries of a snapshot: sorted as they are, that is much quicker than one by one.
@@ -208,9 +238,10 @@ impl Image {
         if !self.whole {
             return Ok(());
         }
-        self.sessions
-            .apply(changes)
-            .map_err(|_| Malformed("sessions that the broker cannot read"))
+        let ended = self.sessions.apply(changes);
+        let ended = ended.map_err(|_| Malformed("sessions that the broker cannot read"))?;
+        self.duplicates.ended(&ended);
+        Ok(())
     }
 
     fn tick(&mut self, clock: Stamp, now_ms: u64) {

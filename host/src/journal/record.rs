@@ -209,7 +209,8 @@ pub(super) fn stopped(out: &mut Vec<u8>, now_ms: u64) {
     number(out, now_ms);
 }
 
-pub(super) fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
+/// Writes what changed of sessions, as the broker says it.
+pub fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
     out.push(SESSIONS);
     out.extend_from_slice(changes);
 }

@@ -15,12 +15,15 @@ use proptest::sample::Index;
 use statehouse::STANDARD_POLICY;
 use statehouse::clock::Stamp;
 use statehouse::journal::record::PolicyRecord;
-use statehouse::journal::{Image, Journal, Meta, Position, Progress, Recorder};
+use statehouse::journal::{
+    Image, Journal, Meta, Position, Progress, Recorder, record, sessions_block,
+};
 use statehouse::policy::{Engine, Policy, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{
     Effects, Event, Notice, Peer, Quota, Rerun, Retention, Store, Transaction,
 };
+use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 use ops::{How, Op};
@@ -176,12 +179,24 @@ impl Model {
     /// A connection of a client, over its session or a new one.
     fn peer(&mut self, client: usize, session: Option<u64>) -> Peer {
         self.next_connection += 1;
-        self.next_session += u64::from(session.is_none());
+        let name = format!("client-{client}");
+        let session = session.unwrap_or_else(|| {
+            self.next_session += 1;
+            self.sessions(&session_began(self.next_session, &name));
+            self.next_session
+        });
         Peer {
-            client: format!("client-{client}").into(),
+            client: name.into(),
             connection: self.next_connection,
-            session: session.unwrap_or(self.next_session),
+            session,
         }
+    }
+
+    /// Records what the broker says of sessions.
+    fn sessions(&self, changes: &[u8]) {
+        let mut record = Vec::new();
+        record::sessions(&mut record, changes);
+        self.records.append(&[&record], false);
     }
 
     fn run(&mut self, op: &Op) {
@@ -218,6 +233,7 @@ impl Model {
             Op::EndSession(client) => {
                 self.reconnect(*client);
                 let ended = self.peers[*client].session;
+                self.sessions(&session_ended(ended));
                 self.step(Event::Ended(&[ended]));
                 self.peers[*client] = self.peer(*client, None);
             }
@@ -437,7 +453,11 @@ impl Model {
 
     fn snapshot_piece(&mut self) {
         let begun = self.records.all().len();
-        let fresh = || (Progress::default(), Vec::new(), begun);
+        let fresh = || {
+            let peers = self.peers.iter();
+            let began = peers.map(|it| sessions_block(&session_began(it.session, &it.client)));
+            (Progress::default(), began.collect(), begun)
+        };
         let (mut progress, mut blocks, begun) = self.taking.take().unwrap_or_else(fresh);
         let (policies, active, assignment) = self.recorder.policies();
         let meta = || Meta {
@@ -468,6 +488,7 @@ impl Model {
         for record in &self.records.all()[begun..] {
             image.record(record).expect("a record that was written");
         }
+        image.finish();
         assert!(image.now_ms <= self.now_ms);
         let number = image.active.expect("a policy is recorded first") as usize;
         assert_eq!(

@@ -102,7 +102,8 @@ impl Deed {
                 Record::Started { .. }
                 | Record::Stopped { .. }
                 | Record::Policy(_)
-                | Record::Assignment(_),
+                | Record::Assignment(_)
+                | Record::Sessions(_),
             ) => {}
             (_, record) => panic!("record {position} is of another kind: {record:?}"),
         }

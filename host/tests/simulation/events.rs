@@ -1,7 +1,8 @@
 //! What happens in a run, at random.
 
-use statehouse::journal::{Meta, Progress};
+use statehouse::journal::{Meta, Progress, sessions_block};
 use statehouse::store::{Event, Peer};
+use statehouse_mqtt::simulation::session_began;
 
 use crate::policies;
 use crate::world::World;
@@ -88,9 +89,15 @@ impl World {
     fn snapshot_event(&mut self) {
         let now_ms = self.now();
         let Some((mut snapshot, mut progress, steps)) = self.snapshot.take() else {
-            if let Ok(Some(snapshot)) = self.log.begin_snapshot(now_ms) {
+            if let Ok(Some(mut snapshot)) = self.log.begin_snapshot(now_ms) {
                 self.story
                     .tell(format!("begins a snapshot at {}", snapshot.position()));
+                for client in &self.clients {
+                    let block = sessions_block(&session_began(client.session, &client.name));
+                    if snapshot.block(&block).is_err() {
+                        return;
+                    }
+                }
                 self.snapshot = Some((snapshot, Progress::default(), 0));
             }
             return;

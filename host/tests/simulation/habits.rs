@@ -8,6 +8,12 @@ use statehouse_journal::{Durability, Options};
 
 use crate::client::Taste;
 
+/// Clients of a run.
+pub(crate) const CLIENTS_MAX: u64 = 4;
+
+/// What remembering a request costs where values are short, rounded up.
+const REMEMBERED_BYTES_MAX: u64 = 1_600;
+
 /// What may happen in a run. Each run leaves some of it out, so that the rest happens more often.
 #[derive(Debug)]
 pub(crate) struct Habits {
@@ -68,11 +74,18 @@ impl Kind {
             history_ms: [1_000, u64::MAX][dice.below(2) as usize],
             ..Options::default()
         };
+        let per_session = 1 + dice.below(6);
+        // The last ones of all sessions that live always fit, those of the dead besides do not.
+        let tight = CLIENTS_MAX * per_session * REMEMBERED_BYTES_MAX;
         let retention = Retention {
             window_ms: [1, 5_000, 600_000][dice.below(3) as usize],
             count_max: [1, 10, 1_000][dice.below(3) as usize],
-            bytes_max: 4 << 20,
-            per_session: 1 + dice.below(6),
+            bytes_max: if !fat && dice.once_in(2) {
+                tight
+            } else {
+                4 << 20
+            },
+            per_session,
         };
         Self {
             habits,

@@ -1,6 +1,6 @@
 //! What a store was after each of its records, and how a recovered one is compared with that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehouse::clock::Stamp;
@@ -14,15 +14,6 @@ fn entries(table: &Table) -> Entries {
     let all = table.range(b"", None);
     all.map(|(key, entry)| (key.clone(), entry.clone()))
         .collect()
-}
-
-/// Sessions, as far as they matter to what is remembered.
-pub(crate) struct Living {
-    pub(crate) sessions: Vec<u64>,
-    /// Requests of one that may be on their way.
-    pub(crate) per_session: u64,
-    /// Whether any ever ended.
-    pub(crate) ends: bool,
 }
 
 /// A store right behind a record.
@@ -58,11 +49,12 @@ impl Moment {
         }
     }
 
-    /// Checks that what was recovered is what there was. `ever` is every request that was remembered up to here.
+    /// Checks that what was recovered is what there was: of sessions that live nothing is forgotten that the store
+    /// remembered. `ever` is every request that was remembered up to here.
     pub(crate) fn check(
         &self,
         image: &Image,
-        who: &Living,
+        living: &[u64],
         ever: &BTreeMap<u64, (u64, Arc<Remembered>)>,
     ) {
         let at = self.position;
@@ -83,19 +75,13 @@ impl Moment {
             .active
             .map(|active| image.policies[active as usize].digest);
         assert_eq!(active, self.active, "another policy at {at}");
-        // No record says that a session ended, so that its requests count longer in a recovered store. They may
-        // push others out of the window, but none of the last ones of a session.
-        let mut held: HashMap<u64, u64> = HashMap::new();
-        for remembered in self.remembered.iter().rev() {
+        for remembered in &self.remembered {
             let number = remembered.number;
             let session = remembered.delivery.session;
-            let newer = held.entry(session).or_default();
-            *newer += 1;
-            let last = *newer <= who.per_session;
             let found = image.duplicates.range(number).next();
             match found.filter(|found| found.number == number) {
                 Some(found) => assert_eq!(as_recorded(found), as_recorded(remembered), "at {at}"),
-                None if !who.sessions.contains(&session) || (who.ends && !last) => {}
+                None if !living.contains(&session) => {}
                 None => panic!("number {number} was forgotten at {at}"),
             }
         }

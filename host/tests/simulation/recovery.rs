@@ -9,7 +9,6 @@ use statehouse_journal::simulation::Simulation;
 use statehouse_journal::{Disk, Error, Log, Opened, Options, Position, Sink};
 
 use crate::deed::Deed;
-use crate::history::Living;
 use crate::policies;
 use crate::world::World;
 
@@ -41,6 +40,7 @@ impl World {
         let mut sink = ImageSink(Image::new(retention), deeds);
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
         let (log, opened) = Log::open(disk, options.clone(), now_ms, &mut sink)?;
+        sink.0.finish();
         Ok(((log, sink.0), opened))
     }
 
@@ -166,12 +166,8 @@ impl World {
         self.begin(active, Some(image));
     }
 
-    fn living(&self) -> Living {
-        Living {
-            sessions: self.clients.iter().map(|it| it.session).collect(),
-            per_session: self.retention.per_session,
-            ends: self.habits.ends,
-        }
+    fn living(&self) -> Vec<u64> {
+        self.clients.iter().map(|it| it.session).collect()
     }
 
     /// What is behind the last record that survived did not happen.

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use statehouse::clock::{Clock, ManualSource, Stamp};
-use statehouse::journal::{Progress, Recorder};
+use statehouse::journal::{Progress, Recorder, record};
 use statehouse::policy::Repeat;
 use statehouse::request::{self, Incoming, Parsed};
 use statehouse::store::{Effects, Event, Key, Peer, Quota, Remembered, Rerun, Retention, Store};
 use statehouse_journal::simulation::{Dice, Simulation};
 use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
-use statehouse_mqtt::QoS;
+use statehouse_mqtt::simulation::{session_began, session_ended};
+use statehouse_mqtt::{QoS, Recovery};
 
 use crate::client::{About, Arrival, Client, Said, Taste};
 use crate::deed::Deed;
 use crate::exit::{Exit, OnLog, Out};
-use crate::habits::{Habits, Kind};
+use crate::habits::{CLIENTS_MAX, Habits, Kind};
 use crate::history::{self, Moment};
 use crate::policies;
 use crate::story::{Story, Tally};
@@ -93,7 +94,7 @@ impl World {
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
         let registry = policies::registry(active, None);
         let store = Store::restore(registry, quota(), image.state, image.duplicates);
-        let clients = 1 + dice.below(4);
+        let clients = 1 + dice.below(CLIENTS_MAX);
         let mut world = Self {
             clients: (0..clients as usize)
                 .map(|index| Client::new(index, index as u64 + 1, &mut dice))
@@ -148,10 +149,13 @@ impl World {
             let missing = self.dice.below(3) as usize;
             let missing = (self.habits.missing && missing != active).then_some(missing);
             let registry = policies::registry(active, missing);
+            self.resume_sessions(&image.sessions);
             self.store = Store::restore(registry, quota(), image.state, image.duplicates);
             let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
             self.store.retain_sessions(&live);
             self.check_sessions();
+        } else {
+            self.resume_sessions(&Recovery::default());
         }
         self.clock = Clock::resume(self.source.clone(), last_ms);
         self.now_ms = last_ms;
@@ -356,7 +360,8 @@ impl World {
             return *record;
         }
         if effects.swept.is_some() || effects.handled.is_some() || effects.repeated.is_some() {
-            return self.log.appended().0;
+            // The last one of the store: those of sessions tell nobody anything of it.
+            return self.deeds.last_key_value().map_or(0, |(record, _)| *record);
         }
         match &asked.about {
             _ if said.0.starts_with(b"-ERR") => 0,
@@ -486,13 +491,40 @@ impl World {
         }
     }
 
+    /// After a start the records say again which sessions there are: the last ones that were lost with a crash,
+    /// and their clients do not know of it here.
+    fn resume_sessions(&mut self, found: &Recovery) {
+        let lives = |number: &u64| self.clients.iter().any(|it| it.session == *number);
+        let over = found.session_numbers().filter(|number| !lives(number));
+        let mut changes: Vec<_> = over.map(session_ended).collect();
+        let begun = self.clients.iter();
+        let begun = begun.filter(|it| !found.has_session(it.session));
+        changes.extend(begun.map(|it| session_began(it.session, &it.name)));
+        for changes in changes {
+            self.record_sessions(&changes);
+        }
+    }
+
+    /// Records what the broker says of sessions.
+    fn record_sessions(&mut self, changes: &[u8]) {
+        let mut record = Vec::new();
+        record::sessions(&mut record, changes);
+        self.recorder.journal().append(&[&record], false);
+        self.moment();
+    }
+
     pub(crate) fn end_session(&mut self, who: usize) {
         self.tally.count("ended sessions");
         let ended = self.clients[who].session;
         self.story.tell(format!("session {ended} ends"));
-        self.clients[who].begin_session(self.next_session);
-        self.next_session += 1;
+        self.record_sessions(&session_ended(ended));
         self.step(Event::Ended(&[ended]));
+        self.clients[who].begin_session(self.next_session);
+        self.record_sessions(&session_began(
+            self.next_session,
+            &self.clients[who].name.clone(),
+        ));
+        self.next_session += 1;
         self.check_sessions();
     }
 
