@@ -30,6 +30,7 @@
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -123,6 +123,37 @@ pub const SELECTOR_BYTES_MAX: usize = 2 * POLICY_NAME_BYTES_MAX + 1;
 /// Hex digits of a digest that name a policy.
 pub const DIGEST_DIGITS_MIN: usize = 6;
 
+/// How long a command waits for the administration: an interpreter takes some ten seconds to compile, on a gateway
+/// some times that.
+pub const ADMIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// An answer of the administration, as a command reads it: all policies that can be loaded, or all kept examples of differences.
+pub const ADMIN_ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// An order over MQTT: its list of chunks is nearly all of it.
+pub const ORDER_BYTES_MAX: usize = 128 << 10;
+
+/// Chunks of one order: the largest policy in pieces of 64 KiB.
+pub const ORDER_CHUNKS_MAX: usize = 1024;
+
+/// A chunk: small beside a packet, so that no client waits behind one.
+pub const CHUNK_BYTES_MAX: usize = 256 << 10;
+
+/// How long the chunks of an order may take. Until then they take memory.
+pub const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often it is looked whether they took longer.
+pub const ORDER_CHECK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How often the drop directory is looked at.
+pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Policies in it that are looked at.
+pub const DROP_FILES_MAX: usize = 64;
+
+/// Entries of it that are looked at, whatever their names.
+pub const DROP_ENTRIES_MAX: usize = 4096;
+
 /// Writes that one request may stage: policies that keep books beside the key need a few.
 pub const STAGED_WRITES_MAX: usize = 64;
 

@@ -14,6 +14,7 @@ use crate::journal::Image;
 use crate::journal::record::PolicyRecord;
 use crate::limits;
 use crate::policy::{Assignment, Digest, Engine, Instance, Modules, Policy, Registry, Role};
+use crate::ship::Trust;
 use crate::store::Transaction;
 
 /// What a start has at hand.
@@ -21,6 +22,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) engine: &'a Engine<Transaction>,
     pub(crate) standard: &'a Arc<Policy<Transaction>>,
     pub(crate) modules: &'a Modules,
+    /// Whose files may be named.
+    pub(crate) trust: &'a Trust,
     /// Whether anything is kept.
     pub(crate) keeps: bool,
 }
@@ -46,6 +49,9 @@ impl Opening<'_> {
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
                 let file = read_policy(path)?;
+                self.trust
+                    .check(&file)
+                    .with_context(|| format!("{} cannot be used", path.display()))?;
                 let policy = self
                     .engine
                     .load(&file)

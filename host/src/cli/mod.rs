@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.
 
+mod administration;
 mod data;
 mod del;
 mod doctor;

@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use super::administration::Administration;
 use super::output::{self, Failure};
 use crate::clock::{Clock, SystemSource};
 use crate::config::{Config, Durability, Flags, LogFormat};
@@ -20,6 +21,7 @@ use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules, Policy};
 use crate::server::Server;
+use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener};
 use crate::store::{Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
@@ -84,6 +86,7 @@ struct Started {
     server: Arc<Server>,
     broker: Broker,
     control: Arc<Control>,
+    administration: Administration,
     promise: String,
     /// The journal, to be closed at the end.
     disk: Option<Arc<Disk>>,
@@ -91,6 +94,7 @@ struct Started {
 
 /// Recovers what was recorded, and puts the parts together.
 fn start(config: &Config) -> anyhow::Result<Started> {
+    let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let source = Arc::new(SystemSource::default());
     let listener = Listener::default();
     // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
@@ -113,6 +117,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
         engine: &engine,
         standard: &standard,
         modules: &modules,
+        trust: &trust,
         keeps: recovered.is_some(),
     };
     let (registry, named) = opening.registry(&config.policy, image)?;
@@ -150,16 +155,21 @@ fn start(config: &Config) -> anyhow::Result<Started> {
         persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
         run,
     };
-    let service = Arc::new(StoreService::new(server.clone()));
+    let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
+    let gate = Arc::new(Gate::new(control.clone(), trust));
+    let orders = PolicyOrders::new(gate.clone());
+    let administration = Administration::open(config, gate, orders.clone())?;
+    let service = StoreService::new(server.clone()).with_orders(orders);
+    let service = Arc::new(service);
     let broker = Broker::restore(options, service, image.sessions);
     server.attach(Arc::new(Embedded::new(broker.clone())));
     server.retain_sessions(&broker.sessions());
     listener.attach(server.clone(), broker.clone());
-    let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
     Ok(Started {
         server,
         broker,
         control,
+        administration,
         promise,
         disk,
     })
@@ -183,6 +193,7 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         server,
         broker,
         control,
+        administration,
         promise,
         disk,
     } = started;
@@ -193,6 +204,8 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         .map(TcpListener::from_std)
         .collect::<io::Result<Vec<_>>>()?;
 
+    // Before anybody is told that the store is ready, since commands look for its file.
+    let administration = administration.start(server.clone(), broker.clone());
     let mut out = io::stdout().lock();
     writeln!(out, "statehouse {}", env!("CARGO_PKG_VERSION"))?;
     for policy in answering(&control.list()) {
@@ -226,6 +239,7 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
         _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
     }
+    administration.stop();
     broker.shutdown(limits::SHUTDOWN_GRACE).await;
     for task in accepting {
         task.abort();

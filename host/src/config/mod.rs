@@ -19,7 +19,8 @@ use crate::store::{Quota, Retention};
 mod values;
 
 pub use values::{
-    DialectSetting, Durability, KeyBytes, Listen, LogFormat, Node, PacketBytes, Span,
+    AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, Listen, LogFormat, Node,
+    PacketBytes, Span,
 };
 
 /// What `statehouse serve` accepts as flags, environment variables and, under the same names with
@@ -39,6 +40,49 @@ pub struct Flags {
     /// that the data directory was last used with
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
     pub policy: Option<PathBuf>,
+
+    /// Where the administration listens, for `statehouse policy` and for metrics: an address of loopback, or `off`. Port 0
+    /// takes a free one; the file `admin` in the data directory says which [default: 127.0.0.1:0]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        env = "STATEHOUSE_ADMIN",
+        help_heading = "Policies"
+    )]
+    pub admin: Option<AdminAddress>,
+
+    /// A public key (a file, or its digits) whose owner may ship policies; may be given more than once. Without one every
+    /// policy is taken that reaches the store, and no order over MQTT
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "STATEHOUSE_TRUSTED_KEYS",
+        value_delimiter = ',',
+        help_heading = "Policies"
+    )]
+    pub trusted_keys: Vec<String>,
+
+    /// Take unsigned policies although there are trusted keys; orders over MQTT need their signature all the same
+    #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
+    pub allow_unsigned: bool,
+
+    /// A directory that is watched: policies (*.wasm) that appear there are loaded
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "STATEHOUSE_POLICY_DROP",
+        help_heading = "Policies"
+    )]
+    pub policy_drop: Option<PathBuf>,
+
+    /// What becomes of them [default: load]
+    #[arg(
+        long,
+        value_name = "ACTION",
+        env = "STATEHOUSE_POLICY_DROP_ACTION",
+        help_heading = "Policies"
+    )]
+    pub policy_drop_action: Option<DropAction>,
 
     /// Where everything is kept; one process at a time can use a directory [default: statehouse-data]
     #[arg(
@@ -184,6 +228,11 @@ pub struct Flags {
 struct File {
     listen: Option<Vec<Listen>>,
     policy: Option<PathBuf>,
+    admin: Option<AdminAddress>,
+    trusted_keys: Option<Vec<String>>,
+    allow_unsigned: Option<bool>,
+    policy_drop: Option<PathBuf>,
+    policy_drop_action: Option<DropAction>,
     data: Option<PathBuf>,
     durability: Option<Durability>,
     sync_interval: Option<Span>,
@@ -214,6 +263,14 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Which policy is to answer.
     pub policy: PolicyChoice,
+    /// Where the administration listens, if it does.
+    pub admin: Option<SocketAddr>,
+    /// Whose policies are taken: public keys, or files with them.
+    pub trusted_keys: Vec<String>,
+    /// Whether unsigned policies are taken too.
+    pub allow_unsigned: bool,
+    /// The directory that is watched for policies, and what becomes of them.
+    pub policy_drop: Option<(PathBuf, DropAction)>,
     /// What is kept, and how.
     pub storage: Storage,
     /// How log lines look.
@@ -281,6 +338,11 @@ pub enum ConfigError {
          --insecure (in the file: insecure = true)"
     )]
     Insecure(SocketAddr),
+    /// An administration that others can reach.
+    #[error(
+        "the administration listens on loopback only, until there are accounts, and {0} can be reached from other machines: name an address such as 127.0.0.1:0 with --admin, or `off`. From elsewhere go through a tunnel, such as `ssh -L`"
+    )]
+    Admin(SocketAddr),
     /// A time out of bounds.
     #[error("{name} is at least {least} and at most {most}")]
     Time {
@@ -336,6 +398,17 @@ impl Config {
         {
             return Err(ConfigError::Insecure(*open));
         }
+
+        let admin = flags.admin.or(file.admin);
+        let AdminAddress(admin) = admin.unwrap_or_default();
+        if let Some(open) = admin.filter(|address| !address.ip().is_loopback()) {
+            return Err(ConfigError::Admin(open));
+        }
+        let trusted_keys = match flags.trusted_keys.is_empty() {
+            true => file.trusted_keys.unwrap_or_default(),
+            false => flags.trusted_keys,
+        };
+        let drop_action = flags.policy_drop_action.or(file.policy_drop_action);
 
         let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
             flag.or(file).map_or(default, NonZeroU64::get)
@@ -431,6 +504,13 @@ impl Config {
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
                 Some(path) => PolicyChoice::File(path),
             },
+            admin,
+            trusted_keys,
+            allow_unsigned: flags.allow_unsigned || file.allow_unsigned.unwrap_or(false),
+            policy_drop: flags
+                .policy_drop
+                .or(file.policy_drop)
+                .map(|directory| (directory, drop_action.unwrap_or(DropAction::Load))),
             storage,
             log: flags.log.or(file.log).unwrap_or(LogFormat::Text),
             log_filter: flags

@@ -28,6 +28,40 @@ impl FromStr for Listen {
     }
 }
 
+/// Where the administration listens; none where it is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdminAddress(pub Option<SocketAddr>);
+
+impl Default for AdminAddress {
+    fn default() -> Self {
+        Self(Some(SocketAddr::from(([127, 0, 0, 1], 0))))
+    }
+}
+
+impl FromStr for AdminAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let Listen(address) = text
+            .parse()
+            .map_err(|error| format!("{error}, and not `off`"))?;
+        Ok(Self(Some(address)))
+    }
+}
+
+/// What becomes of a policy that appears in the drop directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DropAction {
+    /// It is held ready
+    Load,
+    /// It answers
+    Promote,
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -144,7 +178,7 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(Listen, Node, PacketBytes, KeyBytes, Span);
+deserialize_by_parsing!(Listen, AdminAddress, Node, PacketBytes, KeyBytes, Span);
 
 /// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
 struct Parse<T>(std::marker::PhantomData<T>);

@@ -19,6 +19,7 @@ use crate::policy::{
 use crate::server::{AssignError, Server};
 use crate::store::Transaction;
 
+mod orders;
 mod trial;
 
 /// Loads, assigns and lists the policies of a running store.
@@ -125,7 +126,8 @@ impl ControlError {
                 | AssignmentError::InUse(..)
                 | AssignmentError::Full
                 | AssignmentError::Routes
-                | AssignmentError::Active(_) => ControlErrorKind::Conflict,
+                | AssignmentError::Active(_)
+                | AssignmentError::Serial(..) => ControlErrorKind::Conflict,
                 AssignmentError::Prefix
                 | AssignmentError::Percent
                 | AssignmentError::Pattern

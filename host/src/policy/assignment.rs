@@ -211,6 +211,9 @@ pub enum AssignmentError {
         "a shadow sees at least 1 and at most 1000 of a thousand requests; to end it, say --off"
     )]
     PerMille,
+    /// An order that was given before, or between others.
+    #[error("the order {0} is not newer than {1}, the last one that was taken")]
+    Serial(u64, u64),
     /// It answers already.
     #[error("the policy {0} is the active one: there is nothing to compare it with")]
     Active(Digest),
@@ -270,6 +273,17 @@ impl Assignment {
         ];
         let held = roles.into_iter().filter(|(held, _)| *held);
         held.map(|(_, role)| role).collect()
+    }
+
+    /// An order of this number is carried out, and none of it or of a lower one ever again.
+    pub fn accept(&self, serial: u64) -> Result<Self, AssignmentError> {
+        if serial <= self.serial {
+            return Err(AssignmentError::Serial(serial, self.serial));
+        }
+        Ok(Self {
+            serial,
+            ..self.clone()
+        })
     }
 
     /// One more is held ready. Where there are too many, the oldest that does nothing makes room.

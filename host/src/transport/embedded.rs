@@ -10,15 +10,36 @@ use super::{Inbound, Intake, Outbound, Transport};
 use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
+/// Takes what is published for the administration. It is no request to the store, and passes it by.
+pub trait Orders: Send + Sync {
+    /// Whose PUBLISH is this? None where it is nothing of the administration's. Called for every PUBLISH.
+    fn claim(&self, topic: &str) -> Option<Claim>;
+
+    /// One that was claimed. It settles it.
+    fn take(&self, broker: &Broker, from: &Origin, request: Request);
+}
+
 /// What the broker calls: hands requests to the store.
 pub struct StoreService {
     intake: Arc<dyn Intake>,
+    orders: Option<Box<dyn Orders>>,
 }
 
 impl StoreService {
     /// A service that gives everything to `intake`.
     pub fn new(intake: Arc<dyn Intake>) -> Self {
-        Self { intake }
+        Self {
+            intake,
+            orders: None,
+        }
+    }
+
+    /// The same, with somebody who takes what is published for the administration.
+    pub fn with_orders(self, orders: impl Orders + 'static) -> Self {
+        Self {
+            orders: Some(Box::new(orders)),
+            ..self
+        }
     }
 }
 
@@ -32,11 +53,23 @@ impl Service for StoreService {
                 "only the state store publishes notifications of the state store",
             )
         } else {
-            Claim::Route
+            let orders = self.orders.as_ref();
+            orders
+                .and_then(|it| it.claim(topic))
+                .unwrap_or(Claim::Route)
         }
     }
 
-    fn requests(&self, _broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
+    fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
+        if let Some(orders) = &self.orders {
+            // The two kinds do not touch the same things, so their order among each other does not matter.
+            for order in requests.extract_if(.., |it| !is_for_the_store(&it.topic)) {
+                orders.take(broker, from, order);
+            }
+            if requests.is_empty() {
+                return;
+            }
+        }
         let peer = peer(from);
         self.intake.take(&mut requests.iter_mut().map(|request| {
             let ticket = request.token.take();
@@ -69,6 +102,10 @@ impl Service for StoreService {
         self.intake
             .take(&mut std::iter::once(Inbound::Ended(sessions)));
     }
+}
+
+fn is_for_the_store(topic: &[u8]) -> bool {
+    topic == REQUEST_TOPIC.as_bytes() || topic == PREVIEW_TOPIC.as_bytes()
 }
 
 fn peer(origin: &Origin) -> Peer {

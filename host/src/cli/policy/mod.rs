@@ -2,8 +2,16 @@
 
 mod file;
 mod keygen;
+mod list;
+mod load;
+mod promote;
+mod rollback;
+mod route;
 mod sign;
+mod store;
 mod test;
+mod unload;
+mod words;
 
 use std::process::ExitCode;
 
@@ -18,6 +26,10 @@ use crate::kit::KitError;
 #[command(after_help = "\
 Examples:
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
+  statehouse policy load rule.wasm                         # into the store that runs in statehouse-data
+  statehouse policy promote rule                           # it answers from the next request on
+  statehouse policy list
+  statehouse policy rollback                               # the one before answers again
   statehouse policy keygen gateway                         # gateway.key stays with you, gateway.pub goes to the stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
 pub(super) struct Args {
@@ -27,6 +39,12 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Load(load::Args),
+    List(list::Args),
+    Promote(promote::Args),
+    Rollback(rollback::Args),
+    Route(route::Args),
+    Unload(unload::Args),
     Keygen(keygen::Args),
     Sign(sign::Args),
     Test(test::Args),
@@ -34,6 +52,12 @@ enum Command {
 
 pub(super) fn run(args: Args) -> ExitCode {
     match args.command {
+        Command::Load(args) => output::finish(async { load::run(&args).await }),
+        Command::List(args) => output::finish(async { list::run(&args).await }),
+        Command::Promote(args) => output::finish(async { promote::run(&args).await }),
+        Command::Rollback(args) => output::finish(async { rollback::run(&args).await }),
+        Command::Route(args) => output::finish(async { route::run(&args).await }),
+        Command::Unload(args) => output::finish(async { unload::run(&args).await }),
         Command::Keygen(args) => output::finish(async { keygen::run(&args) }),
         Command::Sign(args) => output::finish(async { sign::run(&args) }),
         Command::Test(args) => output::finish(async { test::run(&args) }),

@@ -1,0 +1,215 @@
+//! What can be asked of the administration.
+//!
+//! ```text
+//! GET    /v1/policies                all that are loaded, and who answers what
+//! POST   /v1/policies                load one; the body is its file
+//! DELETE /v1/policies/WHICH          unload one
+//! POST   /v1/policies/WHICH/promote  let it answer
+//! POST   /v1/rollback                let the one before it answer again
+//! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
+//! DELETE /v1/routes?prefix=PREFIX
+//! GET    /metrics                    OpenMetrics
+//! ```
+//!
+//! WHICH is a digest (at least six digits of it), a name, NAME@VERSION, or `builtin`. Errors are {"error": "..."}.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
+use hyper::{Method, Request, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use super::access::Access;
+use super::answer::{Answer, Refusal, json, with};
+use super::{metrics, path};
+use crate::control::Control;
+use crate::limits;
+use crate::policy::Selector;
+use crate::server::Server;
+use crate::ship::Gate;
+
+/// Answers requests.
+pub(super) struct Api {
+    access: Access,
+    gate: Arc<Gate>,
+    server: Arc<Server>,
+    /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
+    loading: Mutex<()>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteBody {
+    policy: String,
+}
+
+impl Api {
+    pub(super) fn new(access: Access, gate: Arc<Gate>, server: Arc<Server>) -> Self {
+        Self {
+            access,
+            gate,
+            server,
+            loading: Mutex::default(),
+        }
+    }
+
+    /// Answers one request.
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Answer, Infallible> {
+        if let Err((status, error)) = self.access.check(request.headers()) {
+            let mut answer = Refusal::new(status, error).answer();
+            if status == StatusCode::UNAUTHORIZED {
+                let scheme = HeaderValue::from_static("Bearer");
+                answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+            }
+            return Ok(last(answer));
+        }
+        // A body that was not read to its end cannot be followed by another request.
+        let answer = self.route(request).await;
+        Ok(answer.unwrap_or_else(|refusal| last(refusal.answer())))
+    }
+
+    async fn route(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
+        let uri = request.uri().clone();
+        let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
+            .map(|segment| path::decode(segment).and_then(|it| String::from_utf8(it).ok()))
+            .collect();
+        let segments = segments.ok_or_else(|| bad("the path is not UTF-8 in percent signs"))?;
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let method = request.method().clone();
+        let done = || Ok(json(StatusCode::OK, &json!({})));
+        match (&method, &segments[..]) {
+            (&Method::GET, ["v1", "policies"]) => {
+                self.blocking(|api| Ok(api.control().list())).await
+            }
+            (&Method::POST, ["v1", "policies"]) => self.load(request).await,
+            (&Method::DELETE, ["v1", "policies", which]) => {
+                let which = selector(which)?;
+                self.blocking(move |api| Ok(api.control().unload(&which)?))
+                    .await?;
+                done()
+            }
+            (&Method::POST, ["v1", "policies", which, "promote"]) => {
+                let which = selector(which)?;
+                self.blocking(move |api| Ok(api.control().promote(&which)?))
+                    .await
+            }
+            (&Method::POST, ["v1", "rollback"]) => {
+                self.blocking(|api| Ok(api.control().rollback()?)).await
+            }
+            (&Method::PUT, ["v1", "routes"]) => {
+                let prefix = prefix(&uri)?;
+                let RouteBody { policy } = read(request).await?;
+                let which = selector(&policy)?;
+                self.blocking(move |api| Ok(api.control().route(&prefix, Some(&which))?))
+                    .await?;
+                done()
+            }
+            (&Method::DELETE, ["v1", "routes"]) => {
+                let prefix = prefix(&uri)?;
+                self.blocking(move |api| Ok(api.control().route(&prefix, None)?))
+                    .await?;
+                done()
+            }
+            (&Method::GET, ["metrics"]) => {
+                let listing = self.control().list();
+                let text = metrics::text(&listing, &self.server.stats());
+                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                Ok(with(StatusCode::OK, kind, text.into_bytes()))
+            }
+            (_, ["metrics"] | ["v1", "policies" | "rollback" | "routes", ..]) => {
+                let error = format!("{method} is no method of {}", uri.path());
+                Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error))
+            }
+            _ => {
+                let error = format!("there is nothing at {}", uri.path());
+                Err(Refusal::new(StatusCode::NOT_FOUND, error))
+            }
+        }
+    }
+
+    async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
+        let size = request.body().size_hint().lower();
+        if size > limits::POLICY_FILE_BYTES_MAX {
+            // Before anything of it is read.
+            return Err(too_large(limits::POLICY_FILE_BYTES_MAX));
+        }
+        let _one = self.loading.lock().await;
+        let file = body(request, limits::POLICY_FILE_BYTES_MAX).await?;
+        self.blocking(move |api| Ok(api.gate.load(&file)?)).await
+    }
+
+    /// Runs what may take seconds where nobody waits for the thread, and answers with what it gives.
+    async fn blocking<T, F>(self: &Arc<Self>, f: F) -> Result<Answer, Refusal>
+    where
+        T: serde::Serialize + Send + 'static,
+        F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
+    {
+        let api = self.clone();
+        let done = tokio::task::spawn_blocking(move || f(&api)).await;
+        let given = done.map_err(|_| {
+            let error = "the administration has a bug here, and nothing was answered: see the log";
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
+        })??;
+        Ok(json(StatusCode::OK, &given))
+    }
+
+    fn control(&self) -> &Control {
+        self.gate.control()
+    }
+}
+
+/// The connection ends behind this answer.
+fn last(mut answer: Answer) -> Answer {
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(CONNECTION, close);
+    answer
+}
+
+fn bad(error: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, error)
+}
+
+fn too_large(max: u64) -> Refusal {
+    let error = format!("the body is larger than {max} bytes, which is the most there may be");
+    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error)
+}
+
+fn selector(which: &str) -> Result<Selector, Refusal> {
+    which.parse().map_err(|error| bad(format!("{error}")))
+}
+
+fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
+    path::value(uri.query(), "prefix")
+        .ok_or_else(|| bad("name the prefix: /v1/routes?prefix=PREFIX, with percent signs for what is no letter or digit"))
+}
+
+/// A small JSON document.
+async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Refusal> {
+    let body = body(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
+    serde_json::from_slice(&body)
+        .map_err(|error| bad(format!("the body is not as it has to be: {error}")))
+}
+
+async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
+    let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    let reading = Limited::new(request.into_body(), limit).collect();
+    match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
+        Ok(Err(error)) => Err(bad(format!("the body did not arrive: {error}"))),
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the body did not arrive in time",
+        )),
+    }
+}

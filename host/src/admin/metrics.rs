@@ -1,0 +1,228 @@
+//! Metrics as text: OpenMetrics 1.0.
+//!
+//! What enters: sums. What leaves: one page. It is written here and not by a crate, since every number is counted
+//! elsewhere already: a registry would only be a second copy.
+
+use std::fmt::{Display, Write};
+
+use crate::control::{Listing, PolicyView};
+use crate::policy::Role;
+use crate::server::Stats;
+
+/// All metrics.
+pub(super) fn text(listing: &Listing, stats: &Stats) -> String {
+    let mut page = Page::default();
+    store(&mut page, stats);
+    policies(&mut page, &listing.policies);
+    page.0.push_str("# EOF\n");
+    page.0
+}
+
+fn store(page: &mut Page, stats: &Stats) {
+    let counters = [
+        (
+            "requests",
+            "Requests that a policy answered",
+            stats.requests,
+        ),
+        (
+            "refused",
+            "Messages on a request topic that were none, or refused",
+            stats.refused,
+        ),
+        (
+            "kicked",
+            "Clients disconnected for a forbidden response topic",
+            stats.kicked,
+        ),
+        (
+            "notifications",
+            "Notifications handed to watchers",
+            stats.notifications,
+        ),
+        (
+            "policy_failures",
+            "Policy calls that failed",
+            stats.policy_failures,
+        ),
+        (
+            "duplicates",
+            "Requests that came again and were answered as before",
+            stats.duplicates,
+        ),
+        (
+            "duplicates_different",
+            "Of these, where running the policy again gave another answer",
+            stats.duplicates_different,
+        ),
+        (
+            "forgotten",
+            "Requests forgotten although they might come again",
+            stats.forgotten,
+        ),
+    ];
+    for (name, help, value) in counters {
+        page.family(name, "counter", help);
+        page.sample(&format!("{name}_total"), &[], value);
+    }
+    let gauges = [
+        (
+            "remembered",
+            "Requests that are remembered",
+            stats.remembered,
+        ),
+        ("keys", "Keys", stats.keys),
+        ("key_bytes", "What the keys weigh, in bytes", stats.bytes),
+        ("watches", "Watches", stats.watches),
+    ];
+    for (name, help, value) in gauges {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn policies(page: &mut Page, policies: &[PolicyView]) {
+    let mut each =
+        |name: &str,
+         kind: &str,
+         help: &str,
+         values: &dyn Fn(&PolicyView) -> Vec<(Option<(&'static str, String)>, u64)>| {
+            page.family(name, kind, help);
+            let sample = match kind {
+                "counter" => format!("{name}_total"),
+                _ => name.to_owned(),
+            };
+            for policy in policies {
+                let digest = policy.digest.short();
+                for (further, value) in values(policy) {
+                    let mut labels = vec![
+                        ("policy", policy.name.as_str()),
+                        ("version", &policy.version),
+                        ("digest", &digest),
+                    ];
+                    labels.extend(further.iter().map(|(name, value)| (*name, value.as_str())));
+                    page.sample(&sample, &labels, value);
+                }
+            }
+        };
+    each(
+        "policy_role",
+        "gauge",
+        "What a policy is there for",
+        &|policy| {
+            let roles = policy.roles.iter();
+            roles.map(|role| (Some(("role", word(role))), 1)).collect()
+        },
+    );
+    each(
+        "policy_requests",
+        "counter",
+        "Requests that a policy was given",
+        &|policy| vec![(None, policy.done.requests)],
+    );
+    each(
+        "policy_command_requests",
+        "counter",
+        "Requests by the command that the policy names",
+        &|policy| {
+            let commands = policy.commands.iter();
+            commands
+                .map(|it| (Some(("command", it.name.clone())), it.requests))
+                .collect()
+        },
+    );
+    each(
+        "policy_call_failures",
+        "counter",
+        "Calls that failed, by what went wrong",
+        &|policy| {
+            let it = &policy.done.failures;
+            let kinds = [
+                ("fuel", it.fuel),
+                ("watchdog", it.watchdog),
+                ("trap", it.trap),
+                ("malformed", it.malformed),
+            ];
+            kinds
+                .map(|(kind, count)| (Some(("kind", kind.to_owned())), count))
+                .to_vec()
+        },
+    );
+    each(
+        "policy_fuel_mean",
+        "gauge",
+        "Fuel that a request burnt on average",
+        &|policy| vec![(None, policy.done.fuel_mean)],
+    );
+    each(
+        "policy_fuel_max",
+        "gauge",
+        "Fuel that the costliest request burnt",
+        &|policy| vec![(None, policy.done.fuel_max)],
+    );
+    each(
+        "policy_impure",
+        "counter",
+        "Sampled requests that a fresh instance answered otherwise",
+        &|policy| vec![(None, policy.done.impure)],
+    );
+}
+
+/// A role as JSON names it.
+fn word(role: &Role) -> String {
+    let value = serde_json::to_value(role).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// The text so far.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    /// The head of a family.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# TYPE statehouse_{name} {kind}");
+        let _ = writeln!(self.0, "# HELP statehouse_{name} {help}.");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.0.push_str("statehouse_");
+        self.0.push_str(name);
+        for (index, (label, value)) in labels.iter().enumerate() {
+            self.0.push(if index == 0 { '{' } else { ',' });
+            self.0.push_str(label);
+            self.0.push_str("=\"");
+            // A policy chooses its name: it must not be able to write a line of its own.
+            for c in value.chars() {
+                match c {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    c => self.0.push(c),
+                }
+            }
+            self.0.push('"');
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, " {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_do_not_end_a_line() {
+        let mut page = Page::default();
+        page.sample("x_total", &[("policy", "a\"b\\c\nd"), ("kind", "trap")], 7);
+        assert_eq!(
+            page.0,
+            "statehouse_x_total{policy=\"a\\\"b\\\\c\\nd\",kind=\"trap\"} 7\n"
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! The administration: HTTP on loopback, for those who may read the data directory.
+//!
+//! What enters: HTTP/1.1 requests, bounded in number, size and time. What leaves: JSON, or metrics as text. It
+//! decides nothing: policies are shipped and steered through [`Gate`], as on every other way. It never waits on the path of a
+//! request to the store, and what takes long (compiling) runs on a thread of its own.
+
+mod access;
+mod answer;
+mod api;
+mod metrics;
+mod path;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::Semaphore;
+
+pub use access::{Door, new_token};
+pub(crate) use path::encode;
+
+use crate::limits;
+use crate::server::Server;
+use crate::ship::Gate;
+use access::Access;
+use api::Api;
+
+/// An administration that can be reached, but does not answer yet.
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+    token: String,
+}
+
+impl Admin {
+    /// Takes the address. Who connects waits until [`run`](Self::run).
+    pub fn bind(address: SocketAddr, token: String) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            address: listener.local_addr()?,
+            listener,
+            token,
+        })
+    }
+
+    /// How to come in.
+    pub fn door(&self) -> Door {
+        Door {
+            url: format!("http://{}", self.address),
+            token: self.token.clone(),
+        }
+    }
+
+    /// Answers until it is dropped.
+    pub async fn run(self, gate: Arc<Gate>, server: Arc<Server>) -> io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(self.listener)?;
+        let api = Arc::new(Api::new(Access::new(&self.token), gate, server));
+        let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
+        loop {
+            let socket = match listener.accept().await {
+                Ok((socket, _)) => socket,
+                Err(error) => {
+                    tracing::warn!(%error, "the administration cannot accept a connection");
+                    tokio::time::sleep(limits::ADMIN_ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            // One too many is closed at once: whoever holds the others cannot be told from an operator.
+            let Ok(permit) = connections.clone().try_acquire_owned() else {
+                continue;
+            };
+            let api = api.clone();
+            tokio::spawn(async move {
+                let _permit = permit;
+                let service = service_fn(move |request| {
+                    let api = api.clone();
+                    async move { api.answer(request).await }
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(limits::ADMIN_HEADER_TIMEOUT)
+                    .max_headers(limits::ADMIN_HEADERS_MAX)
+                    .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
+                    .serve_connection(TokioIo::new(socket), service);
+                match tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        tracing::debug!(%error, "a connection of the administration broke");
+                    }
+                    Err(_) => tracing::debug!("a connection of the administration was too slow"),
+                }
+            });
+        }
+    }
+}

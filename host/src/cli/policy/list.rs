@@ -1,0 +1,160 @@
+//! `statehouse policy list`: what a running store has loaded, and who answers what.
+
+use hyper::Method;
+use serde_json::Value as Json;
+
+use super::store::Store;
+use super::words::{named, number, short, text};
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+
+/// List the policies of a running store, what each is there for and what it has done
+///
+/// Numbers count since the program started, or since the policy was loaded.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy list
+  statehouse policy list --json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let listing = args.store.ask(Method::GET, "/v1/policies").await?;
+    if args.store.json {
+        emit_json(&listing)?;
+    } else {
+        emit(table(&listing).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+const HEAD: [&str; 7] = [
+    "policy",
+    "digest",
+    "there as",
+    "requests",
+    "failures",
+    "fuel mean",
+    "fuel max",
+];
+
+fn table(listing: &Json) -> String {
+    let mut rows = vec![HEAD.map(str::to_owned)];
+    for view in listing["policies"].as_array().into_iter().flatten() {
+        let roles = view["roles"].as_array().into_iter().flatten();
+        let roles: Vec<String> = roles.map(text).collect();
+        let failures = view["failures"].as_object().into_iter().flatten();
+        let failures: u64 = failures.filter_map(|(_, count)| count.as_u64()).sum();
+        rows.push([
+            format!("{}@{}", text(&view["name"]), text(&view["version"])),
+            short(&view["digest"]),
+            if roles.is_empty() {
+                "-".to_owned()
+            } else {
+                roles.join(", ")
+            },
+            number(&view["requests"]),
+            failures.to_string(),
+            number(&view["fuel_mean"]),
+            number(&view["fuel_max"]),
+        ]);
+    }
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let widths: [usize; HEAD.len()] = std::array::from_fn(width);
+    let mut out = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            if column < 3 {
+                line.push_str(&format!("{cell:<width$}  "));
+            } else {
+                line.push_str(&format!("{cell:>width$}  "));
+            }
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out.push_str(&assignment(listing));
+    out
+}
+
+/// What the table has no place for.
+fn assignment(listing: &Json) -> String {
+    let it = &listing["assignment"];
+    let mut out = String::new();
+    for route in it["routes"].as_array().into_iter().flatten() {
+        let prefix = match route["prefix"].as_str() {
+            Some(text) => printable(text.as_bytes()),
+            None => route["prefix"].to_string(),
+        };
+        let policy = named(listing, &route["policy"]);
+        out.push_str(&format!("keys under {prefix}: {policy}\n"));
+    }
+    if let Some(rule) = it["canary"]["rule"]
+        .as_object()
+        .and_then(|rule| rule.iter().next())
+    {
+        let share = match (rule.0.as_str(), rule.1) {
+            ("percent", percent) => format!("{percent} percent of the clients"),
+            (what, pattern) => format!("{what} {}", text(pattern)),
+        };
+        let policy = named(listing, &it["canary"]["policy"]);
+        out.push_str(&format!("canary, {share}: {policy}\n"));
+    }
+    if let Some(per_mille) = it["shadow"]["per_mille"].as_u64() {
+        let policy = named(listing, &it["shadow"]["policy"]);
+        out.push_str(&format!("shadow, {per_mille} of 1000 requests: {policy}\n"));
+    }
+    if let Some(why) = it["guard"]["why"].as_str() {
+        let policy = named(listing, &it["guard"]["policy"]);
+        out.push_str(&format!(
+            "rolled back from {policy}: {}\n",
+            printable(why.as_bytes())
+        ));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_table_of_what_is_there() {
+        let digest = |digit: &str| digit.repeat(64);
+        let listing = json!({
+            "policies": [
+                { "name": "standard", "version": "1.0.0", "digest": digest("a"), "roles": ["previous"],
+                  "requests": 5, "failures": { "trap": 0, "fuel": 0 }, "fuel_mean": 1364, "fuel_max": 3523 },
+                { "name": "ru\u{1b}le", "version": "2", "digest": digest("b"), "roles": ["active", "routed"],
+                  "requests": 12345, "failures": { "trap": 1, "fuel": 2 }, "fuel_mean": 7, "fuel_max": 8 },
+            ],
+            "assignment": {
+                "routes": [{ "prefix": "a/", "policy": digest("b") }],
+                "canary": { "policy": digest("a"), "rule": { "percent": 5 } },
+                "shadow": { "policy": digest("a"), "per_mille": 100 },
+                "guard": { "policy": digest("c"), "why": "it trapped" },
+            },
+        });
+        assert_eq!(
+            table(&listing),
+            "\
+policy          digest            there as        requests  failures  fuel mean  fuel max
+standard@1.0.0  aaaaaaaaaaaaaaaa  previous               5         0       1364      3523
+ru\\u{1b}le@2    bbbbbbbbbbbbbbbb  active, routed     12345         3          7         8
+keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
+canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)
+shadow, 100 of 1000 requests: standard@1.0.0 (aaaaaaaaaaaaaaaa)
+rolled back from cccccccccccccccc: it trapped
+"
+        );
+    }
+}

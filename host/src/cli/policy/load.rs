@@ -1,0 +1,49 @@
+//! `statehouse policy load`: a file into a running store.
+
+use std::path::PathBuf;
+
+use hyper::Method;
+
+use super::store::Store;
+use super::{file, words};
+use crate::cli::output::{Exit, Failure, emit, emit_json};
+
+/// Load a policy into a running store
+///
+/// The store compiles it, tries it and keeps its file; it answers nothing until it is promoted, or named as a canary or
+/// for a route. Requests go on meanwhile. Loading what is loaded already is no error.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy load rule.wasm
+  statehouse policy load rule.wasm --promote")]
+pub(super) struct Args {
+    /// A WebAssembly component, or a core module built with the bindings of wit/policy.wit
+    #[arg(value_name = "FILE")]
+    module: PathBuf,
+
+    /// Let it answer at once
+    #[arg(long)]
+    promote: bool,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let module = file::read(&args.module)?;
+    let mut view = (args.store)
+        .send(Method::POST, "/v1/policies", module)
+        .await?;
+    if args.promote {
+        let path = format!("/v1/policies/{}/promote", words::text(&view["digest"]));
+        view = args.store.ask(Method::POST, &path).await?;
+    }
+    if args.store.json {
+        emit_json(&view)?;
+    } else {
+        let what = if args.promote { "promoted" } else { "loaded" };
+        emit(format!("{what} {}\n", words::policy(&view)).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}

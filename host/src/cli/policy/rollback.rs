@@ -1,0 +1,30 @@
+//! `statehouse policy rollback`: the policy before answers again.
+
+use hyper::Method;
+
+use super::store::Store;
+use super::words;
+use crate::cli::output::{Exit, Failure, emit, emit_json};
+
+/// Let the policy that was active before answer again, from the next request on
+///
+/// Doing so again goes back further. A policy that was rolled back stays loaded, and can be promoted again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy rollback
+  statehouse policy rollback --json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let view = args.store.ask(Method::POST, "/v1/rollback").await?;
+    if args.store.json {
+        emit_json(&view)?;
+    } else {
+        emit(format!("rolled back to {}\n", words::policy(&view)).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}

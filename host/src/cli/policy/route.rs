@@ -1,0 +1,60 @@
+//! `statehouse policy route`: a policy of its own for some keys.
+
+use hyper::Method;
+use serde_json::json;
+
+use super::store::Store;
+use crate::admin::encode;
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+
+/// Let a policy answer requests about keys that begin with PREFIX
+///
+/// It may write nothing outside its prefixes, and it tells of these keys' ends. The longest prefix counts. Where there are
+/// routes, the store asks the built-in policy for the key of every request.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy route limits/ rate-limit
+  statehouse policy route limits/ --off")]
+pub(super) struct Args {
+    /// How the keys begin
+    #[arg(value_name = "PREFIX")]
+    prefix: String,
+
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    #[arg(
+        value_name = "WHICH",
+        required_unless_present = "off",
+        conflicts_with = "off"
+    )]
+    which: Option<String>,
+
+    /// End the route
+    #[arg(long)]
+    off: bool,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let path = format!("/v1/routes?prefix={}", encode(args.prefix.as_bytes()));
+    let done = match &args.which {
+        Some(which) => args.store.put(&path, &json!({ "policy": which })).await?,
+        None => args.store.ask(Method::DELETE, &path).await?,
+    };
+    if args.store.json {
+        emit_json(&done)?;
+        return Ok(Exit::Done);
+    }
+    let prefix = printable(args.prefix.as_bytes());
+    let line = match &args.which {
+        Some(which) => format!(
+            "{} answers for keys under {prefix}\n",
+            printable(which.as_bytes())
+        ),
+        None => format!("keys under {prefix} are as any other\n"),
+    };
+    emit(line.as_bytes())?;
+    Ok(Exit::Done)
+}

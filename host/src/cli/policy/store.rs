@@ -1,0 +1,167 @@
+//! The administration of a running store, as commands speak with it.
+//!
+//! What enters: where the store is, and what is asked of it. What leaves: JSON, or a failure with an exit code.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{AUTHORIZATION, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::Value as Json;
+use tokio::net::TcpStream;
+
+use crate::admin::Door;
+use crate::cli::output::{Failure, printable};
+use crate::limits;
+
+/// Exit code: the store refused.
+const EXIT_REFUSED: u8 = 4;
+
+/// The name of the variable with a token.
+pub(super) const TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
+
+/// Which store.
+#[derive(Debug, clap::Args)]
+pub(super) struct Store {
+    /// The data directory of the running store: the file `admin` in it says where it is and lets you in
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "STATEHOUSE_DATA",
+        default_value = "statehouse-data",
+        help_heading = "Store"
+    )]
+    data: PathBuf,
+
+    /// Where its administration is instead; STATEHOUSE_ADMIN_TOKEN holds the token then
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_ADMIN_URL",
+        help_heading = "Store"
+    )]
+    admin: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl Store {
+    /// Asks without a body.
+    pub(super) async fn ask(&self, method: Method, path: &str) -> Result<Json, Failure> {
+        self.send(method, path, Vec::new()).await
+    }
+
+    /// Asks with a JSON document.
+    pub(super) async fn put(&self, path: &str, document: &Json) -> Result<Json, Failure> {
+        self.send(Method::PUT, path, document.to_string().into_bytes())
+            .await
+    }
+
+    /// Asks with any body.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<Json, Failure> {
+        let door = self.door()?;
+        let asking = ask(&door, method, path, body);
+        let (status, answer) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
+            .await
+            .map_err(|_| Failure::transport(format!("{} does not answer", door.url)))?
+            .map_err(|error| self.unreachable(&door, &error))?;
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let error = answer["error"].as_str().unwrap_or("it does not say why");
+        let error = printable(error.as_bytes());
+        Err(match status {
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
+            StatusCode::BAD_REQUEST => Failure::usage(error),
+            _ if status.is_server_error() => Failure::transport(error),
+            _ => Failure::new(EXIT_REFUSED, error),
+        })
+    }
+
+    fn door(&self) -> Result<Door, Failure> {
+        let token = std::env::var(TOKEN);
+        if let Some(url) = &self.admin {
+            let token = token.map_err(|_| {
+                Failure::usage(format!(
+                    "--admin needs the token of the store in the variable {TOKEN}"
+                ))
+            })?;
+            let url = url.clone();
+            return Ok(Door { url, token });
+        }
+        Door::read(&self.data).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Failure::transport(format!(
+                "no store runs in {}, or its administration is off: start one with `statehouse serve`, name its directory with --data, or its administration with --admin",
+                self.data.display()
+            )),
+            io::ErrorKind::PermissionDenied => Failure::transport(format!(
+                "{} is not for this account: {error}. Be the account that the store runs as",
+                Door::path(&self.data).display()
+            )),
+            _ => Failure::transport(format!(
+                "cannot read {}: {error}",
+                Door::path(&self.data).display()
+            )),
+        })
+    }
+
+    fn unreachable(&self, door: &Door, error: &io::Error) -> Failure {
+        let advice = match self.admin {
+            Some(_) => "Is a store running there?".to_owned(),
+            None => format!(
+                "No store runs in {} any more, it seems: one that was killed leaves that file. Start one with `statehouse serve`",
+                self.data.display()
+            ),
+        };
+        Failure::transport(format!("cannot reach {}: {error}. {advice}", door.url))
+    }
+}
+
+async fn ask(
+    door: &Door,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> io::Result<(StatusCode, Json)> {
+    let address = door.url.strip_prefix("http://").unwrap_or(&door.url);
+    let address = address.trim_end_matches('/');
+    let connecting = TcpStream::connect(address);
+    let socket = tokio::time::timeout(Duration::from_secs(5), connecting).await??;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
+        .await
+        .map_err(io::Error::other)?;
+    // It ends with the sender; what goes wrong on it is told to whoever waits for the answer.
+    tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, address)
+        .header(AUTHORIZATION, format!("Bearer {}", door.token))
+        .body(Full::new(Bytes::from(body)))
+        .map_err(io::Error::other)?;
+    let answer = sender
+        .send_request(request)
+        .await
+        .map_err(io::Error::other)?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), limits::ADMIN_ANSWER_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(io::Error::other)?
+        .to_bytes();
+    let document = serde_json::from_slice(&body).map_err(|_| {
+        io::Error::other("what answers there is no administration of a state store")
+    })?;
+    Ok((status, document))
+}

@@ -1,0 +1,213 @@
+//! A directory into which policies are dropped.
+//!
+//! What enters: files named *.wasm, by whoever may write there. What leaves: calls of [`Gate`], and beside each file a
+//! line that says what became of it. Files are looked at every second rather than by notifications of the system, which
+//! do not cross containers and network file systems.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::gate::{Gate, ShipError};
+use crate::config::DropAction;
+use crate::control::PolicyView;
+use crate::limits;
+use crate::policy::{Digest, Selector};
+
+/// The ending of files that count.
+const MODULE: &str = "wasm";
+
+/// What is put behind a file's name for its status.
+const STATUS: &str = ".status";
+
+/// Watches one directory.
+pub struct Drop {
+    directory: PathBuf,
+    action: DropAction,
+    gate: Arc<Gate>,
+    seen: BTreeMap<OsString, Seen>,
+    /// What was wrong at the last look, so that it is said once.
+    trouble: Option<String>,
+}
+
+/// A file as it was at the last look.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    bytes: u64,
+    modified: Option<SystemTime>,
+    handled: bool,
+}
+
+impl Drop {
+    /// Hands what appears in `directory` to `gate`.
+    pub fn new(directory: PathBuf, action: DropAction, gate: Arc<Gate>) -> Self {
+        Self {
+            directory,
+            action,
+            gate,
+            seen: BTreeMap::new(),
+            trouble: None,
+        }
+    }
+
+    /// Looks again and again, until it is dropped.
+    pub async fn run(mut self) {
+        loop {
+            // Reading and compiling block.
+            let looked = tokio::task::spawn_blocking(move || {
+                self.look();
+                self
+            });
+            match looked.await {
+                Ok(it) => self = it,
+                Err(error) => {
+                    tracing::error!(%error, "the drop directory is watched no more: that is a bug");
+                    return;
+                }
+            }
+            tokio::time::sleep(limits::DROP_POLL_INTERVAL).await;
+        }
+    }
+
+    /// One look: a file counts once it is as it was at the look before.
+    fn look(&mut self) {
+        let found = match self.files() {
+            Ok(found) => found,
+            Err(error) => {
+                self.complain(format!("cannot read {}: {error}", self.directory.display()));
+                return;
+            }
+        };
+        if found.len() > limits::DROP_FILES_MAX {
+            self.complain(format!(
+                "{} has {} policies, and only the first {} by name are looked at",
+                self.directory.display(),
+                found.len(),
+                limits::DROP_FILES_MAX
+            ));
+        } else {
+            self.trouble = None;
+        }
+        let before = std::mem::take(&mut self.seen);
+        for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
+            if let Some(before) = before.get(&name)
+                && (before.bytes, before.modified) == (now.bytes, now.modified)
+            {
+                if !before.handled {
+                    self.handle(&self.directory.join(&name));
+                }
+                now.handled = true;
+            }
+            self.seen.insert(name, now);
+        }
+    }
+
+    fn complain(&mut self, trouble: String) {
+        if self.trouble.as_ref() != Some(&trouble) {
+            tracing::warn!("drop directory: {trouble}");
+            self.trouble = Some(trouble);
+        }
+    }
+
+    fn files(&self) -> io::Result<BTreeMap<OsString, Seen>> {
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(&self.directory)?.take(limits::DROP_ENTRIES_MAX) {
+            let path = entry?.path();
+            let (Some(name), true) = (
+                path.file_name(),
+                path.extension().is_some_and(|it| it == MODULE),
+            ) else {
+                continue;
+            };
+            // It may be gone by now. A pipe would never be read to its end.
+            let Some(data) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else {
+                continue;
+            };
+            let seen = Seen {
+                bytes: data.len(),
+                modified: data.modified().ok(),
+                handled: false,
+            };
+            files.insert(name.to_owned(), seen);
+        }
+        Ok(files)
+    }
+
+    fn handle(&self, path: &Path) {
+        let shown = path.display();
+        let status = match read(path) {
+            Err(error) => {
+                tracing::warn!("drop directory: {shown} is refused: {error}");
+                format!("refused: {error}\n")
+            }
+            Ok(file) if self.was_handled(path, &file) => return,
+            Ok(file) => match self.ship(&file) {
+                Ok((what, it)) => {
+                    tracing::info!("drop directory: {shown} is {what}");
+                    let (name, version) = (it.name.escape_debug(), it.version.escape_debug());
+                    format!("{what} {name} {version} blake3:{}\n", it.digest)
+                }
+                Err(error) => {
+                    tracing::warn!("drop directory: {shown} is refused: {error}");
+                    format!("refused: {error}\n")
+                }
+            },
+        };
+        if let Err(error) = write(&status_path(path), &status) {
+            tracing::warn!("drop directory: the status of {shown} cannot be written: {error}");
+        }
+    }
+
+    /// Whether an earlier run of the program carried this out: a restart must not promote again what was rolled back.
+    fn was_handled(&self, path: &Path, file: &[u8]) -> bool {
+        let digest = Digest::of(file);
+        let listing = self.gate.control().list();
+        listing.policies.iter().any(|it| it.digest == digest)
+            && fs::read_to_string(status_path(path))
+                .is_ok_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
+    }
+
+    fn ship(&self, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
+        let view = self.gate.load(file)?;
+        let which = Selector::from(view.digest);
+        let control = self.gate.control();
+        Ok(match self.action {
+            DropAction::Load => ("loaded", view),
+            DropAction::Promote => ("active", control.promote(&which)?),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let max = limits::POLICY_FILE_BYTES_MAX;
+    let file = File::open(path).map_err(|error| format!("it cannot be read: {error}"))?;
+    let length = file.metadata().map_or(0, |data| data.len());
+    if length <= max {
+        file.take(max + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| format!("it cannot be read: {error}"))?;
+    }
+    let length = length.max(bytes.len() as u64);
+    if length > max {
+        return Err(format!("it has {length} bytes, and a policy at most {max}"));
+    }
+    Ok(bytes)
+}
+
+fn status_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(STATUS);
+    PathBuf::from(name)
+}
+
+/// Whoever reads it sees the whole line.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("status.new");
+    fs::write(&new, text)?;
+    fs::rename(&new, path)
+}

@@ -1,0 +1,404 @@
+//! Orders over MQTT, on `statehouse/v1/admin/policy/#` of the embedded broker.
+//!
+//! ```text
+//! …/order               JSON, with its signature in the user property `signature`
+//! …/chunk/DIGEST/INDEX  a piece of the file that the order names
+//! …/status              retained JSON, from the store to whoever subscribes
+//! ```
+//!
+//! What enters: PUBLISHes of anybody. What leaves: their acknowledgements, a status, and calls of [`Gate`] from a
+//! thread of their own. Nothing is kept of what no trusted key signed; an order whose number is not higher than that of the last one
+//! is a repetition. One order is received or carried out at a time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value as Json, json};
+use statehouse_mqtt::{Broker, Claim, Message, Origin, QoS, ReasonCode, Request};
+
+use super::gate::{Gate, ShipError};
+use super::order::{Action, Assembly, Order, OrderError};
+use crate::limits;
+use crate::policy::{Digest, Selector};
+use crate::transport::embedded::Orders;
+
+/// All topics of the administration begin so.
+const TOPICS: &str = "statehouse/v1/admin/";
+
+/// Where orders go.
+pub const ORDER: &str = "statehouse/v1/admin/policy/order";
+
+/// Where the pieces of files go: this, the file's digest, and the number of the piece.
+pub const CHUNKS: &str = "statehouse/v1/admin/policy/chunk/";
+
+/// Where the status is.
+pub const STATUS: &str = "statehouse/v1/admin/policy/status";
+
+/// The user property with the signature of an order.
+pub const SIGNATURE: &str = "signature";
+
+/// Takes orders.
+pub struct PolicyOrders {
+    gate: Arc<Gate>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    now: Option<Now>,
+    /// The last order that was carried out: it may come again.
+    last: Option<Known>,
+    /// The last line about something refused, and how much was refused since.
+    told: Option<Instant>,
+    untold: u64,
+}
+
+/// Tells whether an order or a chunk is of one that is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Known {
+    /// Of the whole order.
+    payload: blake3::Hash,
+    serial: u64,
+    file: Option<Digest>,
+}
+
+/// The order that is being dealt with.
+struct Now {
+    known: Known,
+    since: Instant,
+    /// None once it is carried out.
+    assembly: Option<Assembly>,
+}
+
+/// What a PUBLISH came to.
+type Outcome = Result<(), (ReasonCode, String)>;
+
+impl PolicyOrders {
+    /// Gives to `gate` what is ordered.
+    pub fn new(gate: Arc<Gate>) -> Arc<Self> {
+        Arc::new(Self {
+            gate,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Says where things stand, and forgets orders whose chunks do not come. Runs until it is dropped.
+    pub async fn run(self: Arc<Self>, broker: Broker) {
+        if self.gate.trust().keys() == 0 {
+            return;
+        }
+        self.publish(&broker, "idle", None, json!({}));
+        loop {
+            tokio::time::sleep(limits::ORDER_CHECK_INTERVAL).await;
+            self.expire(&broker, Instant::now());
+        }
+    }
+
+    /// Forgets an order that was not completed in time.
+    fn expire(&self, broker: &Broker, now: Instant) {
+        let late = {
+            let mut state = self.lock();
+            let is_late = state.now.as_ref().is_some_and(|it| {
+                it.assembly.is_some() && now.duration_since(it.since) >= limits::ORDER_TIMEOUT
+            });
+            is_late.then(|| state.now.take()).flatten()
+        };
+        if let Some(assembly) = late.and_then(|late| late.assembly) {
+            let missing = assembly.missing();
+            let serial = assembly.order().serial;
+            tracing::warn!(
+                serial,
+                missing,
+                "an order is given up: its chunks did not come in time"
+            );
+            let more = json!({ "missing": missing, "error": "the chunks did not come in time" });
+            self.publish(broker, "failed", Some(assembly.order()), more);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change of the state is one assignment, so a panic leaves none half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dispatch(self: &Arc<Self>, broker: &Broker, request: &Request) -> Outcome {
+        if self.gate.trust().keys() == 0 {
+            let error = super::TrustError::NoKeys.to_string();
+            return Err((ReasonCode::NOT_AUTHORIZED, error));
+        }
+        // The broker has checked that it is UTF-8.
+        let topic = std::str::from_utf8(&request.topic).unwrap_or_default();
+        match topic.strip_prefix(CHUNKS) {
+            Some(place) => self.chunk(broker, place, &request.payload),
+            None => {
+                let mut user = request.properties.user();
+                let signature = user.find(|(name, _)| *name == SIGNATURE);
+                self.order(broker, &request.payload, signature.map(|(_, value)| value))
+            }
+        }
+    }
+
+    fn order(
+        self: &Arc<Self>,
+        broker: &Broker,
+        payload: &[u8],
+        signature: Option<&str>,
+    ) -> Outcome {
+        if payload.len() > limits::ORDER_BYTES_MAX {
+            let error = format!("an order has at most {} bytes", limits::ORDER_BYTES_MAX);
+            return Err((ReasonCode::QUOTA_EXCEEDED, error));
+        }
+        (self.gate.trust())
+            .check_order(payload, signature)
+            .map_err(|error| (ReasonCode::NOT_AUTHORIZED, error.to_string()))?;
+        let order = Order::parse(payload)
+            .map_err(|error| (ReasonCode::PAYLOAD_FORMAT_INVALID, error.to_string()))?;
+        let known = Known {
+            payload: blake3::hash(payload),
+            serial: order.serial,
+            file: order.digest,
+        };
+        let is_here = order.digest.is_some_and(|digest| self.is_loaded(digest));
+        let missing = if is_here { 0 } else { order.chunks.len() };
+        {
+            let mut state = self.lock();
+            let under_way = state.now.as_ref().map(|now| now.known);
+            if under_way.is_some_and(|it| it.payload == known.payload)
+                || state.last.is_some_and(|it| it.payload == known.payload)
+            {
+                // QoS 1 delivers at least once.
+                return Ok(());
+            }
+            let mut latest = self.gate.control().serial();
+            if let Some(now) = &state.now {
+                if now.assembly.is_none() {
+                    let error = "another order is being carried out: send this one again later";
+                    return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()));
+                }
+                latest = latest.max(now.known.serial);
+            }
+            if order.serial <= latest {
+                let error = format!(
+                    "the order {} is not newer than {latest}, the last one that was taken",
+                    order.serial
+                );
+                return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error));
+            }
+            let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
+            state.now = Some(Now {
+                known,
+                since: Instant::now(),
+                assembly,
+            });
+        }
+        tracing::info!(serial = order.serial, action = ?order.action, missing, "took an order over MQTT");
+        if missing > 0 {
+            self.publish(
+                broker,
+                "receiving",
+                Some(&order),
+                json!({ "missing": missing }),
+            );
+        } else {
+            self.clone()
+                .start(broker.clone(), known, move || Ok((order, None)));
+        }
+        Ok(())
+    }
+
+    fn is_loaded(&self, digest: Digest) -> bool {
+        let listing = self.gate.control().list();
+        listing.policies.iter().any(|it| it.digest == digest)
+    }
+
+    fn chunk(self: &Arc<Self>, broker: &Broker, place: &str, payload: &[u8]) -> Outcome {
+        let invalid = || {
+            let error = "the topic of a chunk ends with the file's digest and the chunk's number";
+            (ReasonCode::TOPIC_NAME_INVALID, error.to_owned())
+        };
+        let (digest, index) = place.split_once('/').ok_or_else(invalid)?;
+        let digest = blake3::Hash::from_hex(digest).map_err(|_| invalid())?;
+        let digest = Digest::from(digest);
+        let index: usize = index.parse().map_err(|_| invalid())?;
+
+        let mut state = self.lock();
+        let is_last = state.last.is_some_and(|it| it.file == Some(digest));
+        let Some(now) = state
+            .now
+            .as_mut()
+            .filter(|it| it.known.file == Some(digest))
+        else {
+            if is_last {
+                return Ok(());
+            }
+            let error = "no order names this file: publish the order first";
+            return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()));
+        };
+        // Once it is carried out, chunks can only be repetitions.
+        let Some(assembly) = now.assembly.as_mut() else {
+            return Ok(());
+        };
+        assembly.put(index, payload).map_err(|error| {
+            let reason = match error {
+                OrderError::Index => ReasonCode::TOPIC_NAME_INVALID,
+                _ => ReasonCode::PAYLOAD_FORMAT_INVALID,
+            };
+            (reason, error.to_string())
+        })?;
+        if assembly.missing() == 0
+            && let Some(assembly) = now.assembly.take()
+        {
+            let known = now.known;
+            drop(state);
+            self.clone().start(broker.clone(), known, move || {
+                let (order, file) = assembly.file()?;
+                Ok((order, Some(file)))
+            });
+        }
+        Ok(())
+    }
+
+    /// Carries an order out on a thread of its own: compiling takes seconds, and whoever published waits for an
+    /// acknowledgement.
+    fn start<F>(self: Arc<Self>, broker: Broker, known: Known, whole: F)
+    where
+        F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError> + Send + 'static,
+    {
+        let orders = self.clone();
+        let started = thread::Builder::new()
+            .name("order".into())
+            .spawn(move || orders.work(&broker, known, whole));
+        if let Err(error) = started {
+            tracing::error!(%error, "an order has no thread to be carried out on, and is dropped");
+            self.lock().now = None;
+        }
+    }
+
+    fn work<F>(&self, broker: &Broker, known: Known, whole: F)
+    where
+        F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError>,
+    {
+        let serial = known.serial;
+        let (order, done) = match whole() {
+            Ok((order, file)) => {
+                self.publish(broker, "working", Some(&order), json!({}));
+                let done = self.carry_out(&order, file);
+                (Some(order), done.map_err(|error| error.to_string()))
+            }
+            Err(error) => (None, Err(error.to_string())),
+        };
+        {
+            let mut state = self.lock();
+            state.last = Some(known);
+            state.now = None;
+        }
+        match done {
+            Ok(()) => {
+                tracing::info!(serial, "carried out an order");
+                self.publish(broker, "done", order.as_ref(), json!({}));
+            }
+            Err(error) => {
+                tracing::error!(serial, error, "an order cannot be carried out");
+                let more = json!({ "serial": serial, "error": error });
+                self.publish(broker, "failed", order.as_ref(), more);
+            }
+        }
+    }
+
+    fn carry_out(&self, order: &Order, file: Option<Vec<u8>>) -> Result<(), ShipError> {
+        let control = self.gate.control();
+        // First of all: should the process end now, the order is lost rather than carried out twice.
+        control.accept_order(order.serial)?;
+        if let Some(file) = file {
+            self.gate.load(&file)?;
+        }
+        let which = order.digest.map(Selector::from);
+        match (order.action, &which) {
+            (Action::Promote, Some(which)) => drop(control.promote(which)?),
+            (Action::Rollback, _) => drop(control.rollback()?),
+            (Action::Unload, Some(which)) => control.unload(which)?,
+            // Loading is done; the others were refused without a digest.
+            (Action::Load | Action::Promote | Action::Unload, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Publishes the retained status.
+    fn publish(&self, broker: &Broker, what: &str, order: Option<&Order>, more: Json) {
+        let listing = self.gate.control().list();
+        let active = listing.assignment.active;
+        let active = listing.policies.iter().find(|it| it.digest == active);
+        let mut status = json!({
+            "state": what,
+            "last_serial": listing.assignment.serial,
+            "active": active.map(|it| json!({
+                "name": it.name,
+                "version": it.version,
+                "digest": it.digest,
+            })),
+        });
+        if let Some(order) = order {
+            status["serial"] = json!(order.serial);
+            status["action"] = json!(order.action);
+            status["digest"] = json!(order.digest);
+        }
+        for (name, value) in more.as_object().into_iter().flatten() {
+            status[name] = value.clone();
+        }
+        let message = Message {
+            retain: true,
+            ..Message::new(STATUS, status.to_string(), QoS::AtLeastOnce)
+        };
+        broker.batch(|batch| batch.publish(message));
+    }
+
+    /// A line for the first refusal of a second; whoever publishes decides how many there are.
+    fn tell(&self, from: &Origin, error: &str) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let quiet = state
+            .told
+            .is_some_and(|told| now.duration_since(told) < Duration::from_secs(1));
+        if quiet {
+            state.untold += 1;
+            return;
+        }
+        state.told = Some(now);
+        let before = std::mem::take(&mut state.untold);
+        drop(state);
+        let client = from.client.escape_debug();
+        tracing::warn!(%client, before, "refused what was published for the administration: {error}");
+    }
+}
+
+impl Orders for Arc<PolicyOrders> {
+    fn claim(&self, topic: &str) -> Option<Claim> {
+        if !topic.starts_with(TOPICS) {
+            return None;
+        }
+        Some(if topic == ORDER || topic.starts_with(CHUNKS) {
+            Claim::Take
+        } else {
+            Claim::Refuse(
+                ReasonCode::NOT_AUTHORIZED,
+                "only the state store publishes here",
+            )
+        })
+    }
+
+    fn take(&self, broker: &Broker, from: &Origin, request: Request) {
+        let outcome = self.dispatch(broker, &request);
+        if let Err((_, error)) = &outcome {
+            self.tell(from, error);
+        }
+        let Some(token) = request.token else {
+            return;
+        };
+        let (reason, text) = match outcome {
+            Ok(()) => (ReasonCode::SUCCESS, None),
+            Err((reason, error)) => (reason, Some(error)),
+        };
+        broker.batch(|batch| batch.settle(token, reason, text.as_deref()));
+    }
+}
