@@ -42,7 +42,8 @@ impl Verb {
 
 /// When a SET is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub enum Condition {
+    /// Whatever there is.
     Always,
     /// NX.
     Absent,
@@ -50,24 +51,55 @@ pub(crate) enum Condition {
     AbsentOrEqual(Span),
 }
 
-/// A request of good form.
+/// A request of good form, as spans of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Command {
+pub enum Command {
+    /// SET.
     Set(Set),
-    Get { key: Span },
-    Del { key: Span },
-    Vdel { key: Span, value: Span },
-    KeyNotify { key: Span, stop: bool },
-    Scan { pattern: Span, token: Option<Span> },
+    /// GET.
+    Get {
+        /// What is asked for.
+        key: Span,
+    },
+    /// DEL.
+    Del {
+        /// What is to go.
+        key: Span,
+    },
+    /// VDEL.
+    Vdel {
+        /// What is to go.
+        key: Span,
+        /// If it has this value.
+        value: Span,
+    },
+    /// KEYNOTIFY.
+    KeyNotify {
+        /// What is watched.
+        key: Span,
+        /// Whether it is no longer.
+        stop: bool,
+    },
+    /// SCAN, the store's own.
+    Scan {
+        /// Which keys.
+        pattern: Span,
+        /// From where on.
+        token: Option<Span>,
+    },
 }
 
 /// A SET with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Set {
-    pub(crate) key: Span,
-    pub(crate) value: Span,
-    pub(crate) condition: Condition,
-    pub(crate) expiry_ms: Option<u64>,
+pub struct Set {
+    /// Where it is put.
+    pub key: Span,
+    /// What is put there.
+    pub value: Span,
+    /// When it is done.
+    pub condition: Condition,
+    /// PX: how long it stays, in milliseconds.
+    pub expiry_ms: Option<u64>,
 }
 
 impl Command {
@@ -82,8 +114,15 @@ impl Command {
         }
     }
 
+    /// Which of the commands it is that [`Standard`](crate::Standard) describes.
+    #[must_use]
+    pub fn index(&self) -> u16 {
+        self.verb() as u16
+    }
+
     /// The one key it is about. A SCAN is about many.
-    pub(crate) fn key(&self) -> Option<Span> {
+    #[must_use]
+    pub fn key(&self) -> Option<Span> {
         match *self {
             Self::Set(Set { key, .. })
             | Self::Get { key }
@@ -91,6 +130,15 @@ impl Command {
             | Self::Vdel { key, .. }
             | Self::KeyNotify { key, .. } => Some(key),
             Self::Scan { .. } => None,
+        }
+    }
+
+    /// The key that it changes, if it changes one.
+    #[must_use]
+    pub fn written(&self) -> Option<Span> {
+        match *self {
+            Self::Set(Set { key, .. }) | Self::Del { key } | Self::Vdel { key, .. } => Some(key),
+            Self::Get { .. } | Self::KeyNotify { .. } | Self::Scan { .. } => None,
         }
     }
 }

@@ -7,7 +7,11 @@ use statehouse_policy::{Hlc, Request, Stamp};
 use crate::reply::Refusal;
 
 /// The `__ts` of a SET.
-pub(crate) fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
+///
+/// # Errors
+///
+/// A [`Refusal`] where it is missing, malformed, or too far ahead of the store's time.
+pub fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
     let text = request
         .timestamp
         .as_deref()
@@ -20,7 +24,11 @@ pub(crate) fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
 }
 
 /// The `__ft` of a request, where it has one.
-pub(crate) fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
+///
+/// # Errors
+///
+/// A [`Refusal`] where it is malformed or too far ahead of the store's time.
+pub fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
     let Some(text) = request.fencing_token.as_deref() else {
         return Ok(None);
     };
@@ -32,7 +40,11 @@ pub(crate) fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
 }
 
 /// Whether a key that `fence` protects may be touched. An equal token is the holder's own.
-pub(crate) fn admit(fence: Option<&Hlc>, token: Option<&Reading<'_>>) -> Result<(), Refusal> {
+///
+/// # Errors
+///
+/// A [`Refusal`] where the token is missing or lower.
+pub fn admit(fence: Option<&Hlc>, token: Option<&Reading<'_>>) -> Result<(), Refusal> {
     match (fence.map(Reading::from), token) {
         (None, _) => Ok(()),
         (Some(_), None) => Err(Refusal::FenceMissing),

@@ -16,7 +16,7 @@
 #![deny(unsafe_code)]
 
 mod command;
-mod fence;
+pub mod fence;
 mod glob;
 mod limits;
 mod notify;
@@ -28,11 +28,25 @@ use statehouse_policy::{
     Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
 };
 
+pub use command::{Command, Condition, Set};
+pub use reply::Refusal;
+
 /// The policy that a Statehouse host brings along. Another policy can be built on top of it: one that holds a
 /// `Standard`, made by `configure`, handles what it adds itself and hands everything else on. It depends on this crate
 /// without default features, so that only one of the two is exported.
+///
+/// Such a policy reads a request by [`Standard::command`], refuses it by [`Refusal::outcome`], and respects
+/// fencing tokens by [`fence`]. A key that it touches for one access it may hand on: the rights are those of all.
 #[derive(Debug, Clone, Copy)]
 pub struct Standard(());
+
+impl Standard {
+    /// The command that a request asks for; none where [`handle`](Policy::handle) would answer an error of form.
+    #[must_use]
+    pub fn command(&self, request: &Request) -> Option<Command> {
+        command::parse(&request.payload, request.dialect).ok()
+    }
+}
 
 impl Policy for Standard {
     fn describe() -> Info {

@@ -1,25 +1,37 @@
 //! Every byte string that is answered. Clients compare them byte for byte.
 
 use statehouse_policy::resp;
-use statehouse_policy::{Body, Bytes, Dialect, Fault, Frame, Span};
+use statehouse_policy::{Body, Bytes, Dialect, Fault, Frame, Outcome, Repeat, Request, Span};
 
 /// Why a request is answered with `-ERR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// It is no array of bulk strings, or has an option that there is not.
     Syntax,
+    /// There is no such command.
     UnknownCommand,
+    /// It has too few or too many arguments.
     WrongCount,
+    /// The key is empty.
     EmptyKey,
+    /// The client lacks the right.
     NotAuthorized,
+    /// There is no `__ts`.
     MissingTimestamp,
+    /// `__ts` or `__ft` is no clock reading.
     MalformedTimestamp,
+    /// `__ts` is too far ahead.
     TimestampAhead,
+    /// `__ft` is too far ahead.
     FenceAhead,
+    /// The key has a fence, the request none.
     FenceMissing,
+    /// The key has a higher one.
     FenceLower,
+    /// There is no room.
     Quota,
-    /// What the host says in its own words.
-    Host(String),
+    /// In words of its own: the host's, or those of a policy on top of this one.
+    Other(String),
 }
 
 impl From<Fault> for Refusal {
@@ -27,7 +39,7 @@ impl From<Fault> for Refusal {
         match fault {
             Fault::Denied => Self::NotAuthorized,
             Fault::Quota => Self::Quota,
-            Fault::Other(text) => Self::Host(text),
+            Fault::Other(text) => Self::Other(text),
         }
     }
 }
@@ -48,7 +60,7 @@ impl Refusal {
             | Self::FenceMissing
             | Self::FenceLower
             | Self::Quota
-            | Self::Host(_) => false,
+            | Self::Other(_) => false,
         }
     }
 
@@ -82,7 +94,22 @@ impl Refusal {
                 }
             },
             Self::Quota => "the quota has been exceeded",
-            Self::Host(text) => text,
+            Self::Other(text) => text,
+        }
+    }
+
+    /// The whole answer. A duplicate is refused again, unless the request alone is to blame: then it is read again.
+    #[must_use]
+    pub fn outcome(&self, request: &Request, command: Option<u16>) -> Outcome {
+        Outcome {
+            reply: self.frame(request.dialect),
+            version: None,
+            repeat: if self.is_of_form() {
+                Repeat::Free
+            } else {
+                Repeat::Same
+            },
+            command,
         }
     }
 

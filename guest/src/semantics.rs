@@ -13,12 +13,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     let command = match command::parse(&request.payload, request.dialect) {
         Ok(command) => command,
         Err(Unreadable { verb, refusal }) => {
-            return Outcome {
-                reply: refusal.frame(request.dialect),
-                version: None,
-                repeat: Repeat::Free,
-                command: verb.map(|verb| verb as u16),
-            };
+            return refusal.outcome(request, verb.map(|verb| verb as u16));
         }
     };
     let done = match &command {
@@ -40,7 +35,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     } else {
         Repeat::Free
     };
-    let command = Some(command.verb() as u16);
+    let command = Some(command.index());
     match done {
         Ok(Done { reply, version }) => Outcome {
             reply,

@@ -1,0 +1,130 @@
+//! A client may change fifty keys per second, and a hundred at once after a pause. One that loops by mistake is told so,
+//! and the others do not notice. Reading is free. Everything else is the standard policy's.
+//!
+//! It is a token bucket per client, kept as one reading of the clock: the time at which the bucket is full
+//! again. A hidden key per client holds it, as its expiry: when the bucket is full the key is gone, so that clients
+//! that are gone cost nothing. It lies in the table like any key: a restart, a duplicate, a new instance and a
+//! re-run find what was there.
+//!
+//! What enters: any request. What leaves: the standard answer, or a refusal that changes nothing.
+
+#![deny(unsafe_code)]
+
+use statehouse_guest::{Refusal, Standard};
+use statehouse_policy::{
+    Access, Bytes, Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
+};
+
+/// How long the bucket takes to gain one change.
+const MS_PER_CHANGE: u64 = 20;
+
+/// How many changes it holds.
+const BURST_CHANGES: u64 = 100;
+
+/// The policy.
+#[derive(Debug)]
+pub struct RateLimit(Standard);
+
+impl Policy for RateLimit {
+    fn describe() -> Info {
+        Info {
+            name: "rate-limit".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commands: Standard::describe().commands,
+        }
+    }
+
+    fn configure(options: &[(String, String)]) -> Result<Self, String> {
+        Standard::configure(options).map(Self)
+    }
+
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        self.0.route(payload)
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        if let Some(command) = self.0.command(request)
+            && command.written().is_some()
+            && let Some(client) = request.client.as_deref()
+            && let Err(refusal) = take(host, client, request.now)
+        {
+            return refusal.outcome(request, Some(command.index()));
+        }
+        self.0.handle(host, request)
+    }
+
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        self.0.notify(change, dialect)
+    }
+}
+
+/// Takes one change out of the client's bucket. A refused one costs nothing, so that a client that goes on asking
+/// is served at its rate.
+fn take(host: &mut impl Host, client: &str, now_ms: u64) -> Result<(), Refusal> {
+    let bucket = Bytes::Owned([b"rate/", client.as_bytes()].concat());
+    let entry = host.head(&bucket, Access::Hidden)?;
+    let full_ms = entry.and_then(|entry| entry.expires).unwrap_or(now_ms);
+    let full_ms = full_ms.saturating_add(MS_PER_CHANGE);
+    if full_ms.saturating_sub(now_ms) > BURST_CHANGES * MS_PER_CHANGE {
+        host.count("rate_limited", 1);
+        return Err(Refusal::Other(
+            "too many changes by this client: at most 50 per second".to_owned(),
+        ));
+    }
+    host.put(
+        &bucket,
+        &Bytes::Owned(Vec::new()),
+        None,
+        None,
+        Some(full_ms),
+    )?;
+    Ok(())
+}
+
+statehouse_policy::export!(RateLimit);
+
+#[cfg(test)]
+mod tests {
+    use statehouse_policy::testing::Table;
+    use statehouse_policy::{Dialect, Policy, Request, resp};
+
+    use super::{BURST_CHANGES, MS_PER_CHANGE, RateLimit};
+
+    const NOW_MS: u64 = 1_700_000_000_000;
+
+    fn set(table: &mut Table, policy: &RateLimit, client: &str, now_ms: u64) -> Vec<u8> {
+        let request = Request {
+            payload: resp::request(&[b"SET", b"key", b"value"]),
+            dialect: Dialect::Sdk,
+            timestamp: Some(format!("{now_ms}:0:{client}")),
+            fencing_token: None,
+            client: Some(client.to_owned()),
+            now: now_ms,
+        };
+        table.advance(policy, now_ms);
+        table.call(policy, &request).bytes
+    }
+
+    #[test]
+    fn a_burst_then_the_rate_and_each_client_by_itself() {
+        let policy = RateLimit::configure(&[]).expect("it takes no options");
+        let mut table = Table::new(NOW_MS);
+        for _ in 0..BURST_CHANGES {
+            assert_eq!(set(&mut table, &policy, "loop", NOW_MS), b"+OK\r\n");
+        }
+        let refused = b"-ERR too many changes by this client: at most 50 per second\r\n";
+        for ahead_ms in [0, 0, MS_PER_CHANGE - 1] {
+            assert_eq!(set(&mut table, &policy, "loop", NOW_MS + ahead_ms), refused);
+        }
+        assert_eq!(set(&mut table, &policy, "other", NOW_MS + 19), b"+OK\r\n");
+        let later_ms = NOW_MS + MS_PER_CHANGE;
+        assert_eq!(set(&mut table, &policy, "loop", later_ms), b"+OK\r\n");
+        assert_eq!(set(&mut table, &policy, "loop", later_ms), refused);
+        // A bucket that is full again is forgotten, and holds no more than before.
+        let rested_ms = later_ms + BURST_CHANGES * MS_PER_CHANGE;
+        for _ in 0..BURST_CHANGES {
+            assert_eq!(set(&mut table, &policy, "loop", rested_ms), b"+OK\r\n");
+        }
+        assert_eq!(set(&mut table, &policy, "loop", rested_ms), refused);
+    }
+}
