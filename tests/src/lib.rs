@@ -7,6 +7,7 @@
 // A harness fails a test by panicking, so its unwraps are assertions.
 #![allow(clippy::unwrap_used)]
 
+pub mod admin;
 pub mod binary;
 pub mod client;
 pub mod command;
@@ -23,6 +24,7 @@ pub mod server;
 pub mod store;
 pub mod transcript;
 
+pub use admin::Admin;
 pub use client::{Client, Heard};
 pub use command::{Ran, command, run, run_in};
 pub use connect::{Connect, Will};

@@ -9,4 +9,5 @@ mod peer;
 mod reconnecting;
 mod restart;
 mod scanning;
+mod swaps;
 mod watching;
