@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed={READY_MADE}");
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    list_sources(&out)?;
     let embedded = out.join("standard.wasm");
 
     if let Some(ready_made) = env::var_os(READY_MADE) {
@@ -51,6 +52,43 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Untouched where nothing changed, so that the crate is not built anew for nothing.
     if fs::read(&embedded).ok().as_deref() != Some(&component) {
         fs::write(&embedded, component)?;
+    }
+    Ok(())
+}
+
+/// The sources that `policy new` gives authors: a list of their names and texts, which the library embeds.
+fn list_sources(out: &Path) -> Result<(), Box<dyn Error>> {
+    let workspace = Path::new(&env::var("CARGO_MANIFEST_DIR")?)
+        .join("..")
+        .canonicalize()?;
+    let mut list = String::from("&[\n");
+    for (from, to) in [
+        ("guest/sdk/src", "vendor/statehouse-policy/src"),
+        ("guest/src", "vendor/statehouse-guest/src"),
+    ] {
+        let from = workspace.join(from);
+        println!("cargo::rerun-if-changed={}", from.display());
+        let mut files = Vec::new();
+        sources(&from, &mut files)?;
+        files.sort();
+        for file in files {
+            let to = Path::new(to).join(file.strip_prefix(&from)?);
+            list.push_str(&format!("({to:?}, include_str!({file:?})),\n"));
+        }
+    }
+    list.push_str("]\n");
+    fs::write(out.join("sources.rs"), list)?;
+    Ok(())
+}
+
+fn sources(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sources(&path, files)?;
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            files.push(path);
+        }
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod administration;
 mod data;
 mod del;
 mod doctor;
+mod explain;
 mod get;
 mod history;
 mod lock;
@@ -62,6 +63,7 @@ Flags win over environment variables, these over the file.")]
     Watch(watch::Args),
     Lock(lock::Args),
     Policy(policy::Args),
+    Explain(explain::Args),
     History(history::Args),
     Replay(replay::Args),
     Snapshot(snapshot::Args),
@@ -81,6 +83,7 @@ pub fn main() -> ExitCode {
         Command::Watch(args) => output::finish(watch::run(args)),
         Command::Lock(args) => output::finish(lock::run(args)),
         Command::Policy(args) => policy::run(args),
+        Command::Explain(args) => output::finish(async { explain::run(&args) }),
         Command::History(args) => output::finish(async { history::run(&args) }),
         Command::Replay(args) => output::finish(async { replay::run(&args) }),
         Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),

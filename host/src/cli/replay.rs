@@ -206,7 +206,7 @@ fn request(payload: &[u8]) -> String {
     }
 }
 
-fn write_text(write: &Write, node: &str) -> String {
+pub(super) fn write_text(write: &Write, node: &str) -> String {
     let hidden = if write.hidden { "hidden " } else { "" };
     let key = data::excerpt(&write.key);
     let Some(entry) = &write.entry else {
@@ -262,7 +262,7 @@ fn difference_json(it: &Difference<'_>, node: &str) -> Json {
     })
 }
 
-fn write_json(write: &Write, node: &str) -> Json {
+pub(super) fn write_json(write: &Write, node: &str) -> Json {
     let entry = write.entry.as_deref();
     let shown = |value: &[u8]| json_bytes(&value[..value.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
     json!({

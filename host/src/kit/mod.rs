@@ -31,9 +31,12 @@
 //! ```
 
 mod answer;
+pub mod bench;
+pub mod check;
 mod client;
 pub mod conformance;
 mod harness;
+pub mod project;
 mod setup;
 pub mod transcript;
 

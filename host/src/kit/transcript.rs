@@ -6,6 +6,7 @@
 //! notification that has not come yet is waited for until the next key has expired.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use statehouse_transcript::{
     self as language, DEFAULT_CLIENT, Options, Reading, Said, Script, Step, Variables, Word,
@@ -60,11 +61,30 @@ pub struct Hidden {
     pub what: String,
 }
 
+/// What one request of a transcript cost.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Its first word, in upper case.
+    pub verb: String,
+    /// Fuel.
+    pub fuel: u64,
+    /// Time, with all that the store does about it.
+    pub time: Duration,
+}
+
 /// Runs a transcript over the policy of a harness, from the table that the harness began with. The error is about
 /// the transcript itself: a line that cannot be read, or a setting that means nothing here.
 pub fn run(harness: &Harness, text: &str) -> Result<Report, String> {
+    converse(harness.anew(), text).map(|run| run.finish())
+}
+
+/// What each request of a transcript cost; nothing of one that cannot be read.
+pub(super) fn costs(harness: &Harness, text: &str) -> Vec<Cost> {
+    converse(harness.anew().once(), text).map_or(Vec::new(), |run| run.costs)
+}
+
+fn converse(mut harness: Harness, text: &str) -> Result<Run, String> {
     let script = language::parse(text)?;
-    let mut harness = harness.anew();
     configure(&mut harness, &script)?;
     let mut run = Run {
         harness,
@@ -74,12 +94,13 @@ pub fn run(harness: &Harness, text: &str) -> Result<Report, String> {
         dialect: Dialect::Sdk,
         report: Report::default(),
         changed: BTreeMap::new(),
+        costs: Vec::new(),
     };
     for (at, step) in script.steps {
         run.step(at, step);
     }
     run.quiet();
-    Ok(run.finish())
+    Ok(run)
 }
 
 /// Lines of the configuration that mean something to a store without a network.
@@ -138,6 +159,7 @@ struct Run {
     report: Report,
     /// Lines as they should be, and what should stand behind them.
     changed: BTreeMap<usize, (Option<String>, Vec<String>)>,
+    costs: Vec<Cost>,
 }
 
 impl Run {
@@ -295,6 +317,11 @@ impl Run {
         self.report.requests += 1;
         let mut came = self.harness.publish(&id, publish);
         if let Came::Answer(answer) = &mut came {
+            self.costs.push(Cost {
+                verb: verb(words, raw),
+                fuel: answer.fuel,
+                time: answer.time,
+            });
             if let Some(what) = answer.hidden_state.take() {
                 self.report.hidden.push(Hidden {
                     line: at + 1,
@@ -531,6 +558,13 @@ impl Run {
         self.report.corrected = corrected;
         self.report
     }
+}
+
+/// What a request is called.
+fn verb(words: &[Word], raw: bool) -> String {
+    let word = words.first().filter(|_| !raw);
+    let word = word.and_then(|word| word.text().ok());
+    word.map_or("(bytes)".into(), str::to_uppercase)
 }
 
 /// An array of bulk strings.

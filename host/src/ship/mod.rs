@@ -15,6 +15,6 @@ pub use drop::Drop;
 pub use gate::{Gate, ShipError};
 pub use keys::{KeyError, decode_base64, encode_base64, generate, public_key, secret_key};
 pub use order::{Action, Order, OrderError};
-pub use signature::{SignatureError, public, sign, verify};
+pub use signature::{SignatureError, public, sign, signers, verify};
 pub use topic::{CHUNKS, ORDER, PolicyOrders, SIGNATURE, STATUS};
 pub use trust::{Trust, TrustError, digits, id, sign_order};

@@ -79,13 +79,21 @@ pub(super) fn key_id(key: &PublicKey) -> Vec<u8> {
     key.key_id.unwrap_or_default()
 }
 
+/// The ids of the keys that a module says signed it, whatever that is worth; none where it is not signed.
+pub fn signers(file: &[u8]) -> Option<Vec<String>> {
+    let (section, _) = signature_section(file).ok()?;
+    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let signatures = parse(section).unwrap_or_default();
+    Some(signatures.into_iter().map(|(_, id, _)| hex(id)).collect())
+}
+
 /// Which of the keys signed this whole module.
 pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, SignatureError> {
     let (section, rest) = signature_section(file)?;
     let signatures = parse(section).ok_or(SignatureError::Malformed)?;
     let mut found = SignatureError::Stranger;
     let mut whole = None;
-    for (hashes, signature) in &signatures {
+    for (hashes, _, signature) in &signatures {
         let message = [DOMAIN, hashes].concat();
         let Some(key) = keys
             .iter()
@@ -123,8 +131,11 @@ fn signature_section(file: &[u8]) -> Result<(&[u8], &[u8]), SignatureError> {
     Ok((section.0, reader.0))
 }
 
-/// All signatures with the hashes that each signs.
-fn parse(section: &[u8]) -> Option<Vec<(&[u8], Signature)>> {
+/// A signature: the hashes that it signs, and the id of its key.
+type Signed<'a> = (&'a [u8], &'a [u8], Signature);
+
+/// All signatures.
+fn parse(section: &[u8]) -> Option<Vec<Signed<'_>>> {
     let mut reader = Reader(section);
     if reader.take(3)? != [1, 1, 1] {
         return None;
@@ -139,10 +150,10 @@ fn parse(section: &[u8]) -> Option<Vec<(&[u8], Signature)>> {
         }
         for _ in 0..set.number()? {
             let mut signature = Reader(set.slice()?);
-            signature.slice()?;
+            let id = signature.slice()?;
             if signature.byte()? == ED25519 {
                 let bytes = signature.slice()?;
-                signatures.push((hashes, Signature::from_slice(bytes).ok()?));
+                signatures.push((hashes, id, Signature::from_slice(bytes).ok()?));
             }
         }
     }
@@ -220,6 +231,12 @@ mod tests {
             assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));
             let signed = sign(&file, &ours.sk).unwrap();
             assert_eq!(verify(&signed, &keys).unwrap(), &ours.pk);
+            let id: String = key_id(&ours.pk)
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            assert_eq!(signers(&signed), Some(vec![id]));
+            assert_eq!(signers(&file), None);
             assert_eq!(verify(&signed, &keys[..1]), Err(SignatureError::Stranger));
             // The crate agrees.
             ours.pk.verify(&mut &signed[..], None).unwrap();

@@ -5,10 +5,13 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::cli::output::Failure;
-use crate::limits;
+use crate::{STANDARD_POLICY, limits};
 
-/// Reads it, unless it is larger than a policy can be.
+/// Reads it, unless it is larger than a policy can be. `builtin` is the standard policy.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    if path.as_os_str() == "builtin" {
+        return Ok(STANDARD_POLICY.to_vec());
+    }
     let unreadable = |error: std::io::Error| {
         Failure::usage(format!(
             "cannot read the policy {}: {error}",

@@ -1,9 +1,13 @@
 //! `statehouse policy`: everything about policies, one file per command.
 
+mod bench;
+mod build;
+mod check;
 mod file;
 mod keygen;
 mod list;
 mod load;
+mod new;
 mod promote;
 mod rollback;
 mod route;
@@ -25,6 +29,8 @@ use crate::kit::KitError;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  statehouse policy new rule                               # a project that builds
+  statehouse policy build rule
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
   statehouse policy load rule.wasm                         # into the store that runs in statehouse-data
   statehouse policy promote rule                           # it answers from the next request on
@@ -39,6 +45,11 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    New(new::Args),
+    Build(build::Args),
+    Check(check::Args),
+    Test(test::Args),
+    Bench(bench::Args),
     Load(load::Args),
     List(list::Args),
     Promote(promote::Args),
@@ -47,11 +58,15 @@ enum Command {
     Unload(unload::Args),
     Keygen(keygen::Args),
     Sign(sign::Args),
-    Test(test::Args),
 }
 
 pub(super) fn run(args: Args) -> ExitCode {
     match args.command {
+        Command::New(args) => output::finish(async { new::run(&args) }),
+        Command::Build(args) => output::finish(async { build::run(&args) }),
+        Command::Check(args) => output::finish(async { check::run(&args) }),
+        Command::Test(args) => output::finish(async { test::run(&args) }),
+        Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Load(args) => output::finish(async { load::run(&args).await }),
         Command::List(args) => output::finish(async { list::run(&args).await }),
         Command::Promote(args) => output::finish(async { promote::run(&args).await }),
@@ -60,7 +75,6 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Unload(args) => output::finish(async { unload::run(&args).await }),
         Command::Keygen(args) => output::finish(async { keygen::run(&args) }),
         Command::Sign(args) => output::finish(async { sign::run(&args) }),
-        Command::Test(args) => output::finish(async { test::run(&args) }),
     }
 }
 

@@ -214,7 +214,7 @@ fn files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
+pub(super) fn read(path: &Path) -> Result<String, Failure> {
     let unreadable = |error: &dyn std::fmt::Display| {
         Failure::usage(format!(
             "cannot read the transcript {}: {error}",

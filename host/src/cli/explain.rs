@@ -1,0 +1,365 @@
+//! `statehouse explain`: what becomes of one request, without sending it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::data::{self, Node, excerpt, now_ms};
+use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
+use super::replay::{write_json, write_text};
+use super::time::{parse, utc};
+use crate::kit::{Answer, Harness, Reads};
+use crate::request::Dialect;
+use crate::store::{Key, Read};
+
+/// Show what becomes of a request: decision, effects, what it rests on, notifications, fuel and time
+///
+/// The request runs in memory, over an empty table, or over that of a backup or of a data directory, and changes
+/// neither. It runs twice, on a used and on a fresh instance; where these differ, that is said.
+///
+/// Exit code 4 where the answer is an error, 1 where the policy fails.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse explain -- SET room/temperature 21.5 PX 10000
+  statehouse explain --data statehouse-data --client thermostat -- DEL room/temperature
+  statehouse explain --policy setpoint.wasm --watch room/temperature -- SET room/temperature hot
+  statehouse explain --snapshot backup.statehouse --fencing-token 001696374425000:00001:StateStore -- SET valve open")]
+pub(super) struct Args {
+    /// The words of the request
+    #[arg(required = true, last = true, value_name = "WORD")]
+    words: Vec<OsString>,
+
+    /// The policy (.wasm component or core module) [default: the built-in one]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "builtin",
+        hide_default_value = true
+    )]
+    policy: PathBuf,
+
+    /// The table of this backup, as `statehouse snapshot` writes it
+    #[arg(long, value_name = "FILE", conflicts_with = "data")]
+    snapshot: Option<PathBuf>,
+
+    /// The table of this data directory, which is read without a lock, also beside a running server
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Who asks
+    #[arg(long, value_name = "ID", default_value = "me")]
+    client: String,
+
+    /// The time of the store, such as 2026-11-21T03:00:00Z; never before that of the table [default: now]
+    #[arg(long, value_name = "TIME")]
+    at: Option<String>,
+
+    /// The client's clock, or `none` [default: the store's time]
+    #[arg(long, value_name = "VERSION")]
+    timestamp: Option<String>,
+
+    /// The version of the lock that protects the key
+    #[arg(long, value_name = "VERSION")]
+    fencing_token: Option<String>,
+
+    /// How the client speaks: sdk, documents or preview
+    #[arg(long, value_name = "NAME", default_value = "sdk", value_parser = dialect)]
+    dialect: Dialect,
+
+    /// A further user property; may be given more than once
+    #[arg(long, value_name = "NAME=VALUE", value_parser = property)]
+    property: Vec<(String, String)>,
+
+    /// Somebody watches this key: shows what watchers would be told; may be given more than once
+    #[arg(long, value_name = "KEY")]
+    watch: Vec<OsString>,
+
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    node: Node,
+}
+
+fn dialect(name: &str) -> Result<Dialect, String> {
+    match name {
+        "sdk" => Ok(Dialect::Sdk),
+        "documents" => Ok(Dialect::Documents),
+        "preview" => Ok(Dialect::Preview),
+        _ => Err("the dialects are sdk, documents and preview".into()),
+    }
+}
+
+fn property(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.into(), value.into()))
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut harness = Harness::load(&args.policy)?;
+    if let Some(file) = &args.snapshot {
+        harness = harness.on_snapshot(file)?;
+    }
+    if let Some(directory) = &args.data {
+        harness = harness.on_data(directory)?;
+    }
+    harness.set_node(&args.node.name);
+    harness.at(match &args.at {
+        None => now_ms(),
+        Some(text) => parse(text, now_ms()).ok_or_else(|| {
+            Failure::usage(
+                "--at takes a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m",
+            )
+        })?,
+    });
+    for key in &args.watch {
+        let watcher = harness.client(WATCHER).dialect(args.dialect);
+        let answer = watcher.send(&[b"KEYNOTIFY", key.as_bytes()]);
+        if answer.watched.is_empty() {
+            return Err(Failure::usage(format!(
+                "the policy lets nobody watch {} by KEYNOTIFY: it answers {}",
+                printable(key.as_bytes()),
+                printable(&answer.payload)
+            )));
+        }
+    }
+    // The first call of an instance does more than later ones, and a store's instances are used.
+    let words: Vec<&[u8]> = args.words.iter().map(|word| word.as_bytes()).collect();
+    let mut client = harness.client(&args.client).dialect(args.dialect);
+    if let Some(timestamp) = &args.timestamp {
+        client = client.timestamp(Some(&**timestamp).filter(|it| *it != "none"));
+    }
+    if let Some(token) = &args.fencing_token {
+        client = client.fencing_token(token);
+    }
+    for (name, value) in &args.property {
+        client = client.property(name, value);
+    }
+    let answer = client.send(&words);
+    if args.json {
+        emit_json(&json(&answer, &harness, &words))?;
+    } else {
+        emit(text(&answer, &harness, &words, args).as_bytes())?;
+    }
+    Ok(match &answer {
+        Answer {
+            failure: Some(_), ..
+        } => Exit::Negative,
+        Answer { payload, .. } if payload.starts_with(b"-ERR") => Exit::Code(4),
+        _ => Exit::Done,
+    })
+}
+
+/// Who watches for --watch.
+const WATCHER: &str = "watcher";
+
+fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String {
+    let node = harness.node();
+    let mut text = String::new();
+    let mut row = |name: &str, value: &str| text.push_str(&format!("{name:<14} {value}\n"));
+    let shown: Vec<String> = words.iter().map(|word| excerpt(word)).collect();
+    row("request", &shown.join(" "));
+    row(
+        "",
+        &format!(
+            "by client {} at {}, in the dialect {}",
+            printable(args.client.as_bytes()),
+            utc(harness.now_ms()),
+            match args.dialect {
+                Dialect::Sdk => "sdk",
+                Dialect::Documents => "documents",
+                Dialect::Preview => "preview",
+            }
+        ),
+    );
+    let policy = harness.policy();
+    row("policy", &printable(policy.to_string().as_bytes()));
+    row("decision", &excerpt(&it.payload));
+    if let Some(why) = &it.failure {
+        row(
+            "",
+            &format!("the policy failed: {}", printable(why.as_bytes())),
+        );
+    }
+    row(
+        "version",
+        &it.version
+            .as_ref()
+            .map_or("none".into(), |it| printable(it.as_bytes())),
+    );
+    row(
+        "a duplicate",
+        match it.same_for_duplicate {
+            true => "is owed this very answer, whatever has happened since",
+            false => "is owed nothing: it runs again on what is there then",
+        },
+    );
+    for (at, write) in it.swept.iter().enumerate() {
+        row(
+            if at == 0 { "before it" } else { "" },
+            &write_text(write, node),
+        );
+    }
+    let mut effects: Vec<String> = it
+        .writes
+        .iter()
+        .map(|write| write_text(write, node))
+        .collect();
+    let client = printable(args.client.as_bytes());
+    effects.extend(
+        it.watched
+            .iter()
+            .map(|key| format!("{client} watches {}", excerpt(key))),
+    );
+    effects.extend(
+        it.unwatched
+            .iter()
+            .map(|key| format!("{client} watches {} no more", excerpt(key))),
+    );
+    if effects.is_empty() {
+        effects.push("none".into());
+    }
+    for (at, effect) in effects.iter().enumerate() {
+        row(if at == 0 { "effects" } else { "" }, effect);
+    }
+    let payload = array(words);
+    match &it.reads {
+        Reads::Anything => row(
+            "rests on",
+            "the whole table: a page of keys, a quota, or more keys than are noted",
+        ),
+        Reads::Keys(reads) if reads.is_empty() => row("rests on", "nothing but the request"),
+        Reads::Keys(reads) => {
+            for (at, read) in reads.iter().enumerate() {
+                row(
+                    if at == 0 { "rests on" } else { "" },
+                    &read_text(read, &payload, node),
+                );
+            }
+        }
+    }
+    if it.notifications.is_empty() {
+        row("notifications", "none");
+    }
+    for (at, told) in it.notifications.iter().enumerate() {
+        let name = if at == 0 { "notifications" } else { "" };
+        row(
+            name,
+            &format!(
+                "{} hears {}",
+                printable(told.client.as_bytes()),
+                excerpt(&told.payload)
+            ),
+        );
+        row("", &format!("on {}", excerpt(told.topic.as_bytes())));
+    }
+    row("fuel", &it.fuel.to_string());
+    row(
+        "time",
+        &format!(
+            "{:.1?}, in the store, of an instance's first request",
+            it.time
+        ),
+    );
+    if let Some(hidden) = &it.hidden_state {
+        row(
+            "hidden state",
+            &format!("the policy keeps something between requests: {hidden}"),
+        );
+    }
+    text
+}
+
+fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
+    let key = read.key.resolve(payload).map_or("a key".into(), excerpt);
+    let hidden = if read.hidden { "hidden " } else { "" };
+    match &read.entry {
+        None => format!("{hidden}{key}, which is not there"),
+        Some(entry) => {
+            let mut text = format!(
+                "{hidden}{key}, which holds {} ({}), version {}",
+                excerpt(&entry.value),
+                data::count(entry.value.len() as u64, "byte"),
+                printable(entry.version.display(node).to_string().as_bytes())
+            );
+            if let Some(fence) = &entry.fence {
+                text.push_str(&format!(", fence {}", data::fence(fence)));
+            }
+            if let Some(expires_ms) = entry.expires_ms {
+                text.push_str(&format!(", expires {}", utc(expires_ms)));
+            }
+            text
+        }
+    }
+}
+
+/// What spans of the request mean.
+fn array(words: &[&[u8]]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+    out
+}
+
+fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
+    let node = harness.node();
+    let payload = array(words);
+    let keys = |keys: &[Key]| -> Vec<Json> { keys.iter().map(|key| json_bytes(key)).collect() };
+    let writes = |writes: &[crate::store::Write]| -> Vec<Json> {
+        writes.iter().map(|write| write_json(write, node)).collect()
+    };
+    let reads = match &it.reads {
+        Reads::Anything => Json::Null,
+        Reads::Keys(reads) => reads
+            .iter()
+            .map(|read| {
+                let entry = read.entry.as_ref();
+                json!({
+                    "key": read.key.resolve(&payload).map(json_bytes),
+                    "hidden": read.hidden,
+                    "version": entry.map(|it| it.version.display(node).to_string()),
+                    "bytes": entry.map(|it| it.value.len()),
+                    "expires": entry.and_then(|it| it.expires_ms).map(utc),
+                })
+            })
+            .collect(),
+    };
+    let notifications: Vec<Json> = it
+        .notifications
+        .iter()
+        .map(|told| {
+            json!({ "client": told.client, "topic": told.topic, "payload": json_bytes(&told.payload) })
+        })
+        .collect();
+    let policy = harness.policy();
+    json!({
+        "request": words.iter().map(|word| json_bytes(word)).collect::<Vec<_>>(),
+        "time": utc(harness.now_ms()),
+        "policy": {
+            "name": policy.name,
+            "version": policy.version,
+            "digest": format!("blake3:{}", policy.digest),
+        },
+        "answer": json_bytes(&it.payload),
+        "failure": it.failure,
+        "version": it.version,
+        "duplicate_is_owed": it.same_for_duplicate,
+        "command": it.command,
+        "expired_before": writes(&it.swept),
+        "writes": writes(&it.writes),
+        "watched": keys(&it.watched),
+        "unwatched": keys(&it.unwatched),
+        "rests_on": reads,
+        "notifications": notifications,
+        "fuel": it.fuel,
+        "time_us": it.time.as_nanos() as f64 / 1000.0,
+        "hidden_state": it.hidden_state,
+    })
+}

@@ -1,0 +1,156 @@
+//! `statehouse policy build`: runs the tool of a policy's language, and checks what it made.
+
+use std::env;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value as Json;
+
+use super::check::text;
+use crate::cli::output::{Exit, Failure, emit};
+use crate::kit::check::check;
+use crate::kit::project::Language;
+
+/// What Rust builds policies for: a target without WASI.
+const TARGET: &str = "wasm32-unknown-unknown";
+
+/// Build a policy and check it
+///
+/// Finds out the language of the project, runs its tool, writes NAME.wasm into the project, and shows what `policy check`
+/// says of it. Rust: cargo, for wasm32-unknown-unknown.
+///
+/// Exit code 1 where it does not build, or is no policy.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy build
+  statehouse policy build policies/setpoint -o setpoint.wasm")]
+pub(in crate::cli) struct Args {
+    /// The project
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+
+    /// Where the policy goes [default: NAME.wasm in the project]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Let the tool ask the network for nothing
+    #[arg(long)]
+    offline: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let Some(Language::Rust) = Language::of(&args.dir) else {
+        return Err(Failure::usage(format!(
+            "{} is no project of a policy: there is no Cargo.toml. `statehouse policy new NAME` writes one",
+            args.dir.display()
+        )));
+    };
+    let (name, module) = rust(args)?;
+    // A component says what it is also to other tools; what is none already is left for the check to tell.
+    let module = component(&module).unwrap_or(module);
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => args.dir.join(format!("{name}.wasm")),
+    };
+    fs::write(&path, &module)
+        .map_err(|error| Failure::transport(format!("cannot write {}: {error}", path.display())))?;
+    let checked = check(&module);
+    emit(format!("wrote {}\n\n{}", path.display(), text(&checked)).as_bytes())?;
+    Ok(match checked.policy {
+        Ok(_) => Exit::Done,
+        Err(_) => Exit::Negative,
+    })
+}
+
+fn component(module: &[u8]) -> Option<Vec<u8>> {
+    let encoder = wit_component::ComponentEncoder::default();
+    encoder.module(module).ok()?.validate(true).encode().ok()
+}
+
+/// The name of the package and the module that cargo makes of it.
+fn rust(args: &Args) -> Result<(String, Vec<u8>), Failure> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    require_target(args)?;
+    let mut command = Command::new(&cargo);
+    command
+        .current_dir(&args.dir)
+        .args(["build", "--release", "--lib", "--target", TARGET])
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    if args.offline {
+        command.arg("--offline");
+    }
+    let mut child = command.spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            Failure::usage("a policy in Rust needs cargo: get it from https://rustup.rs")
+        }
+        _ => Failure::transport(format!("cannot run cargo: {error}")),
+    })?;
+    // Each is the artifact of one target; the last library is the project's own.
+    let mut made = None;
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| BufReader::new(out).lines())
+    {
+        let message: Json = serde_json::from_str(&line?).unwrap_or_default();
+        made = artifact(&message).or(made);
+    }
+    if !child.wait()?.success() {
+        return Err(Failure::negative(
+            "it does not build; what cargo says of it stands above",
+        ));
+    }
+    let Some((name, path)) = made else {
+        return Err(Failure::negative(
+            "cargo made no .wasm of it: Cargo.toml needs `[lib]` with `crate-type = [\"cdylib\"]`",
+        ));
+    };
+    let module = fs::read(&path)
+        .map_err(|error| Failure::transport(format!("cannot read {}: {error}", path.display())))?;
+    Ok((name, module))
+}
+
+/// The package and the module, where cargo says that it made one.
+fn artifact(message: &Json) -> Option<(String, PathBuf)> {
+    if message["reason"] != "compiler-artifact" {
+        return None;
+    }
+    let files = message["filenames"].as_array()?.iter();
+    let module = files
+        .filter_map(Json::as_str)
+        .find(|file| file.ends_with(".wasm"))?;
+    let manifest = message["manifest_path"].as_str()?;
+    let manifest: toml::Table = fs::read_to_string(manifest).ok()?.parse().ok()?;
+    let name = manifest.get("package")?.get("name")?.as_str()?;
+    Some((name.to_owned(), Path::new(module).to_owned()))
+}
+
+/// Without the target cargo fails with an error about the `core` crate, which helps nobody.
+fn require_target(args: &Args) -> Result<(), Failure> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc)
+        .current_dir(&args.dir)
+        .args(["--print", "target-libdir", "--target", TARGET])
+        .output();
+    // Where there is no rustc by that name, cargo may still know one.
+    let Ok(output) = output else {
+        return Ok(());
+    };
+    let directory = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let core = |name: &str| name.starts_with("libcore-");
+    let there = fs::read_dir(directory).is_ok_and(|mut files| {
+        files.any(|file| file.is_ok_and(|it| it.file_name().to_str().is_some_and(core)))
+    });
+    if there || !output.status.success() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "this compiler cannot build for {TARGET} yet: rustup target add {TARGET}"
+    )))
+}

@@ -1,0 +1,147 @@
+//! `statehouse policy check`: whether a file is a policy, and what its commands cost.
+
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::file;
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::kit::check::{Checked, Kind, check};
+
+/// Say whether a file is a policy that this store can run, and what its commands cost
+///
+/// Shows what it imports and exports, who says to have signed it, how long it takes to compile and to start, and the
+/// fuel that a request of each of its commands burns. Fuel is the same on every machine; times are those of this one.
+/// The signature is not verified here: `serve` does that, with the keys that it trusts.
+///
+/// Exit code 1 where it is no policy: the output says why and what to do.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy check setpoint.wasm
+  statehouse policy check builtin --json")]
+pub(in crate::cli) struct Args {
+    /// The policy (.wasm component or core module), or `builtin` for the standard one
+    policy: PathBuf,
+
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let checked = check(&file::read(&args.policy)?);
+    if args.json {
+        emit_json(&json(&checked))?;
+    } else {
+        emit(text(&checked).as_bytes())?;
+    }
+    Ok(match checked.policy {
+        Ok(_) => Exit::Done,
+        Err(_) => Exit::Negative,
+    })
+}
+
+pub(super) fn text(it: &Checked) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| {
+        text.push_str(&format!("{name:<10} {}\n", printable(value.as_bytes())));
+    };
+    let own = "statehouse:policy/";
+    let interfaces = |names: &[String]| match names {
+        [] => "nothing".to_owned(),
+        _ => names.join(", ").replace(own, ""),
+    };
+    match &it.policy {
+        Ok(fit) => row("policy", format!("{} {}", fit.name, fit.version)),
+        Err(wrong) => {
+            row("no policy", wrong.what.clone());
+            for advice in &wrong.advice {
+                row("", advice.clone());
+            }
+        }
+    }
+    let kind = match it.kind {
+        Kind::Component => "component",
+        Kind::Module => "core module, which the host makes a component",
+        Kind::Other => "not WebAssembly",
+    };
+    row("file", format!("{} bytes, {kind}", it.bytes));
+    row("digest", format!("blake3:{}", it.digest));
+    row(
+        "signed",
+        match &it.signed {
+            None => "no".into(),
+            Some(keys) => format!("by key {}, it says", keys.join(", ")),
+        },
+    );
+    if it.kind != Kind::Other {
+        row("imports", interfaces(&it.imports));
+        row("exports", interfaces(&it.exports));
+    }
+    if let Ok(fit) = &it.policy {
+        row("compiles", format!("in {:.1?}", fit.compile));
+        row("starts", format!("in {:.1?}", fit.start));
+        text.push_str(&format!(
+            "\n{:<14}{:>10}{:>12}  answer\n",
+            "command", "fuel", "time"
+        ));
+        for cost in &fit.commands {
+            let answer = match &cost.failure {
+                None => cost.answer.clone(),
+                Some(why) => format!("the policy failed: {}", printable(why.as_bytes())),
+            };
+            text.push_str(&format!(
+                "{:<14}{:>10}{:>12}  {answer}\n",
+                printable(cost.command.as_bytes()),
+                cost.fuel,
+                format!("{:.1?}", cost.time),
+            ));
+        }
+    }
+    text
+}
+
+fn json(it: &Checked) -> Json {
+    let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
+    let mut json = json!({
+        "fit": it.policy.is_ok(),
+        "kind": match it.kind {
+            Kind::Component => "component",
+            Kind::Module => "module",
+            Kind::Other => "other",
+        },
+        "bytes": it.bytes,
+        "digest": format!("blake3:{}", it.digest),
+        "signed_by": it.signed,
+        "imports": it.imports,
+        "exports": it.exports,
+    });
+    match &it.policy {
+        Err(wrong) => {
+            json["error"] = json!(wrong.what);
+            json["advice"] = json!(wrong.advice);
+        }
+        Ok(fit) => {
+            json["name"] = json!(fit.name);
+            json["version"] = json!(fit.version);
+            json["compile_us"] = json!(micros(fit.compile));
+            json["start_us"] = json!(micros(fit.start));
+            let commands = fit.commands.iter();
+            let commands: Vec<Json> = commands
+                .map(|cost| {
+                    json!({
+                        "command": cost.command,
+                        "request": cost.request,
+                        "answer": cost.answer,
+                        "failure": cost.failure,
+                        "fuel": cost.fuel,
+                        "time_us": micros(cost.time),
+                    })
+                })
+                .collect();
+            json["commands"] = json!(commands);
+        }
+    }
+    json
+}

@@ -1,0 +1,54 @@
+//! `statehouse policy new`: a project for a policy.
+
+use std::path::PathBuf;
+
+use crate::cli::output::{Exit, Failure, emit};
+use crate::kit::project::{self, Language, ProjectError};
+
+/// Write a project for a policy: small, complete, and its tests pass
+///
+/// A Rust project stands on the standard policy, adds one rule, and brings along all it is written with.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy new setpoint
+  cd setpoint && statehouse policy build && statehouse policy test setpoint.wasm tests/
+  statehouse policy new setpoint --lang rust --dir policies/setpoint")]
+pub(in crate::cli) struct Args {
+    /// What it is called: lower-case letters, digits and `-`
+    name: String,
+
+    /// What it is written in
+    #[arg(long, value_name = "LANGUAGE", default_value = "rust", value_parser = language)]
+    lang: Language,
+
+    /// Where it is written to [default: a directory of its name]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+fn language(name: &str) -> Result<Language, String> {
+    match name {
+        "rust" => Ok(Language::Rust),
+        _ => Err("a project can be written in: rust".into()),
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let directory = args
+        .dir
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(&args.name));
+    project::create(&args.name, args.lang, &directory).map_err(|error| match error {
+        ProjectError::Io(..) => Failure::transport(error.to_string()),
+        _ => Failure::usage(error.to_string()),
+    })?;
+    let text = format!(
+        "wrote {}. Next:\n  cd {}\n  statehouse policy build\n  statehouse policy test {}.wasm tests/\n",
+        directory.display(),
+        directory.display(),
+        args.name
+    );
+    emit(text.as_bytes())?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,258 @@
+//! What a request costs: policies beside one another and beside the built-in one, in the same run.
+//!
+//! What enters: policies, and conversations whose requests are to be measured. What leaves: fuel, which is the same on
+//! every machine, and medians of times, of which only the ratios say anything elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use statehouse_mqtt::Properties;
+
+use super::check::median;
+use super::harness::{Harness, NOW_MS};
+use super::setup::{self, KitError};
+use super::transcript;
+use crate::STANDARD_POLICY;
+use crate::policy::{self, Call, Engine, Instance, Policy};
+use crate::request::{Delivery, Dialect, Request};
+use crate::store::{Peer, State, Transaction};
+
+/// What one policy does with one kind of request.
+#[derive(Clone, Debug, Default)]
+pub struct Cost {
+    /// Fuel of one request; 0 where it does not count.
+    pub fuel: u64,
+    /// Nanoseconds of one request.
+    pub ns: u64,
+    /// Why the policy failed at it, if it did.
+    pub failure: Option<String>,
+}
+
+/// One kind of request, by every policy in the order they were given; the built-in one is the last.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What is done.
+    pub what: String,
+    /// What it costs.
+    pub costs: Vec<Cost>,
+}
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// What the policies call themselves.
+    pub policies: Vec<String>,
+    /// What they cost.
+    pub rows: Vec<Row>,
+}
+
+/// Samples of each figure; the median counts.
+const SAMPLES: usize = 101;
+
+/// A sample is as many calls as take about this long: much less than what a scheduler gives at once, so that most samples
+/// run undisturbed on a busy machine too.
+const SAMPLE: Duration = Duration::from_micros(200);
+
+/// Calls of one sample at most.
+const CALLS_MAX: u32 = 2_000;
+
+/// Measures policies and the built-in one. `transcripts` are names and texts.
+pub fn bench(files: &[Vec<u8>], transcripts: &[(String, String)]) -> Result<Measured, KitError> {
+    let engine = setup::engine()?;
+    let mut subjects = Vec::new();
+    for file in files.iter().map(Vec::as_slice).chain([STANDARD_POLICY]) {
+        subjects.push(Subject::new(&engine, file)?);
+    }
+    let mut rows = Vec::new();
+    for (size, bytes) in [("64 B", 64), ("4 KiB", 4096)] {
+        let value = vec![b'v'; bytes];
+        let set = array(&[b"SET", b"bench/key", &value]);
+        let get = array(&[b"GET", b"bench/key"]);
+        for subject in &mut subjects {
+            subject.call(&set);
+        }
+        rows.push(row(&mut subjects, &format!("GET of {size}"), &get));
+        rows.push(row(&mut subjects, &format!("SET of {size}"), &set));
+    }
+    rows.push(starts(&subjects)?);
+    for (name, text) in transcripts {
+        rows.extend(conversation(&subjects, name, text));
+    }
+    Ok(Measured {
+        policies: subjects.iter().map(|it| it.policy.to_string()).collect(),
+        rows,
+    })
+}
+
+/// A policy under measurement.
+struct Subject {
+    policy: Arc<Policy<Transaction>>,
+    instance: Instance<Transaction>,
+    /// Lent to each call and taken back, as the store does.
+    state: Option<Box<State>>,
+    peer: Peer,
+    properties: Properties,
+}
+
+impl Subject {
+    fn new(engine: &Engine<Transaction>, file: &[u8]) -> Result<Self, KitError> {
+        let policy = setup::compile(engine, file)?;
+        Ok(Self {
+            instance: Instance::warm(policy.clone())?,
+            policy,
+            state: None,
+            peer: Peer {
+                client: "bench".into(),
+                connection: 1,
+                session: 1,
+            },
+            properties: Properties::default(),
+        })
+    }
+
+    /// One call, from the request to the commit; its fuel, and why it failed.
+    fn call(&mut self, payload: &Bytes) -> (u64, Option<String>) {
+        const TIMESTAMP: &str = "001700000000000:00000:bench";
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload,
+            timestamp: Some(TIMESTAMP),
+            fencing_token: None,
+            peer: &self.peer,
+            properties: &self.properties,
+            delivery: Delivery::default(),
+        };
+        let state = self.state.take().unwrap_or_default();
+        let transaction = Transaction::begin(state, setup::default_quota(), NOW_MS, &request);
+        let mut call: Call<'_, Transaction> = self.instance.begin(transaction, payload.clone());
+        let outcome = call.handle(policy::Request {
+            payload,
+            dialect: policy::Dialect::Sdk,
+            timestamp: Some(TIMESTAMP),
+            fencing_token: None,
+            client: self.peer.known(),
+            now: NOW_MS,
+        });
+        let fuel = call.burnt();
+        let transaction = call.end();
+        let (state, failure) = match std::hint::black_box(outcome) {
+            Ok(_) => (transaction.commit().0, None),
+            Err(failure) => (transaction.roll_back(), Some(failure.to_string())),
+        };
+        self.state = Some(state);
+        (fuel, failure)
+    }
+}
+
+/// One request by all subjects, taking turns, so that a machine that slows down slows all of them.
+fn row(subjects: &mut [Subject], what: &str, payload: &Bytes) -> Row {
+    let mut costs = Vec::new();
+    let mut calls = Vec::new();
+    for subject in subjects.iter_mut() {
+        // The first calls of an instance do more than later ones.
+        for _ in 0..20 {
+            subject.call(payload);
+        }
+        let begin = Instant::now();
+        let (fuel, failure) = subject.call(payload);
+        let once = begin.elapsed().max(Duration::from_nanos(100));
+        let fit = u32::try_from(SAMPLE.as_nanos() / once.as_nanos()).unwrap_or(CALLS_MAX);
+        calls.push(fit.clamp(1, CALLS_MAX));
+        costs.push(Cost {
+            fuel,
+            ns: 0,
+            failure,
+        });
+    }
+    let mut times = vec![Vec::with_capacity(SAMPLES); subjects.len()];
+    for round in 0..SAMPLES {
+        for turn in 0..subjects.len() {
+            // Who goes first changes, so that nobody always pays for what happens now and then.
+            let at = (turn + round) % subjects.len();
+            let subject = &mut subjects[at];
+            let begin = Instant::now();
+            for _ in 0..calls[at] {
+                subject.call(payload);
+            }
+            times[at].push(nanos(begin.elapsed()) / u64::from(calls[at]));
+        }
+    }
+    for (cost, times) in costs.iter_mut().zip(&mut times) {
+        cost.ns = median(times);
+    }
+    Row {
+        what: what.to_owned(),
+        costs,
+    }
+}
+
+/// What a fresh instance costs: a redelivery has one of its own, and so has the request after a failure.
+fn starts(subjects: &[Subject]) -> Result<Row, KitError> {
+    let mut times = vec![Vec::with_capacity(SAMPLES); subjects.len()];
+    for _ in 0..SAMPLES {
+        for (at, subject) in subjects.iter().enumerate() {
+            let begin = Instant::now();
+            let instance = Instance::warm(subject.policy.clone())?;
+            drop(instance);
+            times[at].push(nanos(begin.elapsed()));
+        }
+    }
+    let cost = |times: &mut Vec<u64>| Cost {
+        ns: median(times),
+        ..Cost::default()
+    };
+    Ok(Row {
+        what: "a fresh instance".into(),
+        costs: times.iter_mut().map(cost).collect(),
+    })
+}
+
+/// The requests of a conversation by their first words, with all that the store does about them.
+fn conversation(subjects: &[Subject], name: &str, text: &str) -> Vec<Row> {
+    let mut rows: BTreeMap<String, Vec<Cost>> = BTreeMap::new();
+    for (at, subject) in subjects.iter().enumerate() {
+        let harness = Harness::with(subject.policy.clone()).once();
+        let mut verbs: BTreeMap<String, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
+        for _ in 0..SAMPLES {
+            for request in transcript::costs(&harness, text) {
+                let (fuel, times) = verbs.entry(request.verb).or_default();
+                fuel.push(request.fuel);
+                times.push(nanos(request.time));
+            }
+        }
+        for (verb, (mut fuel, mut times)) in verbs {
+            let costs = rows.entry(verb).or_default();
+            costs.resize(at, Cost::default());
+            costs.push(Cost {
+                fuel: median(&mut fuel),
+                ns: median(&mut times),
+                failure: None,
+            });
+        }
+    }
+    rows.into_iter()
+        .map(|(verb, mut costs)| {
+            costs.resize(subjects.len(), Cost::default());
+            Row {
+                what: format!("{verb} in {name}"),
+                costs,
+            }
+        })
+        .collect()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn array(words: &[&[u8]]) -> Bytes {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+    Bytes::from(out)
+}

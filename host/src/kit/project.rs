@@ -1,0 +1,185 @@
+//! A new policy: a small project that builds, whose tests pass.
+//!
+//! What enters: a name and a language. What leaves: files. The SDK and the standard policy lie in a Rust project as they
+//! are in this program, so that it builds without asking anybody for them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::limits;
+
+/// What policies are written in here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// Rust, on top of the standard policy.
+    Rust,
+}
+
+impl Language {
+    /// The one that a directory is written in, by the file that its tool reads.
+    pub fn of(directory: &Path) -> Option<Self> {
+        let has = |name: &str| directory.join(name).is_file();
+        has("Cargo.toml").then_some(Self::Rust)
+    }
+}
+
+/// Why there is no new project.
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    /// A name that is none.
+    #[error(
+        "a policy's name is of lower-case letters, digits and `-`, begins with a letter and has at most {} bytes",
+        limits::POLICY_NAME_BYTES_MAX
+    )]
+    Name,
+    /// There is something already.
+    #[error(
+        "{0} is there already, and nothing of it was changed: name another directory with --dir"
+    )]
+    Exists(PathBuf),
+    /// It cannot be written.
+    #[error("cannot write {0}: {1}")]
+    Io(PathBuf, io::Error),
+}
+
+/// The sources of the SDK and of the standard policy.
+const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+
+/// What every project has.
+const COMMON: &[(&str, &str)] = &[
+    ("wit/policy.wit", include_str!("../../../wit/policy.wit")),
+    (
+        "tests/setpoint.txt",
+        include_str!("../../templates/setpoint.txt"),
+    ),
+];
+
+const RUST: &[(&str, &str)] = &[
+    (
+        "Cargo.toml",
+        include_str!("../../templates/rust/Cargo.toml"),
+    ),
+    ("README.md", include_str!("../../templates/rust/README.md")),
+    (
+        "src/lib.rs",
+        include_str!("../../templates/rust/src/lib.rs"),
+    ),
+    (
+        "vendor/statehouse-policy/Cargo.toml",
+        include_str!("../../templates/rust/policy.toml"),
+    ),
+    (
+        "vendor/statehouse-guest/Cargo.toml",
+        include_str!("../../templates/rust/guest.toml"),
+    ),
+    (".gitignore", "/target\n/*.wasm\n"),
+];
+
+/// Whether a policy may be called so: the name is that of a package, of a file and of a policy.
+pub fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    name.len() <= limits::POLICY_NAME_BYTES_MAX
+        && name.bytes().all(plain)
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+}
+
+/// Writes a project. The directory must not be there yet, or be empty.
+pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), ProjectError> {
+    if !is_name(name) {
+        return Err(ProjectError::Name);
+    }
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |error| ProjectError::Io(path, error)
+    };
+    let is_free = match fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    if !is_free {
+        return Err(ProjectError::Exists(directory.to_owned()));
+    }
+    let (own, sources) = match language {
+        Language::Rust => (RUST, SOURCES),
+    };
+    for (path, text) in COMMON.iter().chain(own) {
+        let text = text.replace("{{name}}", name);
+        let text = text.replace("{{version}}", env!("CARGO_PKG_VERSION"));
+        write(directory, path, &text).map_err(failed(&directory.join(path)))?;
+    }
+    // These go as they are.
+    for (path, text) in sources {
+        write(directory, path, text).map_err(failed(&directory.join(path)))?;
+    }
+    Ok(())
+}
+
+fn write(directory: &Path, path: &str, text: &str) -> io::Result<()> {
+    let path = directory.join(path);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(path, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_packages() {
+        for good in ["a", "set-point2"] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", "-a", "2a", "A", "a b", "a/b", "ä", &"a".repeat(65)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+
+    /// A template says what the workspace says.
+    #[test]
+    fn the_vendored_manifests_fit_their_sources() {
+        let workspace = include_str!("../../../Cargo.toml");
+        let line = |text: &str, name: &str| {
+            let found = text.lines().find(|line| line.starts_with(name));
+            found
+                .map(str::to_owned)
+                .unwrap_or_else(|| panic!("no {name}"))
+        };
+        let text = |path: &str| RUST.iter().find(|(name, _)| *name == path).unwrap().1;
+        let policy = text("vendor/statehouse-policy/Cargo.toml");
+        assert_eq!(line(policy, "wit-bindgen"), line(workspace, "wit-bindgen"));
+        assert_eq!(line(policy, "edition"), line(workspace, "edition"));
+        for (own, original) in [
+            (policy, include_str!("../../../guest/sdk/Cargo.toml")),
+            (
+                text("vendor/statehouse-guest/Cargo.toml"),
+                include_str!("../../../guest/Cargo.toml"),
+            ),
+        ] {
+            assert_eq!(line(own, "version"), line(original, "version"));
+            assert_eq!(line(own, "name"), line(original, "name"));
+        }
+        for path in [
+            "vendor/statehouse-policy/src/lib.rs",
+            "vendor/statehouse-guest/src/lib.rs",
+        ] {
+            assert!(SOURCES.iter().any(|(name, _)| *name == path), "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        create("a", Language::Rust, directory.path()).unwrap();
+        let again = create("b", Language::Rust, directory.path());
+        assert!(matches!(again, Err(ProjectError::Exists(_))));
+        let manifest = fs::read_to_string(directory.path().join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("name = \"a\""), "{manifest}");
+        let file = directory.path().join("Cargo.toml");
+        assert!(create("b", Language::Rust, &file).is_err());
+        let bad = create("B", Language::Rust, &directory.path().join("b"));
+        assert!(matches!(bad, Err(ProjectError::Name)));
+    }
+}

@@ -1,0 +1,182 @@
+//! `statehouse policy check` and `bench`.
+
+use std::fs;
+
+use statehouse_tests::{policies, run};
+
+fn json(arguments: &[&str], code: i32) -> serde_json::Value {
+    let ran = run(arguments, b"").code(code);
+    serde_json::from_str(&ran.text()).unwrap()
+}
+
+#[test]
+fn a_policy_is_described_with_the_cost_of_each_command() {
+    let ran = run(&["policy", "check", "builtin"], b"").code(0);
+    let text = ran.text();
+    for part in [
+        "policy     standard 1.0.0\n",
+        "component\n",
+        "signed     no\n",
+        "table@1.0.0",
+        "exports    handler@1.0.0\n",
+        "compiles   in ",
+        "+OK",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    let it = json(&["policy", "check", "builtin", "--json"], 0);
+    let commands = it["commands"].as_array().unwrap();
+    let command = |name: &str| {
+        let found = commands.iter().find(|it| it["command"] == name);
+        found.unwrap_or_else(|| panic!("{name} is not in {commands:?}"))
+    };
+    // Fuel is the same on every machine, so its order is as well.
+    let fuel = |name: &str| command(name)["fuel"].as_u64().unwrap();
+    assert!(0 < fuel("GET") && fuel("GET") < fuel("SET"), "{commands:?}");
+    assert_eq!(command("GET")["answer"], "$1\\r\\n0\\r\\n");
+    // A core module is one too.
+    let it = json(&["policy", "check", policies::faulty(), "--json"], 0);
+    assert_eq!(
+        (&it["kind"], &it["name"]),
+        (&"module".into(), &"faulty".into())
+    );
+}
+
+#[test]
+fn a_signature_is_told_with_the_id_of_its_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| {
+        directory
+            .path()
+            .join(name)
+            .into_os_string()
+            .into_string()
+            .unwrap()
+    };
+    run(&["policy", "keygen", &path("key")], b"").code(0);
+    let (key, signed) = (path("key.key"), path("signed.wasm"));
+    run(
+        &[
+            "policy",
+            "sign",
+            "--key",
+            &key,
+            policies::faulty(),
+            "-o",
+            &signed,
+        ],
+        b"",
+    )
+    .code(0);
+    let it = json(&["policy", "check", &signed, "--json"], 0);
+    assert_eq!(it["signed_by"].as_array().unwrap().len(), 1, "{it}");
+}
+
+#[test]
+fn each_kind_of_wrong_file_is_told_from_the_others_with_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    // An empty core module, an empty component, a component that imports WASI, one of another version of the contract.
+    let empty = b"\0asm\x01\0\0\0".to_vec();
+    let component = b"\0asm\x0d\0\x01\0".to_vec();
+    let cases: [(&str, Vec<u8>, &str, &str); 6] = [
+        (
+            "text",
+            b"fn main() {}".to_vec(),
+            "not WebAssembly",
+            "statehouse policy build",
+        ),
+        (
+            "nothing",
+            Vec::new(),
+            "not WebAssembly",
+            "name the .wasm file",
+        ),
+        (
+            "module",
+            empty.clone(),
+            "does not export",
+            "statehouse_policy::export!",
+        ),
+        (
+            "component",
+            component.clone(),
+            "does not export",
+            "statehouse policy new",
+        ),
+        (
+            "wasi",
+            importing(&component, "wasi:clocks/monotonic-clock@0.2.6"),
+            "wasi:clocks/monotonic-clock@0.2.6",
+            "--stub-wasi",
+        ),
+        (
+            "newer",
+            importing(&component, "statehouse:policy/table@2.0.0"),
+            "statehouse:policy/table@2.0.0",
+            "contract that this host offers",
+        ),
+    ];
+    for (name, bytes, what, advice) in cases {
+        let path = directory.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let path = path.to_str().unwrap();
+        let it = json(&["policy", "check", path, "--json"], 1);
+        assert!(it["error"].as_str().unwrap().contains(what), "{name}: {it}");
+        assert!(it["advice"].to_string().contains(advice), "{name}: {it}");
+        let text = run(&["policy", "check", path], b"").code(1).text();
+        assert!(
+            text.starts_with("no policy  ") && text.contains(advice),
+            "{name}: {text}"
+        );
+    }
+    run(&["policy", "check", "/no/such/file"], b"")
+        .code(2)
+        .says("/no/such/file");
+}
+
+/// A component that imports an empty instance under this name.
+fn importing(component: &[u8], name: &str) -> Vec<u8> {
+    let mut out = component.to_vec();
+    // A type section with one instance type that has no declarations.
+    out.extend([7, 3, 1, 0x42, 0]);
+    // An import section with one import: a plain name, an instance of type 0.
+    let length = u8::try_from(name.len()).unwrap();
+    out.extend([10, length + 5, 1, 0, length]);
+    out.extend(name.bytes());
+    out.extend([5, 0]);
+    out
+}
+
+#[test]
+fn a_bench_puts_policies_beside_the_built_in_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let transcript = directory.path().join("it.txt");
+    fs::write(&transcript, "> SET k v\n> GET k\n> COUNT k\n").unwrap();
+    let transcript = transcript.to_str().unwrap();
+    let faulty = policies::faulty();
+    let arguments = [
+        "policy",
+        "bench",
+        "builtin",
+        "--against",
+        faulty,
+        "--transcript",
+        transcript,
+    ];
+    let text = run(&arguments, b"").code(0).text();
+    for part in [
+        "GET of 64 B",
+        "SET of 4 KiB",
+        "a fresh instance",
+        "COUNT in ",
+        "faulty failed at SET of 64 B",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    let it = json(&["policy", "bench", "builtin", "--json"], 0);
+    let get = &it["rows"][0];
+    assert_eq!(get["what"], "GET of 64 B");
+    // Twice the same module, so twice the same fuel.
+    assert_eq!(get["costs"][0]["fuel"], get["costs"][1]["fuel"]);
+    assert!(get["costs"][0]["ns"].as_u64().unwrap() > 0);
+}

@@ -1,0 +1,106 @@
+//! `statehouse explain`.
+
+use statehouse_tests::{Server, policies, run};
+
+#[test]
+fn a_write_is_explained_from_the_request_to_the_watchers() {
+    let ran = run(
+        &[
+            "explain",
+            "--at",
+            "2023-11-14T22:13:20Z",
+            "--client",
+            "thermostat",
+            "--watch",
+            "room",
+            "--fencing-token",
+            "001699999999999:00000:lock",
+            "--",
+            "SET",
+            "room",
+            "21.5",
+            "PX",
+            "1000",
+        ],
+        b"",
+    );
+    let text = ran.code(0).text();
+    for part in [
+        "request        SET room 21.5 PX 1000\n               by client thermostat at 2023-11-14T22:13:20",
+        "policy         standard 1.0.0@",
+        "decision       +OK\\r\\n",
+        "version        001700000000000:00001:StateStore",
+        "is owed this very answer",
+        "effects        sets room to 21.5 (4 bytes), version 001700000000000:00001:StateStore, fence 001699999999999:00000:lock, expires 2023-11-14T22:13:21",
+        "rests on       room, which is not there",
+        "notifications  watcher hears *4\\r\\n$6\\r\\nNOTIFY",
+        "fuel           ",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    assert!(!text.contains("hidden state"), "{text}");
+}
+
+#[test]
+fn refusals_and_failures_are_explained_and_end_as_such() {
+    let text = run(
+        &["explain", "--timestamp", "none", "--", "SET", "k", "v"],
+        b"",
+    )
+    .code(4)
+    .text();
+    assert!(
+        text.contains("decision       -ERR missing timestamp"),
+        "{text}"
+    );
+    assert!(text.contains("effects        none"), "{text}");
+    let faulty = policies::faulty();
+    let text = run(
+        &["explain", "--policy", faulty, "--", "SET", "k", "panic"],
+        b"",
+    )
+    .code(1)
+    .text();
+    assert!(text.contains("the policy failed: "), "{text}");
+    assert!(text.contains("effects        none"), "{text}");
+    run(&["explain"], b"").code(2);
+    run(&["explain", "--dialect", "latin", "--", "GET", "k"], b"").code(2);
+    run(&["explain", "--policy", "/no/such", "--", "GET", "k"], b"").code(2);
+}
+
+#[test]
+fn each_dialect_property_and_read_is_told() {
+    let explain = |arguments: &[&str]| {
+        let mut all = vec!["explain", "--json"];
+        all.extend(arguments);
+        let ran = run(&all, b"").code(0);
+        serde_json::from_str::<serde_json::Value>(&ran.text()).unwrap()
+    };
+    let it = explain(&["--dialect", "documents", "--", "KEYNOTIFY", "k"]);
+    assert_eq!(it["watched"], serde_json::json!(["k"]));
+    let it = explain(&["--property", "x=y", "--", "SCAN", "*"]);
+    assert_eq!(it["rests_on"], serde_json::Value::Null);
+    assert_eq!(it["duplicate_is_owed"], false);
+    let it = explain(&["--policy", policies::faulty(), "--", "HIDE", "k"]);
+    assert_eq!(it["writes"][0]["hidden"], true);
+}
+
+#[test]
+fn the_table_of_a_running_store_is_looked_at_and_left_alone() {
+    let server = Server::start();
+    let mut store = server.store("writer");
+    store.set("k", "before");
+    let data = server.directory().join("statehouse-data");
+    let data = data.to_str().unwrap();
+    let text = run(&["explain", "--data", data, "--", "DEL", "k"], b"")
+        .code(0)
+        .text();
+    for part in [
+        "decision       :1\\r\\n",
+        "effects        deletes k",
+        "k, which holds before (6 bytes)",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    assert_eq!(store.get("k"), Some(b"before".to_vec()));
+}

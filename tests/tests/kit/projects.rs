@@ -1,0 +1,86 @@
+//! `statehouse policy new` and `build`.
+
+use std::{env, fs, path::PathBuf, process::Command};
+
+use statehouse_tests::{
+    command::{command, finish},
+    run, run_in,
+};
+
+/// target/<profile>/deps/<test> → target/tmp/projects: kept, so that only a first run compiles what projects stand on.
+fn target() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    test.ancestors().nth(3).unwrap().join("tmp/projects")
+}
+
+#[test]
+fn a_new_rust_policy_builds_and_its_tests_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let ran = run_in(directory.path(), &["policy", "new", "kitchen-rule"], b"").code(0);
+    assert!(
+        ran.text().contains("statehouse policy build"),
+        "{}",
+        ran.text()
+    );
+    let project = directory.path().join("kitchen-rule");
+    let mut build = command(&["policy", "build", "--offline"]);
+    build
+        .current_dir(&project)
+        .env("CARGO_TARGET_DIR", target());
+    let text = finish(build, b"").code(0).text();
+    for part in [
+        "wrote ./kitchen-rule.wasm\n",
+        "policy     kitchen-rule 0.1.0\n",
+        "component\n",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    let tested = ["policy", "test", "kitchen-rule.wasm", "tests/"];
+    let ran = run_in(&project, &tested, b"").code(0);
+    assert_eq!(
+        ran.text(),
+        "1 transcript, 6 requests: every line holds, no hidden state\n"
+    );
+    // What it does not change is as the protocol says.
+    let conforms = ["policy", "test", "kitchen-rule.wasm", "--conformance"];
+    run_in(&project, &conforms, b"").code(0);
+    let mut native = Command::new(env!("CARGO"));
+    native
+        .current_dir(&project)
+        // With --release, as the build before: what both need is compiled once.
+        .args(["test", "--quiet", "--offline", "--release"])
+        .env("CARGO_TARGET_DIR", target());
+    finish(native, b"").code(0);
+
+    // What does not build ends with the compiler's words and no policy.
+    fs::remove_file(project.join("kitchen-rule.wasm")).unwrap();
+    fs::write(project.join("src/lib.rs"), "nonsense").unwrap();
+    let mut build = command(&["policy", "build", "--offline"]);
+    build
+        .current_dir(&project)
+        .env("CARGO_TARGET_DIR", target());
+    finish(build, b"")
+        .code(1)
+        .says("it does not build")
+        .says("nonsense");
+    assert!(!project.join("kitchen-rule.wasm").exists());
+}
+
+#[test]
+fn what_cannot_be_made_or_built_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    run(&["policy", "new", "Not A Name", "--dir", path], b"")
+        .code(2)
+        .says("lower-case");
+    run(&["policy", "new", "a", "--lang", "cobol"], b"")
+        .code(2)
+        .says("rust");
+    run(&["policy", "build", path], b"")
+        .code(2)
+        .says("no project");
+    fs::write(directory.path().join("mine"), "").unwrap();
+    run(&["policy", "new", "a", "--dir", path], b"")
+        .code(2)
+        .says("is there already");
+}
