@@ -19,6 +19,7 @@
 //! * [`journal`]: effects in, records and a position out. Records hold what a request did and all that it saw.
 //! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
+//! * [`shadow`]: runs requests again beside all this, to compare a candidate. It changes nothing, and nobody waits for it.
 //! * [`server`]: wires these together under one lock.
 //! * [`control`]: loads policies and changes which one answers, while all of that goes on.
 //!
@@ -44,6 +45,7 @@ pub mod past;
 pub mod policy;
 pub mod request;
 pub mod server;
+pub mod shadow;
 pub mod ship;
 pub mod storage;
 pub mod store;

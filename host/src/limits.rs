@@ -37,10 +37,11 @@ pub const GUEST_TABLE_ELEMENTS_MAX: usize = 20_000;
 /// Core instances of one component: what wit-component emits is three.
 pub const GUEST_INSTANCES_MAX: usize = 16;
 
-/// Memories of one component. The bound of bytes is one memory's, so that more would multiply it.
-pub const GUEST_MEMORIES_MAX: usize = 1;
+/// Memories of one component: QuickJS comes with three, of which two are empty. The bound of bytes is that of all
+/// together.
+pub const GUEST_MEMORIES_MAX: usize = 3;
 
-/// Tables of one component: one for its function pointers and one of wit-component's.
+/// Tables of one component: one for its function pointers and one of wit-component's; QuickJS has one more.
 pub const GUEST_TABLES_MAX: usize = 4;
 
 /// Native stack of a policy call. A recursion without end stops here instead of in the host's guard page.
@@ -107,6 +108,50 @@ pub const ROUTE_PREFIX_BYTES_MAX: usize = 1024;
 
 /// A pattern of client ids or keys. Comparing costs at most its length times that of a key.
 pub const CANARY_PATTERN_BYTES_MAX: usize = 256;
+
+/// Requests that the guard over a policy looks back on.
+pub const GUARD_WINDOW_REQUESTS: usize = 1000;
+
+/// Default bound of failed ones among them (`guard_failures`): a client with one bad habit stays below, a broken
+/// policy reaches it at once.
+pub const GUARD_FAILURES_DEFAULT: u32 = 10;
+
+/// Requests before their mean fuel says anything.
+pub const GUARD_FUEL_REQUESTS_MIN: usize = 100;
+
+/// Default of how many requests of the active policy go by for each that runs again on a fresh instance
+/// (`purity_sample`): a thousandth of its time.
+pub const PURITY_SAMPLE_DEFAULT: u32 = 1024;
+
+/// Requests that wait for running again, beside the store. What finds no room is not compared.
+pub const OBSERVED_QUEUE_MAX: usize = 1024;
+
+/// All of them in bytes.
+pub const OBSERVED_QUEUE_BYTES_MAX: u64 = 32 << 20;
+
+/// What one of them costs besides its payload, properties and what it read and wrote, rounded up.
+pub const OBSERVED_OVERHEAD_BYTES: u64 = 1024;
+
+/// Keys of which a candidate in shadow is told what they held, though the request did not read them.
+pub const OBSERVED_QUESTIONS_MAX: usize = 64;
+
+/// How often a candidate is run for one request, since each answer may lead to the next question.
+pub const OBSERVED_ROUNDS_MAX: u32 = 4;
+
+/// Removed keys that the store recalls while a candidate is in shadow: an absent one among them may have been there.
+pub const RECENT_REMOVALS_MAX: usize = 4096;
+
+/// Examples of differences that a report holds.
+pub const SHADOW_EXAMPLES_MAX: usize = 32;
+
+/// Those of them that differ in the same way, at the same command.
+pub const SHADOW_EXAMPLES_ALIKE_MAX: usize = 4;
+
+/// A request or an answer in an example; the rest is cut.
+pub const SHADOW_EXAMPLE_BYTES_MAX: usize = 512;
+
+/// Writes that are shown of one request.
+pub const SHADOW_EXAMPLE_WRITES_MAX: usize = 8;
 
 /// How often somebody who assigned policies looks whether that is on disk.
 pub const ASSIGNED_POLL: Duration = Duration::from_micros(200);

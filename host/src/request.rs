@@ -97,8 +97,15 @@ pub struct ReplyTo {
 }
 
 impl ReplyTo {
-    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked.
-    pub fn properties(&self, version: Option<Stamp>, node: &str, persisted: Option<&str>) -> Bytes {
+    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
+    /// gave it.
+    pub fn properties(
+        &self,
+        version: Option<Stamp>,
+        node: &str,
+        persisted: Option<&str>,
+        policy: Option<&str>,
+    ) -> Bytes {
         let mut properties = self.start("200");
         if let Some(version) = version {
             let version = version.display(node).to_string();
@@ -109,6 +116,9 @@ impl ReplyTo {
         }
         if let Some(persisted) = persisted.filter(|_| self.persistence.is_some()) {
             properties = properties.user("persisted", persisted);
+        }
+        if let Some(policy) = policy {
+            properties = properties.user("policy", policy);
         }
         finish(properties)
     }

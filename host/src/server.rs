@@ -4,7 +4,7 @@
 //! the steps. One mutex guards everything that decides; it is held for a batch's steps and never
 //! while a socket is touched.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use statehouse_mqtt::{Message, QoS, ReasonCode};
@@ -15,9 +15,10 @@ use crate::journal::record::PolicyRecord;
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
-use crate::policy::{Absent, Assignment, Instance, Policy, Swap, Swaps};
+use crate::policy::{Absent, Assignment, Instance, Part, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
-use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction};
+use crate::shadow::Observer;
+use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction, Trip};
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
@@ -34,8 +35,19 @@ pub struct Server {
     transport: OnceLock<Arc<dyn Transport>>,
     /// Wakes the sweeper where an earlier expiry than it waits for was set.
     expiry: Notify,
-    node: String,
-    dialect: Option<Dialect>,
+    settings: Settings,
+    observer: Observer,
+}
+
+/// What a server says of itself, and how it understands clients.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The name of this store in versions.
+    pub node: String,
+    /// A dialect that is forced on the current topic.
+    pub dialect: Option<Dialect>,
+    /// Whether each answer says which policy gave it.
+    pub policy_property: bool,
 }
 
 /// What decides, under one lock.
@@ -89,15 +101,13 @@ pub struct Stats {
 }
 
 impl Server {
-    /// A server over `store`, whose steps `recorder` records as those of run number `run`. `dialect` forces
-    /// one on the current topic; `node` names this store in versions.
+    /// A server over `store`, whose steps `recorder` records as those of run number `run`.
     pub fn new(
         store: Store,
         clock: Clock,
         recorder: Recorder,
         run: u32,
-        node: String,
-        dialect: Option<Dialect>,
+        settings: Settings,
     ) -> Arc<Self> {
         let journal = recorder.journal().clone();
         let core = Core {
@@ -110,14 +120,20 @@ impl Server {
             wall_behind: false,
             journal_full: false,
         };
-        Arc::new(Self {
+        Arc::new_cyclic(|server: &Weak<Self>| Self {
+            observer: Observer::new({
+                let server = server.clone();
+                Box::new(move |observed, keys| {
+                    let server = server.upgrade()?;
+                    server.lock().store.recall(observed, keys)
+                })
+            }),
             core: Mutex::new(core),
             outbox: Outbox::default(),
             journal,
             transport: OnceLock::new(),
             expiry: Notify::new(),
-            node,
-            dialect,
+            settings,
         })
     }
 
@@ -237,6 +253,11 @@ impl Server {
         Ok(position)
     }
 
+    /// The last comparison of a candidate in shadow.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     /// Waits until a record is where records are kept. Blocks: not for a thread that serves connections.
     pub fn durable(&self, position: Position) {
         while self.journal.released() < position {
@@ -265,7 +286,7 @@ impl Server {
                 return self.record(core, effects, None);
             }
         };
-        match request::parse(&incoming, self.dialect) {
+        match request::parse(&incoming, self.settings.dialect) {
             Parsed::Run(request, reply_to) => {
                 core.stats.requests += 1;
                 let effects = core.store.step(Event::Request(&request), now_ms);
@@ -276,7 +297,7 @@ impl Server {
                 let (properties, payload) = match early {
                     Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
                     Early::QosZero => (
-                        reply_to.properties(None, &self.node, None),
+                        reply_to.properties(None, &self.settings.node, None, None),
                         request::QOS_ZERO_ANSWER,
                     ),
                 };
@@ -325,9 +346,12 @@ impl Server {
     fn record(
         &self,
         core: &mut Core,
-        effects: Effects,
+        mut effects: Effects,
         asked: Option<(&Request<'_>, ReplyTo, Option<Ticket>)>,
     ) -> Stepped {
+        if let Some(observed) = effects.observed.take() {
+            self.observer.offer(observed);
+        }
         core.stats.policy_failures += effects.failures;
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
@@ -344,7 +368,13 @@ impl Server {
         let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
             reply_bytes = answer.payload.len();
             let persisted = answer.put.then(|| self.journal.persisted(urgent));
-            let properties = to.properties(answer.version, &self.node, persisted);
+            let by = effects
+                .by
+                .as_ref()
+                .filter(|_| self.settings.policy_property);
+            let by = by.map(|policy| &*policy.tag);
+            let node = &self.settings.node;
+            let properties = to.properties(answer.version, node, persisted, by);
             let message = message(to.topic, answer.payload, properties, to.expires);
             (lane, Outbound::Answer(message, ticket.flatten()))
         });
@@ -364,13 +394,16 @@ impl Server {
             .flat_map(|notice| self.tell(notice));
         self.outbox
             .push(position, before.chain(answer).chain(after).chain(settle));
+        if let Some(trip) = effects.tripped {
+            core.trip(&trip);
+        }
         Stepped::Queued(reply_bytes)
     }
 
     /// One message for each watcher of a notice.
     fn tell(&self, notice: Notice) -> impl Iterator<Item = (u64, Outbound)> + use<> {
         let properties =
-            request::notification_properties(notice.dialect, notice.version, &self.node);
+            request::notification_properties(notice.dialect, notice.version, &self.settings.node);
         let payload = notice.payload;
         notice.to.into_iter().map(move |(peer, topic)| {
             let message = message(topic, payload.clone(), properties.clone(), None);
@@ -471,6 +504,41 @@ impl Core {
         };
         let named = registry.policies().map(record).collect();
         Ok((self.recorder.assign(named, assignment), left))
+    }
+
+    /// Goes back to the policy before, or ends a canary, before the next request.
+    fn trip(&mut self, trip: &Trip) {
+        let now_ms = self.now();
+        let registry = self.store.registry();
+        let assignment = registry.assignment();
+        let why = trip.why.clone();
+        let (next, bad) = match (trip.part, &assignment.canary) {
+            (Part::Active, _) => (assignment.roll_back_for(why, now_ms), assignment.active),
+            (Part::Canary, Some(canary)) => (assignment.end_canary_for(why, now_ms), canary.policy),
+            (Part::Canary | Part::Routed, _) => return,
+        };
+        let Some(policy) = registry.by_digest(&bad.0) else {
+            return;
+        };
+        let why = &trip.why;
+        let done = next.map_err(|error| error.to_string()).and_then(|next| {
+            // The policy before the active one is kept warm. The failing instance is given back at once: a pause
+            // of some ten microseconds, once.
+            self.assign(next, Vec::new())
+                .map_err(|error| error.to_string())
+        });
+        match (done, trip.part) {
+            (Ok(_), Part::Canary) => {
+                tracing::error!(%policy, digest = %policy.digest, why, "a canary is ended: the active policy answers its requests");
+            }
+            (Ok(_), _) => {
+                tracing::error!(%policy, digest = %policy.digest, why, "a policy is rolled back: the one before it answers");
+            }
+            (Err(error), _) if policy.counters.may_warn(now_ms) => {
+                tracing::error!(%policy, digest = %policy.digest, why, error, "a policy cannot be rolled back");
+            }
+            (Err(_), _) => {}
+        }
     }
 
     /// Writes that grow the table are refused before the journal is hurt.
@@ -576,8 +644,11 @@ mod tests {
             Clock::new(source.clone()),
             Recorder::new(Arc::new(Memory), Vec::new(), None),
             1,
-            "StateStore".into(),
-            Some(Dialect::Sdk),
+            Settings {
+                node: "StateStore".into(),
+                dialect: Some(Dialect::Sdk),
+                policy_property: false,
+            },
         );
         let notebook = Arc::new(Notebook::default());
         server.attach(notebook.clone());

@@ -20,7 +20,7 @@ use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules, Policy};
-use crate::server::Server;
+use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener};
 use crate::store::{Store, Transaction};
@@ -141,14 +141,18 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let mut recorder = Recorder::new(journal, image.policies, image.active);
     recorder.started(run, clock.read().now_ms);
     recorder.assign(named, registry.assignment());
-    let store = Store::restore(registry, config.quota, image.state, image.duplicates);
+    let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
+    *store.watch() = config.watch;
     let server = Server::new(
         store,
         clock,
         recorder,
         run,
-        config.node.clone(),
-        config.dialect,
+        Settings {
+            node: config.node.clone(),
+            dialect: config.dialect,
+            policy_property: config.policy_property,
+        },
     );
     let options = Options {
         limits: config.broker.clone(),

@@ -13,8 +13,9 @@ use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 
 use crate::limits;
+use crate::policy::GuardSettings;
 use crate::request::Dialect;
-use crate::store::{Quota, Retention};
+use crate::store::{Quota, Retention, Watch};
 
 mod values;
 
@@ -83,6 +84,37 @@ pub struct Flags {
         help_heading = "Policies"
     )]
     pub policy_drop_action: Option<DropAction>,
+
+    /// Failed requests among its last 1000 that roll a policy back; 0 tolerates all [default: 10]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "STATEHOUSE_GUARD_FAILURES",
+        help_heading = "Policies"
+    )]
+    pub guard_failures: Option<u32>,
+
+    /// Fuel of a request, on average over the last 1000, that rolls a policy back; 0 tolerates all [default: 0]
+    #[arg(
+        long,
+        value_name = "FUEL",
+        env = "STATEHOUSE_GUARD_FUEL",
+        help_heading = "Policies"
+    )]
+    pub guard_fuel: Option<u64>,
+
+    /// One of so many requests runs again on a fresh instance, to find hidden state; 0 means none [default: 1024]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "STATEHOUSE_PURITY_SAMPLE",
+        help_heading = "Policies"
+    )]
+    pub purity_sample: Option<u32>,
+
+    /// Let each answer carry the user property policy=NAME@DIGEST
+    #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
+    pub policy_property: bool,
 
     /// Where everything is kept; one process at a time can use a directory [default: statehouse-data]
     #[arg(
@@ -233,6 +265,10 @@ struct File {
     allow_unsigned: Option<bool>,
     policy_drop: Option<PathBuf>,
     policy_drop_action: Option<DropAction>,
+    guard_failures: Option<u32>,
+    guard_fuel: Option<u64>,
+    purity_sample: Option<u32>,
+    policy_property: Option<bool>,
     data: Option<PathBuf>,
     durability: Option<Durability>,
     sync_interval: Option<Span>,
@@ -271,6 +307,10 @@ pub struct Config {
     pub allow_unsigned: bool,
     /// The directory that is watched for policies, and what becomes of them.
     pub policy_drop: Option<(PathBuf, DropAction)>,
+    /// How policies that answer are watched.
+    pub watch: Watch,
+    /// Whether each answer says which policy gave it.
+    pub policy_property: bool,
     /// What is kept, and how.
     pub storage: Storage,
     /// How log lines look.
@@ -497,8 +537,21 @@ impl Config {
             },
             accept_clock: flags.accept_clock,
         };
+        let default = Watch::default();
+        let watch = Watch {
+            guard: GuardSettings {
+                failures_max: (flags.guard_failures.or(file.guard_failures))
+                    .unwrap_or(default.guard.failures_max),
+                fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
+                    .unwrap_or(default.guard.fuel_mean_max),
+            },
+            purity_every: (flags.purity_sample.or(file.purity_sample))
+                .unwrap_or(default.purity_every),
+        };
         Ok(Self {
             listen,
+            watch,
+            policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
             policy: match flags.policy.or(file.policy) {
                 None => PolicyChoice::Last,
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,

@@ -13,10 +13,11 @@ use serde::Serialize;
 
 use crate::limits;
 use crate::policy::{
-    Assignment, AssignmentError, Candidate, Digest, Done, Engine, Instance, LoadError, Modules,
-    Policy, Role, Selector, SelectorError, Swap,
+    Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
+    LoadError, Modules, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use crate::server::{AssignError, Server};
+use crate::shadow::{PolicyName, ShadowReport};
 use crate::store::Transaction;
 
 mod orders;
@@ -30,6 +31,7 @@ pub struct Control {
     modules: Option<Modules>,
     /// One change at a time, from reading what is to recording what will be.
     changing: Mutex<()>,
+    compiling: Mutex<()>,
 }
 
 /// A policy as it is listed.
@@ -193,6 +195,7 @@ impl Control {
             engine,
             modules,
             changing: Mutex::new(()),
+            compiling: Mutex::new(()),
         })
     }
 
@@ -206,8 +209,7 @@ impl Control {
         if let Ok(view) = self.seen().view(digest) {
             return Ok(view);
         }
-        let policy = Arc::new(self.engine.load(file)?);
-        trial::run(&policy)?;
+        let policy = self.compile(file)?;
         self.change(|seen, ready| {
             // A second caller with the same file may have been faster.
             if seen.policy(digest).is_err() {
@@ -240,6 +242,77 @@ impl Control {
             Ok(next)
         })?;
         self.told(next.active, "rolled back to a policy")
+    }
+
+    /// Lets a candidate see so many of a thousand live requests, and nothing come of it but a comparison; or ends that.
+    pub fn shadow(&self, which: Option<(&Selector, u16)>) -> Result<(), ControlError> {
+        let next = self.change(|seen, _| {
+            let shadow = match which {
+                Some((which, per_mille)) => Some(Shadow {
+                    policy: seen.resolve(which)?,
+                    per_mille,
+                }),
+                None => None,
+            };
+            Ok(seen.assignment.shadow(shadow)?)
+        })?;
+        let seen = self.seen();
+        match next.shadow {
+            Some(shadow) => {
+                let policy = seen.policy(shadow.policy)?;
+                let against = seen.policy(next.active)?;
+                let observer = self.server.observer();
+                observer.begin(PolicyName::of(policy), PolicyName::of(against));
+                tracing::info!(%policy, digest = %policy.digest, per_mille = shadow.per_mille, "a policy is compared in shadow");
+            }
+            None => tracing::info!("no policy is compared in shadow any more"),
+        }
+        Ok(())
+    }
+
+    /// Lets a candidate answer some requests, always those of the same clients or keys; or ends that.
+    pub fn canary(&self, which: Option<(&Selector, CanaryRule)>) -> Result<(), ControlError> {
+        let next = self.change(|seen, ready| {
+            let canary = match &which {
+                Some((which, rule)) => {
+                    let policy = seen.resolve(which)?;
+                    ready.push(Instance::warm(seen.policy(policy)?.clone())?);
+                    Some(Canary {
+                        policy,
+                        rule: rule.clone(),
+                    })
+                }
+                None => None,
+            };
+            Ok(seen.assignment.canary(canary)?)
+        })?;
+        match &next.canary {
+            Some(canary) => {
+                let seen = self.seen();
+                let policy = seen.policy(canary.policy)?;
+                tracing::info!(%policy, digest = %policy.digest, rule = ?canary.rule, "a policy answers as a canary");
+            }
+            None => tracing::info!("no policy answers as a canary any more"),
+        }
+        Ok(())
+    }
+
+    /// What the comparison in shadow came to: the one that goes on, or the last one. None where none was ever begun.
+    pub fn diff(&self) -> Option<ShadowReport> {
+        let seen = self.seen();
+        let report = self.server.observer().report();
+        let Some(shadow) = seen.assignment.shadow else {
+            return report;
+        };
+        let policy = PolicyName::of(seen.policy(shadow.policy).ok()?);
+        let against = PolicyName::of(seen.policy(seen.assignment.active).ok()?);
+        // A start goes on with a shadow, but not with what it had seen.
+        let same = |it: &ShadowReport| it.policy == policy && it.against == against;
+        Some(
+            report
+                .filter(same)
+                .unwrap_or_else(|| ShadowReport::new(policy, against)),
+        )
     }
 
     /// Lets a policy answer requests about keys that begin with `prefix`, or ends that.
@@ -279,6 +352,23 @@ impl Control {
             assignment: seen.assignment,
             swaps: self.server.swaps(),
         }
+    }
+
+    /// One at a time, and on half of the cores: an interpreter takes seconds of all of them, and requests go on.
+    fn compile(&self, file: &[u8]) -> Result<Arc<Policy<Transaction>>, ControlError> {
+        let _one = self
+            .compiling
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let compilers = rayon::ThreadPoolBuilder::new()
+            .num_threads((cores / 2).max(1))
+            .thread_name(|_| "compiler".into())
+            .build()
+            .map_err(|error| LoadError::Engine(error.to_string()))?;
+        let policy = Arc::new(compilers.install(|| self.engine.load(file))?);
+        trial::run(&policy)?;
+        Ok(policy)
     }
 
     fn seen(&self) -> Seen {

@@ -6,6 +6,7 @@ use crate::clock::{Clock, ManualSource};
 use crate::journal::record::{self, Record};
 use crate::journal::{Image, Journal, Position, Recorder};
 use crate::policy::Registry;
+use crate::server::Settings;
 use crate::store::{Quota, Retention, Store};
 
 /// Keeps records where a test can read them.
@@ -69,8 +70,7 @@ fn rig() -> Rig {
         Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
         Recorder::new(records.clone(), Vec::new(), None),
         1,
-        "StateStore".into(),
-        None,
+        Settings::default(),
     );
     let data = tempfile::tempdir().unwrap();
     let modules = Modules::of(data.path());

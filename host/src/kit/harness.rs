@@ -271,7 +271,7 @@ impl Harness {
         match request::parse(&incoming, self.forced) {
             Parsed::Run(request, reply_to) => {
                 let mut answer = self.run(&request);
-                let raw = reply_to.properties(answer.0, &self.node, None);
+                let raw = reply_to.properties(answer.0, &self.node, None, None);
                 answer.1.user = user(&raw);
                 Came::Answer(Box::new(answer.1))
             }
@@ -279,7 +279,7 @@ impl Harness {
                 let (raw, payload) = match early {
                     Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
                     Early::QosZero => (
-                        reply_to.properties(None, &self.node, None),
+                        reply_to.properties(None, &self.node, None, None),
                         request::QOS_ZERO_ANSWER,
                     ),
                 };

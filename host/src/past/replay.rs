@@ -373,7 +373,7 @@ fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
     let same = outcome.payload.is(&other.answer)
         && outcome.version == other.version
         && other.failure.is_none()
-        && same_writes(&handled.writes, &other.writes);
+        && store::same_writes(&handled.writes, &other.writes);
     if same {
         Comparison::Same
     } else if handled.remembered.evidence.is_none() {
@@ -383,34 +383,32 @@ fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
     }
 }
 
-/// Whether two runs wrote the same; where in the request a key or value stands does not matter.
-fn same_writes(one: &[Write], other: &[Write]) -> bool {
-    let bare = |write: &Write| Write {
-        key_at: None,
-        value_at: None,
-        ..write.clone()
-    };
-    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| bare(a) == bare(b))
-}
-
 impl Tally {
     fn counts(&mut self, payload: &[u8]) -> &mut Counts {
-        let first = words(payload).and_then(|words| words.first().copied());
-        let name = match first {
-            Some(word) if word.len() <= 16 && word.iter().all(u8::is_ascii_graphic) => {
-                String::from_utf8_lossy(word).to_ascii_uppercase()
-            }
-            _ => OTHERS.to_owned(),
-        };
-        // One place is for the others.
-        let full = self.commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
-        let name = if full && !self.commands.contains_key(&name) {
-            OTHERS.to_owned()
-        } else {
-            name
-        };
-        self.commands.entry(name).or_default()
+        command_of(&mut self.commands, payload)
     }
+}
+
+/// The place of a request's command in sums by command. Clients choose the words, so there are only so many.
+pub(crate) fn command_of<'a, T: Default>(
+    commands: &'a mut BTreeMap<String, T>,
+    payload: &[u8],
+) -> &'a mut T {
+    let first = words(payload).and_then(|words| words.first().copied());
+    let name = match first {
+        Some(word) if word.len() <= 16 && word.iter().all(u8::is_ascii_graphic) => {
+            String::from_utf8_lossy(word).to_ascii_uppercase()
+        }
+        _ => OTHERS.to_owned(),
+    };
+    // One place is for the others.
+    let full = commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
+    let name = if full && !commands.contains_key(&name) {
+        OTHERS.to_owned()
+    } else {
+        name
+    };
+    commands.entry(name).or_default()
 }
 
 /// Requests without a readable first word.

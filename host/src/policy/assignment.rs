@@ -31,7 +31,7 @@ pub struct Assignment {
     /// All others that are held ready, whatever they do, the newest last.
     #[serde(default)]
     pub loaded: Vec<Digest>,
-    /// The last rollback that nobody asked for, until the next promotion.
+    /// The last rollback, or end of a canary, that nobody asked for; until the next promotion.
     #[serde(default)]
     pub guard: Option<RolledBack>,
     /// The number of the last signed order that was carried out: an older one is a repetition.
@@ -144,10 +144,10 @@ impl From<Prefix> for PrefixText {
     }
 }
 
-/// A rollback that the host decided.
+/// A rollback, or the end of a canary, that the host decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolledBack {
-    /// The policy that was active until then.
+    /// The policy that answered until then.
     pub policy: Digest,
     /// What it did, in words.
     pub why: String,
@@ -339,6 +339,22 @@ impl Assignment {
         Ok(next)
     }
 
+    /// The host ends a canary by itself.
+    pub fn end_canary_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
+        let Some(canary) = &self.canary else {
+            return Err(AssignmentError::NothingBefore);
+        };
+        Ok(Self {
+            canary: None,
+            guard: Some(RolledBack {
+                policy: canary.policy,
+                why,
+                now_ms,
+            }),
+            ..self.clone()
+        })
+    }
+
     /// A candidate is compared from here on, or none.
     pub fn shadow(&self, shadow: Option<Shadow>) -> Result<Self, AssignmentError> {
         if let Some(Shadow { policy, per_mille }) = shadow {
@@ -485,3 +501,6 @@ impl Assignment {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 //! Fuel is the verdict, because it is the same on every machine and in every re-run; the epoch is a
 //! watchdog for what fuel does not see.
 
-use wasmtime::{StoreLimits, StoreLimitsBuilder, Trap};
+use wasmtime::{ResourceLimiter, Trap};
 
 use crate::limits;
 
@@ -12,17 +12,76 @@ pub(super) fn fuel(payload_bytes: usize) -> u64 {
     limits::FUEL_PER_CALL + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
 }
 
-/// The memory of an instance.
-pub(super) fn store_limits() -> StoreLimits {
-    StoreLimitsBuilder::new()
-        .memory_size(limits::GUEST_MEMORY_BYTES_MAX)
-        .table_elements(limits::GUEST_TABLE_ELEMENTS_MAX)
-        .instances(limits::GUEST_INSTANCES_MAX)
-        .memories(limits::GUEST_MEMORIES_MAX)
-        .tables(limits::GUEST_TABLES_MAX)
-        // A guest that was told "no" could go on differently on a host with more room.
-        .trap_on_grow_failure(true)
-        .build()
+/// What an instance may hold. The bytes of all its memories are counted together: interpreters come with several, of
+/// which one grows.
+#[derive(Debug, Default)]
+pub(super) struct Bounds {
+    memory_bytes: usize,
+}
+
+impl Bounds {
+    /// What its memories hold by now.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+}
+
+impl ResourceLimiter for Bounds {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let sum = self
+            .memory_bytes
+            .saturating_sub(current)
+            .saturating_add(desired);
+        if sum > limits::GUEST_MEMORY_BYTES_MAX {
+            return Err(wasmtime::Error::msg(format!(
+                "it asked for {sum} bytes of memory, and a policy has at most {}",
+                limits::GUEST_MEMORY_BYTES_MAX
+            )));
+        }
+        self.memory_bytes = sum;
+        Ok(true)
+    }
+
+    fn table_growing(
+        &mut self,
+        _: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        if desired > limits::GUEST_TABLE_ELEMENTS_MAX {
+            return Err(wasmtime::Error::msg(format!(
+                "it asked for a table of {desired} elements, and a policy has at most {}",
+                limits::GUEST_TABLE_ELEMENTS_MAX
+            )));
+        }
+        Ok(true)
+    }
+
+    // A guest that was told "no" could go on differently on a host with more room: it is a trap, always.
+    fn memory_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
+        Err(error)
+    }
+
+    fn table_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
+        Err(error)
+    }
+
+    fn instances(&self) -> usize {
+        limits::GUEST_INSTANCES_MAX
+    }
+
+    fn tables(&self) -> usize {
+        limits::GUEST_TABLES_MAX
+    }
+
+    fn memories(&self) -> usize {
+        limits::GUEST_MEMORIES_MAX
+    }
 }
 
 /// Why a call has no outcome. Nothing it staged may be applied.

@@ -14,6 +14,8 @@ pub struct Counters {
     values: Mutex<BTreeMap<String, u64>>,
     /// The second of the last log line about this policy, and how many there were in it.
     logged: Mutex<(u64, u32)>,
+    /// The minute of the last warning.
+    warned: Mutex<u64>,
 }
 
 impl Counters {
@@ -22,6 +24,7 @@ impl Counters {
             policy,
             values: Mutex::default(),
             logged: Mutex::default(),
+            warned: Mutex::default(),
         }
     }
 
@@ -53,6 +56,13 @@ impl Counters {
             self.add("log_lines_dropped", 1);
         }
         allowed
+    }
+
+    /// Whether what is said of this policy again and again may be said once more: once a minute.
+    pub fn may_warn(&self, now_ms: u64) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let minute = now_ms / 60_000;
+        std::mem::replace(&mut *warned, minute) != minute
     }
 
     /// Forgets them: what a trial counted is nobody's request.

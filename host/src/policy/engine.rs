@@ -10,6 +10,7 @@ use wasmtime::{Config, OptLevel};
 use super::bindings::{self, PolicyPre};
 use super::budget::Failure;
 use super::counters::Counters;
+use super::digest::Digest;
 use super::guest::{Guest, Host};
 use super::instance::Instance;
 use super::work::Work;
@@ -35,6 +36,8 @@ pub struct Policy<H: Host> {
     pub commands: Vec<String>,
     /// BLAKE3 of the file as it was given: what tells one policy from another.
     pub digest: blake3::Hash,
+    /// NAME@DIGEST, with 16 digits: what an answer says of it.
+    pub tag: String,
     /// How many bytes its file has.
     pub bytes: u64,
     /// What it counts.
@@ -158,6 +161,7 @@ impl<H: Host> Engine<H> {
             version: String::new(),
             commands: Vec::new(),
             digest,
+            tag: String::new(),
             bytes: file.len() as u64,
             work: Arc::default(),
             counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
@@ -184,7 +188,15 @@ impl<H: Host> Engine<H> {
                 "it names more than 64 commands, or too long ones",
             ));
         }
+        // They stand in user properties, log lines and in what operators type.
+        let plain = |text: &str| !text.chars().any(|c| c.is_control() || c.is_whitespace());
+        if !plain(&info.name) || !plain(&info.version) || info.name.contains('@') {
+            return Err(LoadError::Description(
+                "its name and version are words without spaces, and its name has no @",
+            ));
+        }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
+        policy.tag = format!("{}@{}", policy.name, Digest::from(digest).short());
         policy.counters = Arc::new(Counters::new(policy.to_string()));
         policy.work = Arc::new(Work::of(policy.commands.len()));
         Ok(policy)

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use super::budget::Bounds;
 use bytes::Bytes;
-use wasmtime::StoreLimits;
 
 use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
 use super::counters::Counters;
@@ -35,6 +35,8 @@ pub trait Host: Send + 'static {
     fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's own pseudo-random stream.
     fn random(&mut self, len: usize) -> Vec<u8>;
+    /// Whether this is a run of something that ran before: it says nothing to anybody.
+    fn is_rerun(&self) -> bool;
     /// The store's time, for the log's rate limit only.
     fn now_ms(&self) -> u64;
 }
@@ -79,17 +81,17 @@ pub(super) struct Guest<H> {
     /// What spans point into: the payload, or in `notify` the key.
     pub(super) bytes: Bytes,
     pub(super) phase: Phase,
-    pub(super) limits: StoreLimits,
+    pub(super) bounds: Bounds,
     pub(super) counters: Arc<Counters>,
 }
 
 impl<H: Host> Guest<H> {
-    pub(super) fn new(limits: StoreLimits, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(counters: Arc<Counters>) -> Self {
         Self {
             host: None,
             bytes: Bytes::new(),
             phase: Phase::Setup,
-            limits,
+            bounds: Bounds::default(),
             counters,
         }
     }
@@ -107,6 +109,11 @@ impl<H: Host> Guest<H> {
     }
 
     /// The bytes that a guest named. A span costs a reference count, never a copy.
+    /// What was said the first time is not said again.
+    fn is_silent(&self) -> bool {
+        self.host.as_ref().is_some_and(Host::is_rerun)
+    }
+
     fn resolve(&self, given: Given) -> wasmtime::Result<Bytes> {
         match given {
             Given::Span(span) => slice(&self.bytes, span).ok_or_else(outside),
@@ -230,6 +237,9 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
+        if self.is_silent() {
+            return Ok(());
+        }
         if !self
             .counters
             .may_log(self.host.as_ref().map_or(0, Host::now_ms))
@@ -249,7 +259,9 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn count(&mut self, name: String, by: u64) -> wasmtime::Result<()> {
-        self.counters.add(&name, by);
+        if !self.is_silent() {
+            self.counters.add(&name, by);
+        }
         Ok(())
     }
 }

@@ -48,6 +48,12 @@ impl<H: Host> Instance<H> {
         self.live.is_some()
     }
 
+    /// The linear memory that it holds, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let live = self.live.as_ref();
+        live.map_or(0, |live| live.store.data().bounds.memory_bytes())
+    }
+
     /// The digest of its policy.
     pub fn digest(&self) -> Digest {
         self.policy.digest.into()
@@ -81,9 +87,9 @@ impl<H: Host> Instance<H> {
 
     /// Starts an instance: describe, then configure, within the budget of a start.
     pub(super) fn start(policy: &Policy<H>) -> Result<(Live<H>, Info), LoadError> {
-        let guest = Guest::new(budget::store_limits(), policy.counters.clone());
+        let guest = Guest::new(policy.counters.clone());
         let mut store = Store::new(policy.pre.engine(), guest);
-        store.limiter(|guest| &mut guest.limits);
+        store.limiter(|guest| &mut guest.bounds);
         let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
         store
             .set_fuel(limits::FUEL_SETUP)

@@ -23,6 +23,7 @@ pub struct Registry<H: Host> {
     active: usize,
     built_in: usize,
     canary: Option<(usize, CanaryRule)>,
+    shadow: Option<(usize, u16)>,
     routes: Arc<Routes>,
     /// Their slots, in their order.
     routed: Vec<usize>,
@@ -47,6 +48,11 @@ impl Routes {
             .position(|(prefix, _)| key.starts_with(prefix))
     }
 
+    /// Whether a key is another policy's by a route.
+    pub fn is_others(&self, policy: &Digest, key: &[u8]) -> bool {
+        self.place(key).is_some_and(|at| self.0[at].1 != *policy)
+    }
+
     /// Whether a key is that policy's by a route.
     pub fn owns(&self, policy: &Digest, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.0[at].1 == *policy)
@@ -57,8 +63,19 @@ impl Routes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     pub(crate) slot: usize,
-    /// Whether it answers by a route: then it may write nothing but its own keys.
-    pub routed: bool,
+    /// Why it is that one.
+    pub part: Part,
+}
+
+/// Why a policy answers a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Nobody else does.
+    Active,
+    /// It is tried on this client or key.
+    Canary,
+    /// It owns the key by a route, and may write nothing but its own keys.
+    Routed,
 }
 
 /// An assignment that names a policy which is not here.
@@ -87,6 +104,7 @@ impl<H: Host> Registry<H> {
             assignment,
             built_in: 0,
             canary: None,
+            shadow: None,
             routes: Arc::default(),
             routed: Vec::new(),
         }
@@ -151,6 +169,10 @@ impl<H: Host> Registry<H> {
             Some(canary) => Some((place(canary.policy)?, canary.rule.clone())),
             None => None,
         };
+        self.shadow = match &assignment.shadow {
+            Some(shadow) => Some((place(shadow.policy)?, shadow.per_mille)),
+            None => None,
+        };
         let routes = Routes::of(&assignment);
         self.routed = routes
             .0
@@ -204,36 +226,67 @@ impl<H: Host> Registry<H> {
         !self.routes.0.is_empty() || matches!(self.canary, Some((_, CanaryRule::Keys(_))))
     }
 
-    /// The key that a request is about, as the built-in policy reads it.
+    /// The key that a request is about, as the built-in policy reads it. What that does not understand is put to the
+    /// others: commands of their own are about keys too. A routed policy can only claim a key that is its own.
     pub fn key_of(&mut self, payload: &Bytes) -> Option<Bytes> {
-        self.slots[self.built_in].route(payload)
+        if let Some(key) = self.slots[self.built_in].route(payload) {
+            return Some(key);
+        }
+        for slot in 0..self.slots.len() {
+            let routed = self.routed.contains(&slot);
+            let answers = slot == self.active
+                || self
+                    .canary
+                    .as_ref()
+                    .is_some_and(|(canary, _)| *canary == slot);
+            if slot == self.built_in || !(routed || answers) {
+                continue;
+            }
+            if let Some(key) = self.slots[slot].route(payload)
+                && (answers || self.route_owner(&key) == Some(slot))
+            {
+                return Some(key);
+            }
+        }
+        None
     }
 
     /// Who answers a request: the owner of its key, else the canary where it takes it, else the active one.
     pub fn choose(&self, client: &str, key: Option<&[u8]>) -> Choice {
         if let Some(at) = key.and_then(|key| self.routes.place(key)) {
             let slot = self.routed[at];
-            return Choice {
-                slot,
-                routed: slot != self.active,
+            let part = match slot == self.active {
+                true => Part::Active,
+                false => Part::Routed,
             };
+            return Choice { slot, part };
         }
-        let slot = match &self.canary {
-            Some((slot, rule)) if rule.takes(client, key) => *slot,
-            _ => self.active,
-        };
-        Choice {
-            slot,
-            routed: false,
+        match &self.canary {
+            Some((slot, rule)) if rule.takes(client, key) => Choice {
+                slot: *slot,
+                part: Part::Canary,
+            },
+            _ => Choice {
+                slot: self.active,
+                part: Part::Active,
+            },
         }
     }
 
     /// Who owns a key: its watchers hear of its end in that policy's words.
     pub(crate) fn owner(&self, key: &[u8]) -> usize {
-        match self.routes.place(key) {
-            Some(at) => self.routed[at],
-            None => self.active,
-        }
+        self.route_owner(key).unwrap_or(self.active)
+    }
+
+    /// Who owns a key by a route.
+    pub(crate) fn route_owner(&self, key: &[u8]) -> Option<usize> {
+        self.routes.place(key).map(|at| self.routed[at])
+    }
+
+    /// The candidate in shadow, and of how many of a thousand requests it is to see.
+    pub(crate) fn shadow(&self) -> Option<(&Arc<Policy<H>>, u16)> {
+        let (slot, per_mille) = self.shadow?;
+        Some((self.slots[slot].policy(), per_mille))
     }
 
     /// Who owns which keys.

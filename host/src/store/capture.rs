@@ -156,6 +156,8 @@ pub(super) struct Capture {
     put: bool,
     /// Recorded refusals that were played back.
     refused: usize,
+    /// Keys that a run over parts of the state read beyond them, hidden or not.
+    pub(super) wanted: Vec<(bool, Key)>,
 }
 
 /// What a call asks, so that no answer to another question is played back.
@@ -187,8 +189,18 @@ impl Imported {
 /// A recorded run that is played back.
 pub(super) struct Script {
     pub(super) evidence: Evidence,
-    /// Whether what the recorded run did not ask is answered from the state at hand.
-    pub(super) lenient: bool,
+    pub(super) beyond: Beyond,
+}
+
+/// What answers a question that the recorded run did not ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beyond {
+    /// Nothing: the run has gone astray.
+    Nothing,
+    /// The state at hand, which is all of it.
+    State,
+    /// The state at hand, which holds some keys: the others are taken down, to be asked for.
+    Parts,
 }
 
 /// What to do about an import.
@@ -215,7 +227,9 @@ impl Capture {
 
     /// Whether the run is played back and may ask more than the recorded one.
     pub(super) fn is_lenient(&self) -> bool {
-        self.script.as_ref().is_some_and(|script| script.lenient)
+        self.script
+            .as_ref()
+            .is_some_and(|script| script.beyond != Beyond::Nothing)
     }
 
     /// Whether a lenient run rests on anything that is not known: the recorded one might have seen another
@@ -242,7 +256,13 @@ impl Capture {
         if let Some(script) = &self.script {
             let known = knows(&script.evidence.reads);
             self.strayed |= !known;
-            return known || script.lenient;
+            let new = |(h, k): &(bool, Key)| *h != hidden || k != key;
+            if !known && script.beyond == Beyond::Parts && self.wanted.iter().all(new) {
+                self.guessed |= self.wanted.len() >= limits::OBSERVED_QUESTIONS_MAX;
+                self.wanted.truncate(limits::OBSERVED_QUESTIONS_MAX - 1);
+                self.wanted.push((hidden, Key::copy_from_slice(key)));
+            }
+            return known || script.beyond != Beyond::Nothing;
         }
         if !self.overflowed && !knows(&self.evidence.reads) {
             self.overflowed = self.evidence.reads.len() >= limits::EVIDENCE_READS_MAX;
@@ -267,7 +287,7 @@ impl Capture {
             .imports
             .iter()
             .find(|(call, _)| *call == self.calls)
-            .filter(|(_, imported)| !script.lenient || imported.answers(question));
+            .filter(|(_, imported)| script.beyond == Beyond::Nothing || imported.answers(question));
         match recorded {
             Some((_, imported)) => {
                 self.refused += usize::from(matches!(imported, Imported::Refused(_)));
@@ -279,11 +299,12 @@ impl Capture {
             }
             None => {
                 self.strayed = true;
-                if !script.lenient {
-                    return Cue::Unknown;
+                match script.beyond {
+                    Beyond::Nothing => return Cue::Unknown,
+                    // The table is at hand; who watched what is recorded nowhere.
+                    Beyond::State => self.guessed |= question != Question::Keys,
+                    Beyond::Parts => self.guessed = true,
                 }
-                // The table is at hand; who watched what is recorded nowhere.
-                self.guessed |= question != Question::Keys;
                 Cue::Live
             }
         }
@@ -305,10 +326,11 @@ impl Capture {
         let asked = script.evidence.properties.iter();
         let found = asked.clone().find(|(asked, _)| **asked == *name);
         self.strayed |= found.is_none();
-        self.guessed |= found.is_none();
+        // A request that was just handled still has its properties.
+        self.guessed |= found.is_none() && script.beyond == Beyond::State;
         match found {
             Some((_, value)) => Some(value.as_deref().map(str::to_owned)),
-            None if script.lenient => Some(None),
+            None if script.beyond == Beyond::State => Some(None),
             None => None,
         }
     }
@@ -327,9 +349,10 @@ impl Capture {
 
     /// The recorded seed.
     pub(super) fn recorded_seed(&mut self) -> Option<[u8; 32]> {
-        let seed = self.script.as_ref()?.evidence.seed;
+        let script = self.script.as_ref()?;
+        let seed = script.evidence.seed;
         self.strayed |= seed.is_none();
-        self.guessed |= seed.is_none();
+        self.guessed |= seed.is_none() && script.beyond == Beyond::State;
         seed
     }
 
@@ -413,11 +436,11 @@ mod tests {
         capture.property("x", Some("1"));
         let evidence = capture.take().unwrap();
 
-        let script = |lenient| Script {
+        let script = |beyond| Script {
             evidence: evidence.clone(),
-            lenient,
+            beyond,
         };
-        let mut strict = Capture::playing(script(false));
+        let mut strict = Capture::playing(script(Beyond::Nothing));
         assert!(strict.read(b"a", false, b"", || None));
         assert!(matches!(
             strict.cue(Question::Unwatch),
@@ -438,7 +461,7 @@ mod tests {
         assert!(matches!(strict.cue(Question::Watch), Cue::Unknown));
         assert_eq!(strict.recorded_property("y"), None);
 
-        let mut lenient = Capture::playing(script(true));
+        let mut lenient = Capture::playing(script(Beyond::State));
         assert!(lenient.read(b"b", false, b"", || None) && lenient.strayed);
         assert!(!lenient.guessed(), "the table knows");
         assert_eq!(lenient.recorded_property("y"), Some(None));
@@ -452,8 +475,8 @@ mod tests {
                 imports: imports.to_vec(),
                 ..Evidence::default()
             };
-            let lenient = true;
-            Capture::playing(Script { evidence, lenient })
+            let beyond = Beyond::State;
+            Capture::playing(Script { evidence, beyond })
         };
         // Keys are found in the table; a watch nowhere.
         let mut run = lenient(&[]);

@@ -3,13 +3,13 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use super::notice::notices_of;
+use super::notice::told_by;
 use super::step::{Effects, Swept};
 use super::transaction::{State, Transaction, Write};
-use super::{Change, Key, Quota, Table};
+use super::{Key, Quota, Table};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{Failure, Instance, Registry};
+use crate::policy::Registry;
 
 /// Removes keys that have expired, at most one step's worth.
 pub(super) fn sweep(
@@ -55,9 +55,13 @@ pub(super) fn sweep(
         for speaker in speakers {
             let policy = registry.slot(speaker).policy().clone();
             let told;
-            (transaction, told) = tell(registry.slot(speaker), transaction, &change, effects);
-            let Err(failure) = told else {
-                break;
+            (transaction, told) = told_by(registry.slot(speaker), transaction, &change);
+            let failure = match told {
+                Ok(notices) => {
+                    effects.expired.extend(notices);
+                    break;
+                }
+                Err(failure) => failure,
             };
             effects.failures += 1;
             policy.work.failure(&failure);
@@ -74,23 +78,4 @@ pub(super) fn sweep(
         writes,
     });
     state
-}
-
-/// Lets one policy tell all watchers of a change, in a budget of its own.
-fn tell(
-    policy: &mut Instance<Transaction>,
-    transaction: Transaction,
-    change: &Change,
-    effects: &mut Effects,
-) -> (Transaction, Result<(), Failure>) {
-    let mut call = policy.begin(transaction, change.key.clone());
-    let notices = notices_of(&mut call, std::slice::from_ref(change));
-    if let Err(failure) = &notices {
-        call.discard(failure);
-    }
-    let transaction = call.end();
-    (
-        transaction,
-        notices.map(|notices| effects.expired.extend(notices)),
-    )
 }

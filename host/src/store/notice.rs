@@ -10,7 +10,7 @@ use super::transaction::Transaction;
 use super::watch::Peer;
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Body, Call, Failure, Frame, Given};
+use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance};
 use crate::request::Dialect;
 
 /// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
@@ -27,6 +27,20 @@ pub struct Notice {
     pub version: Stamp,
     /// The watchers, each with the topic that is its own.
     pub to: Vec<(Peer, Bytes)>,
+}
+
+/// Lets one policy tell all watchers of a change, in a budget of its own.
+pub(super) fn told_by(
+    policy: &mut Instance<Transaction>,
+    transaction: Transaction,
+    change: &Change,
+) -> (Transaction, Result<Vec<Notice>, Failure>) {
+    let mut call = policy.begin(transaction, change.key.clone());
+    let notices = notices_of(&mut call, std::slice::from_ref(change));
+    if let Err(failure) = &notices {
+        call.discard(failure);
+    }
+    (call.end(), notices)
 }
 
 /// Lets the policy put changes into words for everyone who watches them.

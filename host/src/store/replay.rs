@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::capture::{Evidence, Script};
+use super::capture::{Beyond, Evidence, Script};
 use super::duplicates::{Context, Remembered};
 use super::step::{Answer, decide};
 use super::transaction::{State, Transaction, Write};
@@ -79,10 +79,17 @@ pub fn replay(
     };
     let script = Script {
         evidence: recorded.evidence.cloned().unwrap_or_default(),
-        lenient: true,
+        beyond: Beyond::State,
     };
     let hlc = std::mem::replace(&mut state.hlc, Hlc::at(recorded.context.clock));
-    let (answer, transaction) = run(policy, state, recorded.context.now_ms, &request, script);
+    let mut instance = Instance::new(policy.clone());
+    let (answer, transaction) = run(
+        &mut instance,
+        state,
+        recorded.context.now_ms,
+        &request,
+        script,
+    );
     let writes = match &answer {
         Ok(_) => transaction.staged().to_vec(),
         Err(_) => Vec::new(),
@@ -109,39 +116,41 @@ pub(super) fn again(
 ) -> Result<Answer, Failure> {
     let mut state = Box::<State>::default();
     state.hlc = Hlc::at(original.context.clock);
-    for read in &evidence.reads {
-        if let (Some(key), Some(entry)) = (read.key.resolve(request.payload), &read.entry) {
-            let table = if read.hidden {
-                &mut state.hidden
-            } else {
-                &mut state.table
-            };
-            table.insert(Bytes::copy_from_slice(key), entry.clone());
-        }
-    }
+    state.place(&evidence.reads, request.payload);
     let request = Request {
         dialect: original.context.dialect,
         ..*request
     };
     let script = Script {
         evidence: evidence.clone(),
-        lenient: false,
+        beyond: Beyond::Nothing,
     };
-    run(policy, state, original.context.now_ms, &request, script).0
+    // One of its own, in which nothing can be left from another request.
+    let mut instance = Instance::new(policy.clone());
+    run(
+        &mut instance,
+        state,
+        original.context.now_ms,
+        &request,
+        script,
+    )
+    .0
 }
 
-/// One run on an instance of its own, in which nothing can be left from another request.
-fn run(
-    policy: &Arc<Policy<Transaction>>,
+/// One run.
+pub(super) fn run(
+    instance: &mut Instance<Transaction>,
     state: Box<State>,
     now_ms: u64,
     request: &Request<'_>,
     script: Script,
 ) -> (Result<Answer, Failure>, Transaction) {
     let transaction = Transaction::again(state, NO_QUOTA, now_ms, request, script);
-    let mut instance = Instance::new(policy.clone());
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms);
+    if let Err(failure) = &answer {
+        call.discard(failure);
+    }
     let transaction = call.end();
     let puts = transaction
         .staged()

@@ -3,18 +3,23 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use statehouse_mqtt::Properties;
 
 use super::capture::{Evidence, Imported, Read};
 use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered};
 use super::expiry;
-use super::notice::{Notice, notices_of, splice};
+use super::notice::{Notice, notices_of, splice, told_by};
+use super::observed::{self, Observed, Removals};
 use super::replay;
 use super::table::Table;
 use super::transaction::{State, Transaction, Write};
 use super::watch::Peer;
-use super::{Quota, Retention};
+use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
-use crate::policy::{self, Call, Choice, Failure, Policy, Registry, Repeat};
+use crate::limits;
+use crate::policy::{
+    self, Call, Choice, Failure, Guard, GuardSettings, Part, Policy, Registry, Repeat,
+};
 use crate::request::{self, Dialect, Request};
 
 /// The text of an answer whose policy failed (the protocol, section 4).
@@ -34,7 +39,7 @@ pub enum Event<'a> {
 }
 
 /// What a step did, beyond the state itself.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Effects {
     /// For the client that asked.
     pub answer: Option<Answer>,
@@ -56,8 +61,21 @@ pub struct Effects {
     pub rests_on: RestsOn,
     /// Whether the request was a duplicate, and if so whether running it again gave the same.
     pub repeated: Option<Rerun>,
+    /// Why the policy that answered may not go on, where that was one failure too many.
+    pub tripped: Option<Trip>,
+    /// The request, to run it again beside the store.
+    pub observed: Option<Box<Observed>>,
     /// The policy that answered; none where that of a duplicate is not here any more.
     pub by: Option<Arc<Policy<Transaction>>>,
+}
+
+/// A policy that may not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trip {
+    /// What it answered as.
+    pub part: Part,
+    /// What it did, in words.
+    pub why: String,
 }
 
 /// What an answer tells of the state: it may not leave before that is durable.
@@ -129,6 +147,31 @@ pub struct Store {
     registry: Registry<Transaction>,
     quota: Quota,
     duplicates: Duplicates,
+    watch: Watch,
+    /// Over the active policy, and over a canary.
+    guards: [Guard; 2],
+    removals: Removals,
+    /// Requests of the active policy, for who wants some of them.
+    purity_turn: u32,
+    shadow_turn: u32,
+}
+
+/// How policies that answer are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// What is tolerated of one.
+    pub guard: GuardSettings,
+    /// Of so many requests of the active one, one runs again on a fresh instance; zero means none.
+    pub purity_every: u32,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self {
+            guard: GuardSettings::default(),
+            purity_every: limits::PURITY_SAMPLE_DEFAULT,
+        }
+    }
 }
 
 impl Store {
@@ -150,7 +193,22 @@ impl Store {
             registry,
             quota,
             duplicates,
+            watch: Watch::default(),
+            guards: Default::default(),
+            removals: Removals::default(),
+            purity_turn: 0,
+            shadow_turn: 0,
         }
+    }
+
+    /// How policies that answer are watched; a changed one counts from the next step on.
+    pub fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+
+    /// What keys held when an observed request began, if that can still be told.
+    pub fn recall(&self, observed: &Observed, keys: &[(bool, Key)]) -> Option<Vec<Read>> {
+        observed::recall(self.state(), &self.removals, observed, keys)
     }
 
     /// Requests that may come again.
@@ -203,6 +261,10 @@ impl Store {
         // before they hear of what comes after.
         if next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, &mut effects);
+            if let Some(swept) = &effects.swept {
+                let recalled = self.registry.shadow().is_some();
+                self.removals.note(&swept.writes, recalled);
+            }
         }
         self.state = Some(match event {
             Event::Request(request) => {
@@ -238,31 +300,49 @@ impl Store {
         let clock = state.hlc.last();
         let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
         let choice = self.choose(request);
-        if choice.routed {
+        if choice.part == Part::Routed {
             transaction.confine(
                 self.registry.slot(choice.slot).digest(),
                 self.registry.routes(),
             );
         }
+        let routes = self.registry.routes().clone();
         let chosen = self.registry.slot(choice.slot);
         let by = chosen.policy().clone();
         let policy = by.digest;
         let mut call = chosen.begin(transaction, request.payload.clone());
+        let mut foreign = false;
         let decided = decide(&mut call, request, now_ms).and_then(|(answer, evidence)| {
-            let notices = tell(&mut call)?;
+            let mut changes = call.host().changes().iter();
+            foreign = changes.any(|it| routes.is_others(&policy.into(), &it.key));
+            let notices = match foreign {
+                true => Vec::new(),
+                false => tell(&mut call)?,
+            };
             Ok((answer, evidence, notices))
         });
         if let Err(failure) = &decided {
             call.discard(failure);
         }
         effects.fuel = call.burnt();
-        let transaction = call.end();
+        let mut transaction = call.end();
+        let decided = match decided {
+            Ok((answer, evidence, _)) if foreign => {
+                let told;
+                (transaction, told) = self.tell_by_owners(choice.slot, transaction);
+                told.map(|notices| (answer, evidence, notices))
+            }
+            decided => decided,
+        };
         effects.by = Some(by.clone());
         let (mut answer, evidence, notices) = match decided {
             Ok(decided) => decided,
             Err(failure) => {
                 by.work.request(effects.fuel, None);
                 by.work.failure(&failure);
+                // A slow machine says nothing about the policy.
+                let failed = failure != Failure::Watchdog;
+                effects.tripped = self.guard(choice.part, &by, effects.fuel, failed);
                 let policy = &by;
                 if policy.counters.may_log(now_ms) {
                     let client = request.peer.client.escape_debug();
@@ -275,8 +355,20 @@ impl Store {
             }
         };
         by.work.request(effects.fuel, answer.command);
+        effects.tripped = self.guard(choice.part, &by, effects.fuel, false);
         let (state, writes) = transaction.commit();
         answer.put = writes.iter().any(|write| write.entry.is_some());
+        let context = Context {
+            now_ms,
+            clock,
+            dialect: request.dialect,
+            policy,
+        };
+        if choice.part == Part::Active {
+            effects.observed = self.observe(&by, request, &context, &answer, &writes, &evidence);
+        }
+        let recalled = self.registry.shadow().is_some();
+        self.removals.note(&writes, recalled);
         // On a full disk what changes nothing may not use up the room that removals need: it runs anew instead.
         let kept = !writes.is_empty() || !self.quota.journal_full;
         let owed = answer.repeat == Repeat::Same && kept;
@@ -288,12 +380,7 @@ impl Store {
                 turn: self.duplicates.next_turn(request.delivery.session),
                 identity: identity(request),
                 until_ms: self.duplicates.until_ms(request.properties, now_ms),
-                context: Context {
-                    now_ms,
-                    clock,
-                    dialect: request.dialect,
-                    policy,
-                },
+                context,
                 evidence,
                 outcome: Outcome {
                     payload: Kept::new(&answer.payload, whole),
@@ -318,6 +405,93 @@ impl Store {
         effects.answer = Some(answer);
         effects.notices.extend(notices);
         state
+    }
+
+    /// Lets each change be told by who owns its key: this request changed keys of others.
+    fn tell_by_owners(
+        &mut self,
+        by: usize,
+        mut transaction: Transaction,
+    ) -> (Transaction, Result<Vec<Notice>, Failure>) {
+        let mut notices = Vec::new();
+        for change in transaction.changes().to_vec() {
+            let owner = self.registry.route_owner(&change.key).unwrap_or(by);
+            if transaction.state().watches.of(&change.key).next().is_some() {
+                let told;
+                (transaction, told) = told_by(self.registry.slot(owner), transaction, &change);
+                match told {
+                    Ok(told) => notices.extend(told),
+                    Err(failure) => return (transaction, Err(failure)),
+                }
+            }
+        }
+        (transaction, Ok(notices))
+    }
+
+    /// Counts a request of a policy that is watched over.
+    fn guard(
+        &mut self,
+        part: Part,
+        by: &Policy<Transaction>,
+        fuel: u64,
+        failed: bool,
+    ) -> Option<Trip> {
+        let guard = match part {
+            Part::Active => &mut self.guards[0],
+            Part::Canary => &mut self.guards[1],
+            // There is nothing that its keys could go back to.
+            Part::Routed => return None,
+        };
+        let why = guard.note(self.watch.guard, by.digest.into(), fuel, failed)?;
+        Some(Trip { part, why })
+    }
+
+    /// Copies a request for who runs it again, where it is its turn.
+    fn observe(
+        &mut self,
+        by: &Arc<Policy<Transaction>>,
+        request: &Request<'_>,
+        context: &Context,
+        answer: &Answer,
+        writes: &[Write],
+        evidence: &Option<Evidence>,
+    ) -> Option<Box<Observed>> {
+        self.purity_turn += 1;
+        let for_purity = self.watch.purity_every > 0 && self.purity_turn >= self.watch.purity_every;
+        if for_purity {
+            self.purity_turn = 0;
+        }
+        let mut candidate = None;
+        if let Some((policy, per_mille)) = self.registry.shadow() {
+            self.shadow_turn += u32::from(per_mille);
+            if self.shadow_turn >= 1000 {
+                self.shadow_turn -= 1000;
+                candidate = Some(policy.clone());
+            }
+        }
+        if !for_purity && candidate.is_none() {
+            return None;
+        }
+        // Copied, so that what waits does not hold the buffers of its connection.
+        let properties = Bytes::copy_from_slice(request.properties.raw());
+        Some(Box::new(Observed {
+            candidate,
+            for_purity,
+            by: by.clone(),
+            payload: Bytes::copy_from_slice(request.payload),
+            context: context.clone(),
+            answer: answer.payload.clone(),
+            version: answer.version,
+            writes: writes.to_vec(),
+            peer: request.peer.clone(),
+            timestamp: request.timestamp.map(Into::into),
+            fencing_token: request.fencing_token.map(Into::into),
+            // They were read once, so they can be read again.
+            properties: Properties::parse(properties).unwrap_or_default(),
+            delivery: request.delivery,
+            evidence: evidence.clone(),
+            removals: self.removals.count(),
+        }))
     }
 
     /// Who answers a request.

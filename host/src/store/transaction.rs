@@ -203,6 +203,11 @@ impl Transaction {
         self.capture.guessed()
     }
 
+    /// Keys that a run over parts of the state read beyond them.
+    pub(super) fn wanted(&self) -> &[(bool, Key)] {
+        &self.capture.wanted
+    }
+
     /// What is staged.
     pub fn staged(&self) -> &[Write] {
         &self.staged

@@ -203,6 +203,10 @@ impl Host for Transaction {
         bytes
     }
 
+    fn is_rerun(&self) -> bool {
+        self.capture.is_playing()
+    }
+
     fn now_ms(&self) -> u64 {
         self.now_ms
     }

@@ -1,6 +1,6 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
 //! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
-//! and answers `+OK`. `GET key` works.
+//! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well. `GET key` works.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
@@ -31,8 +31,8 @@ impl Policy for Faulty {
         Ok(Self)
     }
 
-    fn route(&self, _payload: &[u8]) -> Option<Span> {
-        None
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        resp::parse(payload).ok()?.span(1)
     }
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
@@ -111,6 +111,11 @@ fn go_wrong(host: &mut impl Host, key: &Bytes, mode: &[u8], now: u64) -> Outcome
     };
     match mode {
         b"fine" => {}
+        b"stray" => {
+            let elsewhere = Bytes::Owned(b"stray".to_vec());
+            host.put(&elsewhere, key, None, None, None)
+                .expect("writing is allowed");
+        }
         b"panic" => panic!("asked to panic"),
         b"loop" => loop {
             std::hint::black_box(mode);

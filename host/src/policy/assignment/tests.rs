@@ -1,0 +1,146 @@
+use super::*;
+
+fn digest(name: &str) -> Digest {
+    Digest::of(name.as_bytes())
+}
+
+/// The built-in policy is active, and these are loaded.
+fn with(loaded: &[&str]) -> Assignment {
+    let mut assignment = Assignment::of(digest("built-in"));
+    for name in loaded {
+        assignment = assignment.load(digest(name)).unwrap();
+    }
+    assignment
+}
+
+#[test]
+fn promotions_are_gone_back_from_one_by_one() {
+    let [a, b, c] = ["a", "b", "c"].map(digest);
+    let built_in = digest("built-in");
+    let mut it = with(&["a", "b", "c"]);
+    for next in [a, b, c] {
+        it = it.promote(next).unwrap();
+    }
+    assert_eq!((it.active, &it.previous[..]), (c, &[b, a, built_in][..]));
+    // One that comes again is not there twice.
+    let again = it.promote(a).unwrap();
+    assert_eq!(
+        (again.active, &again.previous[..]),
+        (a, &[c, b, built_in][..])
+    );
+    for before in [b, a, built_in] {
+        it = it.rollback().unwrap();
+        assert_eq!(it.active, before);
+        assert!(!it.previous.contains(&before));
+    }
+    assert_eq!(it.rollback(), Err(AssignmentError::NothingBefore));
+    assert_eq!(
+        it.promote(digest("d")),
+        Err(AssignmentError::NotLoaded(digest("d")))
+    );
+    let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut it = with(&names);
+    for name in names {
+        it = it.promote(digest(name)).unwrap();
+    }
+    assert_eq!(it.previous.len(), limits::PREVIOUS_POLICIES_MAX);
+}
+
+#[test]
+fn a_candidate_that_is_promoted_is_one_no_more() {
+    let [a, b] = ["a", "b"].map(digest);
+    let shadow = Shadow {
+        policy: a,
+        per_mille: 1000,
+    };
+    let canary = Canary {
+        policy: a,
+        rule: CanaryRule::Percent(5),
+    };
+    let it = with(&["a", "b"]).shadow(Some(shadow)).unwrap();
+    let it = it.canary(Some(canary)).unwrap();
+    assert_eq!(it.roles(&a), [Role::Shadow, Role::Canary]);
+    let promoted = it.promote(a).unwrap();
+    assert_eq!(promoted.roles(&a), [Role::Active]);
+    // That of another one goes on.
+    let other = it.promote(b).unwrap();
+    assert_eq!(other.roles(&a), [Role::Shadow, Role::Canary]);
+    assert_eq!(
+        other.shadow(Some(Shadow {
+            policy: b,
+            per_mille: 1
+        })),
+        Err(AssignmentError::Active(b))
+    );
+    assert!(
+        it.shadow(Some(Shadow {
+            per_mille: 1001,
+            ..shadow
+        }))
+        .is_err()
+    );
+    let rule = |rule| it.canary(Some(Canary { policy: a, rule }));
+    assert_eq!(rule(CanaryRule::Percent(0)), Err(AssignmentError::Percent));
+    assert_eq!(
+        rule(CanaryRule::Percent(101)),
+        Err(AssignmentError::Percent)
+    );
+    assert_eq!(
+        rule(CanaryRule::Keys(String::new())),
+        Err(AssignmentError::Pattern)
+    );
+    let long = "*".repeat(limits::CANARY_PATTERN_BYTES_MAX + 1);
+    assert_eq!(
+        rule(CanaryRule::Clients(long)),
+        Err(AssignmentError::Pattern)
+    );
+}
+
+#[test]
+fn routes_are_replaced_and_ended_and_bounded() {
+    let [a, b] = ["a", "b"].map(digest);
+    let mut it = with(&["a", "b"]);
+    assert_eq!(it.route(b"", Some(a)), Err(AssignmentError::Prefix));
+    assert_eq!(it.route(b"x", None), Err(AssignmentError::NoRoute));
+    it = it.route(b"x", Some(a)).unwrap();
+    it = it.route(b"x", Some(b)).unwrap();
+    assert_eq!((it.routes.len(), it.routes[0].policy), (1, b));
+    assert!(it.route(b"x", None).unwrap().routes.is_empty());
+    for n in 1..limits::ROUTES_MAX {
+        it = it.route(format!("{n}/").as_bytes(), Some(a)).unwrap();
+    }
+    assert_eq!(it.route(b"y", Some(a)), Err(AssignmentError::Routes));
+    assert!(it.route(b"x", Some(a)).is_ok(), "it is there already");
+    // A policy that is lost takes its routes with it.
+    assert_eq!(it.without(a).routes.len(), 1);
+}
+
+#[test]
+fn the_document_is_json_with_readable_digests_and_prefixes() {
+    let it = with(&["a"]).route(b"text/", Some(digest("a"))).unwrap();
+    let it = it.route(b"\xff\x00", Some(digest("a"))).unwrap();
+    let it = it.promote(digest("a")).unwrap();
+    let it = it.roll_back_for("it failed".into(), 7).unwrap();
+    let json = serde_json::to_value(&it).unwrap();
+    assert_eq!(json["loaded"][0], digest("a").to_string());
+    assert_eq!(json["routes"][0]["prefix"], "text/");
+    assert_eq!(json["guard"]["why"], "it failed");
+    assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
+    // What a later version adds is passed over, and what an earlier one did not have is nothing.
+    let (active, more) = (digest("a").to_string(), "later");
+    let json = serde_json::json!({ "built_in": active, "active": active, "more": more });
+    let read: Assignment = serde_json::from_value(json).unwrap();
+    assert_eq!(read, Assignment::of(digest("a")));
+}
+
+#[test]
+fn another_version_of_the_program_takes_its_own_built_in_policy() {
+    let (old, new) = (digest("built-in"), digest("newer"));
+    let it = with(&["a"]).promote(digest("a")).unwrap().replace(old, new);
+    assert_eq!((it.built_in, &it.previous[..]), (new, &[new][..]));
+    assert!(!it.all().contains(&old));
+    // It may have been loaded as a file before.
+    let it = with(&["newer"]).promote(new).unwrap().replace(old, new);
+    assert_eq!(it, Assignment::of(new));
+}

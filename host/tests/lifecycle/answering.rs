@@ -1,0 +1,144 @@
+//! Who answers: routes, canaries, and the owners of keys.
+
+use super::*;
+use statehouse::policy::{Canary, CanaryRule};
+
+fn canary(rule: CanaryRule) -> Store {
+    let policy = digest(&policies().twin);
+    store(loaded().canary(Some(Canary { policy, rule })).unwrap())
+}
+
+#[test]
+fn a_canary_by_percent_answers_the_same_clients_always() {
+    let mut store = canary(CanaryRule::Percent(30));
+    let twin = digest(&policies().twin);
+    let mut taken = Vec::new();
+    for round in 0..3 {
+        let clients = (0..1000).map(|n| format!("client-{n}"));
+        let by_canary: Vec<String> = clients
+            .filter(|client| by(&ask(&mut store, client, &["GET", "k"]).0) == twin)
+            .collect();
+        match round {
+            0 => taken = by_canary,
+            _ => assert_eq!(by_canary, taken),
+        }
+    }
+    // A digest spreads them evenly enough.
+    assert!((200..400).contains(&taken.len()), "{}", taken.len());
+    // More percent means more clients, and none of the first ones less.
+    let mut store = canary(CanaryRule::Percent(60));
+    for client in &taken {
+        assert_eq!(by(&ask(&mut store, client, &["GET", "k"]).0), twin);
+    }
+}
+
+#[test]
+fn a_canary_by_pattern_answers_those_clients_or_keys() {
+    let (standard, twin) = (digest(&policies().standard), digest(&policies().twin));
+    let mut store = canary(CanaryRule::Clients("press-*".into()));
+    assert_eq!(by(&ask(&mut store, "press-7", &["GET", "k"]).0), twin);
+    assert_eq!(by(&ask(&mut store, "lathe-7", &["GET", "k"]).0), standard);
+    let mut store = canary(CanaryRule::Keys("*/speed".into()));
+    assert_eq!(by(&ask(&mut store, "a", &["GET", "1/speed"]).0), twin);
+    assert_eq!(by(&ask(&mut store, "a", &["GET", "1/heat"]).0), standard);
+    // What is about no key is about none of these.
+    assert_eq!(by(&ask(&mut store, "a", &["NONSENSE"]).0), standard);
+}
+
+#[test]
+fn the_longest_prefix_owns_a_key_and_a_canary_does_not_take_it() {
+    let all = policies();
+    let [standard, twin, faulty] = [&all.standard, &all.twin, &all.faulty].map(|it| digest(it));
+    let assignment = loaded().route(b"a/", Some(twin)).unwrap();
+    let assignment = assignment.route(b"a/b/", Some(faulty)).unwrap();
+    let assignment = assignment
+        .canary(Some(Canary {
+            policy: faulty,
+            rule: CanaryRule::Percent(100),
+        }))
+        .unwrap();
+    let mut store = store(assignment);
+    assert_eq!(by(&ask(&mut store, "c", &["GET", "a/x"]).0), twin);
+    assert_eq!(by(&ask(&mut store, "c", &["GET", "a/b/x"]).0), faulty);
+    assert_eq!(by(&ask(&mut store, "c", &["GET", "x"]).0), faulty);
+    let end = store.registry().assignment().canary(None).unwrap();
+    assert!(store.registry().assign(end, Vec::new()).is_ok());
+    assert_eq!(by(&ask(&mut store, "c", &["GET", "x"]).0), standard);
+}
+
+#[test]
+fn a_routed_policy_writes_its_own_keys_and_no_others() {
+    let faulty = digest(&policies().faulty);
+    let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
+    let (effects, answer) = ask(&mut store, "c", &["SET", "rule/a", "fine"]);
+    assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
+    let (effects, answer) = ask(&mut store, "c", &["SET", "rule/b", "stray"]);
+    assert_eq!(answer, "-ERR internal error\r\n");
+    let failure = effects.failed.expect("it strayed").to_string();
+    assert!(failure.contains("beyond the prefixes"), "{failure}");
+    assert_eq!(store.state().table.keys(), 1, "nothing of it stays");
+    // The same policy may do so where it answers everything.
+    let free = store.registry().assignment().promote(faulty).unwrap();
+    assert!(store.registry().assign(free, Vec::new()).is_ok());
+    assert_eq!(ask(&mut store, "c", &["SET", "x", "stray"]).1, "+OK\r\n");
+    assert_eq!(store.state().table.keys(), 3);
+}
+
+#[test]
+fn an_expired_key_is_told_of_by_its_owner_and_where_that_fails_by_the_built_in_one() {
+    let faulty = digest(&policies().faulty);
+    let assignment = loaded().route(b"rule/", Some(faulty)).unwrap();
+    let assignment = assignment.route(b"bad-notify", Some(faulty)).unwrap();
+    let mut store = store(assignment);
+    for key in ["plain", "rule/a", "bad-notify"] {
+        ask(&mut store, "c", &["KEYNOTIFY", key]);
+    }
+    let plain = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    // The faulty one lets each key live for a second. Nobody could be told of the third, so it comes by the standard
+    // one while that owns it.
+    ask(&mut store, "c", &["SET", "rule/a", "fine"]);
+    ask(&mut store, "c", &["SET", "plain", "v", "PX", "1000"]);
+    let owned = store.registry().assignment().clone();
+    let open = owned.route(b"bad-notify", None).unwrap();
+    assert!(store.registry().assign(open, Vec::new()).is_ok());
+    let (_, answer) = ask(&mut store, "c", &["SET", "bad-notify", "v", "PX", "1000"]);
+    assert_eq!(answer, "+OK\r\n");
+    assert!(store.registry().assign(owned, Vec::new()).is_ok());
+
+    let effects = store.step(Event::Sweep, NOW_MS + 1000);
+    let told: Vec<_> = effects.expired.iter().map(|it| &it.payload[..]).collect();
+    let mut expected = vec![plain.as_bytes(), b"changed\r\n", plain.as_bytes()];
+    let mut sorted = told.clone();
+    sorted.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    assert_eq!((effects.failures, store.state().table.keys()), (1, 0));
+}
+
+#[test]
+fn a_change_of_anothers_key_is_told_in_its_owners_words() {
+    let all = policies();
+    let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
+    let assignment = loaded().promote(faulty).unwrap();
+    let mut store = store(assignment.route(b"stray", Some(standard)).unwrap());
+    ask(&mut store, "c", &["KEYNOTIFY", "stray"]);
+    ask(&mut store, "c", &["KEYNOTIFY", "own"]);
+    let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray"]);
+    assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
+    let told: Vec<_> = effects.notices.iter().map(|it| &it.payload[..]).collect();
+    let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
+    assert_eq!(told, [&b"changed\r\n"[..], standards]);
+}
+
+#[test]
+fn commands_of_its_own_are_routed_by_the_policy_that_has_them() {
+    let (standard, faulty) = (digest(&policies().standard), digest(&policies().faulty));
+    let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
+    // The built-in policy knows no COUNT.
+    let (effects, answer) = ask(&mut store, "c", &["COUNT", "rule/a"]);
+    assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
+    // A key that is not its own it cannot claim.
+    let (effects, answer) = ask(&mut store, "c", &["COUNT", "plain"]);
+    assert_eq!(by(&effects), standard);
+    assert!(answer.starts_with(b"-ERR"), "{answer:?}");
+}

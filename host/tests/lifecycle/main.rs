@@ -1,0 +1,122 @@
+//! Several policies in one running store: who answers what, what each may do, and how the host goes back.
+
+mod answering;
+mod watching;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use statehouse::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse::{STANDARD_POLICY, limits};
+use statehouse_mqtt::Properties;
+
+const NOW_MS: u64 = 1_700_000_000_000;
+
+const QUOTA: Quota = Quota {
+    keys_max: limits::KEYS_MAX_DEFAULT,
+    bytes_max: limits::BYTES_MAX_DEFAULT,
+    key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
+    value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+    journal_full: false,
+};
+
+struct Policies {
+    engine: Arc<Engine<Transaction>>,
+    /// The built-in one.
+    standard: Arc<Policy<Transaction>>,
+    /// Another build of it: the same behaviour under another digest.
+    twin: Arc<Policy<Transaction>>,
+    /// The one of tests/policies/faulty.
+    faulty: Arc<Policy<Transaction>>,
+}
+
+fn policies() -> &'static Policies {
+    static ALL: OnceLock<Policies> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let engine = Arc::new(Engine::new().expect("an engine"));
+        let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
+        Policies {
+            standard: load(STANDARD_POLICY),
+            twin: load(&twin()),
+            faulty: load(faulty()),
+            engine: engine.clone(),
+        }
+    })
+}
+
+/// A custom section is nothing to the engine: id 0, its length, its name with a length.
+fn twin() -> Vec<u8> {
+    [STANDARD_POLICY, b"\0\x05\x04twin"].concat()
+}
+
+/// The module of tests/policies/faulty, built once.
+fn faulty() -> &'static [u8] {
+    static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
+    MODULE.get_or_init(|| {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let target: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+        let built = Command::new(env!("CARGO"))
+            .current_dir(workspace)
+            .args(["build", "--package", "faulty", "--profile", "guest"])
+            .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
+            .arg("--target-dir")
+            .arg(&target)
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "tests/policies/faulty does not build");
+        let module = target.join("wasm32-unknown-unknown/guest/faulty.wasm");
+        std::fs::read(module).expect("cargo built it")
+    })
+}
+
+fn digest(policy: &Policy<Transaction>) -> Digest {
+    policy.digest.into()
+}
+
+/// All three loaded, the standard one active.
+fn loaded() -> Assignment {
+    let all = policies();
+    let assignment = Assignment::of(digest(&all.standard));
+    let assignment = assignment.load(digest(&all.twin)).unwrap();
+    assignment.load(digest(&all.faulty)).unwrap()
+}
+
+/// A store under an assignment of the three.
+fn store(assignment: Assignment) -> Store {
+    let all = policies();
+    let mut registry = Registry::new(all.standard.clone(), None);
+    let ready = [&all.twin, &all.faulty].map(|it| Instance::new(it.clone()));
+    assert!(registry.assign(assignment, ready.into()).is_ok());
+    Store::new(registry, QUOTA)
+}
+
+fn ask(store: &mut Store, client: &str, arguments: &[&str]) -> (Effects, Bytes) {
+    let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
+    let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
+    let peer = Peer {
+        client: client.into(),
+        connection: 1,
+        session: 1,
+    };
+    let properties = Properties::default();
+    let request = Request {
+        dialect: Dialect::Sdk,
+        payload: &payload,
+        timestamp: Some("1700000000000:0:client"),
+        fencing_token: None,
+        peer: &peer,
+        properties: &properties,
+        delivery: Delivery::default(),
+    };
+    let mut effects = store.step(Event::Request(&request), NOW_MS);
+    let answer = effects.answer.take().expect("every request has an answer");
+    (effects, answer.payload)
+}
+
+fn by(effects: &Effects) -> Digest {
+    digest(effects.by.as_ref().expect("every policy is here"))
+}

@@ -1,0 +1,282 @@
+//! What the host sees of policies that answer, and of those that are only tried.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use statehouse::clock::{Clock, ManualSource};
+use statehouse::control::Control;
+use statehouse::journal::{Memory, Recorder};
+use statehouse::policy::{Role, Selector, Shadow};
+use statehouse::request::{Incoming, REQUEST_TOPIC};
+use statehouse::server::{Server, Settings};
+use statehouse::shadow::ShadowReport;
+use statehouse::transport::{Inbound, Intake, Outbound, Transport};
+use statehouse_mqtt::{PropertiesBuilder, QoS};
+
+use super::*;
+
+/// Keeps answers, each with its properties.
+#[derive(Default)]
+struct Notebook(Mutex<Vec<(Bytes, Bytes)>>);
+
+impl Transport for Notebook {
+    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        let mut notes = self.0.lock().unwrap();
+        notes.extend(ready().into_iter().map(|out| match out {
+            Outbound::Answer(message, _) => (message.payload, message.properties),
+            _ => panic!("nothing else comes of these requests"),
+        }));
+    }
+}
+
+/// A server over a store, with its controls.
+struct Rig {
+    server: Arc<Server>,
+    control: Arc<Control>,
+    notebook: Arc<Notebook>,
+}
+
+fn rig(assignment: Assignment, purity_every: u32) -> Rig {
+    let mut store = store(assignment);
+    store.watch().purity_every = purity_every;
+    let server = Server::new(
+        store,
+        Clock::new(Arc::new(ManualSource::at(NOW_MS))),
+        Recorder::new(Arc::new(Memory), Vec::new(), None),
+        1,
+        Settings {
+            node: "StateStore".into(),
+            dialect: Some(Dialect::Sdk),
+            policy_property: true,
+        },
+    );
+    let notebook = Arc::new(Notebook::default());
+    server.attach(notebook.clone());
+    let control = Control::new(server.clone(), policies().engine.clone(), None);
+    Rig {
+        server,
+        control,
+        notebook,
+    }
+}
+
+impl Rig {
+    /// The answer, and which policy it says that it is from.
+    fn ask(&self, arguments: &[&str]) -> (Bytes, String) {
+        let properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(b"1")
+            .user("__ts", "1700000000000:0:client")
+            .finish()
+            .unwrap();
+        let properties = Properties::parse(properties).unwrap();
+        let peer = Peer {
+            client: "client".into(),
+            connection: 1,
+            session: 1,
+        };
+        let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
+        let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
+            payload: &payload,
+            properties: &properties,
+            qos: QoS::AtLeastOnce,
+            delivery: Delivery::default(),
+            expires: None,
+            peer: &peer,
+        };
+        let one = Inbound::Publish(incoming, None);
+        self.server.take(&mut std::iter::once(one));
+        let (payload, properties) = self.notebook.0.lock().unwrap().pop().expect("an answer");
+        let properties = Properties::parse(properties).unwrap();
+        let policy = properties.user().find(|(name, _)| *name == "policy");
+        (payload, policy.expect("it is set so").1.to_owned())
+    }
+
+    /// The report once it has seen so many requests.
+    fn report(&self, requests: u64) -> ShadowReport {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let report = self.control.diff().expect("a comparison was begun");
+            if report.compared + report.not_comparable + report.skipped >= requests {
+                return report;
+            }
+            assert!(Instant::now() < deadline, "{report:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn tag(policy: &Policy<Transaction>) -> String {
+    format!("{}@{}", policy.name, digest(policy).short())
+}
+
+fn shadowed(policy: &Policy<Transaction>) -> Assignment {
+    let policy = digest(policy);
+    let shadow = Shadow {
+        policy,
+        per_mille: 1000,
+    };
+    loaded().shadow(Some(shadow)).unwrap()
+}
+
+#[test]
+fn answers_say_which_policy_gave_them_and_a_promotion_is_between_two() {
+    let all = policies();
+    let rig = rig(loaded(), 0);
+    assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.standard));
+    rig.control.promote(&digest(&all.twin).into()).unwrap();
+    assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.twin));
+    assert!(rig.control.rollback().unwrap().built_in);
+    assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.standard));
+    let listed = rig.control.list();
+    let twin = listed
+        .policies
+        .iter()
+        .find(|it| it.digest == digest(&all.twin));
+    let twin = twin.expect("it is still loaded");
+    assert!(twin.done.requests >= 1 && twin.done.fuel_mean > 1000);
+    assert!(twin.done.fuel_max >= twin.done.fuel_mean);
+}
+
+#[test]
+fn a_policy_that_fails_too_often_is_rolled_back() {
+    let all = policies();
+    let rig = rig(loaded().promote(digest(&all.faulty)).unwrap(), 0);
+    for _ in 0..9 {
+        assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.faulty));
+        assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.faulty));
+    }
+    let (answer, policy) = rig.ask(&["SET", "k", "panic"]);
+    assert_eq!(answer, "-ERR internal error\r\n");
+    assert_eq!(policy, tag(&all.faulty), "the tenth is still its own");
+    assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.standard));
+    let listed = rig.control.list();
+    let guard = listed.assignment.guard.expect("it says why");
+    assert_eq!(guard.policy, digest(&all.faulty));
+    assert_eq!(guard.why, "it failed at 10 of its last 19 requests");
+    // It is still there, to be looked into; what it counted is listed.
+    let faulty = listed.policies.iter().find(|it| it.digest == guard.policy);
+    let faulty = faulty.expect("it is still loaded");
+    assert!(faulty.roles.is_empty() && faulty.done.failures.trap >= 10);
+    // To promote it again is somebody's decision, and forgives.
+    let promoted = rig.control.promote(&digest(&all.faulty).into()).unwrap();
+    assert_eq!(promoted.roles, [Role::Active]);
+    assert_eq!(rig.control.list().assignment.guard, None);
+}
+
+#[test]
+fn a_canary_that_fails_too_often_is_ended() {
+    let all = policies();
+    let rig = rig(loaded(), 0);
+    let which: Selector = digest(&all.faulty).into();
+    let rule = statehouse::policy::CanaryRule::Percent(100);
+    rig.control.canary(Some((&which, rule))).unwrap();
+    for _ in 0..10 {
+        assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.faulty));
+    }
+    assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.standard));
+    let assignment = rig.control.list().assignment;
+    assert_eq!(assignment.canary, None);
+    assert_eq!(assignment.guard.unwrap().policy, digest(&all.faulty));
+    assert_eq!(assignment.active, digest(&all.standard));
+}
+
+#[test]
+fn a_candidate_in_shadow_sees_what_the_active_one_saw_and_changes_nothing() {
+    let all = policies();
+    let rig = rig(shadowed(&all.twin), 0);
+    let requests: &[&[&str]] = &[
+        &["SET", "k", "1"],
+        &["GET", "k"],
+        &["SET", "k", "2", "NX"],
+        &["SET", "k", "3", "PX", "1000"],
+        &["VDEL", "k", "9"],
+        &["DEL", "k"],
+        &["GET", "k"],
+        &["NONSENSE"],
+        &["KEYNOTIFY", "k"],
+        &["KEYNOTIFY", "k", "STOP"],
+    ];
+    for _ in 0..20 {
+        for request in requests {
+            assert_eq!(rig.ask(request).1, tag(&all.standard));
+        }
+    }
+    let report = rig.report(20 * requests.len() as u64);
+    assert_eq!(report.not_comparable + report.skipped, 0, "{report:?}");
+    assert_eq!(report.same, report.compared, "{report:?}");
+    assert!(!report.differs() && report.examples.is_empty());
+    assert_eq!(report.commands["VDEL"].compared, 20);
+}
+
+#[test]
+fn every_fault_in_shadow_leaves_live_traffic_alone_and_is_an_example() {
+    let all = policies();
+    let rig = rig(shadowed(&all.faulty), 0);
+    let faults: Vec<&str> = include_str!("../../../tests/policies/faulty/faults.txt")
+        .lines()
+        .collect();
+    for fault in &faults {
+        assert_eq!(rig.ask(&["SET", "k", fault]).0, "+OK\r\n", "{fault}");
+        let stored = format!("${}\r\n{fault}\r\n", fault.len());
+        assert_eq!(rig.ask(&["GET", "k"]).0, stored, "{fault}");
+    }
+    let report = rig.report(2 * faults.len() as u64);
+    assert_eq!(report.failed, faults.len() as u64, "{report:?}");
+    let failed = report.examples.iter().filter(|it| it.kind == "failed");
+    assert_eq!(failed.count(), limits::SHADOW_EXAMPLES_ALIKE_MAX);
+    let first = &report.examples[0];
+    assert_eq!(first.request[..2], ["SET", "k"]);
+    assert!(first.candidate.failure.is_some() && first.active.failure.is_none());
+    // A re-run says nothing: what the candidate counts and logs there is nobody's.
+    assert!(all.faulty.counters.all().is_empty());
+    assert_eq!(rig.server.stats().policy_failures, 0);
+}
+
+#[test]
+fn what_differs_is_told_by_answer_and_by_effect() {
+    let all = policies();
+    let rig = rig(shadowed(&all.faulty), 0);
+    // Another expiry, no version: the answer differs in its version alone.
+    assert_eq!(rig.ask(&["SET", "k", "fine"]).0, "+OK\r\n");
+    assert_eq!(rig.ask(&["GET", "absent"]).0, "$-1\r\n");
+    // It writes one key more.
+    assert_eq!(rig.ask(&["SET", "k", "stray"]).0, "+OK\r\n");
+    let report = rig.report(3);
+    assert_eq!((report.same, report.different_answer), (1, 2), "{report:?}");
+    let last = report.examples.last().unwrap();
+    assert_eq!(last.candidate.writes.len(), 2, "{last:?}");
+    assert_eq!(last.active.writes, ["put k = stray"]);
+    assert_eq!(report.against.digest, digest(&all.standard));
+    // A comparison is over when it is ended, and what it came to stays to be read.
+    rig.control.shadow(None).unwrap();
+    rig.ask(&["SET", "k", "fine"]);
+    assert_eq!(rig.control.diff().unwrap().compared, 3);
+}
+
+#[test]
+fn a_policy_that_keeps_something_to_itself_is_found() {
+    let all = policies();
+    let before = all.faulty.work.done().impure;
+    let rig = rig(loaded().promote(digest(&all.faulty)).unwrap(), 1);
+    // It counts requests in a static.
+    for _ in 0..5 {
+        rig.ask(&["COUNT", "-"]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while all.faulty.work.done().impure < before + 4 {
+        assert!(Instant::now() < deadline, "{:?}", all.faulty.work.done());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The standard one is asked the same, and is well.
+    let rig = self::rig(loaded(), 1);
+    for _ in 0..50 {
+        rig.ask(&["SET", "k", "v"]);
+        rig.ask(&["GET", "k"]);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(all.standard.work.done().impure, 0);
+}
