@@ -81,30 +81,29 @@ fn store(page: &mut Page, stats: &Stats) {
     }
 }
 
+/// The numbers of one policy, each with a further label or none.
+type Values<'a> = &'a dyn Fn(&PolicyView) -> Vec<(Option<(&'static str, String)>, u64)>;
+
 fn policies(page: &mut Page, policies: &[PolicyView]) {
-    let mut each =
-        |name: &str,
-         kind: &str,
-         help: &str,
-         values: &dyn Fn(&PolicyView) -> Vec<(Option<(&'static str, String)>, u64)>| {
-            page.family(name, kind, help);
-            let sample = match kind {
-                "counter" => format!("{name}_total"),
-                _ => name.to_owned(),
-            };
-            for policy in policies {
-                let digest = policy.digest.short();
-                for (further, value) in values(policy) {
-                    let mut labels = vec![
-                        ("policy", policy.name.as_str()),
-                        ("version", &policy.version),
-                        ("digest", &digest),
-                    ];
-                    labels.extend(further.iter().map(|(name, value)| (*name, value.as_str())));
-                    page.sample(&sample, &labels, value);
-                }
-            }
+    let mut each = |name: &str, kind: &str, help: &str, values: Values<'_>| {
+        page.family(name, kind, help);
+        let sample = match kind {
+            "counter" => format!("{name}_total"),
+            _ => name.to_owned(),
         };
+        for policy in policies {
+            let digest = policy.digest.short();
+            for (further, value) in values(policy) {
+                let mut labels = vec![
+                    ("policy", policy.name.as_str()),
+                    ("version", &policy.version),
+                    ("digest", &digest),
+                ];
+                labels.extend(further.iter().map(|(name, value)| (*name, value.as_str())));
+                page.sample(&sample, &labels, value);
+            }
+        }
+    };
     each(
         "policy_role",
         "gauge",

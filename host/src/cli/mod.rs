@@ -54,7 +54,7 @@ Every setting but --config can stand in the file that --config names, under its 
   listen = [\"127.0.0.1:1883\", \"[::1]:1883\"]
   max_keys = 100000
 Flags win over environment variables, these over the file.")]
-    Serve(Flags),
+    Serve(Box<Flags>),
     Get(get::Args),
     Set(set::Args),
     Del(del::Args),
@@ -74,7 +74,7 @@ Flags win over environment variables, these over the file.")]
 /// Runs the program.
 pub fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(flags) => serve::run(flags),
+        Command::Serve(flags) => serve::run(*flags),
         Command::Get(args) => output::finish(get::run(args)),
         Command::Set(args) => output::finish(set::run(args)),
         Command::Del(args) => output::finish(del::run(args)),

@@ -9,6 +9,7 @@ mod list;
 mod load;
 mod new;
 mod promote;
+mod push;
 mod rollback;
 mod route;
 mod sign;
@@ -58,6 +59,7 @@ enum Command {
     Unload(unload::Args),
     Keygen(keygen::Args),
     Sign(sign::Args),
+    Push(push::Args),
 }
 
 pub(super) fn run(args: Args) -> ExitCode {
@@ -74,6 +76,7 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Route(args) => output::finish(async { route::run(&args).await }),
         Command::Unload(args) => output::finish(async { unload::run(&args).await }),
         Command::Keygen(args) => output::finish(async { keygen::run(&args) }),
+        Command::Push(args) => output::finish(async { push::run(&args).await }),
         Command::Sign(args) => output::finish(async { sign::run(&args) }),
     }
 }

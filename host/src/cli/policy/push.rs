@@ -1,0 +1,358 @@
+//! `statehouse policy push`: a signed order, and the file that it names, over MQTT.
+//!
+//! What enters: a file and a secret key. What leaves: an order, its chunks, and what the store says of it. After a lost
+//! connection all of it is published again: the store knows repetitions.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{
+    ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties,
+};
+use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
+use serde_json::Value as Json;
+use statehouse_client::parse_duration;
+use tokio::time::{Instant, timeout_at};
+
+use super::{file, words};
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::limits;
+use crate::policy::Digest;
+use crate::ship::{self, Action, Order};
+
+/// Exit code: the store refused.
+const EXIT_REFUSED: u8 = 4;
+
+/// What a packet holds besides a chunk.
+const ENVELOPE_BYTES: usize = 512;
+
+/// The longest status.
+const STATUS_BYTES_MAX: u32 = 64 << 10;
+
+/// The pause before a lost connection is made again.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Ship a policy to a store over MQTT, signed
+///
+/// Publishes a signed order and then the file in chunks, and waits until the store says what became of it. The store has to
+/// trust the key (`serve --trusted-keys`). The file is signed too, unless it is already. Any MQTT 5 client that speaks with
+/// the store's broker can do the same: the topics are in the protocol document.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy push --key gateway.key rule.wasm --promote
+  statehouse policy push --broker mqtt://gateway-7:1883 --key gateway.key rule.wasm
+  statehouse policy push --key gateway.key --rollback")]
+pub(super) struct Args {
+    /// Where the store's broker is
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
+    broker: (String, u16),
+
+    /// The secret key, as `policy keygen` writes it; wasmsign2's format, DER or PEM
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY_KEY")]
+    key: PathBuf,
+
+    /// The module or component
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "rollback",
+        conflicts_with = "rollback"
+    )]
+    module: Option<PathBuf>,
+
+    /// Let it answer at once
+    #[arg(long, conflicts_with = "rollback")]
+    promote: bool,
+
+    /// Ship nothing: let the policy before the active one answer again
+    #[arg(long)]
+    rollback: bool,
+
+    /// The number of the order; a store takes none that is not higher than the last [default: the time in milliseconds]
+    #[arg(long, value_name = "N")]
+    serial: Option<u64>,
+
+    /// How long to wait for the connection and for the store
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    timeout: Duration,
+
+    /// Print the store's last status as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
+    let module = match &args.module {
+        Some(path) => {
+            let module = file::read(path)?;
+            let ours = [ship::public(&key)];
+            let signed = match ship::verify(&module, &ours) {
+                Ok(_) => Ok(module),
+                Err(_) => ship::sign(&module, &key),
+            };
+            signed.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?
+        }
+        None => Vec::new(),
+    };
+    let serial = args.serial.unwrap_or_else(crate::cli::data::now_ms);
+    let deadline = Instant::now() + args.timeout;
+    let mut connected = false;
+    loop {
+        let push = Push::new(args, &key, &module, serial);
+        let pushed = timeout_at(deadline, push.run(&mut connected)).await;
+        match pushed {
+            Ok(Ok(status)) => return report(args, &status),
+            Ok(Err(Stop::Failed(failure))) => return Err(failure),
+            Ok(Err(Stop::Lost(error))) if connected => {
+                tracing::debug!(%error, "the connection was lost");
+                tokio::time::sleep(RECONNECT_PAUSE).await;
+            }
+            Ok(Err(Stop::Lost(error))) => {
+                let (host, port) = &args.broker;
+                return Err(Failure::transport(format!(
+                    "cannot reach the broker {host}:{port}: {error}"
+                )));
+            }
+            Err(_) => {
+                return Err(Failure::transport(format!(
+                    "the store did not say within the time what became of the order {serial}: --timeout allows for a slow one"
+                )));
+            }
+        }
+    }
+}
+
+fn report(args: &Args, status: &Json) -> Result<Exit, Failure> {
+    if args.json {
+        emit_json(status)?;
+    }
+    if status["state"] == "failed" {
+        let why = printable(status["error"].as_str().unwrap_or_default().as_bytes());
+        return Err(Failure::new(
+            EXIT_REFUSED,
+            format!("the store refused: {why}"),
+        ));
+    }
+    if !args.json {
+        let active = &status["active"];
+        let line = format!(
+            "order {} is carried out; active is {}\n",
+            words::number(&status["serial"]),
+            words::policy(active)
+        );
+        emit(line.as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Why a connection is over.
+enum Stop {
+    /// It is not worth another.
+    Failed(Failure),
+    /// Another one may do.
+    Lost(Box<ConnectionError>),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// One connection.
+struct Push<'a> {
+    args: &'a Args,
+    key: &'a wasmsign2::SecretKey,
+    module: &'a [u8],
+    serial: u64,
+    client: AsyncClient,
+    events: EventLoop,
+    /// What is to be published, the next one last.
+    waiting: Vec<(String, Vec<u8>, Option<String>)>,
+}
+
+impl<'a> Push<'a> {
+    fn new(args: &'a Args, key: &'a wasmsign2::SecretKey, module: &'a [u8], serial: u64) -> Self {
+        let (host, port) = &args.broker;
+        let id = format!("statehouse-push-{:x}-{serial:x}", std::process::id());
+        let mut options = MqttOptions::new(id, host, *port);
+        let mut properties = ConnectProperties::new();
+        properties.max_packet_size = Some(STATUS_BYTES_MAX);
+        options
+            .set_clean_start(true)
+            .set_keep_alive(Duration::from_secs(15))
+            .set_connect_properties(properties);
+        let (client, events) = AsyncClient::new(options, 8);
+        Self {
+            args,
+            key,
+            module,
+            serial,
+            client,
+            events,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Publishes everything, and gives the status that ends it.
+    async fn run(mut self, connected: &mut bool) -> Result<Json, Stop> {
+        loop {
+            let event = self.events.poll().await;
+            match event.map_err(|error| Stop::Lost(Box::new(error)))? {
+                Event::Incoming(Packet::ConnAck(ack)) => {
+                    *connected = true;
+                    let max = ack.properties.and_then(|it| it.max_packet_size);
+                    self.prepare(max.unwrap_or(u32::MAX))?;
+                    // A retained status of this order is there where all of this was published before.
+                    (self.client.try_subscribe(ship::STATUS, QoS::AtLeastOnce)).map_err(full)?;
+                }
+                Event::Incoming(Packet::SubAck(_)) => self.publish_next()?,
+                Event::Incoming(Packet::PubAck(ack)) => {
+                    accepted(&ack)?;
+                    self.publish_next()?;
+                }
+                Event::Incoming(Packet::Publish(publish)) => {
+                    let status: Json = serde_json::from_slice(&publish.payload).unwrap_or_default();
+                    let ended = status["state"] == "done" || status["state"] == "failed";
+                    if ended && status["serial"].as_u64() == Some(self.serial) {
+                        return Ok(status);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Cuts the file so that each piece fits into a packet.
+    fn prepare(&mut self, packet_bytes_max: u32) -> Result<(), Failure> {
+        let room = usize::try_from(packet_bytes_max).unwrap_or(usize::MAX);
+        let chunk_bytes = room
+            .saturating_sub(ENVELOPE_BYTES)
+            .clamp(1, limits::CHUNK_BYTES_MAX);
+        let action = match (self.args.rollback, self.args.promote) {
+            (true, _) => Action::Rollback,
+            (_, true) => Action::Promote,
+            (_, false) => Action::Load,
+        };
+        let is_file = self.args.module.is_some();
+        let digest = Digest::of(self.module);
+        let chunks = self.module.chunks(chunk_bytes);
+        let order = Order {
+            serial: self.serial,
+            action,
+            digest: is_file.then_some(digest),
+            size: is_file.then_some(self.module.len() as u64),
+            chunks: chunks.clone().map(Digest::of).collect(),
+        };
+        let payload = order.payload();
+        if order.chunks.len() > limits::ORDER_CHUNKS_MAX
+            || payload.len().saturating_add(ENVELOPE_BYTES) > room
+        {
+            return Err(Failure::usage(format!(
+                "the broker takes packets of at most {packet_bytes_max} bytes, and this policy of {} bytes cannot be cut for that: raise max_packet_bytes of the store",
+                self.module.len()
+            )));
+        }
+        let signature = ship::sign_order(&payload, self.key);
+        self.waiting = (chunks.enumerate())
+            .map(|(index, chunk)| {
+                (
+                    format!("{}{digest}/{index}", ship::CHUNKS),
+                    chunk.to_vec(),
+                    None,
+                )
+            })
+            .rev()
+            .collect();
+        self.waiting
+            .push((ship::ORDER.to_owned(), payload, Some(signature)));
+        Ok(())
+    }
+
+    /// One after another, so that an order that is refused is not followed by megabytes.
+    fn publish_next(&mut self) -> Result<(), Failure> {
+        let Some((topic, payload, signature)) = self.waiting.pop() else {
+            return Ok(());
+        };
+        let user_properties = signature
+            .map(|signature| (ship::SIGNATURE.to_owned(), signature))
+            .into_iter()
+            .collect();
+        let properties = PublishProperties {
+            user_properties,
+            ..PublishProperties::default()
+        };
+        self.client
+            .try_publish_with_properties(topic, QoS::AtLeastOnce, false, payload, properties)
+            .map_err(full)
+    }
+}
+
+/// Never more than two things are asked of the client at once.
+fn full(error: rumqttc::v5::ClientError) -> Failure {
+    Failure::transport(format!("the MQTT client takes nothing more: {error}"))
+}
+
+fn accepted(ack: &PubAck) -> Result<(), Failure> {
+    let reason = match ack.reason {
+        PubAckReason::Success => return Ok(()),
+        PubAckReason::NoMatchingSubscribers => {
+            "nobody takes orders at this broker: is it the one of a state store?".to_owned()
+        }
+        other => {
+            let properties = ack.properties.as_ref();
+            let text = properties.and_then(|it| it.reason_string.as_deref());
+            text.map_or_else(|| format!("{other:?}"), |text| printable(text.as_bytes()))
+        }
+    };
+    Err(Failure::new(EXIT_REFUSED, reason))
+}
+
+/// Host and port of a URL.
+fn broker(text: &str) -> Result<(String, u16), String> {
+    let wrong =
+        || format!("`{text}` is not the address of a broker, such as mqtt://gateway-7:1883");
+    let address = text.strip_prefix("mqtt://").unwrap_or(text);
+    if address.contains('/') {
+        return Err(wrong());
+    }
+    // The port may be left out; a colon of an IPv6 address stands in brackets.
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+        _ => (address, 1883),
+    };
+    if host.is_empty() {
+        return Err(wrong());
+    }
+    Ok((host.to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brokers_are_named_in_several_ways() {
+        for (text, host, port) in [
+            ("mqtt://gateway-7:1884", "gateway-7", 1884),
+            ("mqtt://gateway-7", "gateway-7", 1883),
+            ("127.0.0.1:1", "127.0.0.1", 1),
+            ("mqtt://[::1]:1884", "[::1]", 1884),
+            ("mqtt://[::1]", "[::1]", 1883),
+        ] {
+            assert_eq!(broker(text), Ok((host.to_owned(), port)), "{text}");
+        }
+        for text in [
+            "",
+            "mqtts://gateway:1",
+            "mqtt://",
+            "mqtt://a:b",
+            "mqtt://a/b",
+            ":1",
+        ] {
+            assert!(broker(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! `statehouse policy`: load, list, promote, rollback, route, unload.
+
+use std::fs;
+
+use statehouse_tests::{Server, policies, run_in};
+
+use crate::{OURS, answers, listing, ours, policy, roles};
+
+#[test]
+fn a_policy_is_loaded_promoted_and_gone_back_from_without_a_restart() {
+    let server = Server::start();
+    let mut store = server.store("client");
+    store.set("key", "value");
+    let loaded = policy(&server, &["load", &ours()]).code(0).text();
+    assert!(loaded.starts_with(&format!("loaded {OURS} ")), "{loaded}");
+    assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
+    assert!(!answers(&server, "tally"));
+
+    policy(&server, &["promote", OURS]).code(0);
+    assert!(answers(&server, "tally"));
+    assert_eq!(roles(&server, OURS).unwrap(), ["active"]);
+    assert_eq!(roles(&server, "standard").unwrap(), ["previous"]);
+    // What was there is still there, on the connection that was open all the time.
+    assert_eq!(store.get("key"), Some(b"value".to_vec()));
+
+    let back = policy(&server, &["rollback"]).code(0).text();
+    assert!(back.starts_with("rolled back to standard "), "{back}");
+    assert!(!answers(&server, "tally"));
+    policy(&server, &["rollback"])
+        .code(1)
+        .says("nothing to go back to");
+    policy(&server, &["unload", OURS]).code(0);
+    assert_eq!(roles(&server, OURS), None);
+    policy(&server, &["unload", "builtin"])
+        .code(1)
+        .says("comes with the program");
+}
+
+#[test]
+fn load_can_promote_and_the_list_is_a_table() {
+    let server = Server::start();
+    policy(&server, &["load", "--promote", &ours()]).code(0);
+    assert!(answers(&server, "tally"));
+    let table = policy(&server, &["list"]).code(0).text();
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(
+        lines[0].starts_with("policy ") && lines[0].ends_with("fuel max"),
+        "{table}"
+    );
+    let mine = lines.iter().find(|line| line.starts_with(OURS)).unwrap();
+    let cells: Vec<&str> = mine.split_whitespace().collect();
+    assert_eq!(
+        (cells[2], cells[3], cells[4]),
+        ("active", "1", "0"),
+        "{table}"
+    );
+    let view = policy(&server, &["promote", "builtin", "--json"])
+        .code(0)
+        .text();
+    let view: serde_json::Value = serde_json::from_str(&view).unwrap();
+    assert_eq!(view["name"], "standard");
+    assert_eq!(view["digest"].as_str().unwrap().len(), 64);
+}
+
+/// What was assigned outlives the process, however it ends.
+#[test]
+fn a_restart_goes_on_with_the_same_policies() {
+    let mut server = Server::restartable(&[]);
+    let faulty = policies::faulty();
+    policy(&server, &["load", faulty]).code(0);
+    policy(&server, &["load", "--promote", &ours()]).code(0);
+    policy(&server, &["route", "broken/", "faulty"]).code(0);
+    let before = listing(&server)["assignment"].clone();
+    server.kill();
+    server.restart();
+    assert_eq!(listing(&server)["assignment"], before);
+    assert!(answers(&server, "tally"));
+    let routes = server.stdout();
+    assert!(
+        routes
+            .iter()
+            .any(|line| line.starts_with("keys under broken/: policy faulty")),
+        "{routes:?}"
+    );
+
+    policy(&server, &["rollback"]).code(0);
+    server.signal("TERM");
+    server.wait(std::time::Duration::from_secs(20));
+    server.restart();
+    assert!(!answers(&server, "tally"));
+    assert_eq!(roles(&server, "faulty").unwrap(), ["routed"]);
+}
+
+/// The policy of the route fails at a value that means nothing to the standard one.
+#[test]
+fn a_route_is_for_its_keys_only() {
+    let server = Server::start();
+    policy(&server, &["load", policies::faulty()]).code(0);
+    let fails = |key: &str| {
+        let answer = server.store("asking").ask(&["SET", key, "panic"]);
+        match answer.payload() {
+            b"+OK\r\n" => false,
+            b"-ERR internal error\r\n" => true,
+            _ => panic!("{:?}", answer.text()),
+        }
+    };
+    assert!(!fails("lab/key"));
+    policy(&server, &["route", "lab/", "faulty"]).code(0);
+    assert!(fails("lab/key") && !fails("key"));
+    let table = policy(&server, &["list"]).code(0).text();
+    assert!(table.contains("keys under lab/: faulty@"), "{table}");
+    policy(&server, &["unload", "faulty"]).code(1).says("route");
+    policy(&server, &["route", "lab/", "--off"]).code(0);
+    assert!(!fails("lab/key"));
+    policy(&server, &["route", "lab/", "--off"])
+        .code(1)
+        .says("no route");
+    policy(&server, &["route", "lab/"]).code(2);
+}
+
+#[test]
+fn names_that_mean_nothing_or_too_much() {
+    let server = Server::start();
+    policy(&server, &["promote", "nonsense"])
+        .code(1)
+        .says("standard@");
+    policy(&server, &["promote", "a b/c\u{e9}"]).code(1);
+    policy(&server, &["promote", ""])
+        .code(2)
+        .says("NAME@VERSION");
+    policy(&server, &["unload", "nonsense"])
+        .code(1)
+        .says("standard@");
+    policy(&server, &["route", "x", "nonsense"])
+        .code(1)
+        .says("standard@");
+}
+
+#[test]
+fn files_that_are_no_policy_change_nothing() {
+    let server = Server::start();
+    let before = listing(&server);
+    let files: [(&str, &[u8]); 5] = [
+        ("empty.wasm", b""),
+        ("rubbish.wasm", b"this is no policy"),
+        ("module.wasm", b"\0asm\x01\0\0\0"),
+        ("component.wasm", b"\0asm\x0D\0\x01\0"),
+        ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
+    ];
+    for (name, bytes) in files {
+        fs::write(server.directory().join(name), bytes).unwrap();
+        policy(&server, &["load", name]).code(4);
+    }
+    // Not read at all: it is sparse, and would be a hundred megabytes in memory.
+    let large = fs::File::create(server.directory().join("large.wasm")).unwrap();
+    large.set_len(100 << 20).unwrap();
+    policy(&server, &["load", "large.wasm"])
+        .code(2)
+        .says("104857600 bytes");
+    policy(&server, &["load", "missing.wasm"])
+        .code(2)
+        .says("missing.wasm");
+    assert_eq!(listing(&server), before);
+}
+
+#[test]
+fn without_a_store_commands_say_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let list = || run_in(directory.path(), &["policy", "list"], b"");
+    list().code(3).says("statehouse serve");
+    // A killed one leaves its file, which leads nowhere.
+    let mut server = Server::restartable(&[]);
+    server.kill();
+    policy(&server, &["list"]).code(3).says("killed");
+    server.restart_with(&[("admin", "off")]);
+    policy(&server, &["list"]).code(3);
+}
+
+#[test]
+fn help_teaches() {
+    let help = run_in(".".as_ref(), &["policy", "--help"], b"")
+        .code(0)
+        .text();
+    for name in [
+        "load", "list", "promote", "rollback", "route", "unload", "keygen", "sign", "push",
+    ] {
+        assert!(help.contains(name), "{help}");
+        let own = run_in(".".as_ref(), &["policy", name, "--help"], b"");
+        let own = own.code(0).text();
+        assert!(own.contains("Examples:"), "no example in\n{own}");
+    }
+}

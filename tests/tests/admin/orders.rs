@@ -1,0 +1,400 @@
+//! Orders over MQTT. They are made here by hand, with a key of the test's own: what the protocol says has to be enough.
+
+use std::{fs, path::Path};
+
+use ed25519_compact::SecretKey;
+use serde_json::{Value as Json, json};
+use statehouse_tests::{Client, Property, Publish, Server, property, run_in};
+
+use crate::{OURS, answers, eventually, keygen, ours, policy, roles, sign};
+
+const TOPIC: &str = "statehouse/v1/admin/policy";
+
+/// A store that trusts a key, and the key.
+struct Fleet {
+    server: Server,
+    directory: tempfile::TempDir,
+    key: SecretKey,
+    /// Our policy, signed.
+    file: Vec<u8>,
+}
+
+fn fleet() -> Fleet {
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    let trusted = keygen(here, "trusted");
+    let server = Server::with(&format!("trusted_keys = [\"{trusted}\"]"), &[]);
+    let file = fs::read(sign(here, "trusted.key", &ours(), "signed.wasm")).unwrap();
+    Fleet {
+        server,
+        key: secret(&here.join("trusted.key")),
+        directory,
+        file,
+    }
+}
+
+/// The file holds a byte that names its kind, then the key.
+fn secret(path: &Path) -> SecretKey {
+    SecretKey::from_slice(&fs::read(path).unwrap()[1..]).unwrap()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let at = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for index in 0..=group.len() {
+            text.push(char::from(digits[(bits >> (18 - 6 * index) & 63) as usize]));
+        }
+        text.push_str(&"=".repeat(3 - group.len()));
+    }
+    text
+}
+
+const CHUNK_BYTES: usize = 20_000;
+
+/// An order that ships a file.
+fn order(serial: u64, action: &str, file: &[u8]) -> Json {
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    json!({
+        "serial": serial,
+        "action": action,
+        "digest": hash(file),
+        "size": file.len(),
+        "chunks": file.chunks(CHUNK_BYTES).map(hash).collect::<Vec<_>>(),
+    })
+}
+
+fn signed(order: &Json, key: &SecretKey) -> Publish {
+    let payload = order.to_string();
+    let message = [b"statehouse order v1\0", payload.as_bytes()].concat();
+    let signature = base64(key.sign(message, None).as_ref());
+    Publish::new(&format!("{TOPIC}/order"), payload)
+        .with(Property::user("signature", &signature))
+        .qos(1)
+}
+
+fn chunks(file: &[u8]) -> Vec<Publish> {
+    let digest = blake3::hash(file).to_hex();
+    let chunks = file.chunks(CHUNK_BYTES).enumerate();
+    chunks
+        .map(|(index, chunk)| {
+            Publish::new(&format!("{TOPIC}/chunk/{digest}/{index}"), chunk).qos(1)
+        })
+        .collect()
+}
+
+/// The PUBACK's reason, and its words.
+fn publish(client: &mut Client, publish: &Publish) -> (u8, String) {
+    let ack = client.publish(publish.clone());
+    let text = property::reason_string(&ack.properties);
+    (ack.reason, text.unwrap_or_default())
+}
+
+/// The retained status once this order has ended.
+fn ended(server: &Server, serial: u64) -> Json {
+    let mut count = 0;
+    eventually("the order has ended", || {
+        count += 1;
+        let mut client = server.connect(&format!("looking{count}"));
+        client.subscribe(&format!("{TOPIC}/status"), 0);
+        let status = client.take_publish(TOPIC);
+        assert!(status.retain);
+        let status: Json = serde_json::from_slice(&status.payload).unwrap();
+        let over = status["state"] == "done" || status["state"] == "failed";
+        (over && status["serial"] == serial).then_some(status)
+    })
+}
+
+#[test]
+fn a_signed_order_ships_and_promotes() {
+    let Fleet {
+        server, key, file, ..
+    } = fleet();
+    let mut client = server.connect("fleet");
+    let order = signed(&order(7, "promote", &file), &key);
+    assert_eq!(publish(&mut client, &order), (0, String::new()));
+    let all = chunks(&file);
+    assert!(all.len() > 2, "{} bytes are too few to tell", file.len());
+    // Backwards, over two connections, and each of them twice: QoS 1 delivers at least once.
+    for chunk in all.iter().skip(1).rev() {
+        assert_eq!(publish(&mut client, chunk).0, 0);
+        assert_eq!(publish(&mut client, chunk).0, 0);
+    }
+    assert!(!answers(&server, "tally"));
+    let mut second = server.connect("second");
+    assert_eq!(publish(&mut second, &order).0, 0);
+    assert_eq!(publish(&mut second, &all[0]).0, 0);
+    let status = ended(&server, 7);
+    assert_eq!(status["state"], "done", "{status}");
+    assert_eq!(status["active"]["name"], OURS);
+    assert_eq!(status["last_serial"], 7);
+    assert!(answers(&server, "tally"));
+    // Late repetitions are acknowledged, and nothing comes of them.
+    policy(&server, &["rollback"]).code(0);
+    assert_eq!(publish(&mut client, &order).0, 0);
+    assert_eq!(publish(&mut client, &all[0]).0, 0);
+    assert!(!answers(&server, "tally"));
+}
+
+#[test]
+fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
+    let Fleet {
+        mut server,
+        key,
+        file,
+        ..
+    } = fleet();
+    let first = signed(&order(7, "promote", &file), &key);
+    let back = signed(&json!({ "serial": 8, "action": "rollback" }), &key);
+    let mut client = server.connect("fleet");
+    assert_eq!(publish(&mut client, &first).0, 0);
+    for chunk in chunks(&file) {
+        assert_eq!(publish(&mut client, &chunk).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_eq!(publish(&mut client, &back).0, 0);
+    assert_eq!(ended(&server, 8)["state"], "done");
+    assert!(!answers(&server, "tally"));
+    let refused = |client: &mut Client| {
+        for old in [&first, &signed(&order(7, "load", &file), &key)] {
+            let (reason, text) = publish(client, old);
+            assert_eq!(reason, 0x83, "{text}");
+            assert!(text.contains("not newer than 8"), "{text}");
+        }
+    };
+    refused(&mut client);
+    server.signal("TERM");
+    server.wait(std::time::Duration::from_secs(20));
+    server.restart();
+    refused(&mut server.connect("fleet"));
+    assert!(!answers(&server, "tally"));
+    // A newer one whose policy is here already needs no chunks.
+    let again = json!({ "serial": 9, "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
+    assert_eq!(
+        publish(&mut server.connect("fleet"), &signed(&again, &key)).0,
+        0
+    );
+    assert_eq!(ended(&server, 9)["state"], "done");
+    assert!(answers(&server, "tally"));
+}
+
+#[test]
+fn orders_of_others_are_refused() {
+    let Fleet {
+        server,
+        directory,
+        key,
+        file,
+    } = fleet();
+    keygen(directory.path(), "other");
+    let other = secret(&directory.path().join("other.key"));
+    let mut client = server.connect("fleet");
+    let good = order(7, "promote", &file);
+    let mut unsigned = signed(&good, &key);
+    unsigned.properties.clear();
+    let mut changed = signed(&good, &key);
+    changed.payload = good
+        .to_string()
+        .replace("\"serial\":7", "\"serial\":8")
+        .into_bytes();
+    for (publication, says) in [
+        (signed(&good, &other), "not signed"),
+        (unsigned, "not signed"),
+        (changed, "not signed"),
+    ] {
+        let (reason, text) = publish(&mut client, &publication);
+        assert_eq!(reason, 0x87, "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+    server.wait_for_log("the order is not signed by a key");
+    for (order, reason) in [
+        (json!({ "serial": 7, "action": "explode" }), 0x99),
+        (json!({ "serial": 7, "action": "promote" }), 0x99),
+        (json!([]), 0x99),
+    ] {
+        assert_eq!(publish(&mut client, &signed(&order, &key)).0, reason);
+    }
+    let long = Publish::new(&format!("{TOPIC}/order"), vec![b' '; 200_000]).qos(1);
+    assert_eq!(publish(&mut client, &long).0, 0x97);
+    // Nobody has ordered these.
+    assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
+    assert_eq!(roles(&server, OURS), None);
+}
+
+#[test]
+fn chunks_that_are_not_those_of_the_order() {
+    let Fleet {
+        server, key, file, ..
+    } = fleet();
+    let mut client = server.connect("fleet");
+    assert_eq!(
+        publish(&mut client, &signed(&order(7, "load", &file), &key)).0,
+        0
+    );
+    let all = chunks(&file);
+    let mut tampered = all[0].clone();
+    tampered.payload[100] ^= 1;
+    assert_eq!(publish(&mut client, &tampered).0, 0x99);
+    let mut swapped = all[0].clone();
+    swapped.payload.clone_from(&all[1].payload);
+    assert_eq!(publish(&mut client, &swapped).0, 0x99);
+    let digest = blake3::hash(&file).to_hex();
+    for place in [
+        format!("{digest}/9999"),
+        format!("{digest}/x"),
+        format!("{digest}"),
+        "x/0".into(),
+    ] {
+        let chunk = Publish::new(&format!("{TOPIC}/chunk/{place}"), "x").qos(1);
+        assert_eq!(publish(&mut client, &chunk).0, 0x90, "{place}");
+    }
+    for chunk in &all {
+        assert_eq!(publish(&mut client, chunk).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
+    // A file that nobody signed is refused, whoever orders it: orders say what to do, not what to trust.
+    let unsigned = fs::read(ours()).unwrap();
+    assert_eq!(
+        publish(&mut client, &signed(&order(8, "promote", &unsigned), &key)).0,
+        0
+    );
+    for chunk in chunks(&unsigned) {
+        assert_eq!(publish(&mut client, &chunk).0, 0);
+    }
+    let status = ended(&server, 8);
+    assert_eq!(status["state"], "failed");
+    assert!(
+        status["error"].as_str().unwrap().contains("not signed"),
+        "{status}"
+    );
+    assert!(!answers(&server, "tally"));
+}
+
+#[test]
+fn without_keys_nobody_is_obeyed() {
+    let directory = tempfile::tempdir().unwrap();
+    keygen(directory.path(), "any");
+    let key = secret(&directory.path().join("any.key"));
+    let server = Server::with("allow_unsigned = true", &[]);
+    let mut client = server.connect("fleet");
+    let order = json!({ "serial": 7, "action": "rollback" });
+    let (reason, text) = publish(&mut client, &signed(&order, &key));
+    assert_eq!(reason, 0x87);
+    assert!(text.contains("trusted_keys"), "{text}");
+    server.wait_for_log("trusted_keys");
+}
+
+/// Whoever steers a fleet believes the status, so nobody but the store may publish it.
+#[test]
+fn the_status_is_the_stores() {
+    let Fleet { server, .. } = fleet();
+    let mut client = server.connect("client");
+    client.subscribe("statehouse/#", 0);
+    let status = client.take_publish(TOPIC);
+    assert!(status.retain);
+    let status: Json = serde_json::from_slice(&status.payload).unwrap();
+    assert_eq!(status["state"], "idle");
+    assert_eq!(status["active"]["name"], "standard");
+    for topic in ["status", "other", "chunk", "order/x"] {
+        let forged = Publish::new(&format!("{TOPIC}/{topic}"), "{}")
+            .qos(1)
+            .retained();
+        assert_eq!(publish(&mut client, &forged).0, 0x87, "{topic}");
+    }
+    client.expect_nothing();
+}
+
+#[test]
+fn push_does_all_of_it() {
+    let Fleet {
+        server,
+        directory,
+        file,
+        ..
+    } = fleet();
+    let broker = format!("mqtt://{}", server.address());
+    let push = |more: &[&str]| {
+        let all = [
+            &[
+                "policy",
+                "push",
+                "--broker",
+                &broker,
+                "--key",
+                "trusted.key",
+            ],
+            more,
+        ]
+        .concat();
+        run_in(directory.path(), &all, b"")
+    };
+    // It signs what is not signed, and gets the same file.
+    let module = ours();
+    let done = push(&[&module, "--promote", "--json"]).code(0).text();
+    let status: Json = serde_json::from_str(&done).unwrap();
+    assert_eq!(status["state"], "done");
+    assert_eq!(status["digest"], blake3::hash(&file).to_hex().to_string());
+    assert!(answers(&server, "tally"));
+    let done = push(&["--rollback"]).code(0).text();
+    assert!(done.contains("active is standard "), "{done}");
+    assert!(!answers(&server, "tally"));
+    push(&["--rollback", "--serial", "5"])
+        .code(4)
+        .says("not newer");
+    push(&["--rollback"]).code(4).says("nothing to go back to");
+    fs::write(directory.path().join("rubbish.wasm"), b"\0asm\x01\0\0\0").unwrap();
+    push(&["rubbish.wasm"]).code(4).says("component");
+    keygen(directory.path(), "other");
+    let other = [
+        "policy",
+        "push",
+        "--broker",
+        &broker,
+        "--key",
+        "other.key",
+        &module,
+    ];
+    run_in(directory.path(), &other, b"")
+        .code(4)
+        .says("not signed by a key");
+    let nowhere = [
+        "policy",
+        "push",
+        "--broker",
+        "127.0.0.1:1",
+        "--key",
+        "trusted.key",
+        &module,
+    ];
+    run_in(directory.path(), &nowhere, b"")
+        .code(3)
+        .says("127.0.0.1:1");
+}
+
+/// A store with small packets gets smaller pieces.
+#[test]
+fn push_cuts_for_the_brokers_packets() {
+    let Fleet { directory, .. } = fleet();
+    let key = directory.path().join("trusted.pub");
+    let toml = format!(
+        "trusted_keys = [\"{}\"]\nmax_packet_bytes = 16384\nmax_value_bytes = 4096\nmax_key_bytes = 1024\n",
+        key.display()
+    );
+    let server = Server::with_config(&toml);
+    let broker = format!("mqtt://{}", server.address());
+    let all = [
+        "policy",
+        "push",
+        "--broker",
+        &broker,
+        "--key",
+        "trusted.key",
+        &ours(),
+        "--promote",
+    ];
+    run_in(directory.path(), &all, b"").code(0);
+    assert!(answers(&server, "tally"));
+}

@@ -1,0 +1,182 @@
+//! Signed policies: whose are taken, on every way.
+
+use std::fs;
+
+use statehouse_tests::{Server, run_in};
+
+use crate::{OURS, answers, keygen, ours, policy, roles, sign};
+
+/// Files of our policy: unsigned, signed by a trusted key, by another one, and changed after it was signed.
+struct Files {
+    directory: tempfile::TempDir,
+    /// The public key's digits.
+    key: String,
+    unsigned: String,
+    signed: String,
+    foreign: String,
+    tampered: String,
+}
+
+fn files() -> Files {
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    let key = keygen(here, "trusted");
+    keygen(here, "other");
+    let unsigned = ours();
+    let signed = sign(here, "trusted.key", &unsigned, "signed.wasm");
+    let foreign = sign(here, "other.key", &unsigned, "foreign.wasm");
+    let mut bytes = fs::read(&signed).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    let tampered = here.join("tampered.wasm");
+    fs::write(&tampered, bytes).unwrap();
+    Files {
+        key,
+        unsigned,
+        signed,
+        foreign,
+        tampered: tampered.into_os_string().into_string().unwrap(),
+        directory,
+    }
+}
+
+#[test]
+fn with_a_key_only_what_it_signed_is_loaded() {
+    let files = files();
+    let server = Server::with(&format!("trusted_keys = [\"{}\"]", files.key), &[]);
+    policy(&server, &["load", &files.unsigned])
+        .code(4)
+        .says("not signed")
+        .says("policy sign");
+    policy(&server, &["load", &files.foreign])
+        .code(4)
+        .says("none of the keys");
+    policy(&server, &["load", &files.tampered])
+        .code(4)
+        .says("changed or cut");
+    assert_eq!(roles(&server, OURS), None);
+    policy(&server, &["load", "--promote", &files.signed]).code(0);
+    assert!(answers(&server, "tally"));
+    // Its name is that of the file as it was given.
+    let digests = |path: &str| {
+        let text = policy(&server, &["load", path, "--json"]).code(0).text();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["digest"].clone()
+    };
+    let signed = digests(&files.signed);
+    let own = run_in(
+        files.directory.path(),
+        &[
+            "policy",
+            "sign",
+            "--key",
+            "trusted.key",
+            &files.signed,
+            "-o",
+            "again.wasm",
+        ],
+        b"",
+    );
+    assert!(own.code(0).text().contains(signed.as_str().unwrap()));
+}
+
+#[test]
+fn unsigned_ones_are_taken_where_it_is_said() {
+    let files = files();
+    let key = files.directory.path().join("trusted.pub");
+    let key = key.to_str().unwrap();
+    let server = Server::with("", &["--trusted-keys", key, "--allow-unsigned"]);
+    policy(&server, &["load", &files.tampered])
+        .code(4)
+        .says("changed or cut");
+    policy(&server, &["load", &files.unsigned]).code(0);
+    policy(&server, &["load", &files.foreign]).code(0);
+    // Without a key nobody can tell.
+    let server = Server::start();
+    policy(&server, &["load", &files.foreign]).code(0);
+}
+
+#[test]
+fn the_policy_of_a_start_is_looked_at_too() {
+    let files = files();
+    let serve = |policy: &str, more: &[&str]| {
+        let all = [
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--trusted-keys",
+                "trusted.pub",
+                "--policy",
+                policy,
+            ],
+            more,
+        ]
+        .concat();
+        run_in(files.directory.path(), &all, b"")
+    };
+    serve(&files.unsigned, &[])
+        .code(2)
+        .says("not signed")
+        .says(".wasm");
+    serve(&files.foreign, &[]).code(2).says("none of the keys");
+    serve(&files.tampered, &["--allow-unsigned"])
+        .code(2)
+        .says("changed or cut");
+    let key = files.directory.path().join("trusted.pub");
+    let server = Server::with(
+        "",
+        &[
+            "--trusted-keys",
+            key.to_str().unwrap(),
+            "--policy",
+            &files.signed,
+        ],
+    );
+    assert!(answers(&server, "tally"));
+}
+
+#[test]
+fn keys_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    keygen(here, "mine");
+    // The only copy of a key is not written over.
+    run_in(here, &["policy", "keygen", "mine"], b"")
+        .code(2)
+        .says("mine.pub");
+    fs::remove_file(here.join("mine.pub")).unwrap();
+    run_in(here, &["policy", "keygen", "mine"], b"")
+        .code(2)
+        .says("mine.key");
+    for key in ["missing.pub", "mine.key", "abcdef"] {
+        run_in(here, &["serve", "--trusted-keys", key], b"")
+            .code(2)
+            .says("trusted_keys")
+            .says(key);
+    }
+    let file = ours();
+    for key in ["missing.key", &file] {
+        run_in(
+            here,
+            &["policy", "sign", "--key", key, &file, "-o", "out.wasm"],
+            b"",
+        )
+        .code(2);
+    }
+    fs::write(here.join("rubbish.wasm"), b"rubbish").unwrap();
+    run_in(
+        here,
+        &[
+            "policy",
+            "sign",
+            "--key",
+            "mine.key",
+            "rubbish.wasm",
+            "-o",
+            "out.wasm",
+        ],
+        b"",
+    )
+    .code(2)
+    .says("not WebAssembly");
+    assert!(!here.join("out.wasm").exists());
+}
