@@ -10,6 +10,7 @@ use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
@@ -201,8 +202,7 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         promise,
         disk,
     } = started;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let stop = wait_for_signal(disk.clone())?;
     let listeners = listeners
         .into_iter()
         .map(TcpListener::from_std)
@@ -239,9 +239,9 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         })
         .collect();
 
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+    // It ends with a word: the thread that gives it lives as long as the process.
+    if let Ok(signal) = stop.await {
+        tracing::info!("{signal}: stopping");
     }
     administration.stop();
     broker.shutdown(limits::SHUTDOWN_GRACE).await;
@@ -277,6 +277,41 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
         }
     }
     Ok(())
+}
+
+/// Waits for SIGTERM or SIGINT on a thread of its own: those that serve may all be waiting for a full disk, which
+/// ends with the signal.
+fn wait_for_signal(disk: Option<Arc<Disk>>) -> anyhow::Result<oneshot::Receiver<&'static str>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .context("cannot wait for signals")?;
+    let (mut terminate, mut interrupt) = {
+        let _entered = runtime.enter();
+        (
+            signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
+            signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,
+        )
+    };
+    let (tell, told) = oneshot::channel();
+    let wait = move || {
+        let signal = runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            }
+        });
+        if let Some(disk) = disk {
+            disk.journal().hurry();
+        }
+        // Nobody listens where the start failed meanwhile.
+        _ = tell.send(signal);
+    };
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .context("cannot start the thread that waits for signals")?;
+    Ok(told)
 }
 
 /// Who answers requests, a line for each.
