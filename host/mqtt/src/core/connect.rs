@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Core, publish::Source};
+use super::{Core, publish::Source, session_at};
 use crate::{
     Origin, ReasonCode,
     codec::{self, Connack, Connect, Disconnect, Violation},
@@ -112,8 +112,7 @@ impl Core {
             self.limits.receive_max.max(1),
             connect.receive_max.min(self.limits.in_flight_max).max(1),
         );
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
         let will = connect.will.map(|mut will| {
@@ -178,8 +177,7 @@ impl Core {
         if !self.is_open(key, connection) {
             return Ok(());
         }
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return Ok(());
         };
         if let Some(expiry_s) = disconnect.session_expiry_s
@@ -218,8 +216,7 @@ impl Core {
     /// The session is without a connection.
     fn unlink(&mut self, key: SessionKey, now: Instant) {
         let shutting_down = self.shutting_down;
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let dropped = session.detach(now, shutting_down, &mut self.recorder);
@@ -238,8 +235,7 @@ impl Core {
 
     /// Publishes the will, once.
     pub(super) fn send_will(&mut self, key: SessionKey, now: Instant) {
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let Some(will) = session.take_will(&mut self.recorder) else {

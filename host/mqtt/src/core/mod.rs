@@ -84,6 +84,11 @@ pub(crate) struct Wakes {
     pub(crate) ended: Vec<u64>,
 }
 
+/// A session, for whoever needs other parts of the core beside it.
+fn session_at(sessions: &mut [Option<Box<Session>>], key: SessionKey) -> Option<&mut Session> {
+    sessions.get_mut(key as usize)?.as_deref_mut()
+}
+
 impl Core {
     /// An empty one. Numbers of connections and sessions begin behind those of earlier runs of the process.
     pub(crate) fn new(limits: Limits, run: u32, recorder: Recorder) -> Self {
@@ -165,12 +170,12 @@ impl Core {
     }
 
     fn session(&mut self, key: SessionKey) -> Option<&mut Session> {
-        self.sessions.get_mut(key as usize)?.as_deref_mut()
+        session_at(&mut self.sessions, key)
     }
 
     /// What sending to a connected session needs.
     fn sending(&mut self, key: SessionKey) -> Option<Sending<'_>> {
-        let session = self.sessions.get_mut(key as usize)?.as_deref_mut()?;
+        let session = session_at(&mut self.sessions, key)?;
         session.sending(&mut self.recorder)
     }
 
@@ -235,11 +240,7 @@ impl Core {
 
     /// Puts the next thing that happens to a session among the deadlines.
     fn schedule(&mut self, key: SessionKey) {
-        let Some(session) = self
-            .sessions
-            .get_mut(key as usize)
-            .and_then(|slot| slot.as_mut())
-        else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let next = session.next_deadline();

@@ -2,7 +2,7 @@
 
 use std::{mem, time::Instant};
 
-use super::{Core, window::remaining_s};
+use super::{Core, session_at, window::remaining_s};
 use crate::{
     Message, Origin, QoS, ReasonCode, Token,
     codec::{self, Delivery, Publish, Violation},
@@ -45,8 +45,7 @@ impl Core {
         if !self.is_open(key, connection) {
             return Ok(Begun::Repeated);
         }
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return Ok(Begun::Repeated);
         };
         let sequence = match qos {
@@ -355,8 +354,7 @@ impl Core {
         text: Option<&str>,
         told: BatchNumber,
     ) {
-        let slot = self.sessions.get_mut(token.session as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;
         };
         let asked = (token.connection, token.sequence);

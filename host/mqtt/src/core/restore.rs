@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 
-use super::Core;
+use super::{Core, session_at};
 use crate::{
     Message,
     change::{Change, Part},
@@ -174,8 +174,7 @@ impl Core {
         subscription: Subscription,
         dropped: &mut Dropped,
     ) {
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let cost = cost_bytes(filter);

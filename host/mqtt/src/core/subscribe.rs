@@ -4,7 +4,7 @@ use std::{mem, time::Instant};
 
 use bytes::Bytes;
 
-use super::Core;
+use super::{Core, session_at};
 use crate::{
     Message, ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
@@ -66,10 +66,7 @@ impl Core {
             self.limits.subscription_bytes_total_max,
         );
         let all_bytes = self.router.bytes();
-        let slot = self.sessions.get_mut(key as usize);
-        let session = slot
-            .and_then(Option::as_deref_mut)
-            .ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
+        let session = session_at(&mut self.sessions, key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
         let cost = cost_bytes(&filter.filter);
         if session.subscription(&filter.filter).is_none()
             && (session.subscription_count() >= subscriptions_max
@@ -144,9 +141,7 @@ impl Core {
         }
         let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
-            let slot = self.sessions.get_mut(key as usize);
-            let existed = slot
-                .and_then(Option::as_deref_mut)
+            let existed = session_at(&mut self.sessions, key)
                 .is_some_and(|session| session.unsubscribe(filter, &mut self.recorder));
             if existed {
                 self.router.unsubscribe(filter, key);

@@ -5,7 +5,7 @@ use std::{mem, time::Instant};
 
 use bytes::BytesMut;
 
-use super::Core;
+use super::{Core, session_at};
 use crate::{
     Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
@@ -38,8 +38,7 @@ impl Core {
             self.limits.queue_bytes_total_max,
             self.limits.queue_bytes_reserve,
         );
-        let slot = self.sessions.get_mut(key as usize);
-        let Some(session) = slot.and_then(Option::as_deref_mut) else {
+        let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let present = session
@@ -178,9 +177,7 @@ impl Core {
         if !self.is_open(key, connection) {
             return;
         }
-        let slot = self.sessions.get_mut(key as usize);
-        let known = slot
-            .and_then(Option::as_deref_mut)
+        let known = session_at(&mut self.sessions, key)
             .is_some_and(|session| session.release_received(packet_id, &mut self.recorder));
         let reason = if known {
             ReasonCode::SUCCESS
