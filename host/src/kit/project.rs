@@ -14,13 +14,22 @@ use crate::limits;
 pub enum Language {
     /// Rust, on top of the standard policy.
     Rust,
+    /// JavaScript, which QuickJS runs.
+    JavaScript,
+    /// Python, which CPython runs.
+    Python,
 }
 
 impl Language {
     /// The one that a directory is written in, by the file that its tool reads.
     pub fn of(directory: &Path) -> Option<Self> {
         let has = |name: &str| directory.join(name).is_file();
-        has("Cargo.toml").then_some(Self::Rust)
+        match () {
+            () if has("Cargo.toml") => Some(Self::Rust),
+            () if has("package.json") => Some(Self::JavaScript),
+            () if has("pyproject.toml") => Some(Self::Python),
+            () => None,
+        }
     }
 }
 
@@ -73,7 +82,57 @@ const RUST: &[(&str, &str)] = &[
         "vendor/statehouse-guest/Cargo.toml",
         include_str!("../../templates/rust/guest.toml"),
     ),
+    (
+        "tests/others.txt",
+        include_str!("../../templates/rust/others.txt"),
+    ),
     (".gitignore", "/target\n/*.wasm\n"),
+];
+
+const JAVASCRIPT: &[(&str, &str)] = &[
+    (
+        "package.json",
+        include_str!("../../templates/javascript/package.json"),
+    ),
+    (
+        "README.md",
+        include_str!("../../templates/javascript/README.md"),
+    ),
+    (
+        "policy.js",
+        include_str!("../../../examples/set-point-js/policy.js"),
+    ),
+    (".gitignore", "/node_modules\n/*.wasm\n"),
+];
+
+const PYTHON: &[(&str, &str)] = &[
+    (
+        "pyproject.toml",
+        include_str!("../../templates/python/pyproject.toml"),
+    ),
+    (
+        "README.md",
+        include_str!("../../templates/python/README.md"),
+    ),
+    (
+        "src/app.py",
+        include_str!("../../../examples/set-point-python/set_point.py"),
+    ),
+    (".gitignore", "/.venv\n__pycache__/\n/*.wasm\n"),
+];
+
+/// What an example says that a project of its own does not: its name, and that it has siblings.
+const OF_EXAMPLES: &[(&str, &str)] = &[
+    ("set-point-js\"", "{{name}}\""),
+    ("set-point-python\"", "{{name}}\""),
+    (
+        " The same rule stands in\n// ../set-point-rust and ../set-point-python, and all three answer with the same bytes.",
+        "",
+    ),
+    (
+        " The same rule stands in\n../set-point-rust and ../set-point-js, and all three answer with the same bytes.",
+        "",
+    ),
 ];
 
 /// Whether a policy may be called so: the name is that of a package, of a file and of a policy.
@@ -102,8 +161,14 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
     }
     let (own, sources) = match language {
         Language::Rust => (RUST, SOURCES),
+        Language::JavaScript => (JAVASCRIPT, &[][..]),
+        Language::Python => (PYTHON, &[][..]),
     };
     for (path, text) in COMMON.iter().chain(own) {
+        let mut text = (*text).to_owned();
+        for (theirs, ours) in OF_EXAMPLES {
+            text = text.replace(theirs, ours);
+        }
         let text = text.replace("{{name}}", name);
         let text = text.replace("{{version}}", env!("CARGO_PKG_VERSION"));
         write(directory, path, &text).map_err(failed(&directory.join(path)))?;
@@ -166,6 +231,34 @@ mod tests {
             "vendor/statehouse-guest/src/lib.rs",
         ] {
             assert!(SOURCES.iter().any(|(name, _)| *name == path), "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_an_example_is_left_in_a_project() {
+        for language in [Language::Rust, Language::JavaScript, Language::Python] {
+            let directory = tempfile::tempdir().unwrap();
+            create("my-rule", language, directory.path()).unwrap();
+            assert_eq!(Language::of(directory.path()), Some(language));
+            let mut named = 0;
+            for file in [
+                "src/lib.rs",
+                "policy.js",
+                "src/app.py",
+                "README.md",
+                "package.json",
+                "Cargo.toml",
+            ] {
+                let Ok(text) = fs::read_to_string(directory.path().join(file)) else {
+                    continue;
+                };
+                assert!(
+                    !text.contains("set-point-") && !text.contains("{{"),
+                    "{file}:\n{text}"
+                );
+                named += usize::from(text.contains("my-rule"));
+            }
+            assert!(named > 1, "{language:?}");
         }
     }
 

@@ -39,7 +39,7 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
     let ran = run_in(&project, &tested, b"").code(0);
     assert_eq!(
         ran.text(),
-        "1 transcript, 6 requests: every line holds, no hidden state\n"
+        "2 transcripts, 6 requests: every line holds, no hidden state\n"
     );
     // What it does not change is as the protocol says.
     let conforms = ["policy", "test", "kitchen-rule.wasm", "--conformance"];
@@ -79,6 +79,22 @@ fn what_cannot_be_made_or_built_is_said() {
     run(&["policy", "build", path], b"")
         .code(2)
         .says("no project");
+    // What is missing is said with how to get it.
+    for (lang, says) in [
+        ("js", "npm install"),
+        ("python", "pip install componentize-py"),
+    ] {
+        let project = directory.path().join(lang);
+        let project = project.to_str().unwrap();
+        run(
+            &["policy", "new", "rule", "--lang", lang, "--dir", project],
+            b"",
+        )
+        .code(0);
+        let mut build = command(&["policy", "build", project]);
+        build.env("PATH", "/nowhere");
+        finish(build, b"").code(2).says(says);
+    }
     fs::write(directory.path().join("mine"), "").unwrap();
     run(&["policy", "new", "a", "--dir", path], b"")
         .code(2)

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::check::text;
 use crate::cli::output::{Exit, Failure, emit};
 use crate::kit::check::check;
-use crate::kit::project::Language;
+use crate::kit::project::{Language, is_name};
 
 /// What Rust builds policies for: a target without WASI.
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -19,7 +19,8 @@ const TARGET: &str = "wasm32-unknown-unknown";
 /// Build a policy and check it
 ///
 /// Finds out the language of the project, runs its tool, writes NAME.wasm into the project, and shows what `policy check`
-/// says of it. Rust: cargo, for wasm32-unknown-unknown.
+/// says of it. Rust: cargo, for wasm32-unknown-unknown. JavaScript: componentize-qjs, as npm installed it in the project.
+/// Python: componentize-py, of .venv in the project or on the path. All without WASI, which no policy may use.
 ///
 /// Exit code 1 where it does not build, or is no policy.
 #[derive(Debug, clap::Args)]
@@ -42,13 +43,17 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let Some(Language::Rust) = Language::of(&args.dir) else {
-        return Err(Failure::usage(format!(
-            "{} is no project of a policy: there is no Cargo.toml. `statehouse policy new NAME` writes one",
-            args.dir.display()
-        )));
+    let (name, module) = match Language::of(&args.dir) {
+        Some(Language::Rust) => rust(args)?,
+        Some(Language::JavaScript) => javascript(args)?,
+        Some(Language::Python) => python(args)?,
+        None => {
+            return Err(Failure::usage(format!(
+                "{} is no project of a policy: there is no Cargo.toml, package.json or pyproject.toml. `statehouse policy new NAME` writes one",
+                args.dir.display()
+            )));
+        }
     };
-    let (name, module) = rust(args)?;
     // A component says what it is also to other tools; what is none already is left for the check to tell.
     let module = component(&module).unwrap_or(module);
     let path = match &args.output {
@@ -129,6 +134,119 @@ fn artifact(message: &Json) -> Option<(String, PathBuf)> {
     let manifest: toml::Table = fs::read_to_string(manifest).ok()?.parse().ok()?;
     let name = manifest.get("package")?.get("name")?.as_str()?;
     Some((name.to_owned(), Path::new(module).to_owned()))
+}
+
+/// The name of the package, and what componentize-qjs makes of policy.js.
+fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
+    let manifest: Json = serde_json::from_str(&manifest(&args.dir.join("package.json"))?)
+        .map_err(|error| Failure::usage(format!("package.json: {error}")))?;
+    let name = named(manifest["name"].as_str(), "package.json")?;
+    let tool = args.dir.join("node_modules/.bin/componentize-qjs");
+    if !tool.exists() {
+        return Err(Failure::usage(format!(
+            "a policy in JavaScript needs componentize-qjs: run `npm install` in {} (npm comes with Node.js, https://nodejs.org)",
+            args.dir.display()
+        )));
+    }
+    let module = interpreted(
+        args,
+        &absolute(&tool)?,
+        &[
+            "--wit",
+            "wit",
+            "--world",
+            "policy",
+            "--js",
+            "policy.js",
+            "--sync",
+            "--stub-wasi",
+            "--output",
+        ],
+    )?;
+    Ok((name, module))
+}
+
+/// The name of the project, and what componentize-py makes of src/app.py.
+fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
+    let manifest: toml::Table = manifest(&args.dir.join("pyproject.toml"))?
+        .parse()
+        .map_err(|error| Failure::usage(format!("pyproject.toml: {error}")))?;
+    let project = manifest.get("project").and_then(|it| it.get("name"));
+    let name = named(project.and_then(|it| it.as_str()), "pyproject.toml")?;
+    let own = args.dir.join(".venv/bin/componentize-py");
+    let tool = match own.exists() {
+        true => absolute(&own)?,
+        false => PathBuf::from("componentize-py"),
+    };
+    let module = interpreted(
+        args,
+        &tool,
+        &[
+            "-q",
+            "-d",
+            "wit",
+            "-w",
+            "policy",
+            "componentize",
+            "-s",
+            "-p",
+            "src",
+            "app",
+            "-o",
+        ],
+    )?;
+    Ok((name, module))
+}
+
+/// Runs a tool that writes one file, whose name is its last argument.
+fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
+    let made = env::temp_dir().join(format!("statehouse-policy-{}.wasm", std::process::id()));
+    let status = Command::new(tool)
+        .current_dir(&args.dir)
+        .args(arguments)
+        .arg(&made)
+        .stdin(Stdio::null())
+        .status();
+    let module = match status {
+        Ok(status) if status.success() => fs::read(&made).map_err(|error| {
+            Failure::negative(format!("{} wrote no module: {error}", tool.display()))
+        }),
+        Ok(_) => Err(Failure::negative(
+            "it does not build; what the tool says of it stands above",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::usage(format!(
+            "a policy in Python needs componentize-py: run `python3 -m venv .venv && .venv/bin/pip install componentize-py==0.25.1` in {}",
+            args.dir.display()
+        ))),
+        Err(error) => Err(Failure::transport(format!(
+            "cannot run {}: {error}",
+            tool.display()
+        ))),
+    };
+    // It may not be there at all.
+    let _ = fs::remove_file(&made);
+    module
+}
+
+/// A program that is named by a path is looked for where we are, and not where it is to run.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    Ok(std::path::absolute(path)?)
+}
+
+fn manifest(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+}
+
+/// The name becomes that of a file.
+fn named(name: Option<&str>, manifest: &str) -> Result<String, Failure> {
+    let name = name.filter(|name| is_name(name));
+    let name = name.ok_or_else(|| {
+        Failure::usage(format!(
+            "{manifest} has to name the policy, in lower-case letters, digits and `-`"
+        ))
+    })?;
+    Ok(name.to_owned())
 }
 
 /// Without the target cargo fails with an error about the `core` crate, which helps nobody.

@@ -7,18 +7,20 @@ use crate::kit::project::{self, Language, ProjectError};
 
 /// Write a project for a policy: small, complete, and its tests pass
 ///
-/// A Rust project stands on the standard policy, adds one rule, and brings along all it is written with.
+/// A Rust project stands on the standard policy, adds one rule, and brings along all it is written with. One in JavaScript
+/// or Python is a small store of its own, run by an interpreter within the module: 1.7 MB and 18 MB, and some ten times
+/// the time of a request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy new setpoint
   cd setpoint && statehouse policy build && statehouse policy test setpoint.wasm tests/
-  statehouse policy new setpoint --lang rust --dir policies/setpoint")]
+  statehouse policy new setpoint --lang js --dir policies/setpoint")]
 pub(in crate::cli) struct Args {
     /// What it is called: lower-case letters, digits and `-`
     name: String,
 
-    /// What it is written in
+    /// What it is written in: rust, js or python
     #[arg(long, value_name = "LANGUAGE", default_value = "rust", value_parser = language)]
     lang: Language,
 
@@ -30,7 +32,9 @@ pub(in crate::cli) struct Args {
 fn language(name: &str) -> Result<Language, String> {
     match name {
         "rust" => Ok(Language::Rust),
-        _ => Err("a project can be written in: rust".into()),
+        "js" | "javascript" => Ok(Language::JavaScript),
+        "python" => Ok(Language::Python),
+        _ => Err("a project can be written in rust, js or python".into()),
     }
 }
 

@@ -1,0 +1,117 @@
+//! The harness, as the author of a policy uses it in a plain `#[test]`.
+
+use statehouse::kit::{Harness, NOW_MS, Publish, Reads, transcript};
+use statehouse::policy::LoadError;
+use statehouse::request::Dialect;
+use statehouse::store::Quota;
+
+#[test]
+fn a_script_has_a_clock_a_table_and_clients() {
+    let mut it = Harness::standard().expect("the built-in policy");
+    assert_eq!(it.now_ms(), NOW_MS);
+    it.at(NOW_MS + 1);
+    it.put("seeded", "value");
+    let answer = it.client("a").send(&["GET", "seeded"]);
+    assert_eq!(answer.payload, b"$5\r\nvalue\r\n");
+    assert_eq!(answer.command.as_deref(), Some("GET"));
+    assert!(matches!(&answer.reads, Reads::Keys(reads) if reads.len() == 1));
+    assert!(!answer.same_for_duplicate && answer.fuel > 0);
+
+    let answer = it.client("watcher").send(&["KEYNOTIFY", "k"]);
+    assert_eq!(answer.watched, ["k"]);
+    let answer = it.client("a").send(&["SET", "k", "v", "PX", "500"]);
+    assert_eq!(answer.payload, b"+OK\r\n");
+    // The store's clock goes on from the version that was seeded.
+    assert_eq!(
+        answer.version.as_deref(),
+        Some("001700000000001:00001:StateStore")
+    );
+    assert!(answer.same_for_duplicate && answer.writes.len() == 1);
+    assert_eq!(answer.notifications.len(), 1);
+    assert_eq!(answer.notifications[0].client, "watcher");
+    assert_eq!(it.advance(499), []);
+    assert!(it.get("k").is_some());
+    let told = it.advance(1);
+    assert_eq!(told.len(), 1, "the end of the key");
+    assert!(it.get("k").is_none());
+    // Time never goes back.
+    it.at(0);
+    assert_eq!(it.now_ms(), NOW_MS + 501);
+
+    it.client("a").send(&["SET", "k", "v"]);
+    it.disconnect("watcher");
+    assert_eq!(it.client("a").send(&["DEL", "k"]).notifications, []);
+}
+
+#[test]
+fn a_client_says_what_it_is_told_to() {
+    let mut it = Harness::standard().expect("the built-in policy");
+    let set = ["SET", "k", "v"];
+    let answer = it.client("a").timestamp(None).send(&set);
+    assert_eq!(answer.payload, b"-ERR missing timestamp\r\n");
+    let answer = it
+        .client("a")
+        .fencing_token("001699999999999:00000:lock")
+        .send(&set);
+    assert_eq!(answer.payload, b"+OK\r\n");
+    let answer = it.client("a").send(&set);
+    assert!(
+        answer
+            .payload
+            .starts_with(b"-ERR a fencing token is required")
+    );
+    assert!(answer.failure.is_none() && answer.writes.is_empty());
+    let answer = it
+        .client("a")
+        .dialect(Dialect::Documents)
+        .send(&["SET", "k", "v", "NX"]);
+    let names: Vec<&str> = answer.user.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(!names.contains(&"__protVer"), "{names:?}");
+    let answer = it
+        .client("a")
+        .property("__protVer", "1.0")
+        .send_bytes("PING");
+    assert_eq!(answer.payload, b"-ERR syntax error\r\n");
+    // A topic that nobody may answer to ends the connection, and with it what it watches.
+    it.client("a").send(&["KEYNOTIFY", "k"]);
+    let mut publish = Publish::new(Dialect::Sdk, "a", b"*1".to_vec(), it.now_ms());
+    publish.response_topic = Some("a/+".into());
+    let came = it.publish("a", publish);
+    assert!(
+        format!("{came:?}").starts_with("Disconnected { reason: 130"),
+        "{came:?}"
+    );
+    assert_eq!(
+        it.client("a").send(&["KEYNOTIFY", "k", "STOP"]).payload,
+        b":0\r\n"
+    );
+}
+
+#[test]
+fn bounds_and_beginnings_are_the_script_s() {
+    let mut it = Harness::standard().expect("the built-in policy");
+    it.set_quota(Quota {
+        keys_max: 1,
+        ..it.quota()
+    });
+    it.client("a").send(&["SET", "one", "v"]);
+    let answer = it.client("a").send(&["SET", "two", "v"]);
+    assert!(
+        answer
+            .payload
+            .starts_with(b"-ERR the quota has been exceeded")
+    );
+    // Anew is from the beginning, with nothing of this.
+    let mut it = it.anew();
+    assert!(it.get("one").is_none());
+    assert_eq!(
+        it.client("a").send(&["SET", "two", "v"]).payload,
+        b"+OK\r\n"
+    );
+    let error = Harness::of(b"no policy").err().expect("it is none");
+    assert_eq!(error.to_string(), LoadError::NotWasm.to_string());
+    assert!(Harness::load("/no/such/file").is_err());
+    let report = transcript::run(&it, "> SET k v\n").expect("a transcript");
+    assert_eq!(report.corrected, "> SET k v\n< +OK\\r\\n __ts=$v1\n");
+    assert_eq!(report.requests, 1);
+}
