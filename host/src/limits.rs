@@ -202,6 +202,10 @@ pub const DROP_ENTRIES_MAX: usize = 4096;
 /// Writes that one request may stage: policies that keep books beside the key need a few.
 pub const STAGED_WRITES_MAX: usize = 64;
 
+/// What these weigh together: the longest values twice over. With the request itself and its answer, of half as much
+/// each, their record stays well below what the journal takes.
+pub const STAGED_BYTES_MAX: u64 = 32 << 20;
+
 /// Watch changes that one request may stage.
 pub const STAGED_WATCHES_MAX: usize = 64;
 

@@ -5,7 +5,7 @@
 //! while a socket is touched.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
@@ -287,6 +287,13 @@ impl Server {
             }
         };
         match request::parse(&incoming, self.settings.dialect) {
+            // Nobody waits for its answer any more, and whoever asked may have asked anew since.
+            Parsed::Run(_, reply_to) if reply_to.expires.is_some_and(|at| at <= Instant::now()) => {
+                core.stats.refused += 1;
+                let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
+                self.queue(incoming.peer, [settle]);
+                Stepped::Queued(0)
+            }
             Parsed::Run(request, reply_to) => {
                 core.stats.requests += 1;
                 let effects = core.store.step(Event::Request(&request), now_ms);
@@ -629,7 +636,7 @@ mod tests {
 
     /// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
     #[test]
-    fn what_had_expired_is_told_before_the_answer_that_follows() {
+    fn what_has_expired_is_told_of_or_does_not_run() {
         let quota = Quota {
             keys_max: 10,
             bytes_max: 10_000,
@@ -664,7 +671,7 @@ mod tests {
             connection: 1,
             session: 1,
         };
-        let ask = |arguments: &[&[u8]]| {
+        let ask_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
             let payload = Bytes::from(statehouse_policy::resp::request(arguments));
             let incoming = Incoming {
                 topic: REQUEST_TOPIC,
@@ -672,17 +679,27 @@ mod tests {
                 properties: &properties,
                 qos: QoS::AtLeastOnce,
                 delivery: Delivery::default(),
-                expires: None,
+                expires,
                 peer: &peer,
             };
             server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
             std::mem::take(&mut *notebook.0.lock().unwrap())
         };
+        let ask = |arguments: &[&[u8]]| ask_until(None, arguments);
         assert_eq!(ask(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
         assert_eq!(ask(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
         source.advance(1000);
         let told = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
         assert_eq!(ask(&[b"KEYNOTIFY", b"k", b"STOP"]), [told, "+OK\r\n"]);
         assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+
+        // One that waited for longer than its client wanted to does not run any more.
+        let over = Instant::now().checked_sub(Duration::from_secs(1));
+        let later = Instant::now().checked_add(Duration::from_secs(1_000));
+        let set: &[&[u8]] = &[b"SET", b"k", b"v"];
+        assert!(ask_until(over, set).is_empty());
+        assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+        assert_eq!(server.stats().refused, 1);
+        assert_eq!(ask_until(later, set), ["+OK\r\n"]);
     }
 }

@@ -94,6 +94,16 @@ pub enum LoadError {
     Description(&'static str),
 }
 
+impl From<LoadError> for Failure {
+    /// What a call is told whose instance did not start: a slow machine says nothing about the policy there either.
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Trial(_, failure) => failure,
+            other => Self::Trap(other.to_string()),
+        }
+    }
+}
+
 impl<H: Host> Engine<H> {
     /// Makes an engine and starts its watchdog's ticker, which ends with the engine.
     pub fn new() -> Result<Self, LoadError> {
@@ -251,4 +261,18 @@ fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
         .module(module)?
         .validate(true)
         .encode()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It once counted as a failure of the policy, and a duplicate that met it as answered otherwise.
+    #[test]
+    fn a_slow_start_is_the_machines_and_not_the_policys() {
+        let slow = LoadError::Trial("configure", Failure::Watchdog);
+        assert_eq!(Failure::from(slow), Failure::Watchdog);
+        let refused = Failure::from(LoadError::Configure("no".into()));
+        assert!(matches!(refused, Failure::Trap(text) if text.contains("no")));
+    }
 }

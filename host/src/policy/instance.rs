@@ -94,7 +94,7 @@ impl<H: Host> Instance<H> {
         store
             .set_fuel(limits::FUEL_SETUP)
             .map_err(trial("set-up"))?;
-        // Interpreters take their time to start, on the path of nobody's request but the first.
+        // Interpreters take their time to start. It is the path of a request only where nobody had an instance warmed.
         store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL * 20);
         let bindings = policy
             .pre
@@ -139,7 +139,7 @@ impl<H: Host> Instance<H> {
             }
             Err(error) => {
                 call.host = Some(host);
-                call.failed = Some(Failure::Trap(error.to_string()));
+                call.failed = Some(error.into());
             }
         }
         call

@@ -25,16 +25,16 @@ impl Modules {
     /// Keeps a policy's file. It is durable when this returns.
     pub fn save(&self, digest: &blake3::Hash, file: &[u8]) -> io::Result<()> {
         // A damaged one is written again.
-        if self.load(digest).is_ok() {
-            return Ok(());
+        if self.load(digest).is_err() {
+            let path = self.path(digest);
+            fs::create_dir_all(&self.directory)?;
+            let new = path.with_extension("new");
+            let mut out = File::create(&new)?;
+            out.write_all(file)?;
+            out.sync_all()?;
+            fs::rename(&new, &path)?;
         }
-        let path = self.path(digest);
-        fs::create_dir_all(&self.directory)?;
-        let new = path.with_extension("new");
-        let mut out = File::create(&new)?;
-        out.write_all(file)?;
-        out.sync_all()?;
-        fs::rename(&new, &path)?;
+        // Also where it is there: an earlier run may have ended between its name and this.
         File::open(&self.directory)?.sync_all()?;
         match self.directory.parent() {
             Some(data) => File::open(data)?.sync_all(),

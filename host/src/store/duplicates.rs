@@ -84,6 +84,14 @@ impl Kept {
         }
     }
 
+    /// What proves it.
+    pub fn digest(&self) -> blake3::Hash {
+        match self {
+            Self::Whole(bytes) => blake3::hash(bytes),
+            Self::Digest(digest) => *digest,
+        }
+    }
+
     /// Whether this is that payload.
     pub fn is(&self, payload: &[u8]) -> bool {
         match self {

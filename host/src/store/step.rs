@@ -271,7 +271,7 @@ impl Store {
                 let suspect = self.duplicates.arrive(&request.delivery);
                 match suspect.then(|| self.original(request)).flatten() {
                     Some(original) => {
-                        self.repeat(&original, request, &mut effects);
+                        self.repeat(&original, request, now_ms, &mut effects);
                         state
                     }
                     None => self.handle(state, request, now_ms, &mut effects),
@@ -511,7 +511,13 @@ impl Store {
 
     /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
     /// again and nobody is told again.
-    fn repeat(&mut self, original: &Remembered, request: &Request<'_>, effects: &mut Effects) {
+    fn repeat(
+        &mut self,
+        original: &Remembered,
+        request: &Request<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) {
         effects.by = self.registry.by_digest(&original.context.policy);
         let again = effects.by.as_ref().and_then(|policy| {
             let evidence = original.evidence.as_ref()?;
@@ -524,6 +530,21 @@ impl Store {
             Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
             Some(_) => Rerun::Different,
         };
+        if rerun == Rerun::Different
+            && let Some(policy) = &effects.by
+        {
+            policy.work.different();
+            if policy.counters.may_log(now_ms) {
+                let client = request.peer.client.escape_debug();
+                let first = outcome.payload.digest();
+                let now = match &again {
+                    Some(Ok(answer)) => blake3::hash(&answer.payload).to_string(),
+                    Some(Err(failure)) => failure.to_string(),
+                    None => String::new(),
+                };
+                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
+            }
+        }
         effects.repeated = Some(rerun);
         // The original may still be on its way to the disk.
         effects.rests_on = RestsOn::Everything;
@@ -538,18 +559,6 @@ impl Store {
             },
             (_, Kept::Digest(_)) => internal_error(),
         });
-        if rerun == Rerun::Different {
-            if let Some(policy) = &effects.by {
-                policy.work.different();
-            }
-            let client = request.peer.client.escape_debug();
-            let stored = match &outcome.payload {
-                Kept::Whole(payload) => blake3::hash(payload),
-                Kept::Digest(digest) => *digest,
-            };
-            let policy = original.context.policy;
-            tracing::error!(%client, %policy, %stored, answer = ?effects.answer.as_ref().map(|answer| blake3::hash(&answer.payload)), "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
-        }
     }
 }
 

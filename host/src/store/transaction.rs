@@ -58,6 +58,8 @@ pub struct Transaction {
     /// Keys that were opened as hidden.
     hidden: Vec<Key>,
     staged: Vec<Write>,
+    /// What the staged entries weigh.
+    staged_bytes: u64,
     watches: Vec<(Key, bool)>,
     changes: Vec<Change>,
     capture: Capture,
@@ -160,6 +162,7 @@ impl Transaction {
             hlc,
             hidden: Vec::new(),
             staged: Vec::new(),
+            staged_bytes: 0,
             watches: Vec::new(),
             changes: Vec::new(),
             capture: Capture::default(),
@@ -360,11 +363,11 @@ impl Transaction {
     }
 
     fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
+        let (hlc, staged, changes) = (self.hlc, self.staged.len(), self.changes.len());
         if !hidden {
             self.expire_before_write(put.key);
         }
         let before = self.load_sum();
-        let hlc = self.hlc;
         let version = self.hlc.receive(observed, self.now_ms);
         let key = Bytes::copy_from_slice(put.key);
         let value = Bytes::copy_from_slice(put.value);
@@ -375,6 +378,12 @@ impl Transaction {
             fence: put.fence,
             expires_ms: put.expires_ms,
         };
+        let bytes = weight(&key, &entry);
+        if bytes > limits::STAGED_BYTES_MAX - self.staged_bytes {
+            return Err(Denial::Violation(
+                "more bytes of writes than one request may stage",
+            ));
+        }
         self.staged.push(Write {
             key: key.clone(),
             hidden,
@@ -385,10 +394,14 @@ impl Transaction {
             value_at,
         });
         if !self.capture.is_playing() && !self.quota.allows(before, self.load_sum()) {
-            self.staged.pop();
+            // With all that came with it: what is refused has no effect, and a request that runs again is refused
+            // before it has any.
+            self.staged.truncate(staged);
+            self.changes.truncate(changes);
             self.hlc = hlc;
             return Err(Denial::Fault(Fault::Quota));
         }
+        self.staged_bytes += bytes;
         if !hidden {
             self.changes.push(Change {
                 key,
@@ -419,3 +432,43 @@ impl Transaction {
 
 /// A request that runs again asked for something that the recorded one did not.
 const STRAYED: Denial = Denial::Violation("a question that the recorded run did not ask");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Host;
+
+    /// A request that runs again is refused before it stages anything, so the first run may keep nothing either.
+    #[test]
+    fn a_put_that_is_refused_has_no_effect_at_all() {
+        let entry = Entry {
+            value: Bytes::from_static(b"old"),
+            version: Stamp::default(),
+            fence: None,
+            expires_ms: Some(5),
+        };
+        let mut state = Box::<State>::default();
+        state.table.insert(Key::from("k"), Arc::new(entry));
+        let quota = Quota {
+            keys_max: 10,
+            bytes_max: 100,
+            key_bytes_max: 100,
+            value_bytes_max: 1_000,
+            journal_full: false,
+        };
+        let mut transaction = Transaction::sweep(state, quota, 10);
+        let put = Put {
+            key: b"k",
+            value: &[0; 500],
+            observed: None,
+            fence: None,
+            expires_ms: None,
+        };
+        let refused = transaction.put(put);
+        assert!(matches!(refused, Err(Denial::Fault(Fault::Quota))));
+        assert!(transaction.staged().is_empty() && transaction.changes().is_empty());
+        let (state, _) = transaction.commit();
+        assert_eq!(state.hlc, Hlc::default());
+        assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");
+    }
+}

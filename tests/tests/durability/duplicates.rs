@@ -359,3 +359,27 @@ fn the_policy_of_the_first_time_answers() {
             .all(|line| !line.contains("answered otherwise"))
     );
 }
+
+/// A policy that counts in its own memory is not what it says: the first answer counts, and the log says both.
+#[test]
+fn a_policy_that_answers_otherwise_is_told_of() {
+    let server = Server::restartable(&[("policy", policies::faulty())]);
+    let mut store = begin(&server, "client");
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let request = store.command(&["COUNT", "-"]);
+        let id = store.client.start(request.publish());
+        asked.push((store.finish(&request, id).payload().to_vec(), request, id));
+    }
+    let (first, request, id) = asked.pop().unwrap();
+    assert_eq!(first, b":3\r\n");
+    assert_eq!(again(&mut store, &request, id, true).payload(), first);
+    let told = server.wait_for_log("answered otherwise");
+    let digest = |name: &str| {
+        let value = told.split(&format!(" {name}=")).nth(1).unwrap();
+        value.split(' ').next().unwrap().to_owned()
+    };
+    let (first, now) = (digest("first"), digest("now"));
+    assert!(first.len() == 64 && now.len() == 64, "{told}");
+    assert_ne!(first, now);
+}

@@ -147,6 +147,13 @@ fn go_wrong(host: &mut impl Host, key: &Bytes, mode: &[u8], now: u64) -> Outcome
         b"many-writes" => loop {
             drop(host.put(key, key, None, None, None));
         },
+        b"many-bytes" => {
+            // Few writes, each of them allowed.
+            let value = Bytes::Owned(vec![0; 1 << 20]);
+            for _ in 0..40 {
+                drop(host.put(key, &value, None, None, None));
+            }
+        }
         b"much-random" => drop(host.random(u32::MAX)),
         _ => panic!("no such mode"),
     }
