@@ -45,6 +45,11 @@ impl Source for SystemSource {
     }
 }
 
+/// The wall clock of this machine, in milliseconds since 1970.
+pub fn wall_ms() -> u64 {
+    SystemSource::default().wall_ns() / 1_000_000
+}
+
 /// A clock that moves only when it is told to: for tests, simulation and replay.
 #[derive(Default)]
 pub struct ManualSource {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use statehouse_journal::{Callbacks, Directory, Log, Opened, Options, Position, Source};
 use statehouse_mqtt::Broker;
 
-use crate::clock::{Source as _, SystemSource};
+use crate::clock::wall_ms;
 use crate::config::{Durability, Storage};
 use crate::journal::{Disk, Image, Progress, sessions_block};
 use crate::limits;
@@ -154,10 +154,6 @@ impl Recovered {
         let place = self.directory.display().to_string();
         Ok((Disk::new(journal, self.durability, place), self.image))
     }
-}
-
-fn wall_ms() -> u64 {
-    SystemSource::default().wall_ns() / 1_000_000
 }
 
 /// The blocks of a running store: sessions first, then the store (why is said in `journal/image.rs`).

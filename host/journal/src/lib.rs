@@ -58,5 +58,5 @@ pub use options::{Durability, Options};
 pub use position::Position;
 pub use recovery::{Base, Range, Sink, read};
 pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
-pub use upkeep::{Room, Snapshot, create_from_snapshot};
+pub use upkeep::{Room, Snapshot, create_from_snapshot, has_journal};
 pub use writer::{Callbacks, Journal};

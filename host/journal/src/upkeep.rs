@@ -306,7 +306,7 @@ impl Log {
 /// The first record is the one behind `position`.
 ///
 /// # Errors
-/// [`Error::NotEmpty`] where there is a journal already.
+/// [`Error::NotEmpty`] where there is a journal already ([`has_journal`]).
 pub fn create_from_snapshot(
     disk: Arc<dyn Disk>,
     options: crate::Options,
@@ -314,17 +314,9 @@ pub fn create_from_snapshot(
     now_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {
-    let names = disk
-        .list()
-        .map_err(Error::io("list", "the data directory"))?;
-    let existing = |name: &&String| {
-        !matches!(
-            files::kind(name),
-            files::Kind::Lock | files::Kind::Temporary | files::Kind::Spare(_) | files::Kind::Other
-        )
-    };
-    if let Some(file) = names.iter().find(existing) {
-        return Err(Error::NotEmpty { file: file.clone() });
+    let found = part_of_a_journal(&*disk).map_err(Error::io("list", "the data directory"))?;
+    if let Some(file) = found {
+        return Err(Error::NotEmpty { file });
     }
     let store = StoreId(disk.entropy(), disk.entropy());
     // The log comes first: without its snapshot it is refused, so a restore that ends half way
@@ -335,4 +327,22 @@ pub fn create_from_snapshot(
         log.finish_snapshot(snapshot)?;
     }
     log.close()
+}
+
+/// Whether there is anything of a journal in a directory.
+///
+/// # Errors
+/// Where it cannot be listed.
+pub fn has_journal(disk: &dyn Disk) -> std::io::Result<bool> {
+    part_of_a_journal(disk).map(|file| file.is_some())
+}
+
+fn part_of_a_journal(disk: &dyn Disk) -> std::io::Result<Option<String>> {
+    let means_something = |name: &String| {
+        !matches!(
+            files::kind(name),
+            files::Kind::Lock | files::Kind::Temporary | files::Kind::Spare(_) | files::Kind::Other
+        )
+    };
+    Ok(disk.list()?.into_iter().find(means_something))
 }

@@ -2,11 +2,10 @@
 //! what goes wrong there ends a command.
 
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::output::{Failure, printable};
 use super::time;
-use crate::clock::Fence;
+use crate::clock::{Fence, wall_ms};
 use crate::journal::record::PolicyRecord;
 use crate::past::PastError;
 
@@ -54,14 +53,6 @@ impl From<PastError> for Failure {
     }
 }
 
-/// The time it is, in milliseconds since 1970.
-pub(super) fn now_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// A place in a journal or a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -76,20 +67,20 @@ impl std::str::FromStr for Place {
         if let Ok(position) = text.parse() {
             return Ok(Self::Position(position));
         }
-        time::parse(text, now_ms()).map(Self::Time).ok_or_else(|| {
+        time::parse(text, wall_ms()).map(Self::Time).ok_or_else(|| {
             "write a record's number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
         })
     }
 }
 
-/// A fencing token as it came. Its node is whatever a client made of it.
+/// A fencing token as it came, for JSON. Its node is whatever a client made of it.
+pub(super) fn fence_json(fence: &Fence) -> String {
+    format!("{:015}:{:05}:{}", fence.wall, fence.counter, fence.node)
+}
+
+/// A fencing token as a person can read it.
 pub(super) fn fence(fence: &Fence) -> String {
-    format!(
-        "{:015}:{:05}:{}",
-        fence.wall,
-        fence.counter,
-        printable(fence.node.as_bytes())
-    )
+    printable(fence_json(fence).as_bytes())
 }
 
 /// Bytes of any length on one line.
@@ -125,4 +116,21 @@ pub(super) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
         "version": policy.version,
         "digest": format!("blake3:{}", policy.digest),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fencing_token_in_json_is_the_one_that_came() {
+        let token = Fence {
+            wall: 7,
+            counter: 1,
+            node: "a\\b\n".into(),
+        };
+        assert_eq!(fence_json(&token), "000000000000007:00001:a\\b\n");
+        let shown = fence(&token);
+        assert!(!shown.contains('\n') && shown.starts_with("000000000000007:00001:a"));
+    }
 }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use statehouse_journal::{FileReport, Kind, Position, Verdict};
 
-use super::data::{self, now_ms};
+use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::snapshot::{check_free, contents_json, contents_text, state_text};
 use super::time::utc;
+use crate::clock::wall_ms;
 use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
 
 /// Check a data directory and say what is in it
@@ -53,12 +54,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     if !args.json {
         emit(in_words(&args.directory, &checkup).as_bytes())?;
     }
-    let mut salvaged = None;
+    let (mut salvaged, mut failed) = (None, None);
     if let Some(file) = &args.salvage {
-        match past.salvage(file, now_ms()) {
+        match past.salvage(file, wall_ms()) {
             Ok(it) => salvaged = Some((file, it)),
-            // The findings count.
-            Err(error) => notice(&format!("nothing could be saved: {error}")),
+            Err(error) => failed = Some(error),
         }
     }
     if args.json {
@@ -69,10 +69,18 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     } else if !checkup.is_well() && args.salvage.is_none() {
         emit(advice(&args.directory, &checkup).as_bytes())?;
     }
-    Ok(match checkup.is_well() {
-        true => Exit::Done,
-        false => Exit::Negative,
-    })
+    match (checkup.is_well(), failed) {
+        (true, None) => Ok(Exit::Done),
+        // All that was asked for beside the findings.
+        (true, Some(error)) => Err(error.into()),
+        (false, failed) => {
+            // The findings count.
+            if let Some(error) = failed {
+                notice(&format!("nothing could be saved: {error}"));
+            }
+            Ok(Exit::Negative)
+        }
+    }
 }
 
 fn in_words(directory: &Path, it: &Checkup) -> String {
@@ -155,7 +163,7 @@ fn file_text(file: &FileReport) -> String {
 /// What a person can do.
 fn advice(directory: &Path, it: &Checkup) -> String {
     let directory = directory.display();
-    if it.files.is_empty() {
+    if it.holds_nothing() {
         return "\nIs it the directory of the store? `statehouse serve --data` names it.\n"
             .to_owned();
     }

@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 
 use serde_json::json;
 
-use super::data::{Data, Node, now_ms};
+use super::data::{Data, Node};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::remote::Remote;
 use super::time;
 use crate::clock::Stamp;
+use crate::clock::wall_ms;
 use crate::past::{AsOf, Moment, Past};
 
 /// Print the value of a key
@@ -93,7 +94,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 /// What the key was at a moment: its value and its version.
 fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, String)>, Failure> {
     if let Moment::Time(ms) = moment
-        && ms > now_ms()
+        && ms > wall_ms()
     {
         return Err(Failure::usage(format!(
             "{} is still to come",
@@ -134,7 +135,7 @@ fn moment(text: &str) -> Result<Moment, String> {
     {
         return Ok(Moment::Version(Stamp { wall, counter }));
     }
-    time::parse(text, now_ms()).map(Moment::Time).ok_or_else(|| {
+    time::parse(text, wall_ms()).map(Moment::Time).ok_or_else(|| {
         "write a version such as 001696374425000:00001:StateStore, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
     })
 }

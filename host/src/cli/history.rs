@@ -135,8 +135,7 @@ fn in_json(key: &[u8], change: &Change, node: &str) -> Json {
             // `get --as-of` gives the whole.
             object["truncated"] = json!(value.len() < *bytes);
             let fence = fence.as_ref();
-            object["fencing_token"] =
-                json!(fence.map(|it| format!("{:015}:{:05}:{}", it.wall, it.counter, it.node)));
+            object["fencing_token"] = json!(fence.map(data::fence_json));
             object["expires"] = json!(expires_ms.map(utc));
         }
         What::Deleted => object["event"] = json!("deleted"),

@@ -276,7 +276,7 @@ pub(super) fn write_json(write: &Write, node: &str) -> Json {
         "version": write.version.display(node).to_string(),
         "bytes": entry.map(|entry| entry.value.len()),
         "value": entry.map(|entry| shown(&entry.value)),
-        "fencing_token": entry.and_then(|entry| entry.fence.as_ref()).map(data::fence),
+        "fencing_token": entry.and_then(|entry| entry.fence.as_ref()).map(data::fence_json),
         "expires": entry.and_then(|entry| entry.expires_ms).map(utc),
     })
 }
@@ -346,4 +346,39 @@ fn summary_json(it: &Replayed) -> Json {
         "to": it.to.0,
         "shortened": it.shortened,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::Fence;
+    use crate::store::{Entry, Key};
+
+    #[test]
+    fn a_write_in_json_has_its_token_as_it_came() {
+        let fence = Fence {
+            wall: 7,
+            counter: 1,
+            node: "a\\b".into(),
+        };
+        let entry = Entry {
+            value: "v".into(),
+            version: Stamp::default(),
+            fence: Some(fence),
+            expires_ms: None,
+        };
+        let write = Write {
+            key: Key::from("k"),
+            hidden: false,
+            entry: Some(Arc::new(entry)),
+            expired: false,
+            version: Stamp::default(),
+            key_at: None,
+            value_at: None,
+        };
+        let said = write_json(&write, "StateStore");
+        assert_eq!(said["fencing_token"], "000000000000007:00001:a\\b");
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::data::{Data, now_ms};
+use super::data::Data;
 use super::output::{Exit, Failure};
 use super::snapshot;
+use crate::clock::wall_ms;
 use crate::past::restore;
 
 /// Make a data directory of a backup
@@ -30,7 +31,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let contents = restore(&args.file, &args.data.path, now_ms())?;
+    let contents = restore(&args.file, &args.data.path, wall_ms())?;
     snapshot::report("restored", &args.data.path, &contents, args.json)?;
     Ok(Exit::Done)
 }

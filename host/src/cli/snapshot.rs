@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use super::data::{self, Data, now_ms};
+use super::data::{self, Data};
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::time::utc;
+use crate::clock::wall_ms;
 use crate::past::{Contents, ModuleState, Past};
 
 /// Write a backup of the store to one file
@@ -40,7 +41,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     check_free(&args.file, args.force)?;
-    let contents = Past::open(&args.data.path)?.snapshot(&args.file, now_ms())?;
+    let contents = Past::open(&args.data.path)?.snapshot(&args.file, wall_ms())?;
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }

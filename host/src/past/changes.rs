@@ -162,11 +162,18 @@ impl AsOf {
                 if moment.holds(entry.version.wall, entry.version) {
                     search.found = Some(Some(entry));
                 } else {
-                    search.later = true;
+                    search.later = Some(entry);
                 }
             }
             Seen::Whole { now_ms, clock } => {
                 search.since = Some((now_ms, clock));
+                // A version runs ahead of the time where a client's clock does. At the end of the snapshot the key
+                // had it, whatever it says.
+                if moment.holds(now_ms, clock)
+                    && let Some(entry) = search.later.take()
+                {
+                    search.found = Some(Some(entry));
+                }
                 search.pass(moment, now_ms, clock);
             }
             Seen::Passed {
@@ -228,8 +235,8 @@ impl Moment {
 struct Search {
     /// What it was, as far as is known: nothing, absent, or an entry.
     found: Option<Option<Arc<Entry>>>,
-    /// The snapshot holds something later.
-    later: bool,
+    /// What the snapshot holds, where that may be later than the moment.
+    later: Option<Arc<Entry>>,
     /// The end of the snapshot.
     since: Option<(u64, Stamp)>,
     /// The store's time at the moment.
@@ -256,7 +263,9 @@ impl Search {
             (Some(Some(entry)), _) if entry.expired(now_ms) => AsOf::Absent,
             (Some(Some(entry)), _) => AsOf::Value(entry),
             (Some(None), _) => AsOf::Absent,
-            (None, Some((since_ms, clock))) if self.later || !moment.holds(since_ms, clock) => {
+            (None, Some((since_ms, clock)))
+                if self.later.is_some() || !moment.holds(since_ms, clock) =>
+            {
                 AsOf::TooOld { since_ms }
             }
             (None, _) => AsOf::Absent,

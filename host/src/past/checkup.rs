@@ -76,13 +76,7 @@ impl Past {
             problems: Vec::new(),
             notes: Vec::new(),
         };
-        let nothing = |file: &FileReport| {
-            matches!(
-                file.kind,
-                Kind::Lock | Kind::Other | Kind::Spare(_) | Kind::Temporary
-            )
-        };
-        if checkup.files.iter().all(nothing) {
+        if checkup.holds_nothing() {
             let nothing = "there is no journal: a start would begin a new, empty store here";
             checkup.opening = Err(nothing.to_owned());
             checkup.problems.push(nothing.to_owned());
@@ -126,6 +120,17 @@ impl Checkup {
         self.problems.is_empty()
     }
 
+    /// Whether there is no journal at all.
+    pub fn holds_nothing(&self) -> bool {
+        let nothing = |file: &FileReport| {
+            matches!(
+                file.kind,
+                Kind::Lock | Kind::Other | Kind::Spare(_) | Kind::Temporary
+            )
+        };
+        self.files.iter().all(nothing)
+    }
+
     fn judge_files(&mut self) {
         for file in &self.files {
             let finding = format!("{}: {}", file.name, file.verdict);
@@ -148,7 +153,7 @@ impl Checkup {
             if !matches!(file.kind, Kind::Snapshot(_)) || file.verdict != Verdict::Clean {
                 continue;
             }
-            let mut decoder = Decoder::new();
+            let mut decoder = Decoder::of(Image::new(EVERYTHING));
             let read = read_snapshot_file(past.path().join(&file.name), &mut decoder);
             self.blocks += decoder.blocks;
             match read {
@@ -162,7 +167,7 @@ impl Checkup {
 
     /// Does what a start does, and then the same from the oldest state on.
     fn open(&mut self, past: &Past) {
-        let mut newest = Decoder::new();
+        let mut newest = Decoder::of(Image::new(EVERYTHING));
         let range = match past.read(Base::Newest, Position::END, &mut newest) {
             Ok(range) => range,
             Err(error) => {
@@ -183,7 +188,8 @@ impl Checkup {
         let state = fingerprint(newest.state());
         drop(newest);
 
-        let mut oldest = Decoder::new();
+        // Keys only: of all requests since then there may be more than memory holds.
+        let mut oldest = Decoder::of(Image::of_keys());
         let reach = match past.read(Base::Oldest, range.end, &mut oldest) {
             Ok(range) => {
                 if fingerprint(&oldest.image.state) != state {
@@ -266,9 +272,9 @@ struct Decoder {
 }
 
 impl Decoder {
-    fn new() -> Self {
+    fn of(image: Image) -> Self {
         Self {
-            image: Image::new(EVERYTHING),
+            image,
             blocks: 0,
             records: 0,
         }
@@ -277,7 +283,8 @@ impl Decoder {
 
 impl Sink for Decoder {
     fn reset(&mut self) {
-        *self = Self::new();
+        self.image.reset();
+        (self.blocks, self.records) = (0, 0);
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {

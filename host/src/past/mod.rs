@@ -11,7 +11,8 @@
 //! * `checkup`: every file, block, record and module looked at.
 //! * `salvage`: what can still be read of a damaged directory.
 //!
-//! Reading is streaming: beside one segment of the log only the state that is rebuilt is held.
+//! Reading is streaming: beside one segment of the log only the state that is rebuilt is held, and where the log
+//! is read from its oldest place on, of that the keys.
 
 mod backup;
 mod changes;
@@ -124,7 +125,7 @@ impl Past {
 }
 
 /// Whatever the server was set to remember: a reader forgets none of it. Behind a snapshot there is not so much
-/// log that this could grow without bound.
+/// log that this could grow without bound, and only of sessions that live.
 const EVERYTHING: Retention = Retention {
     window_ms: u64::MAX,
     count_max: u64::MAX,

@@ -10,8 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use statehouse_journal::{
-    Directory, Disk, Error, Options, Position, Sink, Source, create_from_snapshot,
-    read_snapshot_file,
+    Directory, Error, Options, Position, Sink, Source, create_from_snapshot, read_snapshot_file,
 };
 
 use super::backup::{Contents, ModuleState, Settled};
@@ -40,7 +39,9 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
 
     let failed = |error| PastError::Journal(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
-    if has_journal(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
+    if statehouse_journal::has_journal(&disk)
+        .map_err(|error| PastError::Io(directory.to_owned(), error))?
+    {
         return Err(PastError::Refused(format!(
             "{} holds a store already, and nothing of it was changed: restore into an empty directory, or one that is not there yet",
             directory.display()
@@ -55,13 +56,21 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         let disk = Arc::new(disk);
         create_from_snapshot(disk, Options::default(), position, now_ms, &mut source)
     });
-    created.map_err(|error| {
-        PastError::Refused(format!(
-            "{} was not restored: {error}. What is in it now is no store: remove it, and restore again",
-            directory.display()
-        ))
-    })?;
+    created.map_err(|error| not_restored(directory, error))?;
     Ok(contents)
+}
+
+fn not_restored(directory: &Path, error: Error) -> PastError {
+    let why = format!(
+        "was not restored: {error}. What is in it now is no store: remove it, and restore again"
+    );
+    match error {
+        Error::Io { source, .. } => {
+            let why = std::io::Error::new(source.kind(), why);
+            PastError::Io(directory.to_owned(), why)
+        }
+        _ => PastError::Refused(format!("{} {why}", directory.display())),
+    }
 }
 
 /// The table of a backup and its time, and nothing else.
@@ -73,15 +82,6 @@ pub fn read_backup(file: &Path) -> Result<Image, PastError> {
     };
     read_snapshot_file(file, &mut check).map_err(|error| unreadable(file, error))?;
     Ok(image)
-}
-
-/// Whether anything of a journal is there. The journal asks again itself, but only after the modules are saved.
-fn has_journal(disk: &Directory) -> std::io::Result<bool> {
-    let names = disk.list()?;
-    let journal = [".log", ".snapshot", ".damaged"];
-    Ok(names
-        .iter()
-        .any(|name| name == "closed" || journal.iter().any(|end| name.ends_with(end))))
 }
 
 fn unreadable(file: &Path, error: Error) -> PastError {
@@ -202,5 +202,29 @@ impl Source for Blocks {
             Ok(Err(why)) => Err(why),
             Err(_) => Err("the backup is read no further".into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_is_no_mistake_of_the_caller() {
+        let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let full = Error::Io {
+            operation: "write",
+            file: "snapshot.tmp".into(),
+            source,
+        };
+        let said = not_restored(Path::new("data"), full);
+        assert!(matches!(said, PastError::Io(..)), "{said:?}");
+        let said = said.to_string();
+        assert!(
+            said.starts_with("data") && said.contains("restore again"),
+            "{said}"
+        );
+        let moved = not_restored(Path::new("data"), Error::Busy);
+        assert!(matches!(moved, PastError::Refused(_)), "{moved:?}");
     }
 }

@@ -68,6 +68,10 @@ fn all_is_well() {
             assert!(text.contains(says), "no {says:?} in\n{text}");
         }
     }
+    // What was asked for did not happen, however well everything is.
+    look(&server, &["doctor", "--salvage", "nowhere/salvaged"])
+        .code(3)
+        .says("nowhere/salvaged");
     let (ran, keys) = salvage(&server, 0);
     assert!(ran.text().contains("Nothing is missing"), "{ran:?}");
     assert_eq!(keys, 10);
@@ -259,6 +263,12 @@ fn an_empty_directory() {
             .count(),
         0
     );
+    // What a start leaves behind that ended early is no store that could be salvaged.
+    fs::write(server.directory().join("empty/lock"), b"").unwrap();
+    fs::create_dir(server.directory().join("empty/policies")).unwrap();
+    let text = look(&server, &["doctor", "empty"]).code(1).text();
+    assert!(text.contains("Is it the directory of the store?"), "{text}");
+    assert!(!text.contains("--salvage"), "{text}");
     look(&server, &["doctor", "nowhere"])
         .code(2)
         .says("nowhere");

@@ -207,6 +207,16 @@ fn an_absent_key_of_a_snapshot() {
     assert_eq!(told.as_of("k", Moment::Version(stamp(1))), Ok(None));
 }
 
+/// A client's clock may be ahead, and so is the version of what it wrote: at the end of the snapshot the key had it.
+#[test]
+fn a_version_that_is_ahead_of_its_time() {
+    let told = Told::new(&[write("k", Some("v"), 260, None)], Some(210), &[]);
+    assert_eq!(told.as_of("k", Moment::Time(210)), Ok(Some("v".into())));
+    assert_eq!(told.as_of("k", Moment::Time(259)), Ok(Some("v".into())));
+    let too_old = told.as_of("k", Moment::Time(209));
+    assert_eq!(too_old, Err(AsOf::TooOld { since_ms: 210 }));
+}
+
 /// A key whose time is over is gone, also before a sweep has come.
 #[test]
 fn an_expired_key() {
