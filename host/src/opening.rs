@@ -174,7 +174,7 @@ impl Opening<'_> {
             match self.load(&digest.into()) {
                 Ok(policy) => retired.push(Arc::new(policy)),
                 Err(error) => {
-                    tracing::warn!(%digest, %error, "an older policy cannot be loaded: requests that it handled are answered from the record where they come again");
+                    tracing::warn!(%digest, %error, "an older policy cannot be loaded: where requests that it handled come again, short answers are given from the record, and long ones cannot be given");
                 }
             }
         }

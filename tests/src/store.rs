@@ -209,13 +209,6 @@ impl Store {
         }
     }
 
-    /// Writes in another dialect from here on.
-    #[must_use]
-    pub fn in_dialect(mut self, dialect: Dialect) -> Store {
-        self.dialect = dialect;
-        self
-    }
-
     /// The response topic of its requests.
     pub fn response_topic(&self) -> String {
         format!(

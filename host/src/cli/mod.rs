@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 //!
-//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.
+//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store. A server that has to stop
+//! ends with 74 where its disk failed, and with 70 where it lost its state to a mistake of its own (sysexits.h).
 
 mod administration;
 mod data;
@@ -53,7 +54,11 @@ Examples:
 Every setting but --config can stand in the file that --config names, under its name with underscores:
   listen = [\"127.0.0.1:1883\", \"[::1]:1883\"]
   max_keys = 100000
-Flags win over environment variables, these over the file.")]
+Flags win over environment variables, these over the file.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or a data directory that cannot be used, 3 an address that cannot be
+listened on, 74 the disk failed, 70 a mistake of its own lost its state. After 74 and 70 it is to be started again: what
+is on disk is recovered.")]
     Serve(Box<Flags>),
     Get(get::Args),
     Set(set::Args),

@@ -278,6 +278,7 @@ struct File {
     duplicate_window: Option<Span>,
     max_duplicates: Option<NonZeroU64>,
     max_duplicate_bytes: Option<NonZeroU64>,
+    accept_clock: Option<bool>,
     log: Option<LogFormat>,
     log_filter: Option<String>,
     dialect: Option<DialectSetting>,
@@ -535,7 +536,7 @@ impl Config {
                 ),
                 per_session: broker.receive_max.into(),
             },
-            accept_clock: flags.accept_clock,
+            accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
         };
         let default = Watch::default();
         let watch = Watch {

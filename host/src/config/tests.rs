@@ -96,3 +96,10 @@ fn a_value_must_fit_into_a_packet() {
         "{error}"
     );
 }
+
+#[test]
+fn a_clock_can_be_accepted_in_the_file() {
+    assert!(file("accept_clock = true\n").unwrap().storage.accept_clock);
+    assert!(!file("accept_clock = false\n").unwrap().storage.accept_clock);
+    assert!(!file("").unwrap().storage.accept_clock);
+}

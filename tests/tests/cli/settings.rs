@@ -44,8 +44,21 @@ fn flags_win_over_the_environment_and_this_over_the_file() {
 
 #[test]
 fn every_setting_of_the_file_is_known() {
-    let server = Server::with_config(
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("elsewhere");
+    let server = Server::with_config(&format!(
         r#"
+data = {data:?}
+durability = "interval"
+sync_interval = "2s"
+commit_delay = "1ms"
+history_retention = "1h"
+history_bytes = 1000000
+duplicate_window = "2m"
+max_duplicates = 1000
+max_duplicate_bytes = 1000000
+accept_clock = true
+policy = "builtin"
 listen = ["127.0.0.1:0"]
 dialect = "auto"
 node = "Node"
@@ -60,8 +73,9 @@ max_packet_bytes = 65536
 max_queue_bytes = 1000000
 max_connections = 100
 "#,
-    );
+    ));
     assert_eq!(node(&server), "Node");
+    assert!(data.join("policies").is_dir());
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! QoS 2 over `kill -9`: a request runs once, at its PUBLISH, wherever in the exchange the process died (MQTT 5,
 //! section 4.3.3; the protocol, section 9).
 
+use std::time::{Duration, Instant};
+
 use statehouse_tests::{
     Request, Server, Store,
     packet::{acknowledge, kind},
@@ -32,7 +34,10 @@ fn restart(server: &mut Server) -> Store {
 /// Waits until a request of the client has run, without reading what the client got.
 fn wait_until_set(server: &Server) {
     let mut other = server.store("other");
-    while other.get("key").is_none() {}
+    let end = Instant::now() + Duration::from_secs(10);
+    while other.get("key").is_none() {
+        assert!(Instant::now() < end, "the request did not run");
+    }
 }
 
 fn finish(store: &mut Store) {

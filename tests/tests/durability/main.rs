@@ -7,6 +7,7 @@ mod disk_full;
 mod duplicates;
 mod exchanges;
 mod histories;
+mod living;
 mod modes;
 mod pipeline;
 mod reads;
