@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use super::data::{self, Node, excerpt, now_ms};
+use super::data::{self, Node, excerpt};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
+use crate::clock::wall_ms;
 use crate::kit::{Answer, Harness, Reads};
 use crate::request::Dialect;
 use crate::store::{Key, Read};
@@ -109,8 +110,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     harness.set_node(&args.node.name);
     harness.at(match &args.at {
-        None => now_ms(),
-        Some(text) => parse(text, now_ms()).ok_or_else(|| {
+        None => wall_ms(),
+        Some(text) => parse(text, wall_ms()).ok_or_else(|| {
             Failure::usage(
                 "--at takes a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m",
             )

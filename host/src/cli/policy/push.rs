@@ -96,7 +96,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => Vec::new(),
     };
-    let serial = args.serial.unwrap_or_else(crate::cli::data::now_ms);
+    let serial = args.serial.unwrap_or_else(crate::clock::wall_ms);
     let deadline = Instant::now() + args.timeout;
     let mut connected = false;
     loop {
