@@ -61,6 +61,8 @@ pub struct Fit {
     pub compile: Duration,
     /// How long an instance takes to start, describe and configure.
     pub start: Duration,
+    /// The linear memory that an instance holds then.
+    pub memory_bytes: usize,
     /// What a request of each of its commands costs, by a sample.
     pub commands: Vec<Cost>,
 }
@@ -143,11 +145,12 @@ fn fit(file: &[u8]) -> Result<Fit, LoadError> {
     let policy = std::sync::Arc::new(engine.load(file)?);
     let compile = begin.elapsed();
     let mut starts = Vec::with_capacity(ROUNDS);
+    let mut memory_bytes = 0;
     for _ in 0..ROUNDS {
         let begin = Instant::now();
         let instance = Instance::warm(policy.clone())?;
         starts.push(begin.elapsed());
-        drop(instance);
+        memory_bytes = instance.memory_bytes();
     }
     let harness = Harness::with(policy.clone());
     Ok(Fit {
@@ -155,6 +158,7 @@ fn fit(file: &[u8]) -> Result<Fit, LoadError> {
         version: policy.version.clone(),
         compile,
         start: median(&mut starts),
+        memory_bytes,
         commands: policy
             .commands
             .iter()

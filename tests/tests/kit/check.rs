@@ -25,6 +25,7 @@ fn a_policy_is_described_with_the_cost_of_each_command() {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }
     let it = json(&["policy", "check", "builtin", "--json"], 0);
+    assert!(it["memory_bytes"].as_u64().unwrap() > 0, "{it}");
     let commands = it["commands"].as_array().unwrap();
     let command = |name: &str| {
         let found = commands.iter().find(|it| it["command"] == name);

@@ -81,7 +81,14 @@ pub(super) fn text(it: &Checked) -> String {
     }
     if let Ok(fit) = &it.policy {
         row("compiles", format!("in {:.1?}", fit.compile));
-        row("starts", format!("in {:.1?}", fit.start));
+        row(
+            "starts",
+            format!(
+                "in {:.1?}, with {} KiB of memory",
+                fit.start,
+                fit.memory_bytes >> 10
+            ),
+        );
         text.push_str(&format!(
             "\n{:<14}{:>10}{:>12}  answer\n",
             "command", "fuel", "time"
@@ -127,6 +134,7 @@ fn json(it: &Checked) -> Json {
             json["version"] = json!(fit.version);
             json["compile_us"] = json!(micros(fit.compile));
             json["start_us"] = json!(micros(fit.start));
+            json["memory_bytes"] = json!(fit.memory_bytes);
             let commands = fit.commands.iter();
             let commands: Vec<Json> = commands
                 .map(|cost| {
