@@ -126,7 +126,7 @@ pub enum Block<'a> {
     /// What the broker remembers.
     Sessions,
     /// The end of the store's part.
-    Meta(Meta),
+    Meta(Box<Meta>),
     /// A policy's file.
     Module {
         /// What it was called by. Whether it is that file still, is for the reader to see.
@@ -162,7 +162,7 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
         ENTRIES => Block::Entries(Entries(reader)),
         REMEMBERED => Block::Remembered,
         SESSIONS => Block::Sessions,
-        META => Block::Meta(read_meta(&mut reader)?.0),
+        META => Block::Meta(Box::new(read_meta(&mut reader)?.0)),
         MODULE => Block::Module {
             digest: blake3::Hash::from_bytes(reader.array()?),
             file: reader.0,

@@ -1,6 +1,7 @@
 //! What happens in a run, at random.
 
 use statehouse::journal::{Meta, Progress, sessions_block};
+use statehouse::policy::{Canary, CanaryRule, Instance};
 use statehouse::store::{Event, Peer};
 use statehouse_mqtt::simulation::session_began;
 
@@ -183,17 +184,47 @@ impl World {
         }
     }
 
+    /// Another policy answers, or answers a part.
     fn swap(&mut self) {
         let last = if self.taste.faulty { 3 } else { 2 };
-        let next = self.dice.below(last) as usize;
-        self.tally.count("policy swaps");
-        self.story
-            .tell(format!("policy {next} answers from here on"));
-        self.store.registry().promote(policies::policy(next));
-        let assignment = self.store.registry().assignment();
-        self.recorder.assign(policies::records(), assignment);
-        self.active = next;
-        self.recorded.1 = Some(policies::policy(next).digest);
+        let which = self.dice.below(last) as usize;
+        let policy = policies::digest(which);
+        let now = self.assignment.load(policy).expect("there is room");
+        let key = self.dice.below(self.taste.keys);
+        let (what, next) = match self.dice.below(8) {
+            0..=2 => ("policy swaps", now.promote(policy)),
+            3 => ("rollbacks", now.rollback()),
+            4 => {
+                let rule = match self.dice.below(3) {
+                    0 => CanaryRule::Percent(100),
+                    1 => CanaryRule::Clients(format!("client-{}", self.dice.below(4))),
+                    _ => CanaryRule::Keys(format!("key {key}")),
+                };
+                ("canaries", now.canary(Some(Canary { policy, rule })))
+            }
+            5 => {
+                // Some of these are prefixes of others.
+                let prefix = format!("key {key}");
+                ("routes", now.route(prefix.as_bytes(), Some(policy)))
+            }
+            6 => ("ends of canaries", now.canary(None)),
+            _ => match now.routes.first().map(|route| route.prefix.0.clone()) {
+                Some(prefix) => ("ends of routes", now.route(&prefix, None)),
+                None => return,
+            },
+        };
+        // What makes no sense is refused.
+        let Ok(next) = next else {
+            return;
+        };
+        self.tally.count(what);
+        self.story.tell(format!("{what}: {next:?}"));
+        let ready = vec![Instance::new(policies::policy(which))];
+        let assigned = self.store.registry().assign(next.clone(), ready);
+        assert!(assigned.is_ok(), "all that are named are here");
+        self.recorder.assign(policies::records(), &next);
+        self.recorded.1 = Some(next.clone());
+        self.assignment = next;
         self.moment();
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use statehouse::clock::Stamp;
 use statehouse::journal::Image;
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
+use statehouse::policy::Assignment;
 use statehouse::store::{Duplicates, Entry, Key, Remembered, State, Table};
 
 type Entries = Vec<(Key, Arc<Entry>)>;
@@ -25,7 +26,7 @@ pub(crate) struct Moment {
     hidden: Entries,
     remembered: Vec<Arc<Remembered>>,
     pub(crate) run: u32,
-    pub(crate) active: Option<blake3::Hash>,
+    pub(crate) assignment: Option<Assignment>,
 }
 
 impl Moment {
@@ -35,7 +36,7 @@ impl Moment {
         state: &State,
         duplicates: &Duplicates,
         run: u32,
-        active: Option<blake3::Hash>,
+        assignment: Option<Assignment>,
     ) -> Self {
         Self {
             position,
@@ -45,7 +46,7 @@ impl Moment {
             hidden: entries(&state.hidden),
             remembered: duplicates.range(0).cloned().collect(),
             run,
-            active,
+            assignment,
         }
     }
 
@@ -71,10 +72,15 @@ impl Moment {
         assert_eq!(image.state.hlc.last(), self.clock, "another clock at {at}");
         assert!(image.now_ms >= self.now_ms, "an earlier time at {at}");
         assert_eq!(image.run, self.run, "another run at {at}");
+        assert_eq!(
+            image.assignment, self.assignment,
+            "another assignment at {at}"
+        );
         let active = image
             .active
             .map(|active| image.policies[active as usize].digest);
-        assert_eq!(active, self.active, "another policy at {at}");
+        let assigned = self.assignment.as_ref().map(|it| it.active.0);
+        assert_eq!(active, assigned, "another policy at {at}");
         for remembered in &self.remembered {
             let number = remembered.number;
             let session = remembered.delivery.session;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use statehouse::STANDARD_POLICY;
 use statehouse::journal::record::PolicyRecord;
-use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
 use statehouse::store::Transaction;
 
 /// The standard policy.
@@ -50,21 +50,34 @@ pub(crate) fn policy(which: usize) -> Arc<Policy<Transaction>> {
     all()[which].clone()
 }
 
-/// Which one has this digest.
-pub(crate) fn which(digest: &blake3::Hash) -> usize {
-    let found = all().iter().position(|it| it.digest == *digest);
-    found.expect("no other policy ever answered")
+/// Its digest.
+pub(crate) fn digest(which: usize) -> Digest {
+    policy(which).digest.into()
 }
 
-/// A registry as a start makes it: all that may be needed are there, but for `missing`.
-pub(crate) fn registry(active: usize, missing: Option<usize>) -> Registry<Transaction> {
-    let previous = (active != STANDARD).then(|| policy(STANDARD));
-    let mut registry = Registry::new(policy(active), previous);
-    for other in [STANDARD, TWIN, FAULTY] {
+/// All three at hand, the standard one active and built in.
+pub(crate) fn assignment() -> Assignment {
+    let assignment = Assignment::of(digest(STANDARD));
+    let assignment = assignment.load(digest(TWIN)).expect("there is room");
+    assignment.load(digest(FAULTY)).expect("there is room")
+}
+
+/// A registry as a start makes it. What no part of the assignment names any more is kept for duplicates, but for
+/// `missing`.
+pub(crate) fn registry(assignment: &Assignment, missing: Option<usize>) -> Registry<Transaction> {
+    let mut registry = Registry::new(policy(STANDARD), None);
+    let named = assignment.all();
+    let (ready, others): (Vec<usize>, Vec<usize>) = [TWIN, FAULTY]
+        .into_iter()
+        .partition(|which| named.contains(&digest(*which)));
+    for other in others {
         if Some(other) != missing {
             registry.retire(policy(other));
         }
     }
+    let ready = ready.into_iter().map(|which| Instance::new(policy(which)));
+    let assigned = registry.assign(assignment.clone(), ready.collect());
+    assert!(assigned.is_ok(), "all that are named are here");
     registry
 }
 

@@ -152,18 +152,18 @@ impl World {
             image.state.hlc.last() >= self.told,
             "versions that were told come again"
         );
-        self.recorded = (moment.run, moment.active, moment.now_ms);
+        self.recorded = (moment.run, moment.assignment.clone(), moment.now_ms);
         self.moments.retain(|it| it.position == found);
         self.log = Arc::new(log);
-        let last = image
-            .active
-            .map(|active| policies::which(&image.policies[active as usize].digest));
-        let another = self.habits.swaps && self.dice.once_in(4);
-        let active = match last {
-            Some(last) if !another => last,
-            _ => self.dice.below(2) as usize,
-        };
-        self.begin(active, Some(image));
+        let last = image.assignment.clone();
+        let mut assignment = last.unwrap_or_else(policies::assignment);
+        if self.habits.swaps && self.dice.once_in(4) {
+            // An operator names another one.
+            let named = policies::digest(self.dice.below(2) as usize);
+            let loaded = assignment.load(named).expect("there is room");
+            assignment = loaded.promote(named).expect("it is loaded");
+        }
+        self.begin(assignment, Some(image));
     }
 
     fn living(&self) -> Vec<u64> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use statehouse::clock::{Clock, ManualSource, Stamp};
 use statehouse::journal::{Progress, Recorder, record};
-use statehouse::policy::Repeat;
+use statehouse::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse::request::{self, Incoming, Parsed};
 use statehouse::store::{Effects, Event, Key, Peer, Quota, Remembered, Rerun, Retention, Store};
 use statehouse_journal::simulation::{Dice, Simulation};
@@ -13,7 +13,7 @@ use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{QoS, Recovery};
 
-use crate::client::{About, Arrival, Client, Said, Taste};
+use crate::client::{About, Arrival, Asked, Client, Said, Taste};
 use crate::deed::Deed;
 use crate::exit::{Exit, OnLog, Out};
 use crate::habits::{CLIENTS_MAX, Habits, Kind};
@@ -38,14 +38,14 @@ pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) recorder: Recorder,
     pub(crate) run: u32,
-    pub(crate) active: usize,
+    pub(crate) assignment: Assignment,
     pub(crate) snapshot: Option<(Snapshot, Progress, u32)>,
     pub(crate) clients: Vec<Client>,
     pub(crate) exit: Exit,
     /// The store behind every record that a crash may leave as the last.
     pub(crate) moments: VecDeque<Moment>,
     /// What records say besides: the run, the policy, the time.
-    pub(crate) recorded: (u32, Option<blake3::Hash>, u64),
+    pub(crate) recorded: (u32, Option<Assignment>, u64),
     /// What each record is about.
     pub(crate) deeds: BTreeMap<u64, Deed>,
     /// Everything that was ever remembered, with its record.
@@ -86,13 +86,13 @@ impl World {
         } = Kind::of(&mut dice);
         let source = Arc::new(ManualSource::at(START_MS));
         let disk = Simulation::new(dice.roll());
-        let active = policies::STANDARD;
+        let assignment = policies::assignment();
         let (log, image) = Self::open(&disk, &options, retention, START_MS, &BTreeMap::new())
             .expect("an empty disk")
             .0;
         let log = Arc::new(log);
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
-        let registry = policies::registry(active, None);
+        let registry = policies::registry(&assignment, None);
         let store = Store::restore(registry, quota(), image.state, image.duplicates);
         let clients = 1 + dice.below(CLIENTS_MAX);
         let mut world = Self {
@@ -112,7 +112,7 @@ impl World {
             store,
             recorder,
             run: 0,
-            active,
+            assignment: assignment.clone(),
             snapshot: None,
             exit: Exit::default(),
             moments: VecDeque::new(),
@@ -134,21 +134,29 @@ impl World {
             world.habits, world.taste, world.options, world.retention
         ));
         world.moment();
-        world.begin(active, None);
+        world.begin(assignment, None);
         world
     }
 
     /// Takes a store into use, as a start does once it has recovered one.
-    pub(crate) fn begin(&mut self, active: usize, image: Option<statehouse::journal::Image>) {
+    pub(crate) fn begin(
+        &mut self,
+        mut assignment: Assignment,
+        image: Option<statehouse::journal::Image>,
+    ) {
         let mut last_ms = 0;
         if let Some(image) = image {
             last_ms = image.now_ms;
             self.run = image.run;
             let journal = Arc::new(OnLog(self.log.clone()));
             self.recorder = Recorder::new(journal, image.policies, image.active);
-            let missing = self.dice.below(3) as usize;
-            let missing = (self.habits.missing && missing != active).then_some(missing);
-            let registry = policies::registry(active, missing);
+            let missing = 1 + self.dice.below(2) as usize;
+            let lost = policies::digest(missing);
+            let missing = (self.habits.missing && lost != assignment.active).then_some(missing);
+            if missing.is_some() {
+                assignment = assignment.without(lost);
+            }
+            let registry = policies::registry(&assignment, missing);
             self.resume_sessions(&image.sessions);
             self.store = Store::restore(registry, quota(), image.state, image.duplicates);
             let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
@@ -160,14 +168,13 @@ impl World {
         self.clock = Clock::resume(self.source.clone(), last_ms);
         self.now_ms = last_ms;
         self.run += 1;
-        self.active = active;
         let now_ms = self.now();
         self.recorder.started(self.run, now_ms);
         (self.recorded.0, self.recorded.2) = (self.run, now_ms);
         self.moment();
-        let assignment = self.store.registry().assignment();
-        self.recorder.assign(policies::records(), assignment);
-        self.recorded.1 = Some(policies::policy(active).digest);
+        self.recorder.assign(policies::records(), &assignment);
+        self.recorded.1 = Some(assignment.clone());
+        self.assignment = assignment;
         self.moment();
     }
 
@@ -192,10 +199,11 @@ impl World {
         {
             return;
         }
-        let (run, active, now_ms) = self.recorded;
+        let (run, assignment, now_ms) = self.recorded.clone();
         let (state, duplicates) = (self.store.state(), self.store.duplicates());
-        self.moments
-            .push_back(Moment::of(position, now_ms, state, duplicates, run, active));
+        self.moments.push_back(Moment::of(
+            position, now_ms, state, duplicates, run, assignment,
+        ));
         // No crash goes back behind what is durable.
         let durable = self.log.durable().0;
         while self
@@ -305,7 +313,16 @@ impl World {
             }
             None => {
                 assert_eq!(effects.repeated, None, "request {id} is no duplicate");
-                let policy = policies::policy(self.active).digest;
+                let by = effects.by.as_ref().expect("it was just asked");
+                let expected = self.who(&self.clients[who].name, &self.clients[who].in_flight[at]);
+                let clear = !said.0.starts_with(b"-ERR syntax error");
+                if let Some(expected) = expected.filter(|_| clear) {
+                    assert_eq!(Digest::from(by.digest), expected, "another answers {id}");
+                }
+                if Digest::from(by.digest) != self.assignment.active {
+                    self.tally.count("requests of a canary or a route");
+                }
+                let policy = by.digest;
                 if let Some(handled) = &effects.handled {
                     owed = handled.owed;
                     assert_eq!(handled.remembered.context.policy, policy);
@@ -348,6 +365,27 @@ impl World {
         let told = self.exit.push(position, &effects, behind, Some(out));
         self.tally.add_to("notifications", told - 1);
         self.moment();
+    }
+
+    /// Who is to answer a request, by the assignment; none where that depends on how a policy reads it.
+    fn who(&self, client: &str, asked: &Asked) -> Option<Digest> {
+        let words = statehouse::past::words(&asked.payload)?;
+        let key = match words[0] {
+            b"HIDE" => return None,
+            b"SCAN" => None,
+            _ => Some(words[1]),
+        };
+        let routes = self.assignment.routes.iter();
+        let owners = routes.filter(|it| key.is_some_and(|key| key.starts_with(&it.prefix.0)));
+        if let Some(owner) = owners.max_by_key(|it| it.prefix.0.len()) {
+            return Some(owner.policy);
+        }
+        let canary = self.assignment.canary.as_ref().filter(|it| match &it.rule {
+            CanaryRule::Percent(percent) => *percent == 100,
+            CanaryRule::Clients(name) => name == client,
+            CanaryRule::Keys(name) => key == Some(name.as_bytes()),
+        });
+        Some(canary.map_or(self.assignment.active, |it| it.policy))
     }
 
     /// The last record that an answer tells of.
@@ -443,7 +481,12 @@ impl World {
                 effects.handled.is_none(),
                 "a policy failed and had an effect"
             );
-            assert_eq!(self.active, policies::FAULTY, "the standard policy failed");
+            let by = effects.by.as_ref().map(|by| by.digest.into());
+            assert_eq!(
+                by,
+                Some(policies::digest(policies::FAULTY)),
+                "the standard policy failed"
+            );
         }
     }
 
