@@ -100,6 +100,10 @@ pub const PREVIOUS_POLICIES_MAX: usize = 4;
 /// Policies that are kept only because a request that they handled may come again.
 pub const RETIRED_POLICIES_MAX: usize = 16;
 
+/// Files of policies on disk. Beyond it those that nothing needs are removed, the oldest first; a replay of history can
+/// use the others.
+pub const MODULE_BYTES_MAX: u64 = 256 << 20;
+
 /// Prefixes with a policy of their own: each request is compared with all of them.
 pub const ROUTES_MAX: usize = 64;
 

@@ -80,8 +80,12 @@ impl Opening<'_> {
             |it: &Arc<Policy<Transaction>>| PolicyRecord::of(it, it.digest == self.standard.digest);
         let records = loaded.iter().map(record).collect();
         let mut registry = Registry::new(self.standard.clone(), None);
-        for policy in self.needed(image, &loaded) {
+        let remembered = image.duplicates.policies();
+        for policy in self.retired(&remembered, &loaded) {
             registry.retire(policy);
+        }
+        if self.keeps {
+            self.tidy(&assignment, remembered);
         }
         // Those that answer start before anybody waits for it. A trial of each went well already.
         let ready =
@@ -102,7 +106,7 @@ impl Opening<'_> {
     fn recorded(&self, image: &Image) -> Assignment {
         let standard = Digest::from(self.standard.digest);
         let last = image.active.and_then(|it| image.policies.get(it as usize));
-        let mut assignment = match (&image.assignment, last) {
+        let assignment = match (&image.assignment, last) {
             (Some(assignment), _) => assignment.clone(),
             (None, Some(last)) if !last.built_in => {
                 let mut assignment = Assignment::of(standard);
@@ -113,10 +117,8 @@ impl Opening<'_> {
             }
             (None, _) => Assignment::of(standard),
         };
-        for policy in image.policies.iter().filter(|it| it.built_in) {
-            assignment = assignment.replace(policy.digest.into(), standard);
-        }
-        assignment
+        let before = assignment.built_in;
+        assignment.replace(before, standard)
     }
 
     fn load(&self, digest: &Digest) -> anyhow::Result<Policy<Transaction>> {
@@ -162,16 +164,22 @@ impl Opening<'_> {
         Ok(assignment.without(digest))
     }
 
+    /// Removes modules that nobody needs, where they take too much. A start does not fail for it.
+    fn tidy(&self, assignment: &Assignment, remembered: Vec<blake3::Hash>) {
+        let named = assignment.all().into_iter().map(|digest| digest.0);
+        let needed = || named.chain(remembered).collect();
+        if let Err(error) = self.modules.tidy(limits::MODULE_BYTES_MAX, needed) {
+            tracing::warn!(%error, "modules that nobody needs cannot be removed");
+        }
+    }
+
     /// Those that handled requests which may come again.
-    fn needed(&self, image: &Image, loaded: &Loaded) -> Loaded {
-        let remembered = image.duplicates.range(0);
-        let mut needed: Vec<blake3::Hash> = remembered.map(|it| it.context.policy).collect();
-        needed.sort_unstable_by_key(|digest| *digest.as_bytes());
-        needed.dedup();
-        needed.retain(|digest| !loaded.iter().any(|it| it.digest == *digest));
+    fn retired(&self, remembered: &[blake3::Hash], loaded: &Loaded) -> Loaded {
+        let here = |digest: &blake3::Hash| loaded.iter().any(|it| it.digest == *digest);
+        let needed = remembered.iter().filter(|digest| !here(digest));
         let mut retired = Loaded::new();
         for digest in needed {
-            match self.load(&digest.into()) {
+            match self.load(&Digest::from(*digest)) {
                 Ok(policy) => retired.push(Arc::new(policy)),
                 Err(error) => {
                     tracing::warn!(%digest, %error, "an older policy cannot be loaded: where requests that it handled come again, short answers are given from the record, and long ones cannot be given");
@@ -193,3 +201,6 @@ fn read_policy(path: &Path) -> anyhow::Result<Vec<u8>> {
     );
     fs::read(path).with_context(unreadable)
 }
+
+#[cfg(test)]
+mod tests;

@@ -228,6 +228,16 @@ impl Server {
         (registry.assignment().clone(), policies)
     }
 
+    /// The policies whose modules are needed: those that are named, and those that handled requests which may come
+    /// again. It looks at each of these.
+    pub fn needed_policies(&self) -> Vec<blake3::Hash> {
+        let mut core = self.lock();
+        let named = core.store.registry().assignment().all();
+        let remembered = core.store.duplicates().policies();
+        let named = named.into_iter().map(|digest| digest.0);
+        named.chain(remembered).collect()
+    }
+
     /// The last times that another policy became the active one.
     pub fn swaps(&self) -> Vec<Swap> {
         self.lock().swaps.list()

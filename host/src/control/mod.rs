@@ -387,6 +387,21 @@ impl Control {
         seen.view(digest)
     }
 
+    /// Where a policy is held ready no more, or another one is, the disk may hold more of them than it should.
+    fn tidy(&self, before: &Assignment, after: &Assignment) {
+        let Some(modules) = self
+            .modules
+            .as_ref()
+            .filter(|_| before.loaded != after.loaded)
+        else {
+            return;
+        };
+        let needed = || self.server.needed_policies();
+        if let Err(error) = modules.tidy(limits::MODULE_BYTES_MAX, needed) {
+            tracing::warn!(%error, "modules that nobody needs cannot be removed");
+        }
+    }
+
     /// Makes the next assignment of what is, readies what it needs, takes it into force, and waits until it is durable.
     fn change(
         &self,
@@ -409,6 +424,7 @@ impl Control {
                 Err(error) => return Err(error.into()),
                 Ok(position) => {
                     self.server.durable(position);
+                    self.tidy(&seen.assignment, &next);
                     return Ok(next);
                 }
             }

@@ -57,6 +57,49 @@ impl Modules {
         Ok(file)
     }
 
+    /// Removes the oldest files that nobody needs, as far as they take too much together: a replay of history can use
+    /// those that stay. `needed` is asked only where that is so.
+    pub fn tidy(
+        &self,
+        bytes_max: u64,
+        needed: impl FnOnce() -> Vec<blake3::Hash>,
+    ) -> io::Result<()> {
+        let mut files = Vec::new();
+        let mut bytes = 0;
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            // Nothing was ever kept.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let (name, about) = (entry.file_name(), entry.metadata()?);
+            // What has another name is nobody's module.
+            let digest = name.to_str().and_then(|name| name.strip_suffix(".wasm"));
+            let Some(digest) = digest.and_then(|hex| blake3::Hash::from_hex(hex).ok()) else {
+                continue;
+            };
+            bytes += about.len();
+            files.push((about.modified()?, digest, about.len()));
+        }
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        let needed = needed();
+        files.sort_by_key(|(modified, ..)| *modified);
+        for (_, digest, len) in files {
+            if bytes <= bytes_max {
+                break;
+            }
+            if !needed.contains(&digest) {
+                fs::remove_file(self.path(&digest))?;
+                bytes -= len;
+            }
+        }
+        Ok(())
+    }
+
     /// Where a policy's file is.
     pub fn path(&self, digest: &blake3::Hash) -> PathBuf {
         self.directory.join(format!("{}.wasm", digest.to_hex()))
@@ -87,5 +130,29 @@ mod tests {
         assert_eq!(modules.load(&b).unwrap(), b"b");
         let absent = modules.load(&blake3::hash(b"c")).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_nobody_needs_goes_where_it_takes_too_much() {
+        let data = tempfile::tempdir().unwrap();
+        let modules = Modules::of(data.path());
+        modules
+            .tidy(0, || panic!("there is nothing to ask about"))
+            .unwrap();
+        let files: Vec<[u8; 100]> = (0..4).map(|n| [n; 100]).collect();
+        let digests: Vec<_> = files.iter().map(|file| blake3::hash(file)).collect();
+        for (file, digest) in files.iter().zip(&digests) {
+            modules.save(digest, file).unwrap();
+            // File systems tell times apart by some milliseconds.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        fs::write(data.path().join("policies/readme"), [0; 1000]).unwrap();
+        modules.tidy(400, || panic!("all fit")).unwrap();
+        modules.tidy(200, || vec![digests[0]]).unwrap();
+        let there: Vec<bool> = digests.iter().map(|it| modules.load(it).is_ok()).collect();
+        assert_eq!(there, [true, false, false, true]);
+        modules.tidy(0, || digests.clone()).unwrap();
+        assert!(modules.load(&digests[0]).is_ok(), "what is needed stays");
+        assert!(data.path().join("policies/readme").exists());
     }
 }

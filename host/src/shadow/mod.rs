@@ -197,6 +197,3 @@ fn check_purity(observed: &Observed) {
         tracing::error!(%policy, %digest, %client, "a policy is impure: on a fresh instance it answers a request otherwise. What it keeps between requests is lost at a restart, and duplicates are answered from the record");
     }
 }
-
-#[cfg(test)]
-mod tests;

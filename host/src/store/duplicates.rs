@@ -473,6 +473,19 @@ impl Duplicates {
             .filter_map(|slot| slot.remembered.as_ref())
     }
 
+    /// The policies that handled them, each once.
+    pub fn policies(&self) -> Vec<blake3::Hash> {
+        let mut policies: Vec<blake3::Hash> = Vec::new();
+        for remembered in self.range(0) {
+            let policy = remembered.context.policy;
+            // Nearly always that of the one before.
+            if policies.last() != Some(&policy) && !policies.contains(&policy) {
+                policies.push(policy);
+            }
+        }
+        policies
+    }
+
     /// How many are remembered.
     pub fn len(&self) -> usize {
         self.count

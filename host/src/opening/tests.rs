@@ -1,0 +1,170 @@
+use super::*;
+use crate::STANDARD_POLICY;
+use crate::policy::{Canary, CanaryRule, Shadow};
+use crate::store::Retention;
+
+struct Rig {
+    engine: Engine<Transaction>,
+    standard: Arc<Policy<Transaction>>,
+    modules: Modules,
+    data: tempfile::TempDir,
+}
+
+/// Another build of the standard policy. A custom section is nothing to the engine: id 0, its length, its name.
+fn twin(name: u8) -> Vec<u8> {
+    [STANDARD_POLICY, &[0, 2, 1, name]].concat()
+}
+
+fn digest(name: u8) -> Digest {
+    Digest::of(&twin(name))
+}
+
+impl Rig {
+    /// Modules a, b and c are on disk.
+    fn new() -> Self {
+        let engine = Engine::new().unwrap();
+        let standard = Arc::new(engine.load(STANDARD_POLICY).unwrap());
+        let data = tempfile::tempdir().unwrap();
+        let modules = Modules::of(data.path());
+        for name in *b"abc" {
+            modules.save(&digest(name).0, &twin(name)).unwrap();
+        }
+        Self {
+            engine,
+            standard,
+            modules,
+            data,
+        }
+    }
+
+    fn built_in(&self) -> Digest {
+        self.standard.digest.into()
+    }
+
+    /// Policy a is active, b has a route, c is a canary and in shadow.
+    fn assignment(&self) -> Assignment {
+        let [a, b, c] = *b"abc";
+        let mut it = Assignment::of(self.built_in());
+        for name in [a, b, c] {
+            it = it.load(digest(name)).unwrap();
+        }
+        let policy = digest(c);
+        let rule = CanaryRule::Percent(10);
+        let shadow = Shadow {
+            policy,
+            per_mille: 5,
+        };
+        it.promote(digest(a))
+            .and_then(|it| it.route(b"b/", Some(digest(b))))
+            .and_then(|it| it.canary(Some(Canary { policy, rule })))
+            .and_then(|it| it.shadow(Some(shadow)))
+            .unwrap()
+    }
+
+    fn open(&self, image: &Image, choice: &PolicyChoice) -> anyhow::Result<Assignment> {
+        let opening = Opening {
+            engine: &self.engine,
+            standard: &self.standard,
+            modules: &self.modules,
+            trust: &Trust::default(),
+            keeps: true,
+        };
+        let (registry, records) = opening.registry(choice, image)?;
+        let assignment = registry.assignment().clone();
+        for named in assignment.all() {
+            assert!(records.iter().any(|it| it.digest == named.0));
+        }
+        Ok(assignment)
+    }
+
+    fn lose(&self, name: u8) {
+        fs::remove_file(self.modules.path(&digest(name).0)).unwrap();
+    }
+}
+
+fn image(assignment: Option<Assignment>) -> Image {
+    let mut image = Image::new(Retention::default());
+    image.assignment = assignment;
+    image
+}
+
+#[test]
+fn a_start_goes_on_with_the_assignment() {
+    let rig = Rig::new();
+    let assigned = rig.assignment();
+    let found = rig.open(&image(Some(assigned.clone())), &PolicyChoice::Last);
+    assert_eq!(found.unwrap(), assigned);
+    // Where one is named it answers, and everything else stays.
+    let file = rig.data.path().join("d.wasm");
+    fs::write(&file, twin(b'd')).unwrap();
+    let found = rig.open(&image(Some(assigned.clone())), &PolicyChoice::File(file));
+    let found = found.unwrap();
+    assert_eq!(found.active, digest(b'd'));
+    assert_eq!(found.previous, [digest(b'a'), rig.built_in()]);
+    assert_eq!(
+        (found.routes, found.canary),
+        (assigned.routes, assigned.canary)
+    );
+    assert!(rig.modules.load(&digest(b'd').0).is_ok(), "it is kept");
+    // A new store has the built-in one.
+    let found = rig.open(&image(None), &PolicyChoice::Last).unwrap();
+    assert_eq!(found, Assignment::of(rig.built_in()));
+}
+
+#[test]
+fn a_policy_that_answers_is_never_replaced_in_silence() {
+    let rig = Rig::new();
+    let image = image(Some(rig.assignment()));
+    rig.lose(b'c');
+    let found = rig.open(&image, &PolicyChoice::Last).unwrap();
+    assert_eq!((&found.canary, &found.shadow), (&None, &None));
+    assert_eq!(found.active, digest(b'a'));
+    rig.lose(b'b');
+    let refused = rig
+        .open(&image, &PolicyChoice::Last)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("owns the keys of a route"), "{refused}");
+    assert!(refused.contains(&digest(b'b').to_string()), "{refused}");
+    let found = rig.open(&image, &PolicyChoice::BuiltIn).unwrap();
+    assert!(found.routes.is_empty(), "an operator decided");
+    rig.lose(b'a');
+    let refused = rig
+        .open(&image, &PolicyChoice::Last)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("--policy builtin"), "{refused}");
+    let found = rig.open(&image, &PolicyChoice::BuiltIn).unwrap();
+    assert_eq!((found.active, found.previous.len()), (rig.built_in(), 0));
+}
+
+#[test]
+fn a_store_of_another_version_of_the_program_goes_on() {
+    let rig = Rig::new();
+    let record = |name: u8, built_in| PolicyRecord {
+        digest: digest(name).0,
+        name: "standard".into(),
+        version: "0.9.0".into(),
+        built_in,
+    };
+    // Before there were assignments, the last policy answered.
+    for (built_in, active) in [(true, rig.built_in()), (false, digest(b'a'))] {
+        let mut image = image(None);
+        image.policies.push(record(b'a', built_in));
+        image.active = Some(0);
+        let found = rig.open(&image, &PolicyChoice::Last).unwrap();
+        assert_eq!((found.active, found.built_in), (active, rig.built_in()));
+    }
+    // An older program's own policy gives its place to this one's.
+    let old = Assignment::of(digest(b'z'));
+    let old = old
+        .load(digest(b'a'))
+        .unwrap()
+        .promote(digest(b'a'))
+        .unwrap();
+    let found = rig.open(&image(Some(old)), &PolicyChoice::Last).unwrap();
+    assert_eq!(
+        (found.active, &found.previous[..]),
+        (digest(b'a'), &[rig.built_in()][..])
+    );
+}
