@@ -83,6 +83,8 @@ pub struct Stats {
     pub notifications: u64,
     /// Policy calls that trapped, ran out of budget or returned nonsense.
     pub policy_failures: u64,
+    /// Times that another policy became the active one.
+    pub swaps: u64,
     /// Requests that came again and were answered as before.
     pub duplicates: u64,
     /// Those of them where running the policy again gave another answer.
@@ -514,6 +516,7 @@ impl Core {
         let left = registry.assign(next, ready).map_err(AssignError::Absent)?;
         let assignment = registry.assignment();
         if assignment.active != before {
+            self.stats.swaps += 1;
             self.swaps.swapped(now_ms, before, assignment.active);
         }
         let record = |it: &Arc<Policy<Transaction>>| {

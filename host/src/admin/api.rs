@@ -6,6 +6,11 @@
 //! DELETE /v1/policies/WHICH          unload one
 //! POST   /v1/policies/WHICH/promote  let it answer
 //! POST   /v1/rollback                let the one before it answer again
+//! GET    /v1/shadow                  how the candidate compares
+//! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
+//! DELETE /v1/shadow
+//! PUT    /v1/canary                  {"policy": WHICH, "rule": {"percent": 5}}, or "clients" or "keys" with a pattern
+//! DELETE /v1/canary
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
 //! GET    /metrics                    OpenMetrics
@@ -31,7 +36,7 @@ use super::answer::{Answer, Refusal, json, with};
 use super::{metrics, path};
 use crate::control::Control;
 use crate::limits;
-use crate::policy::Selector;
+use crate::policy::{CanaryRule, Selector};
 use crate::server::Server;
 use crate::ship::Gate;
 
@@ -42,6 +47,20 @@ pub(super) struct Api {
     server: Arc<Server>,
     /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
     loading: Mutex<()>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShadowBody {
+    policy: String,
+    per_mille: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CanaryBody {
+    policy: String,
+    rule: CanaryRule,
 }
 
 #[derive(Deserialize)]
@@ -106,6 +125,38 @@ impl Api {
             (&Method::POST, ["v1", "rollback"]) => {
                 self.blocking(|api| Ok(api.control().rollback()?)).await
             }
+            (&Method::GET, ["v1", "shadow"]) => {
+                self.blocking(|api| {
+                    api.control().diff().ok_or_else(|| {
+                        let error =
+                            "nothing is compared: name a candidate with `statehouse policy shadow`";
+                        Refusal::new(StatusCode::NOT_FOUND, error)
+                    })
+                })
+                .await
+            }
+            (&Method::PUT, ["v1", "shadow"]) => {
+                let ShadowBody { policy, per_mille } = read(request).await?;
+                let which = selector(&policy)?;
+                self.blocking(move |api| Ok(api.control().shadow(Some((&which, per_mille)))?))
+                    .await?;
+                done()
+            }
+            (&Method::DELETE, ["v1", "shadow"]) => {
+                self.blocking(|api| Ok(api.control().shadow(None)?)).await?;
+                done()
+            }
+            (&Method::PUT, ["v1", "canary"]) => {
+                let CanaryBody { policy, rule } = read(request).await?;
+                let which = selector(&policy)?;
+                self.blocking(move |api| Ok(api.control().canary(Some((&which, rule)))?))
+                    .await?;
+                done()
+            }
+            (&Method::DELETE, ["v1", "canary"]) => {
+                self.blocking(|api| Ok(api.control().canary(None)?)).await?;
+                done()
+            }
             (&Method::PUT, ["v1", "routes"]) => {
                 let prefix = prefix(&uri)?;
                 let RouteBody { policy } = read(request).await?;
@@ -122,11 +173,23 @@ impl Api {
             }
             (&Method::GET, ["metrics"]) => {
                 let listing = self.control().list();
-                let text = metrics::text(&listing, &self.server.stats());
+                let text = metrics::text(
+                    &listing,
+                    self.control().diff().as_ref(),
+                    &self.server.stats(),
+                );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))
             }
-            (_, ["metrics"] | ["v1", "policies" | "rollback" | "routes", ..]) => {
+            (
+                _,
+                ["metrics"]
+                | [
+                    "v1",
+                    "policies" | "rollback" | "shadow" | "canary" | "routes",
+                    ..,
+                ],
+            ) => {
                 let error = format!("{method} is no method of {}", uri.path());
                 Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error))
             }

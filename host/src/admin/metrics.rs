@@ -8,12 +8,16 @@ use std::fmt::{Display, Write};
 use crate::control::{Listing, PolicyView};
 use crate::policy::Role;
 use crate::server::Stats;
+use crate::shadow::ShadowReport;
 
 /// All metrics.
-pub(super) fn text(listing: &Listing, stats: &Stats) -> String {
+pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, stats: &Stats) -> String {
     let mut page = Page::default();
     store(&mut page, stats);
     policies(&mut page, &listing.policies);
+    if let Some(report) = shadow {
+        compared(&mut page, report);
+    }
     page.0.push_str("# EOF\n");
     page.0
 }
@@ -44,6 +48,11 @@ fn store(page: &mut Page, stats: &Stats) {
             "policy_failures",
             "Policy calls that failed",
             stats.policy_failures,
+        ),
+        (
+            "swaps",
+            "Times that another policy became the active one",
+            stats.swaps,
         ),
         (
             "duplicates",
@@ -165,6 +174,31 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
         "Sampled requests that a fresh instance answered otherwise",
         &|policy| vec![(None, policy.done.impure)],
     );
+}
+
+fn compared(page: &mut Page, report: &ShadowReport) {
+    page.family(
+        "shadow_requests",
+        "gauge",
+        "Requests of the comparison in shadow that goes on, or of the last one, by result",
+    );
+    let digest = report.policy.digest.short();
+    for (result, count) in [
+        ("same", report.same),
+        ("different_answer", report.different_answer),
+        ("different_effect", report.different_effect),
+        ("failed", report.failed),
+        ("not_comparable", report.not_comparable),
+        ("skipped", report.skipped),
+    ] {
+        let labels = [
+            ("policy", report.policy.name.as_str()),
+            ("version", &report.policy.version),
+            ("digest", &digest),
+            ("result", result),
+        ];
+        page.sample("shadow_requests", &labels, count);
+    }
 }
 
 /// A role as JSON names it.

@@ -58,6 +58,8 @@ impl FromStr for AdminAddress {
 pub enum DropAction {
     /// It is held ready
     Load,
+    /// It is compared with the one that answers
+    Shadow,
     /// It answers
     Promote,
 }

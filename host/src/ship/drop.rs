@@ -177,6 +177,10 @@ impl Drop {
         let control = self.gate.control();
         Ok(match self.action {
             DropAction::Load => ("loaded", view),
+            DropAction::Shadow => {
+                control.shadow(Some((&which, 1000)))?;
+                ("in-shadow", view)
+            }
             DropAction::Promote => ("active", control.promote(&which)?),
         })
     }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::policy::Digest;
+use crate::policy::{CanaryRule, Digest};
 
 /// What a store is told to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct Order {
     pub serial: u64,
     /// What to do.
     pub action: Action,
-    /// The policy.
+    /// The policy. A shadow or a canary without one ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// The bytes of its file, where that follows in chunks.
@@ -25,6 +25,12 @@ pub struct Order {
     /// The BLAKE3 of each chunk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<Digest>,
+    /// The share of requests that a shadow sees; all of them without this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_mille: Option<u16>,
+    /// What a canary answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<CanaryRule>,
 }
 
 /// What to do with a policy.
@@ -37,6 +43,10 @@ pub enum Action {
     Promote,
     /// Let the one before answer again.
     Rollback,
+    /// Compare it.
+    Shadow,
+    /// Let it answer some requests.
+    Canary,
     /// Hold it ready no more.
     Unload,
 }
@@ -77,13 +87,16 @@ impl Order {
             serde_json::from_slice(payload).map_err(|error| OrderError::Form(error.to_string()))?;
         let needs_digest = match order.action {
             Action::Load | Action::Promote | Action::Unload => true,
-            Action::Rollback => !order.chunks.is_empty(),
+            Action::Rollback | Action::Shadow | Action::Canary => !order.chunks.is_empty(),
         };
         if needs_digest && order.digest.is_none() {
             return Err(OrderError::Lacks("digest"));
         }
         if order.action == Action::Load && order.chunks.is_empty() {
             return Err(OrderError::Lacks("chunks"));
+        }
+        if order.action == Action::Canary && order.digest.is_some() && order.rule.is_none() {
+            return Err(OrderError::Lacks("rule"));
         }
         if order.chunks.is_empty() {
             return Ok(order);
@@ -175,6 +188,8 @@ mod tests {
             digest: Some(Digest::of(file)),
             size: Some(file.len() as u64),
             chunks: file.chunks(chunk_bytes).map(Digest::of).collect(),
+            per_mille: None,
+            rule: None,
         }
     }
 
@@ -253,6 +268,11 @@ mod tests {
         ] {
             assert!(parse(text).contains(says), "{text}: {}", parse(text));
         }
+        let canary = format!(r#"{{"serial":1,"action":"canary","digest":"{digest}"}}"#);
+        assert!(parse(&canary).contains("`rule`"));
+        let rule = canary.replace('}', r#","rule":{"percent":5}}"#);
+        assert!(Order::parse(rule.as_bytes()).is_ok(), "{rule}");
+        assert!(Order::parse(br#"{"serial":1,"action":"shadow"}"#).is_ok());
         assert!(Order::parse(br#"{"serial":1,"action":"rollback"}"#).is_ok());
     }
 }

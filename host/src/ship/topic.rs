@@ -318,6 +318,14 @@ impl PolicyOrders {
             (Action::Promote, Some(which)) => drop(control.promote(which)?),
             (Action::Rollback, _) => drop(control.rollback()?),
             (Action::Unload, Some(which)) => control.unload(which)?,
+            (Action::Shadow, which) => {
+                let per_mille = order.per_mille.unwrap_or(1000);
+                control.shadow(which.as_ref().map(|which| (which, per_mille)))?;
+            }
+            (Action::Canary, which) => {
+                let rule = order.rule.clone();
+                control.canary(which.as_ref().zip(rule))?;
+            }
             // Loading is done; the others were refused without a digest.
             (Action::Load | Action::Promote | Action::Unload, _) => {}
         }

@@ -4,7 +4,7 @@ use std::fs;
 
 use statehouse_tests::{Server, policies, run_in};
 
-use crate::{OURS, answers, listing, ours, policy, roles};
+use crate::{OURS, answers, eventually, listing, ours, policy, roles};
 
 #[test]
 fn a_policy_is_loaded_promoted_and_gone_back_from_without_a_restart() {
@@ -118,6 +118,71 @@ fn a_route_is_for_its_keys_only() {
     policy(&server, &["route", "lab/"]).code(2);
 }
 
+/// The candidate sees what clients ask, and its answers go nowhere.
+#[test]
+fn a_shadow_is_compared_and_answers_nobody() {
+    let server = Server::start();
+    policy(&server, &["diff"]).code(1).says("policy shadow");
+    policy(&server, &["load", &ours()]).code(0);
+    policy(&server, &["shadow", OURS]).code(0);
+    let diff = |json: bool| policy(&server, if json { &["diff", "--json"] } else { &["diff"] });
+    let compared = || -> serde_json::Value { serde_json::from_str(&diff(true).text()).unwrap() };
+    server.store("client").set("key", "value");
+    let report = eventually("one request is compared", || {
+        let report = compared();
+        (report["compared"] == 1).then_some(report)
+    });
+    assert_eq!(report["same"], 1, "{report}");
+    diff(false).code(0);
+    assert!(!answers(&server, "tally"));
+    let report = eventually("the difference is seen", || {
+        let report = compared();
+        (report["different_answer"] == 1).then_some(report)
+    });
+    assert_eq!(report["examples"][0]["request"][0], "TALLY", "{report}");
+    let text = diff(false).code(1).text();
+    assert!(
+        text.contains("TALLY tally") && text.contains("different answers"),
+        "{text}"
+    );
+    assert_eq!(roles(&server, OURS).unwrap(), ["shadow"]);
+    policy(&server, &["shadow", "--off"]).code(0);
+    assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
+    policy(&server, &["shadow", "builtin"])
+        .code(1)
+        .says("active");
+    policy(&server, &["shadow", OURS, "--sample", "0%"])
+        .code(2)
+        .says("0.1%");
+    policy(&server, &["shadow", OURS, "--sample", "12.5%"]).code(0);
+    assert_eq!(listing(&server)["assignment"]["shadow"]["per_mille"], 125);
+}
+
+#[test]
+fn a_canary_answers_its_clients_only() {
+    let mut server = Server::restartable(&[]);
+    policy(&server, &["load", &ours()]).code(0);
+    policy(&server, &["canary", OURS]).code(2);
+    policy(&server, &["canary", OURS, "--percent", "0"]).code(2);
+    policy(&server, &["canary", OURS, "--percent", "5", "--keys", "x"]).code(2);
+    policy(&server, &["canary", OURS, "--clients", "other-*"]).code(0);
+    assert!(!answers(&server, "tally"));
+    policy(&server, &["canary", OURS, "--clients", "ask*"]).code(0);
+    assert!(answers(&server, "tally"));
+    server.kill();
+    server.restart();
+    assert!(answers(&server, "tally"));
+    let table = policy(&server, &["list"]).code(0).text();
+    assert!(
+        table.contains(&format!("canary, clients ask*: {OURS}@")),
+        "{table}"
+    );
+    policy(&server, &["canary", OURS, "--percent", "100"]).code(0);
+    assert!(answers(&server, "tally"));
+    policy(&server, &["canary", "--off"]).code(0);
+    assert!(!answers(&server, "tally"));
+}
+
 #[test]
 fn names_that_mean_nothing_or_too_much() {
     let server = Server::start();
@@ -182,7 +247,8 @@ fn help_teaches() {
         .code(0)
         .text();
     for name in [
-        "load", "list", "promote", "rollback", "route", "unload", "keygen", "sign", "push",
+        "load", "list", "shadow", "diff", "canary", "promote", "rollback", "route", "unload",
+        "keygen", "sign", "push",
     ] {
         assert!(help.contains(name), "{help}");
         let own = run_in(".".as_ref(), &["policy", name, "--help"], b"");

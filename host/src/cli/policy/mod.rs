@@ -2,7 +2,9 @@
 
 mod bench;
 mod build;
+mod canary;
 mod check;
+mod diff;
 mod file;
 mod keygen;
 mod list;
@@ -12,6 +14,7 @@ mod promote;
 mod push;
 mod rollback;
 mod route;
+mod shadow;
 mod sign;
 mod store;
 mod test;
@@ -34,6 +37,8 @@ Examples:
   statehouse policy build rule
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
   statehouse policy load rule.wasm                         # into the store that runs in statehouse-data
+  statehouse policy shadow rule                            # live requests, and nothing comes of it: `policy diff`
+  statehouse policy canary rule --percent 5                # it answers some clients
   statehouse policy promote rule                           # it answers from the next request on
   statehouse policy list
   statehouse policy rollback                               # the one before answers again
@@ -53,6 +58,9 @@ enum Command {
     Bench(bench::Args),
     Load(load::Args),
     List(list::Args),
+    Shadow(shadow::Args),
+    Diff(diff::Args),
+    Canary(canary::Args),
     Promote(promote::Args),
     Rollback(rollback::Args),
     Route(route::Args),
@@ -71,6 +79,9 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Load(args) => output::finish(async { load::run(&args).await }),
         Command::List(args) => output::finish(async { list::run(&args).await }),
+        Command::Shadow(args) => output::finish(async { shadow::run(&args).await }),
+        Command::Diff(args) => output::finish(async { diff::run(&args).await }),
+        Command::Canary(args) => output::finish(async { canary::run(&args).await }),
         Command::Promote(args) => output::finish(async { promote::run(&args).await }),
         Command::Rollback(args) => output::finish(async { rollback::run(&args).await }),
         Command::Route(args) => output::finish(async { route::run(&args).await }),

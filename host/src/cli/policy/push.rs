@@ -245,6 +245,8 @@ impl<'a> Push<'a> {
             digest: is_file.then_some(digest),
             size: is_file.then_some(self.module.len() as u64),
             chunks: chunks.clone().map(Digest::of).collect(),
+            per_mille: None,
+            rule: None,
         };
         let payload = order.payload();
         if order.chunks.len() > limits::ORDER_CHUNKS_MAX

@@ -1,0 +1,78 @@
+//! `statehouse policy canary`: a candidate answers some requests.
+
+use hyper::Method;
+use serde_json::{Value as Json, json};
+
+use super::store::Store;
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+
+/// Let a loaded policy answer some clients, or requests about some keys
+///
+/// A share of clients is always the same clients, whatever they ask. What a canary writes counts as any write does. Patterns
+/// know `*`, `?` and `[a-z]`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy canary rule@2.0.0 --percent 5
+  statehouse policy canary rule@2.0.0 --clients 'test-*'
+  statehouse policy canary rule@2.0.0 --keys 'lab/*'
+  statehouse policy canary --off")]
+pub(super) struct Args {
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    #[arg(
+        value_name = "WHICH",
+        required_unless_present = "off",
+        conflicts_with = "off",
+        requires = "rule"
+    )]
+    which: Option<String>,
+
+    /// The clients whose id this pattern names
+    #[arg(long, value_name = "GLOB", group = "rule")]
+    clients: Option<String>,
+
+    /// The keys that this pattern names
+    #[arg(long, value_name = "GLOB", group = "rule")]
+    keys: Option<String>,
+
+    /// So many of a hundred clients
+    #[arg(long, value_name = "N", group = "rule", value_parser = clap::value_parser!(u8).range(1..=100))]
+    percent: Option<u8>,
+
+    /// End the canary
+    #[arg(long, conflicts_with = "rule")]
+    off: bool,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+impl Args {
+    fn rule(&self) -> Json {
+        match (&self.clients, &self.keys, self.percent) {
+            (Some(clients), ..) => json!({ "clients": clients }),
+            (_, Some(keys), _) => json!({ "keys": keys }),
+            (.., percent) => json!({ "percent": percent }),
+        }
+    }
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let done = match &args.which {
+        Some(which) => {
+            let body = json!({ "policy": which, "rule": args.rule() });
+            args.store.put("/v1/canary", &body).await?
+        }
+        None => args.store.ask(Method::DELETE, "/v1/canary").await?,
+    };
+    if args.store.json {
+        emit_json(&done)?;
+        return Ok(Exit::Done);
+    }
+    let line = match &args.which {
+        Some(which) => format!("{} answers as a canary\n", printable(which.as_bytes())),
+        None => "there is no canary any more\n".to_owned(),
+    };
+    emit(line.as_bytes())?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,97 @@
+//! `statehouse policy diff`: how the candidate in shadow compares.
+
+use hyper::Method;
+use serde_json::Value as Json;
+
+use super::store::Store;
+use super::words::{number, policy, text};
+use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::time::utc;
+
+/// Show how the candidate in shadow compares with the policy that answers
+///
+/// Counts what was the same and what was not, and shows examples of what was not. Without a comparison under way it shows
+/// the last one. Exit code 1 where an answer or an effect differs, or the candidate failed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy shadow rule@2.0.0
+  statehouse policy diff
+  statehouse policy diff --json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let report = args.store.ask(Method::GET, "/v1/shadow").await?;
+    if args.store.json {
+        emit_json(&report)?;
+    } else {
+        emit(words(&report).as_bytes())?;
+    }
+    let differs = ["different_answer", "different_effect", "failed"];
+    let count = |name| report[name].as_u64().unwrap_or_default();
+    Ok(match differs.into_iter().any(|name| count(name) > 0) {
+        true => Exit::Negative,
+        false => Exit::Done,
+    })
+}
+
+fn words(report: &Json) -> String {
+    let mut out = String::new();
+    let examples = report["examples"].as_array();
+    for example in examples.into_iter().flatten() {
+        out.push_str(&self::example(example));
+    }
+    out.push_str(&format!(
+        "candidate {}\nbeside    {}\n\n",
+        policy(&report["policy"]),
+        policy(&report["against"])
+    ));
+    for (name, label) in [
+        ("compared", "compared"),
+        ("same", "same"),
+        ("different_answer", "different answers"),
+        ("different_effect", "different effects"),
+        ("failed", "failed"),
+        ("not_comparable", "not comparable"),
+        ("skipped", "skipped"),
+    ] {
+        out.push_str(&format!("{label:<18}{:>10}\n", number(&report[name])));
+    }
+    for (reason, count) in report["reasons"].as_object().into_iter().flatten() {
+        out.push_str(&format!(
+            "not comparable: {}, because {reason}\n",
+            number(count)
+        ));
+    }
+    out
+}
+
+fn example(it: &Json) -> String {
+    let arguments = it["request"].as_array().into_iter().flatten();
+    let arguments: Vec<String> = arguments.map(text).collect();
+    let mut out = format!(
+        "{}  {}  client {}\n    request   {}\n",
+        text(&it["kind"]),
+        utc(it["now_ms"].as_u64().unwrap_or_default()),
+        text(&it["client"]),
+        arguments.join(" ")
+    );
+    for (name, label) in [("active", "active"), ("candidate", "candidate")] {
+        let ran = &it[name];
+        let mut line = match ran["failure"].as_str() {
+            Some(_) => format!("fails: {}", text(&ran["failure"])),
+            None => text(&ran["answer"]),
+        };
+        if ran["version"].is_string() {
+            line.push_str(&format!(", version {}", text(&ran["version"])));
+        }
+        out.push_str(&format!("    {label:<9} {line}\n"));
+        for write in ran["writes"].as_array().into_iter().flatten() {
+            out.push_str(&format!("              {}\n", text(write)));
+        }
+    }
+    out
+}

@@ -1,0 +1,104 @@
+//! `statehouse policy shadow`: a candidate sees live requests, and nothing comes of it.
+
+use hyper::Method;
+use serde_json::json;
+
+use super::store::Store;
+use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+
+/// Compare a loaded policy with the one that answers, on live requests
+///
+/// Beside the path of requests the candidate runs each request again, on what it saw; what it would answer and write is
+/// compared and thrown away. `statehouse policy diff` shows what differs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse policy shadow rule@2.0.0
+  statehouse policy shadow rule@2.0.0 --sample 10%
+  statehouse policy diff
+  statehouse policy shadow --off")]
+pub(super) struct Args {
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    #[arg(
+        value_name = "WHICH",
+        required_unless_present = "off",
+        conflicts_with = "off"
+    )]
+    which: Option<String>,
+
+    /// The share of requests that is looked at
+    #[arg(long, value_name = "PERCENT", default_value = "100%", value_parser = per_mille)]
+    sample: u16,
+
+    /// Compare no more
+    #[arg(long)]
+    off: bool,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let done = match &args.which {
+        Some(which) => {
+            let body = json!({ "policy": which, "per_mille": args.sample });
+            args.store.put("/v1/shadow", &body).await?
+        }
+        None => args.store.ask(Method::DELETE, "/v1/shadow").await?,
+    };
+    if args.store.json {
+        emit_json(&done)?;
+        return Ok(Exit::Done);
+    }
+    let line = match &args.which {
+        Some(which) => format!(
+            "{} is compared on {} of 1000 requests: `statehouse policy diff` shows how\n",
+            printable(which.as_bytes()),
+            args.sample
+        ),
+        None => "nothing is compared any more\n".to_owned(),
+    };
+    emit(line.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// A percentage with at most one decimal, as thousandths.
+fn per_mille(text: &str) -> Result<u16, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| -> Option<u16> {
+        let all = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        all.then(|| text.parse().ok()).flatten()
+    };
+    let thousandths = digits(whole)
+        .filter(|whole| *whole <= 100)
+        .zip(digits(tenths).filter(|_| tenths.len() == 1))
+        .map(|(whole, tenths)| whole * 10 + tenths);
+    match thousandths {
+        Some(it @ 1..=1000) => Ok(it),
+        _ => Err("write a share from 0.1% to 100%".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_thousandths() {
+        for (text, share) in [
+            ("10%", 100),
+            ("10", 100),
+            ("0.1%", 1),
+            ("100%", 1000),
+            ("99.9", 999),
+        ] {
+            assert_eq!(per_mille(text), Ok(share), "{text}");
+        }
+        for text in [
+            "0", "0%", "", "%", "101%", "100.1", "1.23%", "-1", "1.", ".5", "9999999", "+1",
+        ] {
+            assert!(per_mille(text).is_err(), "{text}");
+        }
+    }
+}
