@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, OnceLock},
@@ -27,24 +28,104 @@ pub fn marked(mark: &str) -> PathBuf {
     own
 }
 
+/// The module of an example in Rust.
+pub fn example(package: &str) -> PathBuf {
+    build(package, |_| {})
+}
+
+/// The component of `examples/set-point/js`, built by componentize-qjs.
+pub fn in_javascript() -> PathBuf {
+    interpreted("js", |sources, component| {
+        let tool = sources.join("node_modules/.bin/componentize-qjs");
+        let mut command = Command::new(tool);
+        command
+            .args(["--world", "policy", "--sync", "--stub-wasi"])
+            .arg("--wit")
+            .arg(workspace().join("wit"))
+            .arg("--js")
+            .arg(sources.join("policy.js"))
+            .arg("--output")
+            .arg(component);
+        command
+    })
+}
+
+/// The component of `examples/set-point/python`, built by componentize-py.
+pub fn in_python() -> PathBuf {
+    interpreted("python", |sources, component| {
+        let tool = workspace().join("target/venv/bin/componentize-py");
+        let mut command = Command::new(tool);
+        command
+            .args(["--quiet", "--world", "policy", "--wit-path"])
+            .arg(workspace().join("wit"))
+            .args(["componentize", "--stub-wasi", "set_point", "--python-path"])
+            .arg(sources)
+            .arg("--output")
+            .arg(component);
+        command
+    })
+}
+
+/// Builds what is not there yet: the file is named after all that it is made of.
+fn interpreted(language: &str, builder: impl Fn(&Path, &Path) -> Command) -> PathBuf {
+    let sources = workspace().join("examples/set-point").join(language);
+    let mut made_of = DefaultHasher::new();
+    for part in [
+        "policy.js",
+        "package-lock.json",
+        "set_point.py",
+        "requirements.txt",
+    ] {
+        fs::read(sources.join(part)).ok().hash(&mut made_of);
+    }
+    fs::read(workspace().join("wit/policy.wit"))
+        .unwrap()
+        .hash(&mut made_of);
+    let directory = target_directory();
+    fs::create_dir_all(&directory).unwrap();
+    let component = directory.join(format!(
+        "set-point-{language}-{:016x}.wasm",
+        made_of.finish()
+    ));
+    if !component.exists() {
+        let unfinished = component.with_extension(std::process::id().to_string());
+        let mut command = builder(&sources, &unfinished);
+        let built = command.output().unwrap_or_else(|error| {
+            panic!("{command:?}: {error}. `bash tests/run --install` installs what it needs.")
+        });
+        let said = String::from_utf8_lossy(&built.stderr);
+        assert!(built.status.success(), "{command:?} failed: {said}");
+        fs::rename(&unfinished, &component).unwrap();
+    }
+    component
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// target/<profile>/deps/<test> → target/tmp/policies
+fn target_directory() -> PathBuf {
+    let test = env::current_exe().expect("a running test has a path");
+    let target = test.ancestors().nth(3);
+    target
+        .expect("a test lies in target/<profile>/deps")
+        .join("tmp/policies")
+}
+
 /// Builds with a target directory of its own, so that it waits for no other build.
 fn build(package: &str, more: impl Fn(&mut Command)) -> PathBuf {
-    // target/<profile>/deps/<test> → target/tmp/policies
-    let test = env::current_exe().expect("a running test has a path");
-    let target = test
-        .ancestors()
-        .nth(3)
-        .expect("a test lies in target/<profile>/deps")
-        .join("tmp/policies");
+    let target = target_directory();
     let mut cargo = Command::new(env!("CARGO"));
     cargo
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .current_dir(workspace())
         .args(["build", "--package", package, "--profile", "guest"])
         .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
         .arg("--target-dir")
         .arg(&target);
     more(&mut cargo);
     let built = cargo.status().unwrap();
-    assert!(built.success(), "policies/{package} does not build");
-    target.join(format!("wasm32-unknown-unknown/guest/{package}.wasm"))
+    assert!(built.success(), "{package} does not build");
+    let module = package.replace('-', "_");
+    target.join(format!("wasm32-unknown-unknown/guest/{module}.wasm"))
 }

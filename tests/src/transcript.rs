@@ -26,11 +26,16 @@ use statehouse_transcript::{
 
 /// Runs the transcript at `path`. Panics with the name of the file, the line, what it says and what came.
 pub fn check(path: &Path) {
+    check_with(path, &[]);
+}
+
+/// The same against a server that is started with these arguments.
+pub fn check_with(path: &Path, arguments: &[&str]) {
     let text = fs::read_to_string(path).unwrap();
     let script = language::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let update = std::env::var_os("UPDATE").is_some_and(|value| value == "1");
     let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    let different = run(script, path, &lines);
+    let different = run(script, path, &lines, arguments);
     let count = different.len();
     for (number, actual) in different {
         lines[number] = actual;
@@ -62,9 +67,9 @@ struct Run {
 }
 
 /// The lines that differ and what should stand there. Each is shown at once, since a later step may panic for it.
-fn run(script: Script, path: &Path, lines: &[String]) -> Vec<(usize, String)> {
+fn run(script: Script, path: &Path, lines: &[String], arguments: &[&str]) -> Vec<(usize, String)> {
     let mut run = Run {
-        server: Server::with_config(&script.config),
+        server: Server::with(&script.config, arguments),
         actors: HashMap::new(),
         variables: Variables::default(),
         dialect: Dialect::Sdk,

@@ -1,6 +1,6 @@
 //! A set point is a number within bounds: SET of anything else is refused, whoever sends it. The same rule stands in
-//! `../set-point-js` and `../set-point-python`, and all three answer with the same bytes. So it has few commands and
-//! is written out whole; a policy that only adds a rule to the standard one is shorter in Rust (`../write-once`).
+//! `../js` and `../python`, and all three answer with the same bytes. So it has few commands and
+//! is written out whole; a policy that only adds a rule to the standard one is shorter in Rust (`../../write-once`).
 //!
 //! Bytes of a request enter `handle`; table operations and one answer leave. Nothing is kept between two requests:
 //! a policy is a function of what it is given.

@@ -1,5 +1,5 @@
 """A set point is a number within bounds: SET of anything else is refused, whoever sends it. The same rule stands in
-../set-point-rust and ../set-point-js, and all three answer with the same bytes.
+../rust and ../js, and all three answer with the same bytes.
 
 Bytes of a request enter `handle`; table operations and one answer leave. Nothing is kept between two requests: a
 policy is a function of what it is given.

@@ -1,5 +1,4 @@
-//! The examples run, and do what they say.
-#![allow(missing_docs, clippy::unwrap_used)]
+//! A client: it follows the set point that others give.
 
 use std::{
     process::{Command, Stdio},
