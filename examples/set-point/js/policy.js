@@ -134,13 +134,14 @@ function named(span) {
 
 /** What the host refuses, in words. Anything else is a bug: the host answers for it, and nothing is changed. */
 function wordsOf(error) {
-  switch (error?.tag) {
+  const fault = error?.payload;
+  switch (fault?.tag) {
     case "denied":
       return "not authorized";
     case "quota":
       return "the quota has been exceeded";
     case "other":
-      return error.val;
+      return fault.val;
     default:
       throw error;
   }
