@@ -100,7 +100,7 @@ const JAVASCRIPT: &[(&str, &str)] = &[
     ),
     (
         "policy.js",
-        include_str!("../../../examples/set-point-js/policy.js"),
+        include_str!("../../../examples/set-point/js/policy.js"),
     ),
     (".gitignore", "/node_modules\n/*.wasm\n"),
 ];
@@ -116,7 +116,7 @@ const PYTHON: &[(&str, &str)] = &[
     ),
     (
         "src/app.py",
-        include_str!("../../../examples/set-point-python/set_point.py"),
+        include_str!("../../../examples/set-point/python/set_point.py"),
     ),
     (".gitignore", "/.venv\n__pycache__/\n/*.wasm\n"),
 ];
@@ -126,11 +126,11 @@ const OF_EXAMPLES: &[(&str, &str)] = &[
     ("set-point-js\"", "{{name}}\""),
     ("set-point-python\"", "{{name}}\""),
     (
-        " The same rule stands in\n// ../set-point-rust and ../set-point-python, and all three answer with the same bytes.",
+        " The same rule stands in\n// ../rust and ../python, and all three answer with the same bytes.",
         "",
     ),
     (
-        " The same rule stands in\n../set-point-rust and ../set-point-js, and all three answer with the same bytes.",
+        " The same rule stands in\n../rust and ../js, and all three answer with the same bytes.",
         "",
     ),
 ];
