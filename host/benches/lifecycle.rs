@@ -1,0 +1,219 @@
+//! What the life of policies costs: a step of the store with routes, a canary or a shadow, an exchange of the policy that
+//! answers, the start of an instance.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench lifecycle [POLICY.wasm ...]
+//! ```
+//!
+//! Medians of many rounds, all in one process: quote ratios.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use statehouse::policy::{
+    Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
+};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse::{STANDARD_POLICY, limits};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+const NOW_MS: u64 = 1_700_000_000_000;
+const TIMESTAMP: &str = "001700000000000:00000:bench";
+const ROUNDS: usize = 60;
+const STEPS: usize = 2_000;
+
+const QUOTA: Quota = Quota {
+    keys_max: limits::KEYS_MAX_DEFAULT,
+    bytes_max: limits::BYTES_MAX_DEFAULT,
+    key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
+    value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+    journal_full: false,
+};
+
+type Loaded = Arc<Policy<Transaction>>;
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+fn microseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e6
+}
+
+struct Bench {
+    standard: Loaded,
+    other: Loaded,
+    plain: Assignment,
+}
+
+impl Bench {
+    fn store(&self, assignment: Assignment) -> Store {
+        let mut registry = Registry::new(self.standard.clone(), None);
+        let ready = vec![Instance::new(self.other.clone())];
+        assert!(registry.assign(assignment, ready).is_ok());
+        let mut store = Store::new(registry, QUOTA);
+        store.watch().purity_every = 0;
+        store
+    }
+
+    /// Microseconds of a step.
+    fn steps(&self, assignment: &Assignment, arguments: &[&[u8]]) -> f64 {
+        let mut store = self.store(assignment.clone());
+        let properties = PropertiesBuilder::new()
+            .response_topic("clients/bench/response")
+            .correlation_data(&[7; 16])
+            .user("__ts", TIMESTAMP)
+            .finish()
+            .and_then(Properties::parse)
+            .expect("short properties");
+        let peer = Peer {
+            client: "bench".into(),
+            connection: 1,
+            session: 1,
+        };
+        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+        let mut ask = |packet_id: usize| {
+            let request = Request {
+                dialect: Dialect::Sdk,
+                payload: &payload,
+                timestamp: Some(TIMESTAMP),
+                fencing_token: None,
+                peer: &peer,
+                properties: &properties,
+                delivery: Delivery {
+                    session: 1,
+                    connection: 1,
+                    packet_id: (packet_id % 60_000 + 1) as u16,
+                    dup: false,
+                },
+            };
+            let effects = store.step(Event::Request(&request), NOW_MS);
+            assert_eq!(effects.failures, 0);
+            black_box(effects);
+        };
+        let rounds = (0..ROUNDS).map(|_| {
+            let start = Instant::now();
+            (0..STEPS).for_each(&mut ask);
+            microseconds(start) / STEPS as f64
+        });
+        median(rounds.collect())
+    }
+
+    fn table(&self) {
+        let other = Digest::from(self.other.digest);
+        let canary = |rule| {
+            let policy = other;
+            self.plain
+                .canary(Some(Canary { policy, rule }))
+                .expect("loaded")
+        };
+        let shadow = |per_mille| {
+            let policy = other;
+            self.plain
+                .shadow(Some(Shadow { policy, per_mille }))
+                .expect("loaded")
+        };
+        let route = self
+            .plain
+            .route(b"elsewhere/", Some(other))
+            .expect("loaded");
+        let kinds = [
+            ("one policy", self.plain.clone()),
+            ("a route for other keys", route),
+            (
+                "a canary of 10 % of clients",
+                canary(CanaryRule::Percent(10)),
+            ),
+            (
+                "a canary of other keys",
+                canary(CanaryRule::Keys("elsewhere/*".into())),
+            ),
+            ("a shadow of 1 % of requests", shadow(10)),
+            ("a shadow of all requests", shadow(1000)),
+        ];
+        let value = [b'v'; 64];
+        println!(
+            "{:<32}{:>10}{:>10}   microseconds of a step",
+            "", "GET 64 B", "SET 64 B"
+        );
+        for (name, assignment) in kinds {
+            let get = self.steps(&assignment, &[b"GET", b"key"]);
+            let set = self.steps(&assignment, &[b"SET", b"key", &value]);
+            println!("{name:<32}{get:>10.2}{set:>10.2}");
+        }
+    }
+
+    /// What requests stand still for while another policy becomes the active one.
+    fn exchanges(&self) {
+        let mut store = self.store(self.plain.clone());
+        let mut times = Vec::new();
+        for round in 0..400 {
+            let which = [&self.other, &self.standard][round % 2];
+            let ready = Instance::warm(which.clone()).expect("it was loaded");
+            let next = store.registry().assignment().promote(which.digest.into());
+            let start = Instant::now();
+            let left = store.registry().assign(next.expect("loaded"), vec![ready]);
+            times.push(microseconds(start));
+            assert!(left.is_ok());
+        }
+        let worst = times.iter().copied().fold(0.0, f64::max);
+        println!(
+            "\nexchange of the active policy: median {:.1} µs, worst of 400 {worst:.1} µs",
+            median(times)
+        );
+    }
+}
+
+/// What it takes to start an instance, to give one back, and to ask how much fuel is left.
+fn instances(name: &str, policy: &Loaded) {
+    let (mut starts, mut ends) = (Vec::new(), Vec::new());
+    let mut memory = 0;
+    for _ in 0..50 {
+        let start = Instant::now();
+        let instance = Instance::warm(policy.clone()).expect("it was loaded");
+        starts.push(microseconds(start));
+        memory = instance.memory_bytes();
+        let end = Instant::now();
+        drop(instance);
+        ends.push(microseconds(end));
+    }
+    println!(
+        "start of an instance of {name}: median {:.0} µs, its end {:.0} µs, {} KiB of memory",
+        median(starts),
+        median(ends),
+        memory >> 10
+    );
+}
+
+fn main() {
+    let engine = Engine::new().expect("an engine");
+    let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
+    // A custom section makes another build of it: id 0, its length, its name with a length.
+    let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
+    let (standard, other) = (load(STANDARD_POLICY), load(&twin));
+    let plain = Assignment::of(standard.digest.into());
+    let plain = plain.load(other.digest.into()).expect("there is room");
+    let bench = Bench {
+        standard,
+        other,
+        plain,
+    };
+    bench.table();
+    bench.exchanges();
+    instances("the standard policy", &bench.standard);
+    // Cargo adds flags of its own.
+    for path in std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+    {
+        let file = std::fs::read(&path).expect("a file");
+        let start = Instant::now();
+        let policy = load(&file);
+        println!("\n{path}: loaded in {:.1} s", start.elapsed().as_secs_f64());
+        instances(&policy.name, &policy);
+    }
+}
