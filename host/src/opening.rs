@@ -10,6 +10,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::PolicyChoice;
+use crate::control::trial;
 use crate::journal::Image;
 use crate::journal::record::PolicyRecord;
 use crate::limits;
@@ -58,10 +59,13 @@ impl Opening<'_> {
                     .with_context(|| format!("{} cannot be used", path.display()))?;
                 let digest = Digest::from(policy.digest);
                 if digest != assignment.built_in {
+                    let policy = Arc::new(policy);
+                    trial::run(&policy)
+                        .with_context(|| format!("{} cannot be used", path.display()))?;
                     if self.keeps {
                         self.keep(&policy.digest, &file)?;
                     }
-                    loaded.push(Arc::new(policy));
+                    loaded.push(policy);
                 }
                 assignment = assignment.load(digest)?.promote(digest)?;
             }

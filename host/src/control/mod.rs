@@ -21,7 +21,7 @@ use crate::shadow::{PolicyName, ShadowReport};
 use crate::store::Transaction;
 
 mod orders;
-mod trial;
+pub(crate) mod trial;
 
 /// Loads, assigns and lists the policies of a running store.
 pub struct Control {

@@ -23,7 +23,7 @@ const REQUESTS: [(&str, &[u8]); 3] = [
 const NOW_MS: u64 = 1_700_000_000_123;
 
 /// Asks a policy. It may fail at what it does not know, and at nothing else: one that fails at everything is refused.
-pub(super) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
+pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let quota = Quota {
         keys_max: limits::KEYS_MAX_DEFAULT,
         bytes_max: limits::BYTES_MAX_DEFAULT,

@@ -47,6 +47,8 @@ pub struct Module {
     pub policy: PolicyRecord,
     /// Whether it is the one that answers.
     pub active: bool,
+    /// Whether it owns the keys of a route.
+    pub routed: bool,
     /// Remembered requests that it answered.
     pub remembered: u64,
     /// What became of its file.
@@ -137,6 +139,9 @@ impl Settled {
             Module {
                 policy: policy.clone(),
                 active: image.active.is_some_and(|it| it as usize == number),
+                routed: (image.assignment.iter())
+                    .flat_map(|it| &it.routes)
+                    .any(|route| route.policy.0 == policy.digest),
                 remembered: remembered as u64,
                 state: module(&policy.digest),
             }

@@ -231,6 +231,10 @@ impl Checkup {
                 self.problems.push(format!(
                     "{found}; it answered last, so that a start needs --policy with its file, or with another"
                 ));
+            } else if module.routed && !module.policy.built_in {
+                self.problems.push(format!(
+                    "{found}; it owns the keys of a route, so that a start needs it back, or --policy, which ends the route"
+                ));
             } else if module.remembered > 0 {
                 self.problems.push(format!(
                     "{found}; {} requests that it answered may come again, and long answers cannot be given again",
