@@ -25,7 +25,7 @@ mod scan;
 mod semantics;
 
 use statehouse_policy::{
-    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
+    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
 };
 
 pub use command::{Command, Condition, Set};
@@ -68,7 +68,14 @@ impl Policy for Standard {
 
     fn route(&self, payload: &[u8]) -> Option<Span> {
         // The dialect decides about KEYNOTIFY in the preview only, where a key that is routed does no harm.
-        command::parse(payload, Dialect::Sdk).ok()?.key()
+        match command::parse(payload, Dialect::Sdk) {
+            Ok(command) => command.key(),
+            // A command of another policy, which may be asked because of the key: that stands where it does in all others.
+            Err(error) if error.refusal == Refusal::UnknownCommand => {
+                resp::parse(payload).ok()?.span(1)
+            }
+            Err(_) => None,
+        }
     }
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {

@@ -1,0 +1,198 @@
+//! What exchanging policies costs the requests that come meanwhile: how long they stand still for a swap, how long a
+//! rollback takes, and what a candidate in shadow takes away from them.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench policies
+//! ```
+//!
+//! The two policies are the standard one and another build of it. The load is one thread for each client, one request
+//! at a time, without waiting for the disk (`--durability interval`), so that nothing hides behind it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Client, Server, resp};
+use serde_json::Value;
+use statehouse::STANDARD_POLICY;
+
+mod common;
+
+const SWAPS: usize = 200;
+const CLIENTS: usize = 16;
+const ROUND: Duration = Duration::from_secs(3);
+const ROUNDS: usize = 3;
+
+fn main() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let server = Server::start(directory.path(), &["--durability", "interval"]);
+    let admin = Admin::of(&directory.path().join("statehouse-data"));
+    // A custom section makes another build of it: id 0, its length, its name with a length.
+    let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
+    let asked = Instant::now();
+    let loaded = admin.done("POST", "/v1/policies", &twin);
+    println!(
+        "loaded a policy of {} bytes in {:?}",
+        twin.len(),
+        asked.elapsed()
+    );
+    let twin = loaded["digest"].as_str().expect("a digest").to_owned();
+    swaps(&server, &admin, &twin);
+    shadow(&server, &admin, &twin);
+}
+
+/// 200 swaps under load.
+fn swaps(server: &Server, admin: &Admin, twin: &str) {
+    let mut rollbacks = Vec::new();
+    let rate = under_load(server, |done| {
+        for swap in 0..SWAPS {
+            let before = done.load(Ordering::Relaxed);
+            let asked = Instant::now();
+            if swap % 2 == 0 {
+                admin.done("POST", &format!("/v1/policies/{twin}/promote"), b"");
+            } else {
+                admin.done("POST", "/v1/rollback", b"");
+                rollbacks.push(asked.elapsed());
+            }
+            while done.load(Ordering::Relaxed) < before + 100 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let listing = admin.done("GET", "/v1/policies", b"");
+    let swaps = listing["swaps"].as_array().expect("a list");
+    let mut gaps: Vec<u64> = swaps
+        .iter()
+        .filter_map(|it| it["gap_us"].as_u64())
+        .collect();
+    println!("gaps of {} swaps in us: {gaps:?}", gaps.len());
+    gaps.sort_unstable();
+    rollbacks.sort_unstable();
+    println!(
+        "| {SWAPS} swaps at {rate:.0} requests/s of {CLIENTS} clients | median | 90 % | worst |"
+    );
+    println!("|---|---|---|---|");
+    let of = |share: usize| gaps[(gaps.len() - 1) * share / 100];
+    println!(
+        "| between the last request of one policy and the first of the next, us | {} | {} | {} |",
+        of(50),
+        of(90),
+        of(100)
+    );
+    let of = |share: usize| rollbacks[(rollbacks.len() - 1) * share / 100];
+    println!(
+        "| a rollback, asked and answered over HTTP | {:?} | {:?} | {:?} |",
+        of(50),
+        of(90),
+        of(100)
+    );
+}
+
+/// Requests per second without a candidate, with one that sees a tenth of them, with one that sees all.
+fn shadow(server: &Server, admin: &Admin, twin: &str) {
+    let shares: [Option<u16>; 3] = [None, Some(100), Some(1000)];
+    let mut rates = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        for (share, rates) in shares.iter().zip(&mut rates) {
+            match share {
+                None => _ = admin.done("DELETE", "/v1/shadow", b""),
+                Some(per_mille) => {
+                    let body = format!(r#"{{"policy": "{twin}", "per_mille": {per_mille}}}"#);
+                    admin.done("PUT", "/v1/shadow", body.as_bytes());
+                }
+            }
+            rates.push(under_load(server, |_| thread::sleep(ROUND)));
+        }
+    }
+    let report = admin.done("GET", "/v1/shadow", b"");
+    println!("the last candidate: {report}");
+    println!("| a candidate sees | requests/s | ratio |");
+    println!("|---|---|---|");
+    let rates = rates.map(|mut rates| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    });
+    for (share, rate) in ["nothing", "10 %", "all"].iter().zip(rates) {
+        println!("| {share} | {rate:.0} | {:.2} |", rate / rates[0]);
+    }
+}
+
+/// Lets clients work while `act` runs, which sees how many requests were answered. Requests per second.
+fn under_load(server: &Server, act: impl FnOnce(&AtomicU64)) -> f64 {
+    static ROUND_NUMBER: Mutex<usize> = Mutex::new(0);
+    let round = {
+        let mut number = ROUND_NUMBER.lock().expect("nobody panics with it");
+        *number += 1;
+        *number
+    };
+    let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|id| Client::connect(&server.address, &format!("client{round}-{id}")))
+        .collect();
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for (id, mut client) in clients.into_iter().enumerate() {
+            let (over, done) = (&over, &done);
+            scope.spawn(move || {
+                let key = format!("bench/{id}");
+                let set = resp(&[b"SET", key.as_bytes(), &[b'v'; 64]]);
+                let get = resp(&[b"GET", key.as_bytes()]);
+                while !over.load(Ordering::Relaxed) {
+                    for request in [&set, &get] {
+                        client.round_trip(request);
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        act(&done);
+        over.store(true, Ordering::Relaxed);
+    });
+    done.into_inner() as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// The administration over HTTP, a connection for each request.
+struct Admin {
+    address: String,
+    token: String,
+}
+
+impl Admin {
+    fn of(data: &Path) -> Self {
+        let door =
+            std::fs::read(data.join("admin")).expect("a running store says where to find it");
+        let door: Value = serde_json::from_slice(&door).expect("JSON");
+        let text = |name: &str| door[name].as_str().expect("a text").to_owned();
+        Self {
+            address: text("url").trim_start_matches("http://").to_owned(),
+            token: text("token"),
+        }
+    }
+
+    fn done(&self, method: &str, path: &str, body: &[u8]) -> Value {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_nodelay(true).expect("a socket option");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            self.address,
+            self.token,
+            body.len()
+        );
+        stream
+            .write_all(&[head.as_bytes(), body].concat())
+            .expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        assert!(
+            answer.starts_with("HTTP/1.1 200 "),
+            "{method} {path}: {answer}"
+        );
+        let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+        serde_json::from_str(body).expect("JSON")
+    }
+}
