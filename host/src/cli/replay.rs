@@ -1,7 +1,6 @@
 //! `statehouse replay`: recorded requests, run again and compared.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
@@ -10,9 +9,10 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::progress::Progress;
 use super::time::utc;
 use crate::clock::Stamp;
+use crate::kit::read_policy;
+use crate::limits;
 use crate::past::{Bound, Counts, Difference, Observer, Past, Replayed, Tally, words};
 use crate::store::{Kept, Write};
-use crate::{STANDARD_POLICY, limits};
 use statehouse_journal::Position;
 
 /// Run recorded requests again and print every difference
@@ -58,7 +58,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let file = args.policy.as_deref().map(read_policy).transpose()?;
+    let file = args.policy.as_deref().map(read_policy).transpose();
+    let file = file.map_err(|error| Failure::usage(error.to_string()))?;
     let past = Past::open(&args.data.path)?;
     let mut printer = Printer {
         args,
@@ -97,27 +98,6 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         0 => Exit::Done,
         _ => Exit::Negative,
     })
-}
-
-fn read_policy(path: &Path) -> Result<Vec<u8>, Failure> {
-    if path.as_os_str() == "builtin" {
-        return Ok(STANDARD_POLICY.to_vec());
-    }
-    let unreadable = |error: std::io::Error| {
-        Failure::usage(format!(
-            "cannot read the policy {}: {error}",
-            path.display()
-        ))
-    };
-    let bytes = fs::metadata(path).map_err(unreadable)?.len();
-    if bytes > limits::POLICY_FILE_BYTES_MAX {
-        return Err(Failure::usage(format!(
-            "the policy {} has {bytes} bytes, and a policy at most {}",
-            path.display(),
-            limits::POLICY_FILE_BYTES_MAX
-        )));
-    }
-    fs::read(path).map_err(unreadable)
 }
 
 /// Prints what differs as it is found.
