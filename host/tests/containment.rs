@@ -1,8 +1,7 @@
 //! A policy may do whatever it likes: nothing it staged stays, the client is told, the next request works.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -14,30 +13,23 @@ use statehouse_mqtt::Properties;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
-/// The module of tests/policies/faulty, built once.
+#[path = "../../tests/policies/building.rs"]
+mod building;
+
+/// The modules of tests/policies, each built once.
+fn module(package: &str) -> Vec<u8> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+    fs::read(building::build(package, &target, |_| {})).expect("cargo built it")
+}
+
 fn faulty() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
-    MODULE.get_or_init(|| {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let target: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-        let built = Command::new(env!("CARGO"))
-            .current_dir(workspace)
-            .args([
-                "build",
-                "--package",
-                "faulty",
-                "--profile",
-                "guest",
-                "--locked",
-                "--quiet",
-            ])
-            .args(["--target", "wasm32-unknown-unknown", "--target-dir"])
-            .arg(&target)
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "tests/policies/faulty does not build");
-        fs::read(target.join("wasm32-unknown-unknown/guest/faulty.wasm")).expect("cargo built it")
-    })
+    MODULE.get_or_init(|| module("faulty"))
+}
+
+fn malformed() -> &'static [u8] {
+    static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
+    MODULE.get_or_init(|| module("malformed"))
 }
 
 fn engine() -> &'static Engine<Transaction> {
@@ -50,6 +42,13 @@ fn load(module: &[u8]) -> Arc<Policy<Transaction>> {
 }
 
 fn store(previous: Option<Arc<Policy<Transaction>>>) -> Store {
+    store_under(load(faulty()), previous)
+}
+
+fn store_under(
+    active: Arc<Policy<Transaction>>,
+    previous: Option<Arc<Policy<Transaction>>>,
+) -> Store {
     let quota = Quota {
         keys_max: limits::KEYS_MAX_DEFAULT,
         bytes_max: limits::BYTES_MAX_DEFAULT,
@@ -57,7 +56,7 @@ fn store(previous: Option<Arc<Policy<Transaction>>>) -> Store {
         value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
         journal_full: false,
     };
-    Store::new(Registry::new(load(faulty()), previous), quota)
+    Store::new(Registry::new(active, previous), quota)
 }
 
 fn ask(store: &mut Store, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
@@ -129,6 +128,53 @@ fn every_fault_is_contained() {
 }
 
 #[test]
+fn what_is_no_value_of_the_contract_is_contained() {
+    let mut store = store_under(load(malformed()), None);
+    assert_eq!(
+        ask(&mut store, &["SET", "kept", "fine"], NOW_MS).1,
+        "+OK\r\n"
+    );
+    let kept = store.state().table.get(b"kept").cloned();
+    let clock = store.state().hlc;
+    let modes = include_str!("../../tests/policies/malformed/malformations.txt");
+    assert!(modes.lines().count() > 20);
+    for mode in modes.lines() {
+        for key in ["kept", "new"] {
+            let (effects, answer) = ask(&mut store, &["SET", key, mode], NOW_MS);
+            assert_eq!(answer, "-ERR internal error\r\n", "{mode}");
+            assert_eq!(effects.failures, 1, "{mode}");
+        }
+        assert_eq!(store.state().table.keys(), 1, "{mode}");
+        assert_eq!(store.state().table.get(b"kept").cloned(), kept, "{mode}");
+        assert_eq!(store.state().hlc, clock, "{mode} moved the clock");
+    }
+    assert_eq!(
+        ask(&mut store, &["SET", "new", "fine"], NOW_MS).1,
+        "+OK\r\n"
+    );
+}
+
+#[test]
+fn what_fails_now_and_then_fails_alone() {
+    let mut store = store(None);
+    let mut failed = Vec::new();
+    for number in 1..=3500 {
+        let key = number.to_string();
+        let (effects, answer) = ask(&mut store, &["SET", &key, "thousandth"], NOW_MS);
+        if effects.failures == 0 {
+            assert_eq!(answer, "+OK\r\n");
+            continue;
+        }
+        assert_eq!(answer, "-ERR internal error\r\n");
+        assert!(store.state().table.get(key.as_bytes()).is_none());
+        failed.push(number);
+    }
+    // Each time on an instance that begins anew.
+    assert_eq!(failed, [1000, 2000, 3000]);
+    assert_eq!(store.state().table.keys(), 3497);
+}
+
+#[test]
 fn a_request_that_cannot_be_told_of_does_not_happen() {
     let mut store = store(None);
     ask(&mut store, &["KEYNOTIFY", "bad-notify"], NOW_MS);
@@ -186,12 +232,87 @@ fn hidden_keys_are_nobodys_and_expire_too() {
     );
 }
 
-#[test]
-fn what_is_no_policy_is_refused_in_words() {
-    let refused = |file: &[u8]| match engine().load(file) {
+fn refused(file: &[u8]) -> LoadError {
+    match engine().load(file) {
         Ok(policy) => panic!("{policy} was loaded"),
         Err(error) => error,
+    }
+}
+
+#[test]
+fn a_policy_that_describes_itself_badly_is_refused_in_words() {
+    // The word stands in the module with dots behind it.
+    let described = |word: &str| {
+        let mark = b"description=";
+        let mut module = malformed().to_vec();
+        let at = module.windows(mark.len()).position(|it| it == mark);
+        let at = at.expect("the module says how it describes itself") + mark.len();
+        module[at..at + word.len() + 1].copy_from_slice(format!("{word}.").as_bytes());
+        module
     };
+    assert!(engine().load(&described("fine")).is_ok());
+    for (word, cause) in [
+        ("absurd", "out of bounds of memory"),
+        ("wild", "out of bounds of memory"),
+        ("no-text", "utf-8"),
+        ("trap", "unreachable"),
+        ("loop", "fuel"),
+        ("empty", "its name is empty"),
+        ("refuse", "it is never content"),
+    ] {
+        let error = refused(&described(word)).to_string();
+        assert!(error.contains(cause), "{word}: {error}");
+    }
+}
+
+/// A component of two sections: what it imports or exports is an instance of nothing.
+fn component(sections: &[(u8, &[u8])]) -> Vec<u8> {
+    let mut bytes = b"\0asm\x0d\0\x01\0".to_vec();
+    for (id, content) in sections {
+        bytes.extend([*id, u8::try_from(content.len()).expect("a short section")]);
+        bytes.extend(*content);
+    }
+    bytes
+}
+
+/// How a name of an import or export is written: a kind, its length, its bytes.
+fn name(text: &str) -> Vec<u8> {
+    let len = u8::try_from(text.len()).expect("a short name");
+    [&[0, len], text.as_bytes()].concat()
+}
+
+#[test]
+fn a_component_of_another_world_is_refused_in_words() {
+    let imports = |interface: &str| {
+        // One type, an instance of nothing; one import of that type.
+        let import = [&[1][..], &name(interface), &[5, 0]].concat();
+        component(&[(7, &[1, 0x42, 0]), (10, &import)])
+    };
+    for interface in [
+        "wasi:clocks/monotonic-clock@0.2.0",
+        "wasi:cli/environment@0.2.3",
+    ] {
+        let error = refused(&imports(interface));
+        assert!(matches!(error, LoadError::Import(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(interface) && text.contains("build it without WASI"));
+    }
+    let error = refused(&imports("statehouse:policy/table@2.0.0"));
+    assert!(matches!(error, LoadError::Version(_)), "{error}");
+    // One instance of no exports, exported as the handler: there is nothing in it to call.
+    let export = [
+        &[1][..],
+        &name("statehouse:policy/handler@1.0.0"),
+        &[5, 0, 0],
+    ]
+    .concat();
+    let error = refused(&component(&[(5, &[1, 1, 0]), (11, &export)]));
+    assert!(matches!(error, LoadError::Compile(_)), "{error}");
+    assert!(error.to_string().contains("describe"), "{error}");
+}
+
+#[test]
+fn what_is_no_policy_is_refused_in_words() {
     assert!(matches!(refused(b"#!/bin/sh\n"), LoadError::NotWasm));
     assert!(matches!(refused(b""), LoadError::NotWasm));
     // An empty module and an empty component.

@@ -8,6 +8,9 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
+#[path = "../policies/building.rs"]
+mod building;
+
 /// The module of `policies/faulty`.
 pub fn faulty() -> &'static str {
     static MODULE: OnceLock<String> = OnceLock::new();
@@ -15,6 +18,11 @@ pub fn faulty() -> &'static str {
         let module = build("faulty", |_| {});
         module.into_os_string().into_string().unwrap()
     })
+}
+
+/// The module of `policies/malformed`.
+pub fn malformed() -> PathBuf {
+    build("malformed", |_| {})
 }
 
 /// A module of `policies/marked` with this mark.
@@ -113,19 +121,6 @@ fn target_directory() -> PathBuf {
         .join("tmp/policies")
 }
 
-/// Builds with a target directory of its own, so that it waits for no other build.
 fn build(package: &str, more: impl Fn(&mut Command)) -> PathBuf {
-    let target = target_directory();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .current_dir(workspace())
-        .args(["build", "--package", package, "--profile", "guest"])
-        .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
-        .arg("--target-dir")
-        .arg(&target);
-    more(&mut cargo);
-    let built = cargo.status().unwrap();
-    assert!(built.success(), "{package} does not build");
-    let module = package.replace('-', "_");
-    target.join(format!("wasm32-unknown-unknown/guest/{module}.wasm"))
+    building::build(package, &target_directory(), more)
 }

@@ -3,8 +3,7 @@
 mod answering;
 mod watching;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -53,23 +52,15 @@ fn twin() -> Vec<u8> {
     [STANDARD_POLICY, b"\0\x05\x04twin"].concat()
 }
 
+#[path = "../../../tests/policies/building.rs"]
+mod building;
+
 /// The module of tests/policies/faulty, built once.
 fn faulty() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
     MODULE.get_or_init(|| {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let target: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-        let built = Command::new(env!("CARGO"))
-            .current_dir(workspace)
-            .args(["build", "--package", "faulty", "--profile", "guest"])
-            .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
-            .arg("--target-dir")
-            .arg(&target)
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "tests/policies/faulty does not build");
-        let module = target.join("wasm32-unknown-unknown/guest/faulty.wasm");
-        std::fs::read(module).expect("cargo built it")
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+        std::fs::read(building::build("faulty", &target, |_| {})).expect("cargo built it")
     })
 }
 

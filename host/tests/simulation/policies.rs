@@ -1,7 +1,6 @@
 //! The policies of all runs, compiled once.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use statehouse::STANDARD_POLICY;
@@ -30,20 +29,13 @@ fn all() -> &'static Policies {
     })
 }
 
+#[path = "../../../tests/policies/building.rs"]
+mod building;
+
 /// The module of tests/policies/faulty.
 fn faulty() -> Vec<u8> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-    let built = Command::new(env!("CARGO"))
-        .current_dir(workspace)
-        .args(["build", "--package", "faulty", "--profile", "guest"])
-        .args(["--locked", "--quiet", "--target", "wasm32-unknown-unknown"])
-        .arg("--target-dir")
-        .arg(&target)
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "tests/policies/faulty does not build");
-    std::fs::read(target.join("wasm32-unknown-unknown/guest/faulty.wasm")).expect("it was built")
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+    std::fs::read(building::build("faulty", &target, |_| {})).expect("it was built")
 }
 
 pub(crate) fn policy(which: usize) -> Arc<Policy<Transaction>> {

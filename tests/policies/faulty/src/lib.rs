@@ -66,6 +66,10 @@ impl Policy for Faulty {
                 let value = arguments.bytes(2).expect("a mode");
                 host.put(&key, &value, None, None, expires)
                     .expect("writing is allowed");
+                if arguments.get(2) == b"thousandth" {
+                    assert!(!handled.is_multiple_of(1000), "asked to fail by and by");
+                    return answer(b"+OK\r\n", Body::None);
+                }
                 go_wrong(host, &key, arguments.get(2), request.now)
             }
         }
