@@ -4,6 +4,7 @@
 
 mod commands;
 mod drop;
+mod hostile;
 mod http;
 mod orders;
 mod trust;

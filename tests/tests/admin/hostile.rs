@@ -1,0 +1,77 @@
+//! Policies that go wrong in every known way, as candidates: who is only tried harms nobody.
+
+use std::fs::File;
+
+use serde_json::Value as Json;
+use statehouse_tests::{Server, policies};
+
+use crate::{eventually, policy};
+
+/// Every request goes to the candidate as well, which fails at each; the standard policy answers all the same.
+fn in_shadow(module: &str, name: &str, modes: &str) {
+    let mut server = Server::start();
+    policy(&server, &["load", module]).code(0);
+    policy(&server, &["shadow", name]).code(0);
+    let mut store = server.store("client");
+    let mut other = server.store("other");
+    other.set("kept", "still there");
+    for mode in modes.lines() {
+        let key = format!("key/{mode}");
+        assert_eq!(store.ask(&["SET", &key, mode]).payload(), b"+OK\r\n");
+        assert_eq!(store.get(&key), Some(mode.as_bytes().to_vec()));
+        assert_eq!(other.get("kept"), Some(b"still there".to_vec()));
+    }
+    let report = eventually("every request is looked at", || {
+        let report = policy(&server, &["diff", "--json"]).text();
+        let report: Json = serde_json::from_str(&report).unwrap();
+        let counted = ["compared", "not_comparable", "skipped"]
+            .iter()
+            .map(|name| report[name].as_u64().unwrap())
+            .sum::<u64>();
+        // One SET at first, then a SET and two GETs in each mode.
+        (counted >= 1 + 3 * modes.lines().count() as u64).then_some(report)
+    });
+    assert!(report["failed"].as_u64().unwrap() > 0, "{report}");
+    let examples = report["examples"].as_array().unwrap();
+    let causes = examples
+        .iter()
+        .filter(|example| example["candidate"]["failure"].is_string());
+    assert!(causes.count() > 0, "no cause is named: {report}");
+    assert!(server.runs());
+    policy(&server, &["shadow", "--off"]).code(0);
+    policy(&server, &["unload", name]).code(0);
+}
+
+#[test]
+fn a_faulty_candidate_leaves_live_traffic_alone() {
+    let modes = include_str!("../../policies/faulty/faults.txt");
+    in_shadow(policies::faulty(), "faulty", modes);
+}
+
+#[test]
+fn a_malformed_candidate_leaves_live_traffic_alone() {
+    let module = policies::malformed();
+    let modes = include_str!("../../policies/malformed/malformations.txt");
+    in_shadow(module.to_str().unwrap(), "malformed", modes);
+}
+
+/// It is refused by its size alone, wherever it comes from.
+#[test]
+fn a_file_of_a_hundred_megabytes() {
+    let mut server = Server::start();
+    let mut store = server.store("client");
+    store.set("kept", "still there");
+    let before_kib = server.memory_kib();
+    let path = server.directory().join("large.wasm");
+    File::create(&path).unwrap().set_len(100 << 20).unwrap();
+    let large = path.to_str().unwrap();
+    for command in ["load", "check"] {
+        policy(&server, &[command, large])
+            .code(2)
+            .says("104857600 bytes, and a policy at most");
+    }
+    assert_eq!(store.get("kept"), Some(b"still there".to_vec()));
+    assert!(server.runs());
+    // Nobody read it into memory.
+    assert!(server.memory_kib() < before_kib + (64 << 10));
+}
