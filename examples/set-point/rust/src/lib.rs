@@ -202,6 +202,10 @@ fn run(host: &mut impl Host, verb: &str, words: &resp::Arguments<'_>) -> Result<
 
 /// What a number is, byte by byte, so that it is the same in every language: `-12`, `21.5`, but not `2e1` or `+3`.
 fn is_set_point(value: &[u8]) -> bool {
+    // The longest there is, `-123456.123456`: a value may have a megabyte.
+    if value.len() > 14 {
+        return false;
+    }
     let digits = value.strip_prefix(b"-").unwrap_or(value);
     let mut parts = digits.split(|&byte| byte == b'.');
     let is_number = parts.clone().count() <= 2

@@ -1,5 +1,5 @@
 //! A policy that no binding generator would make. `SET key mode` stages a write under `key` and then answers with
-//! something that is no value of the contract: `malformations.txt` lists the modes. `SET key fine` answers `+OK`.
+//! something that is no value of the contract: `malformations.txt` lists the modes. `SET key fine` and all else answer `+OK`.
 //!
 //! The exports are written by hand, in the canonical ABI: records lie in memory field by field, a list is an
 //! address and a length, a variant is a byte and its payload. What `describe` gives is chosen by [`DESCRIPTION`], which a
@@ -178,6 +178,10 @@ extern "C" fn handle(
             .get(index)
             .map_or(&b""[..], |word| word.trim_ascii_end())
     };
+    if word(2) != b"SET" {
+        // What a host asks before it takes a policy.
+        return answer(b"fine", 0);
+    }
     let key_at = word(4).as_ptr() as u32 - payload_at;
     stage(key_at, word(4).len() as u32);
     answer(word(6), key_at)
@@ -273,8 +277,7 @@ fn answer(mode: &[u8], key_at: u32) -> u32 {
                 b"allocation-wild" => allocated(Allocation::Wild, anywhere),
                 b"allocation-crooked" => allocated(Allocation::Crooked, WILD as *mut u8),
                 b"allocation-reenters" => allocated(Allocation::Reenters, anywhere),
-                b"fine" => {}
-                _ => std::process::abort(),
+                _ => {}
             }
             outcome
         },
