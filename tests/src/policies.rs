@@ -99,7 +99,7 @@ fn interpreted(language: &str, builder: impl Fn(&Path, &Path) -> Command) -> Pat
         let unfinished = component.with_extension(std::process::id().to_string());
         let mut command = builder(&sources, &unfinished);
         let built = command.output().unwrap_or_else(|error| {
-            panic!("{command:?}: {error}. `bash tests/run --install` installs what it needs.")
+            panic!("{command:?}: {error}. `bash tests/run` installs what it needs.")
         });
         let said = String::from_utf8_lossy(&built.stderr);
         assert!(built.status.success(), "{command:?} failed: {said}");
