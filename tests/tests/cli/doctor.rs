@@ -225,11 +225,12 @@ fn modules() {
     drop(store);
     stop(&mut server);
     let found = doctor(&server, 0);
-    assert_eq!(
-        found["holds"]["policies"][0]["module"],
-        "its module is whole"
-    );
-    let module = files(&data(&server).join("policies"), "wasm").remove(0);
+    let policies = found["holds"]["policies"].as_array().unwrap();
+    let faulty = policies.iter().find(|it| it["name"] == "faulty").unwrap();
+    assert_eq!(faulty["module"], "its module is whole");
+    let digest = faulty["digest"].as_str().unwrap();
+    let digest = digest.strip_prefix("blake3:").unwrap();
+    let module = data(&server).join(format!("policies/{digest}.wasm"));
     flip(&module, 100);
     let found = doctor(&server, 1);
     let problem = found["problems"][0].as_str().unwrap();
