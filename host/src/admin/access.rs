@@ -170,7 +170,10 @@ mod tests {
             let answer = status(&[(HOST, other), right.clone()]);
             assert_eq!(answer, Err(StatusCode::FORBIDDEN), "{other}");
         }
-        assert_eq!(status(&[right.clone()]), Err(StatusCode::FORBIDDEN));
+        assert_eq!(
+            status(std::slice::from_ref(&right)),
+            Err(StatusCode::FORBIDDEN)
+        );
         let page = (ORIGIN, "http://127.0.0.1:8080");
         assert_eq!(status(&[host(), right, page]), Err(StatusCode::FORBIDDEN));
     }
