@@ -25,7 +25,7 @@ mod scan;
 mod semantics;
 
 use statehouse_policy::{
-    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
+    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
 };
 
 pub use command::{Command, Condition, Set};
@@ -68,14 +68,7 @@ impl Policy for Standard {
 
     fn route(&self, payload: &[u8]) -> Option<Span> {
         // The dialect decides about KEYNOTIFY in the preview only, where a key that is routed does no harm.
-        match command::parse(payload, Dialect::Sdk) {
-            Ok(command) => command.key(),
-            // A command of another policy, which may be asked because of the key: that stands where it does in all others.
-            Err(error) if error.refusal == Refusal::UnknownCommand => {
-                resp::parse(payload).ok()?.span(1)
-            }
-            Err(_) => None,
-        }
+        command::parse(payload, Dialect::Sdk).ok()?.key()
     }
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
