@@ -315,7 +315,7 @@ impl Client {
     fn read(&mut self, timeout: Duration) -> Heard {
         let end = Instant::now() + timeout;
         loop {
-            if let Some(packet) = self.cut() {
+            if let Some(packet) = Packet::cut(&mut self.buffer) {
                 self.acknowledge(&packet);
                 return Heard::Packet(packet);
             }
@@ -335,30 +335,6 @@ impl Client {
                 },
             }
         }
-    }
-
-    /// Cuts one whole packet off the buffer.
-    fn cut(&mut self) -> Option<Packet> {
-        let mut length = 0;
-        let mut shift = 0;
-        for (at, byte) in self.buffer.iter().enumerate().skip(1) {
-            assert!(at <= 4, "a remaining length of more than four bytes");
-            length |= usize::from(byte & 0x7F) << shift;
-            shift += 7;
-            if byte & 0x80 == 0 {
-                let end = at + 1 + length;
-                if self.buffer.len() < end {
-                    return None;
-                }
-                let rest = self.buffer.split_off(end);
-                let whole = std::mem::replace(&mut self.buffer, rest);
-                return Some(Packet {
-                    head: whole[0],
-                    body: whole[at + 1..].to_vec(),
-                });
-            }
-        }
-        None
     }
 
     fn acknowledge(&mut self, packet: &Packet) {

@@ -56,6 +56,35 @@ impl Ack {
 }
 
 impl Packet {
+    /// Cuts the first packet off what was read of a connection, once it is there whole.
+    pub fn cut(read: &mut Vec<u8>) -> Option<Packet> {
+        let mut length = 0;
+        let mut shift = 0;
+        for (at, byte) in read.iter().enumerate().skip(1) {
+            assert!(at <= 4, "a remaining length of more than four bytes");
+            length |= usize::from(byte & 0x7F) << shift;
+            shift += 7;
+            if byte & 0x80 == 0 {
+                let end = at + 1 + length;
+                if read.len() < end {
+                    return None;
+                }
+                let rest = read.split_off(end);
+                let whole = std::mem::replace(read, rest);
+                return Some(Packet {
+                    head: whole[0],
+                    body: whole[at + 1..].to_vec(),
+                });
+            }
+        }
+        None
+    }
+
+    /// The bytes of the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        packet(self.head, &self.body)
+    }
+
     /// The packet type, as in [`kind`].
     pub fn kind(&self) -> u8 {
         self.head >> 4

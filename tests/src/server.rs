@@ -241,7 +241,7 @@ fn set(command: &mut Command, settings: &[(&str, &str)]) {
 
 /// An address of loopback that only this process uses, and no port that the system hands out by itself: whoever
 /// tries to reconnect while nobody listens would sooner or later be connected to itself.
-fn own_address() -> SocketAddr {
+pub(crate) fn own_address() -> SocketAddr {
     static USED: AtomicU16 = AtomicU16::new(0);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;
