@@ -1,8 +1,10 @@
 //! Holds what is to leave until the journal releases its position, then lets it go in order.
 //!
 //! What enters: what a step leads to, with the position it rests on. What leaves: the same, to the transport,
-//! never before the journal says so, and for each client in the order it was decided. What rests on nothing
-//! that still waits, such as the answer to a GET of a key nobody just wrote, does not wait for others.
+//! never before the journal says so, and for each client in the order it was decided. What one step leads to
+//! leaves in its order also where it is for several clients, so that no PUBACK overtakes a notification. What
+//! rests on nothing that still waits, such as the answer to a GET of a key nobody just wrote, does not wait for
+//! others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,7 +30,7 @@ struct Queue {
 }
 
 impl Outbox {
-    /// Queues what a step leads to, each with the number of the connection it is for. Steps must come in
+    /// Queues what one step leads to, each with the number of the connection it is for. Steps must come in
     /// order, so the store's lock is held.
     pub fn push(&self, position: Position, out: impl IntoIterator<Item = (u64, Outbound)>) {
         let mut queue = self.lock();
@@ -38,12 +40,14 @@ impl Outbox {
             lanes,
             released,
         } = &mut *queue;
+        let mut waits = position > *released;
         for (lane, out) in out {
-            if position <= *released && !lanes.contains_key(&lane) {
+            waits |= lanes.contains_key(&lane);
+            if !waits {
                 ready.push_back(out);
                 continue;
             }
-            // Behind something of its own: as late as what is last.
+            // Behind something of its own, or of its step: as late as what is last.
             let last = waiting.back().map_or(position, |(last, ..)| *last);
             waiting.push_back((position.max(last), lane, out));
             *lanes.entry(lane).or_default() += 1;
@@ -144,6 +148,18 @@ mod tests {
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20]);
         outbox.release(Position(3), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20, 30]);
+    }
+
+    #[test]
+    fn what_one_step_leads_to_keeps_its_order_across_clients() {
+        let (outbox, notebook) = (Outbox::default(), Notebook::default());
+        outbox.push(Position(5), [kick(1)]);
+        // The second waits for the first client's own, and the third for its sibling.
+        outbox.push(Position(0), [kick(2), kick(1), kick(3)]);
+        outbox.release(Position(4), &notebook);
+        assert_eq!(*notebook.0.lock().unwrap(), [2]);
+        outbox.release(Position(5), &notebook);
+        assert_eq!(*notebook.0.lock().unwrap(), [2, 1, 1, 3]);
     }
 
     #[test]
