@@ -284,6 +284,22 @@ pub const BATCH_REPLY_BYTES_MAX: usize = 4 << 20;
 /// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 
+/// Default bound of requests that a foreign broker may have sent and not seen acknowledged (`broker_window`): twice
+/// what fills Mosquitto's own default, and 128 MiB of the longest packets.
+pub const BROKER_WINDOW_DEFAULT: u16 = 64;
+
+/// What `broker_window` may be raised to: a gateway has no memory for more of the longest packets.
+pub const BROKER_WINDOW_MAX: u16 = 4096;
+
+/// Default of `broker_keep_alive`: a connection that went half open is given up after twice this.
+pub const BROKER_KEEP_ALIVE_MS_DEFAULT: u64 = 15_000;
+
+/// The store's client id at a foreign broker: what every broker takes.
+pub const BROKER_CLIENT_ID_BYTES_MAX: usize = 256;
+
+/// A file with a password: MQTT carries 65 535 bytes of one.
+pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
+
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 

@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use super::administration::Administration;
 use super::output::{self, Failure};
 use crate::clock::{Clock, SystemSource};
-use crate::config::{Config, Durability, Flags, LogFormat};
+use crate::config::{Config, Durability, Flags, LogFormat, TransportChoice};
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
@@ -183,7 +183,10 @@ fn start(config: &Config) -> anyhow::Result<Started> {
 /// Takes the addresses. Who connects from now on waits until the store is ready.
 fn listen(config: &Config) -> anyhow::Result<Vec<net::TcpListener>> {
     let mut listeners = Vec::new();
-    for address in &config.listen {
+    let TransportChoice::Embedded(addresses) = &config.transport else {
+        anyhow::bail!("this version cannot attach to a foreign broker yet");
+    };
+    for address in addresses {
         let listener = net::TcpListener::bind(address).with_context(|| {
             format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
         })?;

@@ -17,8 +17,12 @@ use crate::policy::GuardSettings;
 use crate::request::Dialect;
 use crate::store::{Quota, Retention, Watch};
 
+mod foreign;
 mod values;
 
+pub use foreign::{
+    BrokerUrl, ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Secret, Window,
+};
 pub use values::{
     AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, Listen, LogFormat, Node,
     PacketBytes, Span,
@@ -28,7 +32,7 @@ pub use values::{
 /// underscores, as keys of the file.
 #[derive(clap::Args, Debug, Default)]
 pub struct Flags {
-    /// Where to listen; may be given more than once. Port 0 takes a free one
+    /// Where to listen; may be given more than once. Port 0 takes a free one. Not with --broker
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -252,6 +256,10 @@ pub struct Flags {
     /// Most connections at once
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
+
+    /// Instead of listening.
+    #[command(flatten)]
+    pub foreign: ForeignFlags,
 }
 
 /// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
@@ -291,13 +299,56 @@ struct File {
     max_packet_bytes: Option<PacketBytes>,
     max_queue_bytes: Option<NonZeroU64>,
     max_connections: Option<NonZeroU64>,
+    broker: Option<BrokerUrl>,
+    broker_user: Option<String>,
+    broker_password_file: Option<PathBuf>,
+    broker_ca: Option<PathBuf>,
+    broker_cert: Option<PathBuf>,
+    broker_key: Option<PathBuf>,
+    broker_client_id: Option<ClientId>,
+    broker_window: Option<Window>,
+    broker_keep_alive: Option<Span>,
+    presence: Option<PresenceKind>,
+    watch_ttl: Option<Span>,
+    kick: Option<KickKind>,
+    standby: Option<bool>,
+}
+
+impl File {
+    /// What it says of a foreign broker.
+    fn foreign(&mut self) -> ForeignFlags {
+        ForeignFlags {
+            broker: self.broker.take(),
+            broker_user: self.broker_user.take(),
+            broker_password_file: self.broker_password_file.take(),
+            broker_ca: self.broker_ca.take(),
+            broker_cert: self.broker_cert.take(),
+            broker_key: self.broker_key.take(),
+            broker_client_id: self.broker_client_id.take(),
+            broker_window: self.broker_window,
+            broker_keep_alive: self.broker_keep_alive,
+            presence: self.presence,
+            watch_ttl: self.watch_ttl,
+            kick: self.kick,
+            standby: self.standby.unwrap_or(false),
+        }
+    }
+}
+
+/// Where clients are.
+#[derive(Debug)]
+pub enum TransportChoice {
+    /// They connect here: the addresses to listen on.
+    Embedded(Vec<SocketAddr>),
+    /// They, and the store, are clients of a foreign broker.
+    Foreign(Box<ForeignConfig>),
 }
 
 /// The settings of a server, all checked.
 #[derive(Debug)]
 pub struct Config {
-    /// Where to listen.
-    pub listen: Vec<SocketAddr>,
+    /// Where clients are.
+    pub transport: TransportChoice,
     /// Which policy is to answer.
     pub policy: PolicyChoice,
     /// Where the administration listens, if it does.
@@ -324,7 +375,7 @@ pub struct Config {
     pub node: String,
     /// Bounds of the table.
     pub quota: Quota,
-    /// Bounds of the broker.
+    /// Bounds of the embedded broker.
     pub broker: statehouse_mqtt::Limits,
 }
 
@@ -416,20 +467,50 @@ pub enum ConfigError {
         /// Queue of a client.
         queue: u64,
     },
+    /// Listening and not.
+    #[error("a store behind a foreign broker does not listen: give broker or listen, not both")]
+    BrokerAndListen,
+    /// A setting that means nothing without a foreign broker.
+    #[error("{0} is about a foreign broker, and none is named: add --broker URL, or leave it out")]
+    WithoutBroker(&'static str),
+    /// A standby of nothing.
+    #[error(
+        "a standby goes on from the data directory of the store that ended, and --durability memory keeps none: use another durability, or leave out --standby"
+    )]
+    StandbyInMemory,
+    /// A certificate without its key, or a key without its certificate.
+    #[error("broker_cert and broker_key belong together: give both or none")]
+    HalfCertificate,
+    /// Certificates for a connection that is not encrypted.
+    #[error(
+        "certificates are for encrypted connections, and {0} is none: name the broker as mqtts://"
+    )]
+    CertificateWithoutTls(BrokerUrl),
+    /// The file with the password could not be read.
+    #[error("cannot read the password file {0}: {1}")]
+    Password(PathBuf, std::io::Error),
 }
 
 impl Config {
     /// Puts the sources together.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
-        let file = match &flags.config {
+        let mut file = match &flags.config {
             Some(path) => read(path)?,
             None => File::default(),
         };
+        let durability = flags
+            .durability
+            .or(file.durability)
+            .unwrap_or(Durability::Always);
+        let foreign = flags.foreign.over(file.foreign()).load(durability)?;
         let listen = if flags.listen.is_empty() {
             file.listen
         } else {
             Some(flags.listen)
         };
+        if foreign.is_some() && listen.is_some() {
+            return Err(ConfigError::BrokerAndListen);
+        }
         let listen =
             listen.unwrap_or_else(|| vec![Listen(SocketAddr::from(([127, 0, 0, 1], 1883)))]);
         let listen: Vec<SocketAddr> = listen.into_iter().map(|Listen(address)| address).collect();
@@ -472,7 +553,11 @@ impl Config {
             |KeyBytes(bytes)| bytes,
         );
         // Where only the packet or the queue was made smaller, keys and values follow.
-        let queue = broker.queue_bytes_max as u64;
+        // Behind a foreign broker it is that one which queues.
+        let queue = match foreign {
+            Some(_) => u64::MAX,
+            None => broker.queue_bytes_max as u64,
+        };
         let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
         let value_bytes_max =
             limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
@@ -496,10 +581,7 @@ impl Config {
                 .data
                 .or(file.data)
                 .unwrap_or_else(|| PathBuf::from("statehouse-data")),
-            durability: flags
-                .durability
-                .or(file.durability)
-                .unwrap_or(Durability::Always),
+            durability,
             sync_interval_ms: time(
                 flags.sync_interval.or(file.sync_interval),
                 1_000,
@@ -534,7 +616,11 @@ impl Config {
                     file.max_duplicate_bytes,
                     limits::DUPLICATE_BYTES_MAX_DEFAULT,
                 ),
-                per_session: broker.receive_max.into(),
+                // Behind a foreign broker nothing tells when a client cannot send a request again any more.
+                per_session: match foreign {
+                    Some(_) => 0,
+                    None => broker.receive_max.into(),
+                },
             },
             accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
         };
@@ -550,7 +636,10 @@ impl Config {
                 .unwrap_or(default.purity_every),
         };
         Ok(Self {
-            listen,
+            transport: match foreign {
+                Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
+                None => TransportChoice::Embedded(listen),
+            },
             watch,
             policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
             policy: match flags.policy.or(file.policy) {

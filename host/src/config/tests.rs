@@ -13,7 +13,10 @@ fn file(text: &str) -> Result<Config, ConfigError> {
 #[test]
 fn nothing_given_is_a_loopback_store() {
     let config = Config::load(Flags::default()).unwrap();
-    assert_eq!(config.listen, ["127.0.0.1:1883".parse().unwrap()]);
+    let TransportChoice::Embedded(listen) = config.transport else {
+        panic!("nobody named a broker");
+    };
+    assert_eq!(listen, ["127.0.0.1:1883".parse().unwrap()]);
     assert_eq!((config.node.as_str(), config.dialect), ("StateStore", None));
     assert_eq!(config.quota.keys_max, limits::KEYS_MAX_DEFAULT);
 }
@@ -102,4 +105,50 @@ fn a_clock_can_be_accepted_in_the_file() {
     assert!(file("accept_clock = true\n").unwrap().storage.accept_clock);
     assert!(!file("accept_clock = false\n").unwrap().storage.accept_clock);
     assert!(!file("").unwrap().storage.accept_clock);
+}
+
+#[test]
+fn behind_a_broker_nothing_is_listened_on() {
+    let config = file(
+        "broker = \"mqtt://me@gateway:1884\"\nbroker_window = 8\nbroker_keep_alive = \"5s\"\nwatch_ttl = \"1h\"\nkick = \"dynsec\"\nmax_queue_bytes = 1\n",
+    );
+    let config = config.unwrap();
+    // Only time and space decide there how long a request is remembered.
+    assert_eq!(config.storage.duplicates.per_session, 0);
+    let TransportChoice::Foreign(foreign) = config.transport else {
+        panic!("a broker is named");
+    };
+    assert_eq!(foreign.broker.to_string(), "mqtt://gateway:1884");
+    assert_eq!(foreign.user.as_deref(), Some("me"));
+    assert_eq!((foreign.window, foreign.keep_alive.as_secs()), (8, 5));
+    assert_eq!(foreign.watch_ttl.map(|ttl| ttl.as_secs()), Some(3600));
+    assert_eq!(foreign.presence, PresenceKind::Auto);
+    assert_eq!(foreign.kick, KickKind::Dynsec);
+}
+
+#[test]
+fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
+    let broker = "broker = \"mqtt://gateway\"\n";
+    for (text, says) in [
+        ("listen = [\"127.0.0.1:0\"]\n", "not both"),
+        ("standby = true\ndurability = \"memory\"\n", "standby"),
+        ("broker_cert = \"a\"\n", "both or none"),
+        ("broker_ca = \"a\"\n", "mqtts://"),
+        ("broker_password_file = \"/none/such\"\n", "/none/such"),
+        ("broker_keep_alive = \"4s\"\n", "at least 5s"),
+        ("watch_ttl = \"9s\"\n", "at least 10s"),
+        ("broker_window = 0\n", "1 to 4096"),
+        ("broker_client_id = \"a\\nb\"\n", "control"),
+    ] {
+        let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+    for text in [
+        "standby = true\n",
+        "presence = \"off\"\n",
+        "broker_window = 3\n",
+    ] {
+        let error = file(text).unwrap_err().to_string();
+        assert!(error.contains("--broker URL"), "{text}: {error}");
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use super::foreign::{BrokerUrl, ClientId, Window};
 use crate::limits;
 
 /// An address and port; `localhost` is 127.0.0.1.
@@ -180,7 +181,17 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(Listen, AdminAddress, Node, PacketBytes, KeyBytes, Span);
+deserialize_by_parsing!(
+    Listen,
+    AdminAddress,
+    Node,
+    PacketBytes,
+    KeyBytes,
+    Span,
+    BrokerUrl,
+    ClientId,
+    Window
+);
 
 /// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
 struct Parse<T>(std::marker::PhantomData<T>);

@@ -1,0 +1,476 @@
+//! The settings of a store behind a foreign broker: where it is, who the store is there, and how it is watched.
+//!
+//! What enters: flags, and the same keys of the file. What leaves: a [`ForeignConfig`] with every value checked, or a
+//! sentence that says what is missing. A password is never shown.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::BoolishValueParser;
+
+use super::{ConfigError, Durability, Span, time};
+use crate::limits;
+
+/// The name of the variable with the password, for who does not want it in a file.
+const PASSWORD: &str = "STATEHOUSE_BROKER_PASSWORD";
+
+/// What `serve` accepts about a foreign broker.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Foreign broker")]
+pub struct ForeignFlags {
+    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts://
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
+    pub broker: Option<BrokerUrl>,
+
+    /// User name at the broker
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_BROKER_USER")]
+    pub broker_user: Option<String>,
+
+    /// A file with the password; without it STATEHOUSE_BROKER_PASSWORD has it, or the URL
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_PASSWORD_FILE")]
+    pub broker_password_file: Option<PathBuf>,
+
+    /// Certificates (PEM) that the broker's is checked against [default: those of the system]
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CA")]
+    pub broker_ca: Option<PathBuf>,
+
+    /// The store's own certificate (PEM), with --broker-key
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CERT")]
+    pub broker_cert: Option<PathBuf>,
+
+    /// The key of this certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_KEY")]
+    pub broker_key: Option<PathBuf>,
+
+    /// MQTT client id of the store [default: one that is made once and kept in the data directory]
+    #[arg(long, value_name = "ID", env = "STATEHOUSE_BROKER_CLIENT_ID")]
+    pub broker_client_id: Option<ClientId>,
+
+    /// Most requests that the broker sends before the first of them is acknowledged; they take so many times
+    /// max_packet_bytes of memory at most [default: 64]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_BROKER_WINDOW")]
+    pub broker_window: Option<Window>,
+
+    /// The broker is asked whether it is there when nothing was heard for so long [default: 15s]
+    #[arg(long, value_name = "TIME", env = "STATEHOUSE_BROKER_KEEP_ALIVE")]
+    pub broker_keep_alive: Option<Span>,
+
+    /// How the store learns that a client has gone, so that its watches end [default: auto]
+    #[arg(long, value_name = "KIND", env = "STATEHOUSE_PRESENCE")]
+    pub presence: Option<PresenceKind>,
+
+    /// End the watches of a client that has neither asked nor taken a notification for so long [default: never]
+    #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
+    pub watch_ttl: Option<Span>,
+
+    /// How a client that breaks a rule is disconnected, beyond that its request is dropped [default: off]
+    #[arg(long, value_name = "HOW", env = "STATEHOUSE_KICK")]
+    pub kick: Option<KickKind>,
+
+    /// Wait while another process uses the data directory, and take over when it ends
+    #[arg(long, env = "STATEHOUSE_STANDBY", value_parser = BoolishValueParser::new())]
+    pub standby: bool,
+}
+
+/// The settings of a store behind a foreign broker.
+#[derive(Clone, Debug)]
+pub struct ForeignConfig {
+    /// Where the broker is.
+    pub broker: BrokerUrl,
+    /// The user name there.
+    pub user: Option<String>,
+    /// The password there.
+    pub password: Option<Secret>,
+    /// A file with the certificates that the broker's is checked against; without it those of the system.
+    pub ca: Option<PathBuf>,
+    /// Files with a certificate of the store and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The client id, where it is given; else the one that is kept in the data directory.
+    pub client_id: Option<String>,
+    /// The Receive Maximum that the store announces (MQTT 5 section 3.1.2.11.3).
+    pub window: u16,
+    /// The Keep Alive, in whole seconds.
+    pub keep_alive: Duration,
+    /// How it is learnt that a client has gone.
+    pub presence: PresenceKind,
+    /// How long a watch lives without a sign of life.
+    pub watch_ttl: Option<Duration>,
+    /// How a client that breaks a rule is disconnected.
+    pub kick: KickKind,
+    /// Wait for the data directory.
+    pub standby: bool,
+}
+
+/// What must not be seen.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// Where a broker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerUrl {
+    /// Whether the connection is encrypted.
+    pub tls: bool,
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// The TCP port.
+    pub port: u16,
+    user: Option<String>,
+    password: Option<Secret>,
+}
+
+impl fmt::Display for BrokerUrl {
+    /// The URL without user and password, which belong in no log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "mqtts" } else { "mqtt" };
+        let Self { host, port, .. } = self;
+        match host.contains(':') {
+            true => write!(f, "{scheme}://[{host}]:{port}"),
+            false => write!(f, "{scheme}://{host}:{port}"),
+        }
+    }
+}
+
+impl FromStr for BrokerUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // The text may hold a password: no error repeats it.
+        let invalid = |what: &str| {
+            Err(format!(
+                "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, with USER:PASSWORD@ before HOST if need be"
+            ))
+        };
+        let (tls, rest) = match text.split_once("://") {
+            Some(("mqtt", rest)) => (false, rest),
+            Some(("mqtts", rest)) => (true, rest),
+            _ => return invalid("it does not begin with mqtt:// or mqtts://"),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (login, place) = match rest.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, rest),
+        };
+        if place.contains(['/', '?', '#']) {
+            return invalid("there is more than host and port");
+        }
+        let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
+            Some((host, "")) => (host, None),
+            Some((host, port)) => match port.strip_prefix(':') {
+                Some(port) => (host, Some(port)),
+                None => return invalid("its port is not one"),
+            },
+            None => match place.split_once(':') {
+                Some((_, port)) if port.contains(':') => {
+                    return invalid("an IPv6 address needs brackets");
+                }
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        if host.is_empty() || host.contains(char::is_whitespace) {
+            return invalid("it names no host");
+        }
+        let port = match port.map(u16::from_str) {
+            None if tls => 8883,
+            None => 1883,
+            Some(Ok(port @ 1..)) => port,
+            Some(_) => return invalid("its port is not one"),
+        };
+        let (user, password) = match login.map(|it| it.split_once(':').unwrap_or((it, ""))) {
+            None => (None, None),
+            Some((user, password)) => match (decode(user), decode(password)) {
+                (Some(user), Some(password)) => (
+                    Some(user),
+                    (!password.is_empty()).then_some(Secret(password)),
+                ),
+                _ => {
+                    return invalid("its user or password has a % that begins no hexadecimal byte");
+                }
+            },
+        };
+        Ok(Self {
+            tls,
+            host: host.to_owned(),
+            port,
+            user,
+            password,
+        })
+    }
+}
+
+/// Percent-encoding (RFC 3986 section 2.1) undone.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, behind)) = rest.split_first() {
+        rest = behind;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (digits, behind) = rest.split_first_chunk::<2>()?;
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let (high, low) = (digit(digits[0])?, digit(digits[1])?);
+        bytes.push(u8::try_from(high << 4 | low).ok()?);
+        rest = behind;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// An MQTT client id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientId(pub String);
+
+impl FromStr for ClientId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty()
+            || text.len() > limits::BROKER_CLIENT_ID_BYTES_MAX
+            || text.contains(char::is_control)
+        {
+            return Err(format!(
+                "a client id has 1 to {} bytes and no control characters",
+                limits::BROKER_CLIENT_ID_BYTES_MAX
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// How many requests may be on their way to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window(pub u16);
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(window @ 1..=limits::BROKER_WINDOW_MAX) => Ok(Self(window)),
+            _ => Err(format!(
+                "a window has 1 to {} requests",
+                limits::BROKER_WINDOW_MAX
+            )),
+        }
+    }
+}
+
+/// How the store learns that a client has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PresenceKind {
+    /// By whatever the broker turns out to tell
+    Auto,
+    /// By the connection log that Mosquitto publishes
+    Mosquitto,
+    /// By the client events that EMQX publishes
+    Emqx,
+    /// Only by notifications that nobody takes
+    Off,
+}
+
+/// How a client that breaks a rule is disconnected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KickKind {
+    /// It is not: its request is dropped and counted
+    Off,
+    /// Its user name is disabled for some seconds through Mosquitto's dynamic security
+    Dynsec,
+}
+
+impl ForeignFlags {
+    /// These, and where there is none, those of the file.
+    pub(super) fn over(self, file: Self) -> Self {
+        Self {
+            broker: self.broker.or(file.broker),
+            broker_user: self.broker_user.or(file.broker_user),
+            broker_password_file: self.broker_password_file.or(file.broker_password_file),
+            broker_ca: self.broker_ca.or(file.broker_ca),
+            broker_cert: self.broker_cert.or(file.broker_cert),
+            broker_key: self.broker_key.or(file.broker_key),
+            broker_client_id: self.broker_client_id.or(file.broker_client_id),
+            broker_window: self.broker_window.or(file.broker_window),
+            broker_keep_alive: self.broker_keep_alive.or(file.broker_keep_alive),
+            presence: self.presence.or(file.presence),
+            watch_ttl: self.watch_ttl.or(file.watch_ttl),
+            kick: self.kick.or(file.kick),
+            standby: self.standby || file.standby,
+        }
+    }
+
+    /// A setting that means nothing without a broker.
+    fn stray(&self) -> Option<&'static str> {
+        let given = [
+            (self.broker_user.is_some(), "broker_user"),
+            (self.broker_password_file.is_some(), "broker_password_file"),
+            (self.broker_ca.is_some(), "broker_ca"),
+            (self.broker_cert.is_some(), "broker_cert"),
+            (self.broker_key.is_some(), "broker_key"),
+            (self.broker_client_id.is_some(), "broker_client_id"),
+            (self.broker_window.is_some(), "broker_window"),
+            (self.broker_keep_alive.is_some(), "broker_keep_alive"),
+            (self.presence.is_some(), "presence"),
+            (self.watch_ttl.is_some(), "watch_ttl"),
+            (self.kick.is_some(), "kick"),
+            (self.standby, "standby"),
+        ];
+        let mut given = given.into_iter().filter(|(is_given, _)| *is_given);
+        given.next().map(|(_, name)| name)
+    }
+
+    /// The checked settings; none where no broker is named.
+    pub(super) fn load(self, durability: Durability) -> Result<Option<ForeignConfig>, ConfigError> {
+        let Some(broker) = self.broker else {
+            return match self.stray() {
+                Some(name) => Err(ConfigError::WithoutBroker(name)),
+                None => Ok(None),
+            };
+        };
+        if self.standby && durability == Durability::Memory {
+            return Err(ConfigError::StandbyInMemory);
+        }
+        let certificate = match (self.broker_cert, self.broker_key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            _ => return Err(ConfigError::HalfCertificate),
+        };
+        if !broker.tls && (self.broker_ca.is_some() || certificate.is_some()) {
+            return Err(ConfigError::CertificateWithoutTls(broker));
+        }
+        let password = match &self.broker_password_file {
+            Some(path) => Some(read_password(path)?),
+            None => std::env::var(PASSWORD).ok().map(Secret),
+        };
+        let password = password.or_else(|| broker.password.clone());
+        let user = self.broker_user.or_else(|| broker.user.clone());
+        let keep_alive_ms = time(
+            self.broker_keep_alive,
+            limits::BROKER_KEEP_ALIVE_MS_DEFAULT,
+            ("broker_keep_alive", 5_000, "5s", 65_535_000, "65535s"),
+        )?;
+        let watch_ttl_ms = match self.watch_ttl {
+            None => None,
+            set => Some(time(
+                set,
+                0,
+                ("watch_ttl", 10_000, "10s", 30 * 86_400_000, "30d"),
+            )?),
+        };
+        Ok(Some(ForeignConfig {
+            user,
+            password,
+            ca: self.broker_ca,
+            certificate,
+            client_id: self.broker_client_id.map(|ClientId(id)| id),
+            window: (self.broker_window).map_or(limits::BROKER_WINDOW_DEFAULT, |Window(n)| n),
+            // MQTT counts in seconds.
+            keep_alive: Duration::from_secs(keep_alive_ms / 1000),
+            presence: self.presence.unwrap_or(PresenceKind::Auto),
+            watch_ttl: watch_ttl_ms.map(Duration::from_millis),
+            kick: self.kick.unwrap_or(KickKind::Off),
+            standby: self.standby,
+            broker: BrokerUrl {
+                user: None,
+                password: None,
+                ..broker
+            },
+        }))
+    }
+}
+
+/// The first line of a file: editors end it with a line break.
+fn read_password(path: &Path) -> Result<Secret, ConfigError> {
+    let failed = |error| ConfigError::Password(path.to_owned(), error);
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    file.take(limits::BROKER_PASSWORD_BYTES_MAX)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> BrokerUrl {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_url_says_where_and_how() {
+        for (text, shown) in [
+            ("mqtt://broker", "mqtt://broker:1883"),
+            ("mqtts://broker/", "mqtts://broker:8883"),
+            ("mqtt://10.0.0.7:1884", "mqtt://10.0.0.7:1884"),
+            ("mqtt://[::1]", "mqtt://[::1]:1883"),
+            ("mqtts://[fe80::2]:99", "mqtts://[fe80::2]:99"),
+            ("mqtt://me:secret@broker:1", "mqtt://broker:1"),
+        ] {
+            assert_eq!(parsed(text).to_string(), shown);
+        }
+        assert_eq!(parsed("mqtt://[::1]").host, "::1");
+    }
+
+    #[test]
+    fn a_url_may_say_who() {
+        let url = parsed("mqtt://m%40e:a%3Ab@c:d@broker");
+        assert_eq!(url.user.as_deref(), Some("m@e"));
+        assert_eq!(url.password, Some(Secret("a:b@c:d".into())));
+        assert_eq!(url.host, "broker");
+        let url = parsed("mqtt://me@broker");
+        assert_eq!((url.user.as_deref(), url.password), (Some("me"), None));
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_without_repeating_it() {
+        for text in [
+            "broker:1883",
+            "http://broker",
+            "mqtt://",
+            "mqtt://me:secret@",
+            "mqtt://broker:0",
+            "mqtt://broker:secret",
+            "mqtt://::1",
+            "mqtt://[::1]secret",
+            "mqtt://broker/secret",
+            "mqtt://me:sec%ret@broker",
+        ] {
+            let error = text.parse::<BrokerUrl>().unwrap_err();
+            assert!(error.contains("mqtt://HOST:PORT"), "{text}: {error}");
+            assert!(!error.contains("secret"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let url = parsed("mqtt://me:secret@broker");
+        assert!(!format!("{url:?} {url}").contains("secret"));
+    }
+
+    #[test]
+    fn a_password_is_the_first_line_of_its_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "se cret\r\nnote\n").unwrap();
+        let flags = ForeignFlags {
+            broker: Some(parsed("mqtt://other:url@broker")),
+            broker_user: Some("me".into()),
+            broker_password_file: Some(file.path().to_owned()),
+            ..ForeignFlags::default()
+        };
+        let config = flags.load(Durability::Always).unwrap().unwrap();
+        assert_eq!(config.user.as_deref(), Some("me"));
+        assert_eq!(config.password, Some(Secret("se cret".into())));
+    }
+}
