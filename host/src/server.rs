@@ -293,6 +293,10 @@ impl Server {
                 let effects = core.store.step(Event::Gone(peer), now_ms);
                 return self.record(core, effects, None);
             }
+            Inbound::Unheard(peer, key) => {
+                let effects = core.store.step(Event::Unheard(peer, key), now_ms);
+                return self.record(core, effects, None);
+            }
             Inbound::Ended(sessions) => {
                 let effects = core.store.step(Event::Ended(sessions), now_ms);
                 return self.record(core, effects, None);

@@ -32,6 +32,8 @@ pub enum Event<'a> {
     Request(&'a Request<'a>),
     /// A connection ended: its watches end too.
     Gone(&'a Peer),
+    /// Nobody took a notification for this key: that watch ends.
+    Unheard(&'a Peer, &'a [u8]),
     /// Sessions ended: none of their requests can come again.
     Ended(&'a [u64]),
     /// Nothing but time has passed.
@@ -279,6 +281,10 @@ impl Store {
             }
             Event::Gone(peer) => {
                 state.watches.gone(peer);
+                state
+            }
+            Event::Unheard(peer, key) => {
+                state.watches.remove(key, peer);
                 state
             }
             Event::Ended(sessions) => {

@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service};
+use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
 
-use super::{Inbound, Intake, Outbound, Transport};
+use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -72,7 +72,7 @@ impl Service for StoreService {
         }
         let peer = peer(from);
         self.intake.take(&mut requests.iter_mut().map(|request| {
-            let ticket = request.token.take();
+            let ticket = request.token.take().map(Ticket::Embedded);
             let incoming = Incoming {
                 // The broker has checked that it is UTF-8.
                 topic: std::str::from_utf8(&request.topic).unwrap_or_default(),
@@ -124,6 +124,14 @@ fn origin(peer: Peer) -> Origin {
     }
 }
 
+/// What this transport gave out; it gets nothing else back.
+fn token(ticket: Ticket) -> Option<Token> {
+    match ticket {
+        Ticket::Embedded(token) => Some(token),
+        Ticket::Foreign(_) => None,
+    }
+}
+
 /// The broker as the store's way out.
 pub struct Embedded {
     broker: Broker,
@@ -148,11 +156,14 @@ impl Transport for Embedded {
                     match out {
                         // An answer that nobody subscribed to is lost, as any PUBLISH is.
                         Outbound::Answer(message, ticket) => {
-                            let _ = batch.answer(ticket.as_ref(), message);
+                            let token = ticket.and_then(token);
+                            let _ = batch.answer(token.as_ref(), message);
                         }
                         Outbound::Notify(to, message) => drop(batch.deliver(&origin(to), message)),
                         Outbound::Settle(ticket, reason, text) => {
-                            batch.settle(ticket, reason, text)
+                            if let Some(token) = token(ticket) {
+                                batch.settle(token, reason, text);
+                            }
                         }
                         Outbound::Kick(peer, reason, text) => {
                             batch.disconnect(&origin(peer), reason, Some(text));

@@ -4,23 +4,32 @@
 //! Neither side knows the other's types: the store sees no socket, a transport no key.
 
 pub mod embedded;
+pub mod foreign;
 
 use std::collections::VecDeque;
 
-use statehouse_mqtt::{Message, ReasonCode};
+use statehouse_mqtt::{Message, ReasonCode, Token};
 
 use crate::request::Incoming;
 use crate::store::Peer;
 
-/// A request's promise of a PUBACK, kept once.
-pub type Ticket = statehouse_mqtt::Token;
+/// A request's promise of a PUBACK, kept once. Each transport gives out its own kind, and gets only that back.
+#[derive(Clone, Copy, Debug)]
+pub enum Ticket {
+    /// Of the embedded broker.
+    Embedded(Token),
+    /// The number of the receipt, behind a foreign broker.
+    Foreign(u64),
+}
 
 /// What a transport brings.
 pub enum Inbound<'a> {
     /// A PUBLISH on a request topic, and how to acknowledge it (not at QoS 0).
     Publish(Incoming<'a>, Option<Ticket>),
-    /// A connection ended.
+    /// A connection ended, and all of its watches with it.
     Gone(&'a Peer),
+    /// A notification for this key found nobody who subscribed to it: that one watch ends.
+    Unheard(&'a Peer, &'a [u8]),
     /// Sessions ended, by their numbers.
     Ended(&'a [u64]),
 }
