@@ -236,11 +236,8 @@ impl Control {
 
     /// Lets the policy before the active one answer again. Doing so again goes back further.
     pub fn rollback(&self) -> Result<PolicyView, ControlError> {
-        let next = self.change(|seen, ready| {
-            let next = seen.assignment.rollback()?;
-            ready.push(Instance::warm(seen.policy(next.active)?.clone())?);
-            Ok(next)
-        })?;
+        let mut from = None;
+        let next = self.change(|seen, ready| back(&mut from, seen, ready))?;
         self.told(next.active, "rolled back to a policy")
     }
 
@@ -430,6 +427,21 @@ impl Control {
             }
         }
     }
+}
+
+/// The rollback of what is. `from` is the policy that was active at the first attempt: where the host itself went back
+/// from it meanwhile, what was asked for is done.
+fn back(
+    from: &mut Option<Digest>,
+    seen: &Seen,
+    ready: &mut Vec<Instance<Transaction>>,
+) -> Result<Assignment, ControlError> {
+    if *from.get_or_insert(seen.assignment.active) != seen.assignment.active {
+        return Ok(seen.assignment.clone());
+    }
+    let next = seen.assignment.rollback()?;
+    ready.push(Instance::warm(seen.policy(next.active)?.clone())?);
+    Ok(next)
 }
 
 #[cfg(test)]

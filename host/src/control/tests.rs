@@ -122,6 +122,37 @@ fn a_policy_is_loaded_promoted_and_gone_back_from() {
     assert_eq!(error.kind(), ControlErrorKind::Conflict, "{error}");
 }
 
+/// The guard went back while the operator's own rollback warmed an instance; doing it anew went back once more.
+#[test]
+fn a_rollback_that_the_host_was_faster_with_is_not_done_twice() {
+    let rig = rig();
+    let control = &rig.control;
+    let a = control.load(&twin(b'a')).unwrap().digest;
+    let b = control.load(&twin(b'b')).unwrap().digest;
+    for policy in [a, b] {
+        control.promote(&select(policy)).unwrap();
+    }
+    let mut from = None;
+    let next = control.change(|seen, ready| {
+        if from.is_none() {
+            let next = seen
+                .assignment
+                .roll_back_for("it failed".into(), 1)
+                .unwrap();
+            control
+                .server
+                .assign(&seen.assignment, next, Vec::new())
+                .unwrap();
+        }
+        back(&mut from, seen, ready)
+    });
+    assert_eq!(next.unwrap().active, a);
+    assert_eq!(control.list().assignment.active, a);
+    assert!(control.list().assignment.guard.is_some(), "it says why");
+    // Asked for again, it is another rollback.
+    assert!(control.rollback().unwrap().built_in);
+}
+
 #[test]
 fn what_is_in_use_stays_and_what_is_not_goes() {
     let rig = rig();
