@@ -300,6 +300,10 @@ pub const BROKER_CLIENT_ID_BYTES_MAX: usize = 256;
 /// A file with a password: MQTT carries 65 535 bytes of one.
 pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
 
+/// How long it then waits for calls of the administration: long enough to answer one that was about to, while a compiler
+/// goes on for seconds.
+pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
+
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 

@@ -4,6 +4,7 @@
 //! the steps. One mutex guards everything that decides; it is held for a batch's steps and never
 //! while a socket is touched.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,8 @@ pub struct Server {
     transport: OnceLock<Arc<dyn Transport>>,
     /// Wakes the sweeper where an earlier expiry than it waits for was set.
     expiry: Notify,
+    /// Set under the lock, behind the last record.
+    stopped: AtomicBool,
     settings: Settings,
     observer: Observer,
 }
@@ -135,6 +138,7 @@ impl Server {
             journal,
             transport: OnceLock::new(),
             expiry: Notify::new(),
+            stopped: AtomicBool::new(false),
             settings,
         })
     }
@@ -255,6 +259,9 @@ impl Server {
         ready: Vec<Instance<Transaction>>,
     ) -> Result<Position, AssignError> {
         let mut core = self.lock();
+        if self.stopped.load(Relaxed) {
+            return Err(AssignError::Stopped);
+        }
         if core.store.registry().assignment() != seen {
             return Err(AssignError::Overtaken);
         }
@@ -265,23 +272,32 @@ impl Server {
         Ok(position)
     }
 
-    /// The last comparison of a candidate in shadow.
+    /// Runs live requests again, for a candidate in shadow and in search of hidden state.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// Waits until a record is where records are kept. Blocks: not for a thread that serves connections.
-    pub fn durable(&self, position: Position) {
+    /// Waits until a record is where records are kept. Blocks: not for a thread that serves connections. A server that
+    /// stops ends the wait too, for nobody writes records any more once the journal is closed.
+    ///
+    /// # Errors
+    /// [`AssignError::Unknown`]: the record may be kept all the same.
+    pub fn durable(&self, position: Position) -> Result<(), AssignError> {
         while self.journal.released() < position {
+            if self.stopped.load(Relaxed) {
+                return Err(AssignError::Unknown);
+            }
             std::thread::sleep(limits::ASSIGNED_POLL);
         }
+        Ok(())
     }
 
-    /// The last record of this run. What is decided after it would be lost, so nothing may be.
+    /// The last record of this run. What is decided after it would be lost, so nothing may be, and nothing is assigned.
     pub fn stop(&self) {
         let mut core = self.lock();
         let now_ms = core.now();
         core.recorder.stopped(now_ms);
+        self.stopped.store(true, Relaxed);
     }
 
     /// One inbound thing: what it leads to is queued, nothing is sent yet. The bytes of its answer,
@@ -505,6 +521,14 @@ pub enum AssignError {
     /// It names what is not here.
     #[error("the policy {} is not loaded any more", .0.0)]
     Absent(Absent),
+    /// The store ends.
+    #[error("the store is stopping, so that nothing was changed: try again when it runs")]
+    Stopped,
+    /// The store ended before the change was certainly kept.
+    #[error(
+        "the store is stopping: look at the list when it runs again, for the change may have been kept"
+    )]
+    Unknown,
 }
 
 impl Core {

@@ -44,9 +44,10 @@ pub(super) fn run(flags: Flags) -> ExitCode {
                 .build()
                 .context("cannot start the threads that serve connections")
                 .map_err(transport)?;
-            runtime
-                .block_on(serve(listeners, started))
-                .map_err(transport)
+            let served = runtime.block_on(serve(listeners, started));
+            // A policy may just be compiled, which nobody waits for any more.
+            runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
+            served.map_err(transport)
         });
     match ended {
         Ok(()) => ExitCode::SUCCESS,

@@ -88,7 +88,7 @@ pub enum ControlError {
     /// What was asked for does not fit what is.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
-    /// Another change came between.
+    /// Another change came between, or the store ends.
     #[error(transparent)]
     Assign(#[from] AssignError),
     /// Its module cannot be kept.
@@ -113,7 +113,9 @@ impl ControlError {
     /// What kind of thing went wrong.
     pub fn kind(&self) -> ControlErrorKind {
         match self {
-            Self::Load(LoadError::Engine(_)) | Self::Disk(_) => ControlErrorKind::Failed,
+            Self::Load(LoadError::Engine(_))
+            | Self::Assign(AssignError::Stopped | AssignError::Unknown)
+            | Self::Disk(_) => ControlErrorKind::Failed,
             Self::Load(_) => ControlErrorKind::Refused,
             Self::Selector(SelectorError::Unknown(..)) => ControlErrorKind::NotFound,
             Self::Selector(SelectorError::Form) => ControlErrorKind::Refused,
@@ -420,7 +422,7 @@ impl Control {
                 Err(AssignError::Overtaken) if attempts < limits::ASSIGN_ATTEMPTS_MAX => {}
                 Err(error) => return Err(error.into()),
                 Ok(position) => {
-                    self.server.durable(position);
+                    self.server.durable(position)?;
                     self.tidy(&seen.assignment, &next);
                     return Ok(next);
                 }

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -9,9 +10,9 @@ use crate::policy::Registry;
 use crate::server::Settings;
 use crate::store::{Quota, Retention, Store};
 
-/// Keeps records where a test can read them.
+/// Keeps records where a test can read them, until it is closed: then none of them is released.
 #[derive(Default)]
-struct Records(Mutex<Vec<Vec<u8>>>);
+struct Records(Mutex<Vec<Vec<u8>>>, AtomicBool);
 
 impl Journal for Records {
     fn keeps(&self) -> bool {
@@ -25,6 +26,9 @@ impl Journal for Records {
     }
 
     fn released(&self) -> Position {
+        if self.1.load(Relaxed) {
+            return Position(0);
+        }
         Position(self.0.lock().unwrap().len() as u64)
     }
 
@@ -151,6 +155,32 @@ fn a_rollback_that_the_host_was_faster_with_is_not_done_twice() {
     assert!(control.list().assignment.guard.is_some(), "it says why");
     // Asked for again, it is another rollback.
     assert!(control.rollback().unwrap().built_in);
+}
+
+/// A load that ended behind the last record was recorded where nobody wrote any more, and waited for ever: the process
+/// with it.
+#[test]
+fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
+    let rig = rig();
+    let control = &rig.control;
+    let a = control.load(&twin(b'a')).unwrap().digest;
+    rig.records.1.store(true, Relaxed);
+    let waiting = std::thread::spawn({
+        let control = control.clone();
+        move || control.promote(&select(a))
+    });
+    while control.list().assignment.active != a {
+        std::thread::yield_now();
+    }
+    assert!(!waiting.is_finished(), "its record is on no disk");
+    control.server.stop();
+    let recorded = rig.records.0.lock().unwrap().len();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(error.to_string().contains("may have been kept"), "{error}");
+    let error = control.rollback().unwrap_err();
+    assert_eq!(error.kind(), ControlErrorKind::Failed, "{error}");
+    assert_eq!(control.list().assignment.active, a);
+    assert_eq!(rig.records.0.lock().unwrap().len(), recorded);
 }
 
 #[test]

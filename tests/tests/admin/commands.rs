@@ -1,6 +1,6 @@
 //! `statehouse policy`: load, list, promote, rollback, route, unload.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
 use statehouse_tests::{Server, policies, run_in};
 
@@ -255,4 +255,57 @@ fn help_teaches() {
         let own = own.code(0).text();
         assert!(own.contains("Examples:"), "no example in\n{own}");
     }
+}
+
+/// A number as WebAssembly writes it (LEB128).
+fn leb(mut number: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+/// A section of a module or component: its id, its length, its content.
+fn section(id: u8, content: &[u8]) -> Vec<u8> {
+    [&[id][..], &leb(content.len()), content].concat()
+}
+
+/// A component that is no policy, which shows only when all of its functions are compiled.
+fn slow_to_compile() -> Vec<u8> {
+    const FUNCTIONS: usize = 4_000;
+    // (local.get 0), then again and again (local.get 0) (i64.mul) (i64.const 7) (i64.add), and the end.
+    let steps = [0x20, 0, 0x7e, 0x42, 7, 0x7c].repeat(1_000);
+    let body = [&[0, 0x20, 0][..], &steps, &[0x0b]].concat();
+    let bodies = [leb(body.len()), body].concat().repeat(FUNCTIONS);
+    let module = [
+        b"\0asm\x01\0\0\0".to_vec(),
+        // One type: an i64 becomes an i64.
+        section(1, &[1, 0x60, 1, 0x7e, 1, 0x7e]),
+        section(3, &[leb(FUNCTIONS), vec![0; FUNCTIONS]].concat()),
+        section(10, &[leb(FUNCTIONS), bodies].concat()),
+    ];
+    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module.concat())].concat()
+}
+
+#[test]
+fn a_store_ends_while_a_policy_is_compiled() {
+    let mut server = Server::start();
+    let file = server.directory().join("slow.wasm");
+    fs::write(&file, slow_to_compile()).unwrap();
+    let directory = server.directory().to_owned();
+    let loading = thread::spawn(move || {
+        run_in(&directory, &["policy", "load", "slow.wasm"], b"");
+    });
+    thread::sleep(Duration::from_secs(2));
+    assert!(
+        !loading.is_finished(),
+        "the compiler was too fast to say anything"
+    );
+    server.signal("TERM");
+    let status = server.wait(Duration::from_secs(5));
+    assert!(status.success(), "{status}");
+    loading.join().unwrap();
 }
