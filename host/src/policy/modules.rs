@@ -8,6 +8,12 @@ use std::path::{Path, PathBuf};
 
 use crate::limits;
 
+/// The ending of a module's name.
+const FINISHED: &str = "wasm";
+
+/// That of a file that is being written.
+const UNFINISHED: &str = "new";
+
 /// The policies of one data directory.
 #[derive(Clone, Debug)]
 pub struct Modules {
@@ -28,11 +34,13 @@ impl Modules {
         if self.load(digest).is_err() {
             let path = self.path(digest);
             fs::create_dir_all(&self.directory)?;
-            let new = path.with_extension("new");
-            let mut out = File::create(&new)?;
-            out.write_all(file)?;
-            out.sync_all()?;
-            fs::rename(&new, &path)?;
+            let new = path.with_extension(UNFINISHED);
+            if let Err(error) = write(&new, file).and_then(|()| fs::rename(&new, &path)) {
+                // On a full disk its beginning would take what little room there is. What cannot be removed either is
+                // removed by a later tidying.
+                let _ = fs::remove_file(&new);
+                return Err(error);
+            }
         }
         // Also where it is there: an earlier run may have ended between its name and this.
         File::open(&self.directory)?.sync_all()?;
@@ -57,8 +65,9 @@ impl Modules {
         Ok(file)
     }
 
-    /// Removes the oldest files that nobody needs, as far as they take too much together: a replay of history can use
-    /// those that stay. `needed` is asked only where that is so.
+    /// Removes what an interrupted [`Self::save`] left, and the oldest files that nobody needs, as far as they take too
+    /// much together: a replay of history can use those that stay. `needed` is asked only where that is so. Not to be
+    /// called while something is saved.
     pub fn tidy(
         &self,
         bytes_max: u64,
@@ -76,12 +85,19 @@ impl Modules {
             let entry = entry?;
             let (name, about) = (entry.file_name(), entry.metadata()?);
             // What has another name is nobody's module.
-            let digest = name.to_str().and_then(|name| name.strip_suffix(".wasm"));
-            let Some(digest) = digest.and_then(|hex| blake3::Hash::from_hex(hex).ok()) else {
-                continue;
-            };
-            bytes += about.len();
-            files.push((about.modified()?, digest, about.len()));
+            let parts = name.to_str().and_then(|name| name.split_once('.'));
+            let digest = parts.and_then(|(hex, ending)| {
+                let digest = blake3::Hash::from_hex(hex).ok()?;
+                Some((digest, ending))
+            });
+            match digest {
+                Some((digest, FINISHED)) => {
+                    bytes += about.len();
+                    files.push((about.modified()?, digest, about.len()));
+                }
+                Some((_, UNFINISHED)) => fs::remove_file(entry.path())?,
+                _ => {}
+            }
         }
         if bytes <= bytes_max {
             return Ok(());
@@ -102,8 +118,15 @@ impl Modules {
 
     /// Where a policy's file is.
     pub fn path(&self, digest: &blake3::Hash) -> PathBuf {
-        self.directory.join(format!("{}.wasm", digest.to_hex()))
+        let name = format!("{}.{FINISHED}", digest.to_hex());
+        self.directory.join(name)
     }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut out = File::create(path)?;
+    out.write_all(bytes)?;
+    out.sync_all()
 }
 
 #[cfg(test)]
@@ -130,6 +153,35 @@ mod tests {
         assert_eq!(modules.load(&b).unwrap(), b"b");
         let absent = modules.load(&blake3::hash(b"c")).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_module_that_cannot_be_kept_leaves_nothing_behind() {
+        let data = tempfile::tempdir().unwrap();
+        let modules = Modules::of(data.path());
+        let digest = blake3::hash(b"a");
+        // No file can take the place of a directory that is not empty.
+        fs::create_dir_all(modules.path(&digest).join("in the way")).unwrap();
+        modules.save(&digest, b"a").unwrap_err();
+        let left = fs::read_dir(data.path().join("policies")).unwrap();
+        let left: Vec<_> = left.map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left, [modules.path(&digest).file_name().unwrap()]);
+    }
+
+    #[test]
+    fn what_an_interrupted_save_left_goes_however_little_there_is() {
+        let data = tempfile::tempdir().unwrap();
+        let modules = Modules::of(data.path());
+        let digest = blake3::hash(b"a");
+        modules.save(&digest, b"a").unwrap();
+        let half = modules.path(&blake3::hash(b"b")).with_extension("new");
+        let other = data.path().join("policies/notes.new");
+        for file in [&half, &other] {
+            fs::write(file, b"x").unwrap();
+        }
+        modules.tidy(100, || panic!("all fit")).unwrap();
+        assert!(!half.exists() && other.exists());
+        assert!(modules.load(&digest).is_ok());
     }
 
     #[test]
