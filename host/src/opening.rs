@@ -3,9 +3,9 @@
 //! What enters: what was recorded, and the setting. What leaves: a registry, or words that say which file is missing.
 //! A policy that is asked for and cannot be had is never replaced in silence.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fs, io};
 
 use anyhow::Context;
 
@@ -14,7 +14,9 @@ use crate::control::trial;
 use crate::journal::Image;
 use crate::journal::record::PolicyRecord;
 use crate::limits;
-use crate::policy::{Assignment, Digest, Engine, Instance, Modules, Policy, Registry, Role};
+use crate::policy::{
+    Assignment, Digest, Engine, Failure, Instance, LoadError, Modules, Policy, Registry, Role,
+};
 use crate::ship::Trust;
 use crate::store::Transaction;
 
@@ -30,6 +32,31 @@ pub(crate) struct Opening<'a> {
 }
 
 type Loaded = Vec<Arc<Policy<Transaction>>>;
+
+/// Why a policy that was kept is not there.
+#[derive(Debug, thiserror::Error)]
+enum Unloaded {
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error(transparent)]
+    Module(#[from] LoadError),
+}
+
+impl Unloaded {
+    /// Whether another start may well have it: the machine lacks something, or was too slow.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::File(error) => {
+                let gone = [io::ErrorKind::NotFound, io::ErrorKind::InvalidData];
+                !gone.contains(&error.kind())
+            }
+            Self::Module(error) => matches!(
+                error,
+                LoadError::Engine(_) | LoadError::Trial(_, Failure::Watchdog)
+            ),
+        }
+    }
+}
 
 impl Opening<'_> {
     /// The registry to go on with, and what is to be recorded of its policies.
@@ -125,7 +152,7 @@ impl Opening<'_> {
         assignment.replace(before, standard)
     }
 
-    fn load(&self, digest: &Digest) -> anyhow::Result<Policy<Transaction>> {
+    fn load(&self, digest: &Digest) -> Result<Policy<Transaction>, Unloaded> {
         let file = self.modules.load(&digest.0)?;
         Ok(self.engine.load(&file)?)
     }
@@ -142,7 +169,7 @@ impl Opening<'_> {
         &self,
         assignment: Assignment,
         digest: Digest,
-        error: &anyhow::Error,
+        error: &Unloaded,
         named: bool,
         image: &Image,
     ) -> anyhow::Result<Assignment> {
@@ -156,15 +183,20 @@ impl Opening<'_> {
         let roles = assignment.roles(&digest);
         if roles.contains(&Role::Active) {
             anyhow::bail!(
-                "{name} answered last, but its module {path} cannot be used ({error:#}): name it with --policy FILE, or take the built-in one with --policy builtin"
+                "{name} answered last, but its module {path} cannot be used ({error}): name it with --policy FILE, or take the built-in one with --policy builtin"
             );
         }
         if roles.contains(&Role::Routed) && !named {
             anyhow::bail!(
-                "{name} owns the keys of a route, but its module {path} cannot be used ({error:#}): put it back, or say which policy is to answer with --policy, and the route ends"
+                "{name} owns the keys of a route, but its module {path} cannot be used ({error}): put it back, or say which policy is to answer with --policy, and the route ends"
             );
         }
-        tracing::error!(policy = name, %digest, ?roles, "a policy is lost, and so is what it was there for: {error:#}");
+        // What is dropped is recorded so, and a later start would not find it again.
+        anyhow::ensure!(
+            !error.may_pass(),
+            "{name} is held ready, but its module {path} cannot be used now ({error}): start again; where that does not help, remove the file, and what it was there for ends"
+        );
+        tracing::error!(policy = name, %digest, ?roles, "a policy is lost, and so is what it was there for: {error}");
         Ok(assignment.without(digest))
     }
 

@@ -138,6 +138,34 @@ fn a_policy_that_answers_is_never_replaced_in_silence() {
     assert_eq!((found.active, found.previous.len()), (rig.built_in(), 0));
 }
 
+/// Whatever kept a start from reading a module was once the end of what the policy was there for.
+#[test]
+fn an_error_that_may_pass_fails_the_start_and_loses_nothing() {
+    let rig = Rig::new();
+    let image = image(Some(rig.assignment()));
+    // A directory of this name is there and cannot be read as a file.
+    rig.lose(b'c');
+    let path = rig.modules.path(&digest(b'c').0);
+    fs::create_dir(&path).unwrap();
+    for choice in [PolicyChoice::Last, PolicyChoice::BuiltIn] {
+        let refused = rig.open(&image, &choice).unwrap_err().to_string();
+        assert!(refused.contains("start again"), "{refused}");
+        assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+    }
+    fs::remove_dir(&path).unwrap();
+    rig.modules.save(&digest(b'c').0, &twin(b'c')).unwrap();
+    let found = rig.open(&image, &PolicyChoice::Last).unwrap();
+    assert_eq!(found, rig.assignment());
+    // What is damaged stays so.
+    fs::write(&path, b"another file").unwrap();
+    let found = rig.open(&image, &PolicyChoice::Last).unwrap();
+    assert_eq!((found.canary, found.shadow), (None, None));
+
+    let slow = LoadError::Trial("configure", Failure::Watchdog);
+    assert!(Unloaded::from(slow).may_pass());
+    assert!(!Unloaded::from(LoadError::NotWasm).may_pass());
+}
+
 #[test]
 fn a_store_of_another_version_of_the_program_goes_on() {
     let rig = Rig::new();

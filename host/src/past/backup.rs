@@ -49,6 +49,8 @@ pub struct Module {
     pub active: bool,
     /// Whether it owns the keys of a route.
     pub routed: bool,
+    /// Whether it is held ready for anything: to be gone back to, compared or tried, or to be promoted.
+    pub held: bool,
     /// Remembered requests that it answered.
     pub remembered: u64,
     /// What became of its file.
@@ -142,6 +144,7 @@ impl Settled {
                 routed: (image.assignment.iter())
                     .flat_map(|it| &it.routes)
                     .any(|route| route.policy.0 == policy.digest),
+                held: (image.assignment.iter()).any(|it| it.all().contains(&policy.digest.into())),
                 remembered: remembered as u64,
                 state: module(&policy.digest),
             }

@@ -235,6 +235,10 @@ impl Checkup {
                 self.problems.push(format!(
                     "{found}; it owns the keys of a route, so that a start needs it back, or --policy, which ends the route"
                 ));
+            } else if module.held && !module.policy.built_in {
+                self.problems.push(format!(
+                    "{found}; it is held ready, so that the next start forgets it and what it was there for: see `statehouse policy list`"
+                ));
             } else if module.remembered > 0 {
                 self.problems.push(format!(
                     "{found}; {} requests that it answered may come again, and long answers cannot be given again",

@@ -51,16 +51,19 @@ impl Modules {
     }
 
     /// The file of a policy.
+    ///
+    /// # Errors
+    /// Of the kind `NotFound` or `InvalidData` where there is no such file any more; any other may pass.
     pub fn load(&self, digest: &blake3::Hash) -> io::Result<Vec<u8>> {
         let path = self.path(digest);
         if fs::metadata(&path)?.len() > limits::POLICY_FILE_BYTES_MAX {
-            return Err(io::Error::other("it is larger than a policy may be"));
+            let large = "it is larger than a policy may be";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, large));
         }
         let file = fs::read(&path)?;
         if blake3::hash(&file) != *digest {
-            return Err(io::Error::other(
-                "it is damaged: its digest is not its name",
-            ));
+            let damaged = "it is damaged: its digest is not its name";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
         }
         Ok(file)
     }

@@ -250,6 +250,26 @@ fn modules() {
     look(&server, &["doctor"]).code(0);
 }
 
+/// It once said that only a replay would need such a module, and the next start forgot the policy.
+#[test]
+fn a_module_of_a_policy_that_is_held_ready() {
+    let mut server = Server::restartable(&[]);
+    look(&server, &["policy", "load", policies::faulty()]).code(0);
+    stop(&mut server);
+    let modules = fs::read_dir(data(&server).join("policies")).unwrap();
+    for module in modules {
+        fs::remove_file(module.unwrap().path()).unwrap();
+    }
+    let problems = doctor(&server, 1)["problems"].to_string();
+    assert!(
+        problems.contains("faulty") && problems.contains("held ready"),
+        "{problems}"
+    );
+    server.restart();
+    stop(&mut server);
+    doctor(&server, 0);
+}
+
 #[test]
 fn an_empty_directory() {
     let server = Server::start();
