@@ -42,7 +42,8 @@ pub struct Flags {
     pub listen: Vec<Listen>,
 
     /// A policy (.wasm component or core module), or `builtin` for the standard one; without this the policy
-    /// that the data directory was last used with
+    /// that the data directory was last used with. A file that the host itself rolled back is held ready, and answers
+    /// again after `statehouse policy promote`
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
     pub policy: Option<PathBuf>,
 

@@ -138,6 +138,24 @@ fn a_policy_that_answers_is_never_replaced_in_silence() {
     assert_eq!((found.active, found.previous.len()), (rig.built_in(), 0));
 }
 
+/// Each restart under a supervisor once promoted again what the guard had rolled back.
+#[test]
+fn the_setting_does_not_bring_back_what_the_guard_went_back_from() {
+    let rig = Rig::new();
+    let tripped = rig.assignment().roll_back_for("it failed".into(), 5);
+    let tripped = tripped.unwrap();
+    let file = |name: u8| {
+        let path = rig.data.path().join(format!("{}.wasm", name as char));
+        fs::write(&path, twin(name)).unwrap();
+        PolicyChoice::File(path)
+    };
+    let found = rig.open(&image(Some(tripped.clone())), &file(b'a'));
+    assert_eq!(found.unwrap(), tripped);
+    // Another file is another decision.
+    let found = rig.open(&image(Some(tripped)), &file(b'd')).unwrap();
+    assert_eq!((found.active, found.guard), (digest(b'd'), None));
+}
+
 /// Whatever kept a start from reading a module was once the end of what the policy was there for.
 #[test]
 fn an_error_that_may_pass_fails_the_start_and_loses_nothing() {
