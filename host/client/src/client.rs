@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use statehouse_link::limits::CLOSE_WAIT;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::error::Error;
-use crate::ledger::Answer;
 use crate::limits;
-use crate::link;
 use crate::options::Options;
+use crate::request::Answer;
 use crate::resp::{self, Reply};
 use crate::scan::Scan;
 use crate::session::Session;
@@ -98,11 +98,11 @@ impl Client {
     /// grant the subscription, [`Error::Invalid`] for a client id that cannot be used.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client_id = options.resolve_client_id()?;
-        let address = format!("{}:{}", options.host_in_address(), options.port);
         let (ready, connected) = oneshot::channel();
-        let mqtt = link::mqtt_options(&options, &client_id);
+        let link = options.link(&client_id);
+        let address = link.address();
         let session = Arc::new(Session::new(client_id, address, options.timeout, ready));
-        let task = tokio::spawn(link::run(Arc::clone(&session), mqtt));
+        let task = tokio::spawn(statehouse_link::run(Arc::clone(&session), link));
         let client = Self {
             connection: Arc::new(Handle {
                 session,
@@ -142,7 +142,7 @@ impl Client {
         self.session().stopping.notify_one();
         if let Some(task) = task {
             // A second for the goodbye, and one for the machine; closing is not worth more.
-            let _ = timeout(2 * limits::CLOSE_WAIT, task).await;
+            let _ = timeout(2 * CLOSE_WAIT, task).await;
         }
     }
 

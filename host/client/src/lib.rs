@@ -23,8 +23,8 @@
 //! ```
 //!
 //! The way of a request: `client` builds the command with `resp`, `session` stamps it with the
-//! client's clock (`clock`) and keeps it in the `ledger` until it is answered, `link` carries it through rumqttc,
-//! and the answer comes back the same way. Section numbers in this crate's comments are those of
+//! client's clock (`clock`) and keeps it as a `request` until it is answered, `statehouse_link` carries it through
+//! rumqttc, and the answer comes back the same way. Section numbers in this crate's comments are those of
 //! the project's protocol document.
 #![forbid(unsafe_code)]
 
@@ -33,12 +33,10 @@ mod clock;
 mod duration;
 mod error;
 mod inbox;
-mod ledger;
 mod limits;
-mod link;
 mod lock;
 mod options;
-mod random;
+mod request;
 mod resp;
 mod scan;
 mod session;

@@ -10,10 +10,6 @@ pub const PACKET_BYTES_MAX: usize = 4 << 20;
 /// store busy over a slow link, few enough that a resend after a reconnect is a small burst.
 pub(crate) const REQUESTS_MAX: usize = 256;
 
-/// Places in rumqttc's channel: all requests, as many KEYNOTIFY STOPs, and the SUBSCRIBE. Where it
-/// is full nevertheless, requests stay with the session and follow when a place is free.
-pub(crate) const CHANNEL_REQUESTS_MAX: usize = 2 * REQUESTS_MAX + 8;
-
 /// Unacknowledged PUBLISH packets in each direction (MQTT 5 section 3.1.2.11.3). Four times the
 /// requests, so that packet ids are not reused while an old request may still be unacknowledged.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
@@ -48,14 +44,6 @@ pub(crate) const CLOCK_AHEAD_MS_MAX: u64 = 60_000;
 pub(crate) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// See [`RECONNECT_PAUSE_MIN`].
 pub(crate) const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
-
-/// Shortest keep alive: rumqttc panics below 5 s.
-pub(crate) const KEEP_ALIVE_MIN: Duration = Duration::from_secs(5);
-/// Longest keep alive: MQTT counts seconds in 16 bits.
-pub(crate) const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
-
-/// How long [`crate::Client::close`] waits for the DISCONNECT to leave.
-pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// Shortest pause before a held lock is tried again without a notification: a very short lease
 /// must not become a busy loop.

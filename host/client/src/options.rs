@@ -1,11 +1,9 @@
 //! What a connection is made of.
 
-use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::limits;
-use crate::random;
 
 /// Where the state store is and how to speak with it.
 ///
@@ -51,7 +49,7 @@ impl Options {
     /// The client id to connect with: the given one, checked, or a random one.
     pub(crate) fn resolve_client_id(&self) -> Result<String, Error> {
         let Some(id) = &self.client_id else {
-            return Ok(format!("statehouse-{:016x}", random::number()));
+            return Ok(format!("statehouse-{:016x}", statehouse_link::random()));
         };
         // The id is a part of the response topic, which may hold no wildcard (the protocol, section 1).
         if id.is_empty()
@@ -67,12 +65,23 @@ impl Options {
         Ok(id.clone())
     }
 
-    /// The host as rumqttc wants it: it joins host and port with a colon.
-    pub(crate) fn host_in_address(&self) -> String {
-        if self.host.parse::<Ipv6Addr>().is_ok() {
-            format!("[{}]", self.host)
-        } else {
-            self.host.clone()
+    /// What the link needs to know.
+    pub(crate) fn link(&self, client_id: &str) -> statehouse_link::Options {
+        statehouse_link::Options {
+            host: self.host.clone(),
+            port: self.port,
+            tls: None,
+            login: None,
+            client_id: client_id.to_owned(),
+            keep_alive: self.keep_alive,
+            connect_timeout: self.timeout,
+            session_expiry: self.session_expiry,
+            resume: false,
+            receive_max: limits::IN_FLIGHT_MAX,
+            in_flight_max: limits::IN_FLIGHT_MAX,
+            packet_bytes_max: u32::try_from(limits::PACKET_BYTES_MAX).unwrap_or(u32::MAX),
+            by_hand: false,
+            pauses: (limits::RECONNECT_PAUSE_MIN, limits::RECONNECT_PAUSE_MAX),
         }
     }
 }
@@ -96,16 +105,5 @@ mod tests {
         for bad in ["", "a+", "#", "a\0", &"x".repeat(1025)] {
             assert!(with_id(bad).resolve_client_id().is_err(), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn an_ipv6_address_gets_brackets() {
-        let host = |host: &str| Options {
-            host: host.into(),
-            ..Options::default()
-        };
-        assert_eq!(host("::1").host_in_address(), "[::1]");
-        assert_eq!(host("127.0.0.1").host_in_address(), "127.0.0.1");
-        assert_eq!(host("localhost").host_in_address(), "localhost");
     }
 }

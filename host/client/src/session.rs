@@ -1,15 +1,17 @@
 //! The state that callers and the connection share. Enters: requests and watches from callers,
-//! events from `link`. Leaves: PUBLISH packets into rumqttc, answers and watch events to callers.
-//! It never waits with its lock held, and never awaits rumqttc.
+//! what comes over the link. Leaves: requests into the link, answers and watch events to callers.
+//! It never waits with its lock held.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use rumqttc::v5::AsyncClient;
 use rumqttc::v5::mqttbytes::QoS;
-use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
+use rumqttc::v5::mqttbytes::v5::{
+    Filter, PubAck, PubAckReason, Publish, PublishProperties, SubscribeReasonCode,
+};
+use statehouse_link::{Arrival, End, Outlet, Owner, random};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -17,9 +19,8 @@ use crate::clock::Clock;
 use crate::duration::later;
 use crate::error::Error;
 use crate::inbox::Inbox;
-use crate::ledger::{Answer, Ledger, Request};
 use crate::limits;
-use crate::random;
+use crate::request::{Answer, Request, expiry_s};
 use crate::resp;
 use crate::topics;
 use crate::version::Version;
@@ -50,24 +51,22 @@ pub(crate) struct Names {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) connection: Connection,
-    pub(crate) ledger: Ledger,
+    connection: Connection,
+    outlet: Outlet<Request>,
     clock: Clock,
     watches: HashMap<Bytes, Vec<Arc<Inbox>>>,
     /// Counts connections, so that work for an earlier one can stop.
-    pub(crate) epoch: u64,
-    /// The largest packet that the broker takes.
-    pub(crate) packet_bytes_max: usize,
+    epoch: u64,
     /// Why notifications cannot be had, where the broker did not grant the subscription.
     pub(crate) notifications_refused: Option<String>,
     /// Told once, when the first connection stands or has failed.
-    pub(crate) ready: Option<oneshot::Sender<Result<(), Error>>>,
+    ready: Option<oneshot::Sender<Result<(), Error>>>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Connection {
+enum Connection {
     Down(String),
-    Up(AsyncClient),
+    Up,
     Closed(Error),
 }
 
@@ -88,15 +87,14 @@ impl Session {
             address,
             timeout,
             stopping: Notify::new(),
-            nonce: random::number(),
+            nonce: random(),
             permits: Semaphore::new(limits::REQUESTS_MAX),
             state: Mutex::new(State {
                 connection: Connection::Down("not connected yet".into()),
-                ledger: Ledger::default(),
+                outlet: Outlet::default(),
                 clock,
                 watches: HashMap::new(),
                 epoch: 0,
-                packet_bytes_max: limits::PACKET_BYTES_MAX,
                 notifications_refused: None,
                 ready: Some(ready),
             }),
@@ -141,14 +139,19 @@ impl Session {
             return Err(error.clone());
         }
         let timestamp = state.clock.read(now_ms());
-        let number = state.ledger.add(Request {
-            payload,
-            timestamp,
-            fence: fence.map(Version::to_string),
-            deadline,
-            done,
+        let number = state.outlet.ledger.add(|number| {
+            let mut properties = self.properties(number, timestamp);
+            if let Some(fence) = fence {
+                let fence = ("__ft".into(), fence.to_string());
+                properties.user_properties.push(fence);
+            }
+            Request {
+                publish: publish(payload, properties),
+                deadline,
+                done,
+            }
         });
-        self.flush(&mut state);
+        state.outlet.flush();
         Ok(UnderWay {
             session: self,
             number,
@@ -158,7 +161,7 @@ impl Session {
     /// What to say about a request that has no answer.
     fn why_not(&self) -> Error {
         match &self.state().connection {
-            Connection::Up(_) => Error::Timeout(self.timeout),
+            Connection::Up => Error::Timeout(self.timeout),
             Connection::Down(why) => {
                 Error::Transport(format!("the connection to {} is lost: {why}", self.address))
             }
@@ -166,76 +169,17 @@ impl Session {
         }
     }
 
-    /// Gives rumqttc what it has room for.
-    pub(crate) fn flush(&self, state: &mut State) {
-        let State {
-            connection: Connection::Up(client),
-            ledger,
-            packet_bytes_max,
-            ..
-        } = state
-        else {
-            return;
-        };
-        while let Some((number, request)) = ledger.next_unsent() {
-            let publish = self.publish(number, request);
-            let bytes = publish.size() + 2; // the packet id, which it does not have yet
-            if bytes > *packet_bytes_max {
-                let error = Error::Invalid(format!(
-                    "the request is too large: {bytes} bytes, and the broker takes {packet_bytes_max}"
-                ));
-                if let Some(request) = ledger.remove(number) {
-                    // The caller may be gone; then nobody needs the answer.
-                    let _ = request.done.send(Err(error));
-                }
-                continue;
-            }
-            let properties = publish.properties.unwrap_or_default();
-            let sent = client.try_publish_with_properties(
-                topics::REQUEST,
-                QoS::AtLeastOnce,
-                false,
-                publish.payload,
-                properties,
-            );
-            if sent.is_err() {
-                // Full: the next event of the connection comes back here.
-                return;
-            }
-            ledger.queued(number);
-        }
-    }
-
-    /// The PUBLISH of a request: the same bytes every time, but for the time left to run.
-    pub(crate) fn publish(&self, number: u64, request: &Request) -> Publish {
-        let left = request.deadline.saturating_duration_since(Instant::now());
-        let mut properties = self.properties(number, &request.timestamp, left);
-        if let Some(fence) = &request.fence {
-            properties
-                .user_properties
-                .push(("__ft".into(), fence.clone()));
-        }
-        Publish::new(
-            topics::REQUEST,
-            QoS::AtLeastOnce,
-            request.payload.clone(),
-            Some(properties),
-        )
-    }
-
-    fn properties(&self, number: u64, timestamp: &str, left: Duration) -> PublishProperties {
+    fn properties(&self, number: u64, timestamp: String) -> PublishProperties {
         let mut correlation = [0; 16];
         correlation[..8].copy_from_slice(&self.nonce.to_be_bytes());
         correlation[8..].copy_from_slice(&number.to_be_bytes());
-        // Whole seconds, rounded up: a message that expires in 0 s would never arrive.
-        let expiry_s = left.as_millis().div_ceil(1000).max(1);
         PublishProperties {
-            message_expiry_interval: Some(u32::try_from(expiry_s).unwrap_or(u32::MAX)),
+            message_expiry_interval: Some(expiry_s(self.timeout)),
             response_topic: Some(self.names.response_topic.clone()),
             correlation_data: Some(Bytes::copy_from_slice(&correlation)),
             user_properties: vec![
                 ("__protVer".into(), "1.0".into()),
-                ("__ts".into(), timestamp.into()),
+                ("__ts".into(), timestamp),
                 ("__srcId".into(), self.names.client_id.clone()),
             ],
             ..PublishProperties::default()
@@ -243,7 +187,7 @@ impl Session {
     }
 
     /// A message for us: an answer, a notification, or something that is neither and is ignored.
-    pub(crate) fn message(self: &Arc<Self>, publish: &Publish) {
+    fn message(&self, publish: &Publish) {
         if publish.topic == self.names.response_topic.as_bytes() {
             self.answer(publish);
         } else if let Some(hex) = publish
@@ -264,7 +208,7 @@ impl Session {
         let Some(number) = number else { return };
         let mut state = self.state();
         // Not ours any more: it timed out, or this is the answer to a STOP.
-        let Some(request) = state.ledger.remove(number) else {
+        let Some(request) = state.outlet.ledger.remove(number) else {
             return;
         };
         let answer = version(properties).and_then(|version| {
@@ -282,8 +226,7 @@ impl Session {
             state.clock.observe(version, now_ms());
         }
         drop(state);
-        // The caller may have left this moment; then nobody needs the answer.
-        let _ = request.done.send(answer);
+        request.finish(answer);
     }
 
     fn notification(&self, key: &[u8], publish: &Publish) {
@@ -328,32 +271,16 @@ impl Session {
             return;
         }
         state.watches.remove(key);
-        let State {
-            connection: Connection::Up(client),
-            ledger,
-            clock,
-            ..
-        } = &mut *state
-        else {
-            return;
-        };
-        let number = ledger.number();
-        let properties = self.properties(number, &clock.read(now_ms()), self.timeout);
-        let sent = client.try_publish_with_properties(
-            topics::REQUEST,
-            QoS::AtLeastOnce,
-            false,
-            resp::command(&[b"KEYNOTIFY", key, b"STOP"]),
-            properties,
-        );
-        if sent.is_ok() {
-            ledger.queued(number);
-        }
+        let timestamp = state.clock.read(now_ms());
+        let payload = resp::command(&[b"KEYNOTIFY", key, b"STOP"]);
+        state
+            .outlet
+            .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
     /// Registers the watches of an earlier connection with this one (section 8: they ended with
     /// it), and tells their readers that changes may be missing.
-    pub(crate) async fn watch_again(self: Arc<Self>, epoch: u64) {
+    async fn watch_again(self: Arc<Self>, epoch: u64) {
         let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
         for key in keys {
             let notice = loop {
@@ -382,12 +309,27 @@ impl Session {
         }
     }
 
-    pub(crate) fn has_watches(state: &State) -> bool {
-        !state.watches.is_empty()
+    /// A reason code of 0x80 or above is the end of the request; below, the answer will come.
+    fn acknowledged(&self, number: u64, ack: &PubAck) {
+        let reason = match ack.reason {
+            PubAckReason::Success => return,
+            // Nobody is there to answer, and nobody will come for it: QoS 1 is over.
+            PubAckReason::NoMatchingSubscribers => {
+                "no state store is subscribed to requests".to_owned()
+            }
+            other => {
+                let properties = ack.properties.as_ref();
+                let text = properties.and_then(|p| p.reason_string.clone());
+                text.unwrap_or_else(|| format!("{other:?}"))
+            }
+        };
+        if let Some(request) = self.state().outlet.ledger.remove(number) {
+            request.finish(Err(Error::Rejected(reason)));
+        }
     }
 
     /// The end: everybody who waits learns why, and nobody waits any more.
-    pub(crate) fn close(&self, why: Error) {
+    fn close(&self, why: Error) {
         let mut state = self.state();
         if matches!(state.connection, Connection::Closed(_)) {
             return;
@@ -396,13 +338,101 @@ impl Session {
         if let Some(ready) = state.ready.take() {
             let _ = ready.send(Err(why.clone()));
         }
-        for request in state.ledger.drain() {
-            let _ = request.done.send(Err(why.clone()));
+        for request in state.outlet.ledger.drain() {
+            request.finish(Err(why.clone()));
         }
         for inbox in state.watches.values().flatten() {
             inbox.end(why.clone());
         }
     }
+}
+
+impl Owner for Session {
+    type Message = Request;
+
+    fn with<R>(&self, work: impl FnOnce(&mut Outlet<Request>) -> R) -> R {
+        work(&mut self.state().outlet)
+    }
+
+    fn stopping(&self) -> &Notify {
+        &self.stopping
+    }
+
+    fn filters(&self) -> Vec<Filter> {
+        let notifications = format!("{}+", self.names.notify_prefix);
+        [self.names.response_topic.clone(), notifications]
+            .map(|filter| Filter::new(filter, QoS::AtLeastOnce))
+            .into()
+    }
+
+    fn connected(self: &Arc<Self>, _session_present: bool) {
+        let mut state = self.state();
+        if matches!(state.connection, Connection::Closed(_)) {
+            return;
+        }
+        state.epoch += 1;
+        state.connection = Connection::Up;
+        if state.epoch > 1 && !state.watches.is_empty() {
+            tokio::spawn(Arc::clone(self).watch_again(state.epoch));
+        }
+    }
+
+    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> bool {
+        let refused = |code: Option<&SubscribeReasonCode>, what: &str| match code {
+            Some(SubscribeReasonCode::Success(_)) => None,
+            code => Some(format!(
+                "it does not let this client subscribe to its {what} ({code:?})"
+            )),
+        };
+        if let Some(why) = refused(granted.first(), "answers") {
+            self.close(Error::Rejected(why));
+            return false;
+        }
+        let mut state = self.state();
+        state.notifications_refused = refused(granted.get(1), "notifications");
+        if let Some(ready) = state.ready.take() {
+            // Whoever asked for the connection may have given up.
+            let _ = ready.send(Ok(()));
+        }
+        true
+    }
+
+    fn arrived(&self, arrivals: &mut Vec<Arrival>) {
+        for arrival in arrivals.drain(..) {
+            match arrival {
+                Arrival::Message(publish, _) => self.message(&publish),
+                Arrival::Acknowledged(number, ack) => self.acknowledged(number, &ack),
+            }
+        }
+    }
+
+    fn lost(&self, why: &str) -> bool {
+        let mut state = self.state();
+        if state.ready.is_some() {
+            // Nobody has been connected yet: the caller decides what to do.
+            drop(state);
+            let why = format!("cannot reach a state store at {}: {why}", self.address);
+            self.close(Error::Transport(why));
+            return false;
+        }
+        if !matches!(state.connection, Connection::Closed(_)) {
+            state.connection = Connection::Down(why.to_owned());
+        }
+        true
+    }
+
+    fn ended(&self, end: End) {
+        self.close(Error::Transport(match end {
+            End::Closed => "the client was closed".into(),
+            End::TakenOver(why) => {
+                format!("{} closed the connection for good: {why}", self.address)
+            }
+        }));
+    }
+}
+
+fn publish(payload: Bytes, properties: PublishProperties) -> Publish {
+    Publish::new(topics::REQUEST, QoS::AtLeastOnce, payload, Some(properties))
 }
 
 /// Takes a request out of the ledger when its caller stops waiting, for whatever reason.
@@ -413,7 +443,7 @@ struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.session.state().ledger.remove(self.number);
+        self.session.state().outlet.ledger.remove(self.number);
     }
 }
 

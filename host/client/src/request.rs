@@ -1,0 +1,61 @@
+//! One request under way. Enters: a PUBLISH, and what became of it. Leaves: the same PUBLISH as often as it must be sent,
+//! and the result to whoever waits for it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use rumqttc::v5::mqttbytes::v5::Publish;
+use statehouse_link::Message;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::version::Version;
+
+/// What came back for a request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) payload: Bytes,
+    pub(crate) version: Option<Version>,
+}
+
+/// A request, until it is answered.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// The same every time, `__ts` included: that is part of the identity of a duplicate (section 9).
+    pub(crate) publish: Publish,
+    pub(crate) deadline: Instant,
+    pub(crate) done: oneshot::Sender<Result<Answer, Error>>,
+}
+
+impl Request {
+    /// The end of it. The caller may have left; then nobody needs the result.
+    pub(crate) fn finish(self, result: Result<Answer, Error>) {
+        let _ = self.done.send(result);
+    }
+}
+
+impl Message for Request {
+    fn publish(&self) -> Option<Publish> {
+        let mut publish = self.publish.clone();
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if let Some(properties) = &mut publish.properties {
+            properties.message_expiry_interval = Some(expiry_s(left));
+        }
+        // Until the deadline has passed for its caller too, who takes it out.
+        Some(publish)
+    }
+
+    fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self> {
+        self.finish(Err(Error::Invalid(format!(
+            "the request is too large: {bytes} bytes, and the broker takes {bytes_max}"
+        ))));
+        None
+    }
+}
+
+/// Whole seconds, rounded up: a message that expires in 0 s would never arrive.
+pub(crate) fn expiry_s(left: Duration) -> u32 {
+    let seconds = left.as_millis().div_ceil(1000).max(1);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}

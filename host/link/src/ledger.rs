@@ -1,0 +1,306 @@
+//! The messages under way. Enters: new messages, and what became of them in rumqttc. Leaves: which ones to send, and
+//! the one that a packet id belongs to. It knows no socket and no clock.
+//!
+//! rumqttc loses what it holds when a reconnect finds no session, and does not say which packet belongs to which call. So
+//! every message stays here until its owner takes it out, and its packet id is learned from the order: rumqttc sends in
+//! the order it was given.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// All messages, numbered in the order they were made.
+#[derive(Debug)]
+pub struct Ledger<T> {
+    last_number: u64,
+    messages: BTreeMap<u64, T>,
+    /// Sent over an earlier connection of the session, each with the packet id that it must have again, or 0: any. They
+    /// go before all others, in order.
+    again: VecDeque<(u64, u16)>,
+    /// Not given to rumqttc, in order.
+    unsent: VecDeque<u64>,
+    /// Given to rumqttc, which has not said the packet id yet, in order, and whether it was sent before.
+    queued: VecDeque<(u64, bool)>,
+    /// Sent and not acknowledged.
+    packet_ids: HashMap<u16, u64>,
+}
+
+impl<T> Default for Ledger<T> {
+    fn default() -> Self {
+        Self {
+            last_number: 0,
+            messages: BTreeMap::new(),
+            again: VecDeque::new(),
+            unsent: VecDeque::new(),
+            queued: VecDeque::new(),
+            packet_ids: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Ledger<T> {
+    /// Takes a message, which may be made of its number. It is to be sent.
+    pub fn add(&mut self, message: impl FnOnce(u64) -> T) -> u64 {
+        let number = self.number();
+        self.messages.insert(number, message(number));
+        self.unsent.push_back(number);
+        number
+    }
+
+    /// A number for a message that is not kept.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// The number of the last message.
+    #[must_use]
+    pub fn last_number(&self) -> u64 {
+        self.last_number
+    }
+
+    /// The number of the oldest message that is here.
+    #[must_use]
+    pub fn oldest(&self) -> Option<u64> {
+        self.messages.first_key_value().map(|(number, _)| *number)
+    }
+
+    /// One that is here.
+    #[must_use]
+    pub fn get(&self, number: u64) -> Option<&T> {
+        self.messages.get(&number)
+    }
+
+    /// All that are here, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.messages.iter().map(|(number, it)| (*number, it))
+    }
+
+    /// How many are here.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
+    /// again.
+    pub fn remove(&mut self, number: u64) -> Option<T> {
+        self.messages.remove(&number)
+    }
+
+    /// Takes out everything, for the end.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.again.clear();
+        self.unsent.clear();
+        self.queued.clear();
+        self.packet_ids.clear();
+        std::mem::take(&mut self.messages).into_values()
+    }
+
+    /// Puts another message in the place of one.
+    pub(crate) fn replace(&mut self, number: u64, message: T) {
+        self.messages.insert(number, message);
+    }
+
+    /// How many rumqttc has that are not acknowledged.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.queued.len() + self.packet_ids.len()
+    }
+
+    /// The next message to give to rumqttc a first time.
+    pub(crate) fn next_unsent(&mut self) -> Option<u64> {
+        if self.next_again().is_some() {
+            return None;
+        }
+        while let Some(number) = self.unsent.front()
+            && !self.messages.contains_key(number)
+        {
+            self.unsent.pop_front();
+        }
+        self.unsent.front().copied()
+    }
+
+    /// The next message to give to rumqttc again, and the packet id that it must have.
+    pub(crate) fn next_again(&mut self) -> Option<(u64, u16)> {
+        while let Some((number, _)) = self.again.front()
+            && !self.messages.contains_key(number)
+        {
+            self.again.pop_front();
+        }
+        self.again.front().copied()
+    }
+
+    /// rumqttc has taken `number` a first time.
+    pub(crate) fn queued(&mut self, number: u64) {
+        if self.unsent.front() == Some(&number) {
+            self.unsent.pop_front();
+        }
+        self.queued.push_back((number, false));
+    }
+
+    /// rumqttc has taken again what [`Self::next_again`] named.
+    pub(crate) fn queued_again(&mut self) {
+        match self.again.pop_front() {
+            Some((number, 0)) => self.queued.push_back((number, true)),
+            Some((number, packet_id)) => _ = self.packet_ids.insert(packet_id, number),
+            None => {}
+        }
+    }
+
+    /// rumqttc has sent a PUBLISH with this packet id: a first time, or again.
+    pub(crate) fn sent(&mut self, packet_id: u16) {
+        if self.packet_ids.contains_key(&packet_id) {
+            return;
+        }
+        if let Some((number, _)) = self.queued.pop_front() {
+            self.packet_ids.insert(packet_id, number);
+        }
+    }
+
+    /// The PUBLISH with this packet id was acknowledged: it will not be sent again.
+    pub(crate) fn acknowledged(&mut self, packet_id: u16) -> Option<u64> {
+        self.packet_ids.remove(&packet_id)
+    }
+
+    /// The connection is lost. What rumqttc never sent is unsent again; what it sent is to be sent again, if it is still
+    /// here: a message that makes the broker close the connection would do so for ever otherwise. With `anew` packet ids
+    /// mean nothing any more, although the broker may still know the session.
+    pub(crate) fn lost(&mut self, anew: bool) {
+        let mut again: Vec<(u64, u16)> = self.again.drain(..).collect();
+        let sent = self.packet_ids.drain();
+        again.extend(sent.map(|(packet_id, number)| (number, packet_id)));
+        for (number, sent_before) in self.queued.drain(..).rev() {
+            if sent_before {
+                again.push((number, 0));
+            } else {
+                self.unsent.push_front(number);
+            }
+        }
+        again.retain(|(number, _)| self.messages.contains_key(number));
+        again.sort_unstable();
+        if anew {
+            again.iter_mut().for_each(|(_, packet_id)| *packet_id = 0);
+        }
+        self.again = again.into();
+    }
+
+    /// The broker knows nothing of us: every message is unsent.
+    pub(crate) fn new_session(&mut self) {
+        self.again.clear();
+        self.queued.clear();
+        self.packet_ids.clear();
+        self.unsent = self.messages.keys().copied().collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(messages: usize) -> (Ledger<()>, Vec<u64>) {
+        let mut ledger = Ledger::default();
+        let numbers = (0..messages).map(|_| ledger.add(|_| ())).collect();
+        (ledger, numbers)
+    }
+
+    /// Gives everything unsent to an imagined rumqttc.
+    fn queue_all(ledger: &mut Ledger<()>) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        while let Some(number) = ledger.next_unsent() {
+            ledger.queued(number);
+            numbers.push(number);
+        }
+        numbers
+    }
+
+    /// Gives it everything that is to be sent again.
+    fn queue_again(ledger: &mut Ledger<()>) -> Vec<(u64, u16)> {
+        let mut again = Vec::new();
+        while let Some(next) = ledger.next_again() {
+            ledger.queued_again();
+            again.push(next);
+        }
+        again
+    }
+
+    #[test]
+    fn packet_ids_follow_the_order() {
+        let (mut ledger, numbers) = ledger(2);
+        assert_eq!(queue_all(&mut ledger), numbers);
+        assert_eq!(ledger.in_flight(), 2);
+        ledger.sent(7);
+        ledger.sent(8);
+        assert_eq!(ledger.acknowledged(8), Some(numbers[1]));
+        assert_eq!(ledger.acknowledged(7), Some(numbers[0]));
+        assert_eq!(ledger.acknowledged(7), None);
+        assert_eq!(ledger.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_resumed_session_keeps_packet_ids_and_sends_the_rest_afterwards() {
+        let (mut ledger, numbers) = ledger(3);
+        ledger.queued(numbers[0]);
+        ledger.sent(1);
+        ledger.queued(numbers[1]);
+        ledger.lost(false);
+        assert_eq!(ledger.next_unsent(), None, "nothing overtakes");
+        assert_eq!(queue_again(&mut ledger), [(numbers[0], 1)]);
+        ledger.sent(1);
+        assert_eq!(queue_all(&mut ledger), numbers[1..]);
+        ledger.sent(2);
+        assert_eq!(ledger.acknowledged(2), Some(numbers[1]));
+        assert_eq!(ledger.acknowledged(1), Some(numbers[0]));
+    }
+
+    #[test]
+    fn a_new_session_sends_everything_a_first_time() {
+        let (mut ledger, numbers) = ledger(3);
+        queue_all(&mut ledger);
+        ledger.sent(1);
+        ledger.sent(2);
+        ledger.acknowledged(1);
+        ledger.lost(false);
+        ledger.new_session();
+        assert_eq!(ledger.next_again(), None);
+        assert_eq!(queue_all(&mut ledger), numbers);
+        assert_eq!(ledger.acknowledged(2), None);
+    }
+
+    #[test]
+    fn what_nobody_needs_is_not_sent_again() {
+        let (mut ledger, numbers) = ledger(3);
+        ledger.queued(numbers[0]);
+        ledger.queued(numbers[1]);
+        ledger.sent(1);
+        for number in numbers {
+            ledger.remove(number);
+        }
+        ledger.lost(false);
+        assert_eq!(ledger.next_again(), None);
+        assert_eq!(ledger.next_unsent(), None);
+        assert_eq!((ledger.in_flight(), ledger.oldest()), (0, None));
+    }
+
+    #[test]
+    fn after_a_rebuild_those_in_flight_come_first_under_any_packet_id() {
+        let (mut ledger, numbers) = ledger(3);
+        ledger.queued(numbers[0]);
+        ledger.queued(numbers[1]);
+        ledger.sent(9);
+        ledger.sent(3);
+        ledger.lost(true);
+        let again = [(numbers[0], 0), (numbers[1], 0)];
+        assert_eq!(queue_again(&mut ledger), again);
+        // Lost again before it left: it was sent once, and the store must be able to tell.
+        ledger.lost(false);
+        assert_eq!(queue_again(&mut ledger), again);
+        ledger.sent(1);
+        ledger.sent(2);
+        assert_eq!(queue_all(&mut ledger), numbers[2..]);
+        assert_eq!(ledger.acknowledged(2), Some(numbers[1]));
+    }
+}

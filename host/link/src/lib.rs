@@ -1,0 +1,26 @@
+//! One MQTT 5 session over rumqttc, over as many connections as it takes.
+//!
+//! What enters: messages that its [`Owner`] wants published at QoS 1, and which of the received ones it has settled. What
+//! leaves: these messages, until the owner has taken them out of the ledger; PUBACKs in the order of receipt; and to the
+//! owner everything that came, in order. It never loses a message because a connection or a session is lost, never reads
+//! one, and knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
+//!
+//! The way of a message: the owner puts it into the [`Ledger`] of its [`Outlet`], which gives it to rumqttc as far as the
+//! broker has room; [`run`] polls rumqttc, and tells ledger and owner what became of it.
+#![forbid(unsafe_code)]
+
+mod ledger;
+pub mod limits;
+mod link;
+mod loss;
+mod options;
+mod outlet;
+mod random;
+mod receipts;
+pub mod tls;
+
+pub use ledger::Ledger;
+pub use link::{Arrival, End, Owner, run};
+pub use options::Options;
+pub use outlet::{Message, Outlet};
+pub use random::random;

@@ -1,0 +1,74 @@
+//! Why a connection was lost: in words, and what it means for the next one.
+
+use std::io;
+
+use rumqttc::TlsError;
+use rumqttc::v5::mqttbytes::Error as WireError;
+use rumqttc::v5::mqttbytes::v5::DisconnectReasonCode;
+use rumqttc::v5::{ConnectionError, StateError};
+
+/// Trying again would only take the session back from whoever took it.
+pub(crate) fn is_final(error: &ConnectionError) -> bool {
+    matches!(
+        error,
+        ConnectionError::MqttState(StateError::ServerDisconnect {
+            reason_code: DisconnectReasonCode::SessionTakenOver,
+            ..
+        })
+    )
+}
+
+/// rumqttc's own state may be wrong: everything but the connection itself failing.
+pub(crate) fn is_confused(error: &ConnectionError) -> bool {
+    match error {
+        ConnectionError::MqttState(error) => !matches!(
+            error,
+            StateError::Io(_)
+                | StateError::ConnectionAborted
+                | StateError::ServerDisconnect { .. }
+                | StateError::AwaitPingResp
+                | StateError::Deserialization(_)
+        ),
+        _ => false,
+    }
+}
+
+/// What happened, as the end of a sentence.
+pub(crate) fn describe(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::Io(error)
+        | ConnectionError::MqttState(
+            StateError::Io(error) | StateError::Deserialization(WireError::Io(error)),
+        )
+        | ConnectionError::Tls(TlsError::Io(error)) => describe_io(error),
+        ConnectionError::Timeout(_) => "no answer in time".into(),
+        ConnectionError::ConnectionRefused(code) => {
+            format!("the broker refused the connection ({code:?})")
+        }
+        ConnectionError::MqttState(StateError::ServerDisconnect {
+            reason_code,
+            reason_string,
+        }) => match reason_string {
+            Some(text) => format!("the broker closed it ({reason_code:?}: {text})"),
+            None => format!("the broker closed it ({reason_code:?})"),
+        },
+        ConnectionError::MqttState(StateError::ConnectionAborted) => {
+            "the broker closed it without a reason".into()
+        }
+        ConnectionError::MqttState(StateError::AwaitPingResp) => {
+            "the broker does not answer any more".into()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn describe_io(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused".into(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".into(),
+        io::ErrorKind::HostUnreachable => "no route to the host".into(),
+        io::ErrorKind::NetworkUnreachable => "no route to the network".into(),
+        io::ErrorKind::TimedOut => "no answer in time".into(),
+        _ => error.to_string(),
+    }
+}

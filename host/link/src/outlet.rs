@@ -1,0 +1,222 @@
+//! The way out of a session: what its owner and its connection share, under the owner's lock.
+//!
+//! Enters: messages to publish, and which received ones are settled. Leaves: PUBLISH and PUBACK packets into rumqttc, as
+//! far as the broker has room for them. It never waits: what finds no room goes when the next event of the connection
+//! comes.
+
+use std::collections::VecDeque;
+
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{PubAck, Publish, PublishProperties};
+use rumqttc::v5::{AsyncClient, Request as Outgoing};
+
+use crate::ledger::Ledger;
+use crate::link::Arrival;
+use crate::receipts::Receipts;
+
+/// What is kept of a message until its owner takes it out of the ledger.
+pub trait Message: Send {
+    /// The PUBLISH, to a topic name, at QoS 1 and without a packet id: the same bytes every time, but for the time that
+    /// it has left. None where it is too late for it; then it is forgotten.
+    fn publish(&self) -> Option<Publish>;
+
+    /// The broker takes no packet of so many bytes. What to send in its place, which must be smaller; with none it is
+    /// forgotten.
+    fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self>
+    where
+        Self: Sized;
+}
+
+/// The messages of a session, and what receives them.
+#[derive(Debug)]
+pub struct Outlet<T> {
+    /// The messages. After a change call [`Outlet::flush`].
+    pub ledger: Ledger<T>,
+    receipts: Receipts,
+    /// None without a connection.
+    client: Option<AsyncClient>,
+    packet_bytes_max: usize,
+    /// PUBLISH packets that rumqttc may have at once.
+    in_flight_max: usize,
+}
+
+impl<T> Default for Outlet<T> {
+    fn default() -> Self {
+        Self {
+            ledger: Ledger::default(),
+            receipts: Receipts::default(),
+            client: None,
+            packet_bytes_max: usize::MAX,
+            in_flight_max: 0,
+        }
+    }
+}
+
+impl<T: Message> Outlet<T> {
+    /// Whether there is a connection.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// How many received messages are not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self) -> usize {
+        self.receipts.len()
+    }
+
+    /// Settles a received message: it is acknowledged once all messages that are in the ledger now have left it, and all
+    /// received before it are acknowledged. After that call [`Outlet::flush`].
+    pub fn settle(&mut self, receipt: u64) {
+        self.receipts.settle(receipt, self.ledger.last_number());
+    }
+
+    /// Gives rumqttc what the broker has room for.
+    pub fn flush(&mut self) {
+        let Some(client) = self.client.clone() else {
+            return;
+        };
+        loop {
+            if !self.acknowledge(&client) || self.ledger.in_flight() >= self.in_flight_max {
+                return;
+            }
+            let Some(number) = self.ledger.next_unsent() else {
+                return;
+            };
+            let Some(publish) = self.prepare(number) else {
+                continue;
+            };
+            if !send(&client, publish) {
+                return;
+            }
+            self.ledger.queued(number);
+        }
+    }
+
+    /// Publishes at QoS 1 what nobody keeps: lost without a connection, or with it.
+    pub fn send_unkept(&mut self, publish: impl FnOnce(u64) -> Publish) {
+        if let Some(client) = &self.client {
+            let number = self.ledger.number();
+            if send(client, publish(number)) {
+                self.ledger.queued(number);
+            }
+        }
+    }
+
+    /// Asks rumqttc to send DISCONNECT. False where there is nobody to send it to.
+    pub(crate) fn say_goodbye(&self) -> bool {
+        let client = self.client.as_ref();
+        client.is_some_and(|client| client.try_disconnect().is_ok())
+    }
+
+    /// There is a connection.
+    pub(crate) fn up(
+        &mut self,
+        client: AsyncClient,
+        session_present: bool,
+        packet_bytes_max: usize,
+        receive_max: u16,
+    ) {
+        if !session_present {
+            self.ledger.new_session();
+        }
+        self.packet_bytes_max = packet_bytes_max;
+        // One less than the broker allows: where rumqttc has as many as that, it sends no PUBACKs either.
+        self.in_flight_max = usize::from(receive_max.saturating_sub(1).max(1));
+        self.client = Some(client);
+    }
+
+    /// The connection is lost; see [`Ledger::lost`].
+    pub(crate) fn down(&mut self, anew: bool) {
+        self.client = None;
+        self.receipts.lost();
+        self.ledger.lost(anew);
+    }
+
+    /// Puts what is to be sent again into rumqttc's own queue, which goes before its channel and keeps packet ids.
+    pub(crate) fn send_again(&mut self, pending: &mut VecDeque<Outgoing>) {
+        while self.client.is_some()
+            && self.ledger.in_flight() < self.in_flight_max
+            && let Some((number, packet_id)) = self.ledger.next_again()
+        {
+            // Not there any more, if it is too late for it: then the next one is looked for.
+            if let Some(mut publish) = self.prepare(number) {
+                publish.pkid = packet_id;
+                // MQTT 5 section 3.3.1.1: a PUBLISH that is sent again says so.
+                publish.dup = true;
+                self.ledger.queued_again();
+                pending.push_back(Outgoing::Publish(publish));
+            }
+        }
+    }
+
+    /// rumqttc has sent a PUBLISH.
+    pub(crate) fn sent(&mut self, packet_id: u16) {
+        self.ledger.sent(packet_id);
+    }
+
+    /// A message came. With a receipt where it is to be acknowledged by hand.
+    pub(crate) fn received(&mut self, publish: Publish, by_hand: bool) -> Arrival {
+        let by_hand = by_hand && publish.qos != QoS::AtMostOnce;
+        let receipt = by_hand.then(|| self.receipts.add(publish.pkid));
+        Arrival::Message(publish, receipt)
+    }
+
+    /// A PUBACK came; none where nobody knows its packet id.
+    pub(crate) fn acknowledged(&mut self, ack: PubAck) -> Option<Arrival> {
+        let number = self.ledger.acknowledged(ack.pkid)?;
+        Some(Arrival::Acknowledged(number, ack))
+    }
+
+    /// Sends the PUBACKs whose turn it is. False where rumqttc has no room.
+    fn acknowledge(&mut self, client: &AsyncClient) -> bool {
+        while let Some(packet_id) = self.receipts.due(self.ledger.oldest()) {
+            let received = Publish {
+                pkid: packet_id,
+                qos: QoS::AtLeastOnce,
+                ..Publish::default()
+            };
+            if client.try_ack(&received).is_err() {
+                return false;
+            }
+            self.receipts.acknowledged();
+        }
+        true
+    }
+
+    /// The PUBLISH of a message; none where it is forgotten.
+    fn prepare(&mut self, number: u64) -> Option<Publish> {
+        let publish = self.ledger.get(number).and_then(Message::publish);
+        let Some(mut publish) = publish else {
+            self.ledger.remove(number);
+            return None;
+        };
+        // Its size with a packet id.
+        publish.pkid = 1;
+        let bytes = publish.size();
+        publish.pkid = 0;
+        if bytes <= self.packet_bytes_max {
+            return Some(publish);
+        }
+        let message = self.ledger.remove(number)?;
+        let smaller = message.too_large(bytes, self.packet_bytes_max)?;
+        let publish = smaller.publish().filter(|it| it.size() < bytes)?;
+        self.ledger.replace(number, smaller);
+        Some(publish)
+    }
+}
+
+/// False where rumqttc has no room, or would not send it anyway.
+fn send(client: &AsyncClient, publish: Publish) -> bool {
+    // A topic is UTF-8 in every packet that was read, and in every text that one is made of.
+    let topic = String::from_utf8_lossy(&publish.topic);
+    let properties: PublishProperties = publish.properties.unwrap_or_default();
+    let sent = client.try_publish_with_properties(
+        topic,
+        publish.qos,
+        publish.retain,
+        publish.payload,
+        properties,
+    );
+    sent.is_ok()
+}

@@ -1,0 +1,109 @@
+//! Encrypted connections, over rustls with ring.
+//!
+//! Enters: files with certificates. Leaves: what a connection needs, or a sentence that says which file is wrong.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::limits;
+
+/// Why no encrypted connection can be made. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Read(PathBuf, std::io::Error),
+    /// A file is too large.
+    #[error("{0} is larger than {max} bytes, so it is no file of certificates", max = limits::PEM_FILE_BYTES_MAX)]
+    Size(PathBuf),
+    /// A file holds no certificates.
+    #[error("{0} holds no certificate in PEM form")]
+    NoCertificate(PathBuf),
+    /// A file holds no key.
+    #[error("{0} holds no private key in PEM form that is not encrypted")]
+    NoKey(PathBuf),
+    /// A certificate that is none.
+    #[error("{0} holds a certificate that cannot be used: {1}")]
+    Certificate(PathBuf, rustls::Error),
+    /// A certificate and a key that do not belong together, or of a kind that is not known.
+    #[error("the certificate {0} cannot be used with its key: {1}")]
+    Pair(PathBuf, rustls::Error),
+    /// This system has no roots.
+    #[error("this system has no certificates to check the broker's against: name a file")]
+    NoRoots,
+    /// TLS itself cannot be set up.
+    #[error("TLS cannot be used: {0}")]
+    Setup(rustls::Error),
+}
+
+/// What a connection needs: `ca` is a file with the certificates that the broker's is checked against, without it the
+/// system's are taken; `own` are files with a certificate of our own and its key.
+///
+/// # Errors
+/// Where a file cannot be read, or does not hold what it should.
+pub fn config(
+    ca: Option<&Path>,
+    own: Option<(&Path, &Path)>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Setup)?
+        .with_root_certificates(roots(ca)?);
+    let Some((certificate, key)) = own else {
+        return Ok(Arc::new(builder.with_no_client_auth()));
+    };
+    let chain = certificates(certificate)?;
+    let der =
+        PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| TlsError::NoKey(key.to_owned()))?;
+    let config = builder
+        .with_client_auth_cert(chain, der)
+        .map_err(|error| TlsError::Pair(certificate.to_owned(), error))?;
+    Ok(Arc::new(config))
+}
+
+fn roots(ca: Option<&Path>) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let Some(path) = ca else {
+        // One that cannot be read is no reason to do without the others.
+        let found = rustls_native_certs::load_native_certs().certs;
+        roots.add_parsable_certificates(found);
+        return match roots.is_empty() {
+            true => Err(TlsError::NoRoots),
+            false => Ok(roots),
+        };
+    };
+    for certificate in certificates(path)? {
+        roots
+            .add(certificate)
+            .map_err(|error| TlsError::Certificate(path.to_owned(), error))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = read(path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(TlsError::NoCertificate(path.to_owned())),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let failed = |error| TlsError::Read(path.to_owned(), error);
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    file.take(limits::PEM_FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > limits::PEM_FILE_BYTES_MAX {
+        return Err(TlsError::Size(path.to_owned()));
+    }
+    Ok(bytes)
+}
