@@ -304,6 +304,44 @@ pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
 /// goes on for seconds.
 pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 
+/// A line of a broker's connection log. Mosquitto 2.0 cuts at 1000 bytes and 1.6 may cut at some more than 500, and
+/// what was cut is not to be believed.
+pub const PRESENCE_LINE_BYTES_MAX: usize = 500;
+
+/// An event of a broker about one client: some 300 bytes besides its client id and user name.
+pub const PRESENCE_EVENT_BYTES_MAX: usize = 4 << 10;
+
+/// Clients of which it is remembered when their connection began: 3 MiB, and more than a gateway's broker serves.
+pub const PRESENCE_CLIENTS_MAX: usize = 1 << 16;
+
+/// How long a start waits for the broker to tell of a client. Mosquitto does it in a few milliseconds.
+pub const PRESENCE_EVIDENCE_WAIT: Duration = Duration::from_secs(2);
+
+/// How often within `watch_ttl` it is looked who was silent: watches live an eighth longer at most.
+pub const WATCH_TTL_CHECKS: u32 = 8;
+
+/// The longest time between these looks. One takes the store's lock for a walk over all who watch.
+pub const WATCH_TTL_CHECK_MAX: Duration = Duration::from_secs(60);
+
+/// How long a user stays disabled that was kicked: long enough that a client which breaks a rule with every request
+/// is no load, short enough for an operator who looks.
+pub const KICK_TIME: Duration = Duration::from_secs(5);
+
+/// When a user is enabled once more, where the broker did not answer the first time.
+pub const KICK_RETRY: Duration = Duration::from_secs(60);
+
+/// Connected clients whose user names are known: 8 MiB, since both stood in one line of the connection log.
+pub const KICK_CLIENTS_MAX: usize = 1 << 14;
+
+/// Users that are disabled at once.
+pub const KICKED_USERS_MAX: usize = 256;
+
+/// The file with their names: each has 500 bytes at most, and JSON may need six for one.
+pub const KICKED_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// An answer of Mosquitto's dynamic security to an order of the store's; lists for others are longer.
+pub const KICK_ANSWER_BYTES_MAX: usize = 16 << 10;
+
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
