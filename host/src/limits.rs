@@ -117,9 +117,14 @@ pub const CANARY_PATTERN_BYTES_MAX: usize = 256;
 /// Requests that the guard over a policy looks back on.
 pub const GUARD_WINDOW_REQUESTS: usize = 1000;
 
-/// Default bound of failed ones among them (`guard_failures`): a client with one bad habit stays below, a broken
-/// policy reaches it at once.
+/// Default bound of failed ones among them (`guard_failures`): a broken policy reaches it at once. A client with one bad
+/// habit does too, but where others are answered well it brings at most half of them.
 pub const GUARD_FAILURES_DEFAULT: u32 = 10;
+
+/// Requests among them that the watchdog may stop, before that is the policy's fault: they hold everybody up for five
+/// seconds. For an honest policy's calls, which take a tenth of a second together, to be hit so often, their thread would
+/// have to get a fiftieth of a core.
+pub const GUARD_WATCHDOG_MAX: u32 = 10;
 
 /// Requests before their mean fuel says anything.
 pub const GUARD_FUEL_REQUESTS_MIN: usize = 100;
@@ -284,6 +289,10 @@ pub const BATCH_REPLY_BYTES_MAX: usize = 4 << 20;
 /// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 
+/// How long it then waits for calls of the administration: long enough to answer one that was about to, while a compiler
+/// goes on for seconds.
+pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
+
 /// Default bound of requests that a foreign broker may have sent and not seen acknowledged (`broker_window`): twice
 /// what fills Mosquitto's own default, and 128 MiB of the longest packets.
 pub const BROKER_WINDOW_DEFAULT: u16 = 64;
@@ -299,10 +308,6 @@ pub const BROKER_CLIENT_ID_BYTES_MAX: usize = 256;
 
 /// A file with a password: MQTT carries 65 535 bytes of one.
 pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
-
-/// How long it then waits for calls of the administration: long enough to answer one that was about to, while a compiler
-/// goes on for seconds.
-pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 
 /// A line of a broker's connection log. Mosquitto 2.0 cuts at 1000 bytes and 1.6 may cut at some more than 500, and
 /// what was cut is not to be believed.

@@ -2,13 +2,17 @@
 //!
 //! What enters: the end of each request of one policy. What leaves: once, why it may not go on.
 
+use std::collections::HashMap;
+
+use super::budget::Failure;
 use super::digest::Digest;
 use crate::limits;
 
 /// What an operator tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardSettings {
-    /// Failed requests among the last thousand; zero tolerates all.
+    /// Failed requests among the last thousand; zero tolerates all. Of one client half as many count, once the policy
+    /// has answered another one well: whoever finds a payload that it fails at could switch it off for everybody else.
     pub failures_max: u32,
     /// Fuel of a request, on average over the last thousand; zero tolerates all.
     pub fuel_mean_max: u64,
@@ -23,15 +27,84 @@ impl Default for GuardSettings {
     }
 }
 
+/// A request of one policy, as it ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// A number for whoever asked.
+    pub client: u64,
+    /// What it burnt.
+    pub fuel: u64,
+    /// How it went.
+    pub how: How,
+}
+
+/// How a request went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// It was answered.
+    Well,
+    /// The policy failed, and would again.
+    Failed,
+    /// The watchdog stopped it: once that is the machine's slowness, again and again it is the policy's.
+    Stopped,
+}
+
+impl From<&Failure> for How {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Watchdog => Self::Stopped,
+            Failure::Fuel | Failure::Trap(_) | Failure::Malformed(_) => Self::Failed,
+        }
+    }
+}
+
 /// The last requests of one policy.
 #[derive(Debug, Default)]
 pub struct Guard {
     policy: Option<Digest>,
-    /// What each burnt, and whether it failed; the oldest is written over.
-    window: Vec<(u64, bool)>,
+    /// The oldest is written over.
+    window: Vec<Ended>,
     next: usize,
-    failures: u32,
     fuel: u64,
+    failed: Tally,
+    stopped: Tally,
+    /// Two clients that this policy has answered well. For each client that is enough to say whether there is another.
+    content: [Option<u64>; 2],
+}
+
+/// Requests of the window that went wrong in one way, by their clients.
+#[derive(Debug, Default)]
+struct Tally(HashMap<u64, u32>);
+
+impl Tally {
+    fn add(&mut self, client: u64) {
+        *self.0.entry(client).or_default() += 1;
+    }
+
+    fn remove(&mut self, client: u64) {
+        if let Some(count) = self.0.get_mut(&client) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&client);
+            }
+        }
+    }
+
+    fn all(&self) -> u32 {
+        self.0.values().sum()
+    }
+
+    /// Whether these are too many, where no client with a content one beside it can bring more than half of them.
+    fn reaches(&self, max: u32, content: &[Option<u64>; 2]) -> bool {
+        let counted = self.0.iter().map(|(client, count)| {
+            let beside = content.iter().flatten().any(|it| it != client);
+            match beside {
+                true => (*count).min(max.div_ceil(2)),
+                false => *count,
+            }
+        });
+        counted.sum::<u32>() >= max
+    }
 }
 
 impl Guard {
@@ -40,76 +113,171 @@ impl Guard {
         &mut self,
         settings: GuardSettings,
         policy: Digest,
-        fuel: u64,
-        failed: bool,
+        ended: Ended,
     ) -> Option<String> {
         if self.policy != Some(policy) {
+            let mut window = std::mem::take(&mut self.window);
+            window.clear();
             *self = Self {
                 policy: Some(policy),
-                window: std::mem::take(&mut self.window),
+                window,
                 ..Self::default()
             };
-            self.window.clear();
         }
         if self.window.len() < limits::GUARD_WINDOW_REQUESTS {
-            self.window.push((fuel, failed));
+            self.window.push(ended);
         } else {
-            let (old_fuel, old_failed) =
-                std::mem::replace(&mut self.window[self.next], (fuel, failed));
+            let old = std::mem::replace(&mut self.window[self.next], ended);
             self.next = (self.next + 1) % limits::GUARD_WINDOW_REQUESTS;
-            self.fuel -= old_fuel;
-            self.failures -= u32::from(old_failed);
+            self.fuel -= old.fuel;
+            match old.how {
+                How::Well => {}
+                How::Failed => self.failed.remove(old.client),
+                How::Stopped => self.stopped.remove(old.client),
+            }
         }
         // A call burns far less than a thousandth of what a u64 holds.
-        self.fuel += fuel;
-        self.failures += u32::from(failed);
-        let requests = self.window.len();
-        let why = if settings.failures_max > 0 && self.failures >= settings.failures_max {
-            format!(
-                "it failed at {} of its last {requests} requests",
-                self.failures
-            )
-        } else {
-            let mean = self.fuel / requests as u64;
-            let tried = requests >= limits::GUARD_FUEL_REQUESTS_MIN;
-            if settings.fuel_mean_max == 0 || !tried || mean <= settings.fuel_mean_max {
-                return None;
-            }
-            format!("it burnt {mean} fuel for a request, over its last {requests}")
-        };
+        self.fuel += ended.fuel;
+        match ended.how {
+            How::Well => self.is_content(ended.client),
+            How::Failed => self.failed.add(ended.client),
+            How::Stopped => self.stopped.add(ended.client),
+        }
+        let why = self.verdict(settings, ended.how)?;
         self.policy = None;
         Some(why)
+    }
+
+    fn is_content(&mut self, client: u64) {
+        match self.content {
+            [None, _] => self.content[0] = Some(client),
+            [Some(first), None] if first != client => self.content[1] = Some(client),
+            _ => {}
+        }
+    }
+
+    /// Why the policy may not go on, where the request that ended last was one too many.
+    fn verdict(&self, settings: GuardSettings, last: How) -> Option<String> {
+        let requests = self.window.len();
+        let max = settings.failures_max;
+        if max > 0 && last == How::Failed && self.failed.reaches(max, &self.content) {
+            let failed = self.failed.all();
+            return Some(format!(
+                "it failed at {failed} of its last {requests} requests"
+            ));
+        }
+        let stops_max = limits::GUARD_WATCHDOG_MAX;
+        if max > 0 && last == How::Stopped && self.stopped.reaches(stops_max, &self.content) {
+            let stopped = self.stopped.all();
+            return Some(format!(
+                "the watchdog stopped it at {stopped} of its last {requests} requests"
+            ));
+        }
+        let mean = self.fuel / requests as u64;
+        let tried = requests >= limits::GUARD_FUEL_REQUESTS_MIN;
+        let costly = settings.fuel_mean_max > 0 && tried && mean > settings.fuel_mean_max;
+        costly.then(|| format!("it burnt {mean} fuel for a request, over its last {requests}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::How::{Failed, Stopped, Well};
     use super::*;
+
+    const THREE: GuardSettings = GuardSettings {
+        failures_max: 3,
+        fuel_mean_max: 0,
+    };
+
+    fn of(client: u64, how: How) -> Ended {
+        Ended {
+            client,
+            fuel: 1,
+            how,
+        }
+    }
 
     #[test]
     fn failures_count_among_the_last_thousand() {
-        let settings = GuardSettings {
-            failures_max: 3,
-            fuel_mean_max: 0,
-        };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |policy, failed| guard.note(settings, policy, 1, failed);
+        let mut note = |policy, how| guard.note(THREE, policy, of(1, how));
         for _ in 0..2 {
-            assert_eq!(note(policy, true), None);
+            assert_eq!(note(policy, Failed), None);
         }
         // They leave the window one by one.
         for _ in 0..limits::GUARD_WINDOW_REQUESTS - 2 {
-            assert_eq!(note(policy, false), None);
+            assert_eq!(note(policy, Well), None);
         }
-        assert_eq!(note(policy, true), None);
-        assert_eq!(note(policy, true), None);
-        let why = note(policy, true).unwrap();
+        assert_eq!(note(policy, Failed), None);
+        assert_eq!(note(policy, Failed), None);
+        let why = note(policy, Failed).unwrap();
         assert_eq!(why, "it failed at 3 of its last 1000 requests");
         // Counting begins anew, as it does with another policy.
-        assert_eq!(note(policy, true), None);
-        assert_eq!(note(policy, true), None);
-        assert_eq!(note(Digest::of(b"b"), true), None);
-        assert_eq!(note(policy, true), None);
+        assert_eq!(note(policy, Failed), None);
+        assert_eq!(note(policy, Failed), None);
+        assert_eq!(note(Digest::of(b"b"), Failed), None);
+        assert_eq!(note(policy, Failed), None);
+    }
+
+    /// Ten payloads that a policy failed at once switched it off for everybody, whoever sent them.
+    #[test]
+    fn one_client_cannot_switch_a_policy_off_that_answers_others() {
+        let settings = GuardSettings {
+            failures_max: 10,
+            fuel_mean_max: 0,
+        };
+        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+        let mut note = |client, how| guard.note(settings, policy, of(client, how));
+        assert_eq!(note(1, Well), None);
+        assert_eq!(note(2, Well), None);
+        for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {
+            assert_eq!(note(1, Failed), None);
+        }
+        // Half of them have to be another's.
+        for _ in 0..4 {
+            assert_eq!(note(3, Failed), None);
+        }
+        let why = note(3, Failed).unwrap();
+        assert_eq!(why, "it failed at 1000 of its last 1000 requests");
+    }
+
+    #[test]
+    fn a_policy_that_only_its_one_client_is_content_with_is_that_clients_to_judge() {
+        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
+        assert_eq!(note(1, Well), None);
+        assert_eq!(note(1, Failed), None);
+        assert_eq!(note(1, Failed), None);
+        assert!(note(1, Failed).is_some());
+        // And where nobody is content, nobody has to agree.
+        for client in [1, 2] {
+            assert_eq!(note(client, Failed), None);
+        }
+        assert!(note(1, Failed).is_some());
+    }
+
+    /// A machine that stands still for a moment says nothing; a policy that blocks again and again does.
+    #[test]
+    fn the_watchdogs_ends_have_a_limit_of_their_own() {
+        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+        let max = limits::GUARD_WATCHDOG_MAX;
+        let mut note = |settings, how| guard.note(settings, policy, of(1, how));
+        for _ in 0..2 {
+            assert_eq!(note(THREE, Failed), None);
+        }
+        for _ in 1..max {
+            assert_eq!(note(THREE, Stopped), None);
+        }
+        let why = note(THREE, Stopped).unwrap();
+        assert_eq!(why, "the watchdog stopped it at 10 of its last 12 requests");
+        let all_tolerated = GuardSettings {
+            failures_max: 0,
+            fuel_mean_max: 0,
+        };
+        for _ in 0..limits::GUARD_WINDOW_REQUESTS {
+            assert_eq!(note(all_tolerated, Stopped), None);
+        }
     }
 
     #[test]
@@ -119,7 +287,11 @@ mod tests {
             fuel_mean_max: 1000,
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |fuel| guard.note(settings, policy, fuel, true);
+        let mut note = |fuel| {
+            let how = Failed;
+            let client = 1;
+            guard.note(settings, policy, Ended { client, fuel, how })
+        };
         // One costly request at the beginning proves nothing.
         assert_eq!(note(1_001), None);
         for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {

@@ -34,7 +34,7 @@ pub use budget::Failure;
 pub use counters::Counters;
 pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
-pub use guard::{Guard, GuardSettings};
+pub use guard::{Ended, Guard, GuardSettings, How};
 pub use guest::{Denial, Host, Put};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};

@@ -1,5 +1,6 @@
 //! One step of the store: an event in, effects out.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
-    self, Call, Choice, Failure, Guard, GuardSettings, Part, Policy, Registry, Repeat,
+    self, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Part, Policy, Registry, Repeat,
 };
 use crate::request::{self, Dialect, Request};
 
@@ -346,9 +347,8 @@ impl Store {
             Err(failure) => {
                 by.work.request(effects.fuel, None);
                 by.work.failure(&failure);
-                // A slow machine says nothing about the policy.
-                let failed = failure != Failure::Watchdog;
-                effects.tripped = self.guard(choice.part, &by, effects.fuel, failed);
+                let how = How::from(&failure);
+                effects.tripped = self.guard(choice.part, &by, request.peer, effects.fuel, how);
                 let policy = &by;
                 if policy.counters.may_log(now_ms) {
                     let client = request.peer.client.escape_debug();
@@ -361,7 +361,7 @@ impl Store {
             }
         };
         by.work.request(effects.fuel, answer.command);
-        effects.tripped = self.guard(choice.part, &by, effects.fuel, false);
+        effects.tripped = self.guard(choice.part, &by, request.peer, effects.fuel, How::Well);
         let (state, writes) = transaction.commit();
         answer.put = writes.iter().any(|write| write.entry.is_some());
         let context = Context {
@@ -439,8 +439,9 @@ impl Store {
         &mut self,
         part: Part,
         by: &Policy<Transaction>,
+        peer: &Peer,
         fuel: u64,
-        failed: bool,
+        how: How,
     ) -> Option<Trip> {
         let guard = match part {
             Part::Active => &mut self.guards[0],
@@ -448,7 +449,9 @@ impl Store {
             // There is nothing that its keys could go back to.
             Part::Routed => return None,
         };
-        let why = guard.note(self.watch.guard, by.digest.into(), fuel, failed)?;
+        let client = number_of(peer);
+        let ended = Ended { client, fuel, how };
+        let why = guard.note(self.watch.guard, by.digest.into(), ended)?;
         Some(Trip { part, why })
     }
 
@@ -602,6 +605,16 @@ fn identity(request: &Request<'_>) -> Identity {
         .split_first_chunk()
         .unwrap_or((&[0; 16], &[]));
     *half
+}
+
+/// A number for a client, also over its sessions; where nobody knows the client, its session's.
+fn number_of(peer: &Peer) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match peer.known() {
+        Some(client) => client.hash(&mut hasher),
+        None => peer.session.hash(&mut hasher),
+    }
+    hasher.finish()
 }
 
 fn internal_error() -> Answer {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use statehouse::clock::{Clock, ManualSource};
 use statehouse::control::Control;
 use statehouse::journal::{Memory, Recorder};
-use statehouse::policy::{Role, Selector, Shadow};
+use statehouse::policy::{Failure, Role, Selector, Shadow};
 use statehouse::request::{Incoming, REQUEST_TOPIC};
 use statehouse::server::{Server, Settings};
 use statehouse::shadow::ShadowReport;
@@ -165,6 +165,42 @@ fn a_policy_that_fails_too_often_is_rolled_back() {
     let promoted = rig.control.promote(&digest(&all.faulty).into()).unwrap();
     assert_eq!(promoted.roles, [Role::Active]);
     assert_eq!(rig.control.list().assignment.guard, None);
+}
+
+#[test]
+fn one_client_does_not_switch_a_policy_off_that_answers_others() {
+    let faulty = digest(&policies().faulty);
+    let mut store = store(loaded().promote(faulty).unwrap());
+    let tripped = |store: &mut Store, client: &str, arguments: &[&str]| {
+        let (effects, _) = ask(store, client, arguments);
+        effects.tripped.map(|trip| trip.why)
+    };
+    assert_eq!(tripped(&mut store, "press", &["GET", "k"]), None);
+    for _ in 0..100 {
+        assert_eq!(tripped(&mut store, "lathe", &["SET", "k", "panic"]), None);
+    }
+    for _ in 0..4 {
+        assert_eq!(tripped(&mut store, "drill", &["SET", "k", "panic"]), None);
+    }
+    let why = tripped(&mut store, "drill", &["SET", "k", "panic"]);
+    assert_eq!(why.unwrap(), "it failed at 105 of its last 106 requests");
+}
+
+/// What blocks for half a second each time once went on for ever: only the watchdog ended it, which was never counted.
+#[test]
+fn a_policy_that_blocks_again_and_again_is_rolled_back() {
+    let faulty = digest(&policies().faulty);
+    let mut store = store(loaded().promote(faulty).unwrap());
+    let bytes = "x".repeat(1 << 20);
+    let mut trips = Vec::new();
+    for _ in 0..10 {
+        let (effects, _) = ask(&mut store, "c", &["SET", "k", "block", &bytes]);
+        assert_eq!(effects.failed, Some(Failure::Watchdog));
+        trips.extend(effects.tripped);
+    }
+    let why = "the watchdog stopped it at 10 of its last 10 requests";
+    assert_eq!(trips.len(), 1);
+    assert_eq!(trips[0].why, why);
 }
 
 #[test]

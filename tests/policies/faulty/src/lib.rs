@@ -1,6 +1,7 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
 //! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
 //! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well. `GET key` works.
+//! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
@@ -70,7 +71,7 @@ impl Policy for Faulty {
                     assert!(!handled.is_multiple_of(1000), "asked to fail by and by");
                     return answer(b"+OK\r\n", Body::None);
                 }
-                go_wrong(host, &key, arguments.get(2), request.now)
+                go_wrong(host, &arguments, &key, request.now)
             }
         }
     }
@@ -104,7 +105,13 @@ fn answer(head: &[u8], body: Body) -> Outcome {
     }
 }
 
-fn go_wrong(host: &mut impl Host, key: &Bytes, mode: &[u8], now: u64) -> Outcome {
+fn go_wrong(
+    host: &mut impl Host,
+    arguments: &resp::Arguments<'_>,
+    key: &Bytes,
+    now: u64,
+) -> Outcome {
+    let mode = arguments.get(2);
     let beyond = Span {
         at: 1 << 30,
         len: 1,
@@ -119,6 +126,14 @@ fn go_wrong(host: &mut impl Host, key: &Bytes, mode: &[u8], now: u64) -> Outcome
             let elsewhere = Bytes::Owned(b"stray".to_vec());
             host.put(&elsewhere, key, None, None, None)
                 .expect("writing is allowed");
+        }
+        b"block" => {
+            let bytes = arguments.bytes(3).expect("bytes to compare");
+            host.put(key, &bytes, None, None, None)
+                .expect("writing is allowed");
+            loop {
+                drop(host.matches(key, &bytes));
+            }
         }
         b"panic" => panic!("asked to panic"),
         b"loop" => loop {
