@@ -202,6 +202,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Flags};
     use crate::journal::Recorder;
+    use crate::store::Mode;
 
     #[test]
     fn a_clock_that_went_back_is_asked_about() {
@@ -219,7 +220,7 @@ mod tests {
             let recovered = recover(&settings(false)).unwrap();
             assert!(recovered.report().ends_with("is new"));
             let (disk, _) = recovered.start(&Listener::default()).unwrap();
-            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms);
+            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms, Mode::Embedded);
             disk.journal().close().unwrap();
         }
         let refused = recover(&settings(false))

@@ -24,7 +24,7 @@ use crate::policy::{Digest, Engine, Modules, Policy};
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener};
-use crate::store::{Store, Transaction};
+use crate::store::{Mode, Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits};
 
@@ -124,7 +124,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     };
     let (registry, named) = opening.registry(&config.policy, image)?;
 
-    let (disk, image) = match recovered {
+    let (disk, mut image) = match recovered {
         Some(recovered) => {
             let (disk, image) = recovered
                 .start(&listener)
@@ -137,11 +137,12 @@ fn start(config: &Config) -> anyhow::Result<Started> {
         Some(disk) => disk.clone(),
         None => Arc::new(Memory),
     };
+    image.begin(Mode::Embedded);
     let promise = journal.promise();
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
     let mut recorder = Recorder::new(journal, image.policies, image.active);
-    recorder.started(run, clock.read().now_ms);
+    recorder.started(run, clock.read().now_ms, Mode::Embedded);
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
     *store.watch() = config.watch;
