@@ -12,9 +12,10 @@ use statehouse_mqtt::Broker;
 
 use crate::clock::wall_ms;
 use crate::config::{Durability, Storage};
-use crate::journal::{Disk, Image, Progress, sessions_block};
+use crate::journal::{Disk, Forgotten, Image, Progress, sessions_block};
 use crate::limits;
 use crate::server::Server;
+use crate::store::Mode;
 
 /// Exit code of a process whose disk failed (EX_IOERR of sysexits.h).
 const EXIT_DISK: i32 = 74;
@@ -88,11 +89,11 @@ pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
 
 /// What the threads of a journal call: known only once the journal runs.
 #[derive(Clone, Default)]
-pub struct Listener(Arc<OnceLock<(Arc<Server>, Broker)>>);
+pub struct Listener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
 
 impl Listener {
-    /// Names who waits for the journal. The first call counts.
-    pub fn attach(&self, server: Arc<Server>, broker: Broker) {
+    /// Names who waits for the journal: the store, and the broker where that is in this process. The first call counts.
+    pub fn attach(&self, server: Arc<Server>, broker: Option<Broker>) {
         // A second one would be a mistake of the wiring, which has one call.
         let _ = self.0.set((server, broker));
     }
@@ -100,12 +101,33 @@ impl Listener {
     fn released(&self, position: Position) {
         if let Some((server, broker)) = self.0.get() {
             server.release();
-            broker.released(position.0);
+            if let Some(broker) = broker {
+                broker.released(position.0);
+            }
         }
     }
 }
 
 impl Recovered {
+    /// Goes on in a mode, and says what is forgotten where the last one was another.
+    pub fn begin(&mut self, mode: Mode) {
+        let Forgotten {
+            sessions,
+            retained,
+            requests,
+            watches,
+        } = self.image.begin(mode);
+        if sessions + retained + watches + requests > 0 {
+            tracing::warn!(
+                sessions,
+                retained,
+                watches,
+                requests,
+                "the store ran in another mode before: what only that one can use is forgotten (sessions and retained messages of its own broker, or watches of a foreign one's clients; requests that may come again)"
+            );
+        }
+    }
+
     /// What was found, in words.
     pub fn report(&self) -> String {
         let Opened { fresh, torn, .. } = self.opened;
@@ -180,7 +202,7 @@ impl Source for Pieces {
         else {
             return Err("the store has not started yet".into());
         };
-        if let Some(cursor) = sessions {
+        if let Some((broker, cursor)) = broker.as_ref().zip(sessions.as_mut()) {
             if let Some(changes) = broker.image(cursor, limits::SNAPSHOT_PIECE_BYTES) {
                 *block = sessions_block(&changes);
                 return Ok(true);
@@ -202,7 +224,6 @@ mod tests {
     use super::*;
     use crate::config::{Config, Flags};
     use crate::journal::Recorder;
-    use crate::store::Mode;
 
     #[test]
     fn a_clock_that_went_back_is_asked_about() {

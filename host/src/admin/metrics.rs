@@ -65,6 +65,16 @@ fn store(page: &mut Page, stats: &Stats) {
             stats.duplicates_different,
         ),
         (
+            "told_again",
+            "Of these, handled by an earlier run, whose notifications were sent again",
+            stats.told_again,
+        ),
+        (
+            "not_told_again",
+            "Of these, handled by an earlier run, whose notifications could not be sent again",
+            stats.not_told_again,
+        ),
+        (
             "forgotten",
             "Requests forgotten although they might come again",
             stats.forgotten,

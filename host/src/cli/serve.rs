@@ -24,7 +24,7 @@ use crate::policy::{Digest, Engine, Modules, Policy};
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener};
-use crate::store::{Mode, Store, Transaction};
+use crate::store::{Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits};
 
@@ -101,18 +101,21 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let listener = Listener::default();
     // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
     let compiling = thread::spawn(load_standard);
-    let recovered = match config.storage.durability {
+    let mode = config.transport.mode();
+    let mut recovered = match config.storage.durability {
         Durability::Memory => None,
         _ => Some(storage::recover(&config.storage)?),
     };
     let standard = compiling
         .join()
         .map_err(|_| anyhow::anyhow!("the thread that compiles the built-in policy panicked"))??;
-    if let Some(recovered) = &recovered {
+    if let Some(recovered) = &mut recovered {
         tracing::info!("{}", recovered.report());
+        recovered.begin(mode);
     }
     let modules = Modules::of(&config.storage.directory);
-    let empty = Image::new(config.storage.duplicates);
+    let mut empty = Image::new(config.storage.duplicates);
+    empty.begin(mode);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
     let (engine, standard) = standard;
     let opening = Opening {
@@ -124,7 +127,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     };
     let (registry, named) = opening.registry(&config.policy, image)?;
 
-    let (disk, mut image) = match recovered {
+    let (disk, image) = match recovered {
         Some(recovered) => {
             let (disk, image) = recovered
                 .start(&listener)
@@ -137,12 +140,11 @@ fn start(config: &Config) -> anyhow::Result<Started> {
         Some(disk) => disk.clone(),
         None => Arc::new(Memory),
     };
-    image.begin(Mode::Embedded);
     let promise = journal.promise();
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
     let mut recorder = Recorder::new(journal, image.policies, image.active);
-    recorder.started(run, clock.read().now_ms, Mode::Embedded);
+    recorder.started(run, clock.read().now_ms, mode);
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
     *store.watch() = config.watch;
@@ -171,7 +173,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let broker = Broker::restore(options, service, image.sessions);
     server.attach(Arc::new(Embedded::new(broker.clone())));
     server.retain_sessions(&broker.sessions());
-    listener.attach(server.clone(), broker.clone());
+    listener.attach(server.clone(), Some(broker.clone()));
     Ok(Started {
         server,
         broker,

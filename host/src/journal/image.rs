@@ -47,6 +47,19 @@ pub struct Image {
     whole: bool,
 }
 
+/// What a start in another mode than the last one forgets.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Sessions of the embedded broker.
+    pub sessions: usize,
+    /// Its retained messages.
+    pub retained: usize,
+    /// Watches of clients of a foreign broker.
+    pub watches: usize,
+    /// Requests that may come again, of either.
+    pub requests: usize,
+}
+
 impl Image {
     /// An empty store.
     pub fn new(retention: Retention) -> Self {
@@ -171,12 +184,21 @@ impl Image {
 
     /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their
     /// requests and watches.
-    pub fn begin(&mut self, mode: Mode) {
-        self.state.watches.keep(mode == Mode::Foreign);
-        self.duplicates
-            .retain(|number| Mode::of_session(number) == mode);
-        if mode == Mode::Foreign {
-            self.sessions = statehouse_mqtt::Recovery::default();
+    pub fn begin(&mut self, mode: Mode) -> Forgotten {
+        let watches = &mut self.state.watches;
+        let (watched, remembered) = (watches.len(), self.duplicates.len());
+        watches.keep(mode == Mode::Foreign);
+        let lives = |number| Mode::of_session(number) == mode;
+        self.duplicates.retain(lives);
+        let (sessions, retained) = match mode {
+            Mode::Embedded => (0, 0),
+            Mode::Foreign => std::mem::take(&mut self.sessions).counts(),
+        };
+        Forgotten {
+            sessions,
+            retained,
+            watches: watched - self.state.watches.len(),
+            requests: remembered - self.duplicates.len(),
         }
     }
 
