@@ -344,6 +344,9 @@ pub const KICKED_USERS_MAX: usize = 256;
 /// The file with their names: each has 500 bytes at most, and JSON may need six for one.
 pub const KICKED_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// How long Mosquitto's dynamic security may take to say that it is there. It does so in a few milliseconds.
+pub const KICK_ANSWER_WAIT: Duration = Duration::from_secs(2);
+
 /// An answer of Mosquitto's dynamic security to an order of the store's; lists for others are longer.
 pub const KICK_ANSWER_BYTES_MAX: usize = 16 << 10;
 
