@@ -15,8 +15,9 @@ use serde_json::Value as Json;
 use statehouse_client::parse_duration;
 use tokio::time::{Instant, timeout_at};
 
-use super::{file, words};
+use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::kit::read_policy;
 use crate::limits;
 use crate::policy::Digest;
 use crate::ship::{self, Action, Order};
@@ -86,7 +87,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
     let module = match &args.module {
         Some(path) => {
-            let module = file::read(path)?;
+            let module = read_policy(path)?;
             let ours = [ship::public(&key)];
             let signed = match ship::verify(&module, &ours) {
                 Ok(_) => Ok(module),
