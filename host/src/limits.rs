@@ -206,6 +206,9 @@ pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Policies in it that are looked at.
 pub const DROP_FILES_MAX: usize = 64;
 
+/// What stands beside a policy there: a line with its name, its version and its digest, or why it was refused.
+pub const DROP_STATUS_BYTES_MAX: u64 = 4 << 10;
+
 /// Entries of it that are looked at, whatever their names.
 pub const DROP_ENTRIES_MAX: usize = 4096;
 

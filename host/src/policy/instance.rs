@@ -107,7 +107,11 @@ impl<H: Host> Instance<H> {
         let configured = handler
             .call_configure(&mut store, &[])
             .map_err(trial("configure"))?;
-        configured.map_err(LoadError::Configure)?;
+        configured.map_err(|mut text| {
+            // It goes into logs, answers and a retained message.
+            text.truncate(text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX));
+            LoadError::Configure(text)
+        })?;
         Ok((Live { store, bindings }, info))
     }
 
