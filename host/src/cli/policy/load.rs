@@ -33,6 +33,8 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let module = read_policy(&args.module)?;
+    // A refusal is not always heard by who is still sending megabytes, so it is asked first who may come in.
+    args.store.ask(Method::GET, "/v1/policies").await?;
     let mut view = (args.store)
         .send(Method::POST, "/v1/policies", module)
         .await?;
