@@ -392,6 +392,9 @@ pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 /// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
 pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
 
+/// How often a standby looks whether the data directory is free: unnoticed by clients, and by an idle machine.
+pub const STANDBY_POLL: Duration = Duration::from_millis(100);
+
 /// How far the system clock may be behind the last recorded time at a start without anybody being asked.
 pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;
 
