@@ -62,6 +62,8 @@ struct State {
     answers: bool,
     /// When to say that it has not.
     patience: Option<Instant>,
+    /// Nobody is disabled any more.
+    leaving: bool,
     /// When something was said of a kick that could not be.
     complained: Option<Instant>,
 }
@@ -124,35 +126,41 @@ impl DynamicSecurity {
             }
             (wanted, state.disabled.keys().cloned().collect())
         };
-        if let Some(path) = &self.file
-            && let Err(error) = save(path, &names)
-        {
-            tracing::error!(%error, "cannot write {}, so nobody is kicked", path.display());
-            let mut state = self.lock();
-            state.disabled.retain(|user, _| !wanted.contains(user));
-        } else {
-            for user in &wanted {
-                tracing::warn!(
-                    user = %user.escape_debug(),
-                    "kicking a user for a client that broke a rule; it is enabled again in {:?}",
-                    limits::KICK_TIME
-                );
-                self.order(&[self.command("disableClient", user)]);
-            }
-        }
+        let saved = match &self.file {
+            Some(path) => save(path, &names)
+                .map_err(|error| tracing::error!(%error, "cannot write {}", path.display())),
+            None => Ok(()),
+        };
         let mut state = self.lock();
+        for user in &wanted {
+            if saved.is_err() || state.leaving {
+                state.disabled.remove(user);
+                continue;
+            }
+            tracing::warn!(
+                user = %user.escape_debug(),
+                "kicking a user for a client that broke a rule; it is enabled again in {:?}",
+                limits::KICK_TIME
+            );
+            self.order(&[self.command("disableClient", user)]);
+        }
         if state.patience.is_some_and(|at| at <= now) {
             state.patience = None;
             tracing::warn!("nobody can be kicked: {SILENT}");
         }
+        self.enable(&mut state, now);
+        let next = state.disabled.values().chain(&state.patience).min();
+        next.copied().unwrap_or(now + IDLE)
+    }
+
+    /// Enables whose time has come, and once more those of whom the broker has said nothing.
+    fn enable(&self, state: &mut State, now: Instant) {
         for (user, at) in &mut state.disabled {
             if *at <= now {
                 self.order(&[self.command("enableClient", user)]);
                 *at = now + limits::KICK_RETRY;
             }
         }
-        let next = state.disabled.values().chain(&state.patience).min();
-        next.copied().unwrap_or(now + IDLE)
     }
 
     fn command(&self, command: &str, user: &str) -> Value {
@@ -285,10 +293,11 @@ impl Kick for DynamicSecurity {
 
     fn leave(&self) {
         let mut state = self.lock();
-        state.wanted.clear();
+        state.leaving = true;
         let now = Instant::now();
         state.disabled.values_mut().for_each(|at| *at = now);
-        self.wake.notify_one();
+        // Not by the task: whoever calls waits for what is on its way to the broker now.
+        self.enable(&mut state, now);
     }
 }
 
@@ -555,6 +564,8 @@ mod tests {
         set.kick.kick("thermostat");
         set.kick.work(Instant::now());
         set.broker.orders();
+        set.kick.came("another", "jim");
+        set.kick.kick("another");
         set.kick.leave();
         set.kick.work(Instant::now());
         assert_eq!(set.broker.orders(), ["enableClient joe"]);
