@@ -312,7 +312,7 @@ impl Store {
     ) -> Box<State> {
         let clock = state.hlc.last();
         let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
-        let choice = self.choose(request);
+        let choice = self.choose(request, now_ms);
         if choice.part == Part::Routed {
             transaction.confine(
                 self.registry.slot(choice.slot).digest(),
@@ -518,10 +518,10 @@ impl Store {
     }
 
     /// Who answers a request.
-    fn choose(&mut self, request: &Request<'_>) -> Choice {
+    fn choose(&mut self, request: &Request<'_>, now_ms: u64) -> Choice {
         let registry = &mut self.registry;
         let key = match registry.wants_key() {
-            true => registry.key_of(request.payload),
+            true => registry.key_of(request.payload, now_ms),
             false => None,
         };
         registry.choose(&request.peer.client, key.as_deref())
