@@ -168,6 +168,15 @@ impl PropertiesBuilder {
         self
     }
 
+    /// The Message Expiry Interval in seconds, for properties that stand for received ones; of a message to be sent it
+    /// is not among them.
+    #[must_use]
+    pub fn message_expiry_s(mut self, seconds: u32) -> Self {
+        self.buffer.put_u8(id::MESSAGE_EXPIRY);
+        self.buffer.put_u32(seconds);
+        self
+    }
+
     /// The Content Type.
     #[must_use]
     pub fn content_type(mut self, value: &str) -> Self {
@@ -250,6 +259,14 @@ mod tests {
             [("k", ""), ("k", "v")]
         );
         assert_eq!(&properties.forwarded(), properties.raw());
+    }
+
+    #[test]
+    fn an_expiry_stands_for_a_received_one() {
+        let built = PropertiesBuilder::new().message_expiry_s(7).user("k", "v");
+        let properties = Properties::parse(built.finish().unwrap()).unwrap();
+        assert_eq!(properties.message_expiry_s(), Some(7));
+        assert_eq!(properties.forwarded().len() + 5, properties.raw().len());
     }
 
     #[test]
