@@ -80,6 +80,7 @@ impl Options {
             receive_max: limits::IN_FLIGHT_MAX,
             in_flight_max: limits::IN_FLIGHT_MAX,
             packet_bytes_max: u32::try_from(limits::PACKET_BYTES_MAX).unwrap_or(u32::MAX),
+            sent_bytes_max: u32::try_from(limits::PACKET_BYTES_MAX).unwrap_or(u32::MAX),
             by_hand: false,
             pauses: (limits::RECONNECT_PAUSE_MIN, limits::RECONNECT_PAUSE_MAX),
         }

@@ -11,7 +11,7 @@ use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     Filter, PubAck, PubAckReason, Publish, PublishProperties, SubscribeReasonCode,
 };
-use statehouse_link::{Arrival, End, Outlet, Owner, random};
+use statehouse_link::{Arrival, End, Outlet, Owner, Verdict, random};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -377,7 +377,7 @@ impl Owner for Session {
         }
     }
 
-    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> bool {
+    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict {
         let refused = |code: Option<&SubscribeReasonCode>, what: &str| match code {
             Some(SubscribeReasonCode::Success(_)) => None,
             code => Some(format!(
@@ -386,7 +386,7 @@ impl Owner for Session {
         };
         if let Some(why) = refused(granted.first(), "answers") {
             self.close(Error::Rejected(why));
-            return false;
+            return Verdict::End;
         }
         let mut state = self.state();
         state.notifications_refused = refused(granted.get(1), "notifications");
@@ -394,7 +394,7 @@ impl Owner for Session {
             // Whoever asked for the connection may have given up.
             let _ = ready.send(Ok(()));
         }
-        true
+        Verdict::GoOn
     }
 
     fn arrived(&self, arrivals: &mut Vec<Arrival>) {

@@ -20,7 +20,7 @@ mod receipts;
 pub mod tls;
 
 pub use ledger::Ledger;
-pub use link::{Arrival, End, Owner, run};
+pub use link::{Arrival, End, Owner, Verdict, run};
 pub use options::Options;
 pub use outlet::{Message, Outlet};
 pub use random::random;

@@ -41,8 +41,8 @@ pub trait Owner: Send + Sync + 'static {
     /// There is a connection, which is not subscribed yet.
     fn connected(self: &Arc<Self>, session_present: bool);
 
-    /// The broker has answered the SUBSCRIBE, filter by filter. False ends the link.
-    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> bool;
+    /// The broker has answered the SUBSCRIBE, filter by filter.
+    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict;
 
     /// What came, in the order it came in; called after each read, also where there is nothing. What is left is dropped.
     fn arrived(&self, arrivals: &mut Vec<Arrival>);
@@ -52,6 +52,17 @@ pub trait Owner: Send + Sync + 'static {
 
     /// There will be no other connection. The last call.
     fn ended(&self, end: End);
+}
+
+/// What an owner makes of its subscriptions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// They will do.
+    GoOn,
+    /// They will not; perhaps later they do. Why is the end of a sentence.
+    TryAgain(String),
+    /// They will not.
+    End,
 }
 
 /// What came from the broker.
@@ -96,7 +107,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
                 Next::Leave => return,
-                Next::StartAnew(why) => (why.to_owned(), true),
+                Next::StartAnew(why) => (why, true),
             },
             Ok(Err(error)) => {
                 let why = describe(&error);
@@ -144,7 +155,7 @@ enum Next {
     /// The owner wants no more.
     Leave,
     /// This connection cannot be kept, and rumqttc's state neither.
-    StartAnew(&'static str),
+    StartAnew(String),
 }
 
 struct Link<O> {
@@ -211,14 +222,16 @@ impl<O: Owner> Link<O> {
         match event {
             Event::Incoming(Packet::ConnAck(ack)) => return self.connected(&ack),
             Event::Incoming(Packet::SubAck(ack)) => {
-                if !self.owner.subscribed(&ack.return_codes) {
-                    return Next::Leave;
+                match self.owner.subscribed(&ack.return_codes) {
+                    Verdict::GoOn => {}
+                    Verdict::TryAgain(why) => return Next::StartAnew(why),
+                    Verdict::End => return Next::Leave,
                 }
                 self.pause = self.ours.pauses.0;
             }
             Event::Outgoing(Sent::Disconnect) => return Next::Leave,
             Event::Outgoing(Sent::AwaitAck(_)) => {
-                return Next::StartAnew("the broker acknowledges out of order");
+                return Next::StartAnew("the broker acknowledges out of order".to_owned());
             }
             Event::Outgoing(Sent::Publish(packet_id)) => {
                 self.owner.with(|outlet| outlet.sent(packet_id));
@@ -246,7 +259,8 @@ impl<O: Owner> Link<O> {
             .replace(receive_max)
             .is_some_and(|before| receive_max < before)
         {
-            return Next::StartAnew("the broker came back with a smaller Receive Maximum");
+            let why = "the broker came back with a smaller Receive Maximum";
+            return Next::StartAnew(why.to_owned());
         }
         if self.events.options.keep_alive().is_zero() {
             // A Server Keep Alive of 0 turns the timer off (MQTT 5 section 3.2.2.3.14); rumqttc
@@ -259,9 +273,9 @@ impl<O: Owner> Link<O> {
         self.events.options.set_clean_start(false);
         let filters = self.owner.filters();
         if self.client.try_subscribe_many(filters).is_err() {
-            return Next::StartAnew("there is no room to subscribe");
+            return Next::StartAnew("there is no room to subscribe".to_owned());
         }
-        let ours = self.ours.packet_bytes_max;
+        let ours = self.ours.sent_bytes_max;
         let packet_bytes_max = properties
             .and_then(|p| p.max_packet_size)
             .map_or(ours, |max| max.min(ours));

@@ -37,8 +37,10 @@ pub struct Options {
     pub receive_max: u16,
     /// Messages that we send before the first is acknowledged, where the broker allows as many.
     pub in_flight_max: u16,
-    /// The largest packet that is accepted, in bytes, and the largest that is sent where the broker names no other.
+    /// The largest packet that is accepted, in bytes.
     pub packet_bytes_max: u32,
+    /// The largest that is sent, where the broker takes as large ones.
+    pub sent_bytes_max: u32,
     /// Whether the owner settles what it received; else it is acknowledged at once.
     pub by_hand: bool,
     /// The first and the longest pause between two attempts to connect. Each is cut at random, by up to a half.
