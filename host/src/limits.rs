@@ -206,9 +206,6 @@ pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Policies in it that are looked at.
 pub const DROP_FILES_MAX: usize = 64;
 
-/// What stands beside a policy there: a line with its name, its version and its digest, or why it was refused.
-pub const DROP_STATUS_BYTES_MAX: u64 = 4 << 10;
-
 /// Entries of it that are looked at, whatever their names.
 pub const DROP_ENTRIES_MAX: usize = 4096;
 
@@ -306,6 +303,43 @@ pub const BROKER_WINDOW_MAX: u16 = 4096;
 /// Default of `broker_keep_alive`: a connection that went half open is given up after twice this.
 pub const BROKER_KEEP_ALIVE_MS_DEFAULT: u64 = 15_000;
 
+/// How long a foreign broker keeps the store's session, with the requests that come meanwhile, while the store is away:
+/// a day covers a reboot and a repair. Requests that carry an expiry end sooner.
+pub const BROKER_SESSION_EXPIRY: Duration = Duration::from_secs(86_400);
+
+/// How long a connection to a foreign broker may take, from TCP to CONNACK.
+pub const BROKER_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// First and longest pause between attempts to connect to a foreign broker.
+pub const BROKER_PAUSES: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Answers and notifications on their way to a foreign broker, where it allows as many: more than fills any loopback.
+pub const BROKER_IN_FLIGHT_MAX: u16 = 1024;
+
+/// Answers and notifications that a foreign broker has not taken, above which no further request runs. Requests wait at
+/// the broker then, as it gets no PUBACK for them.
+pub const BROKER_OUTBOX_HOLD: usize = 16 << 10;
+
+/// The same in bytes.
+pub const BROKER_OUTBOX_BYTES_HOLD: usize = 64 << 20;
+
+/// Notifications beyond this are lost: one for each watch there can be, since a single change may be told to all. Only
+/// keys that expire while the broker is away get here.
+pub const BROKER_OUTBOX_MAX: usize = WATCHES_MAX;
+
+/// The same in bytes.
+pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
+
+/// What an answer or notification costs beside its bytes: its place in the ledger and its PUBLISH, rounded up.
+pub const BROKER_OUTBOX_OVERHEAD_BYTES: usize = 512;
+
+/// The shortest between two log lines that clients can bring about at will; what is left out is counted.
+pub const BROKER_LOG_PAUSE: Duration = Duration::from_secs(10);
+
+/// How often a stopping store looks whether the broker has taken what is decided.
+pub const BROKER_DRAIN_POLL: Duration = Duration::from_millis(5);
+
 /// The store's client id at a foreign broker: what every broker takes.
 pub const BROKER_CLIENT_ID_BYTES_MAX: usize = 256;
 
@@ -346,9 +380,6 @@ pub const KICKED_USERS_MAX: usize = 256;
 
 /// The file with their names: each has 500 bytes at most, and JSON may need six for one.
 pub const KICKED_FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// How long Mosquitto's dynamic security may take to say that it is there. It does so in a few milliseconds.
-pub const KICK_ANSWER_WAIT: Duration = Duration::from_secs(2);
 
 /// An answer of Mosquitto's dynamic security to an order of the store's; lists for others are longer.
 pub const KICK_ANSWER_BYTES_MAX: usize = 16 << 10;
@@ -391,9 +422,6 @@ pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 
 /// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
 pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
-
-/// How often a standby looks whether the data directory is free: unnoticed by clients, and by an idle machine.
-pub const STANDBY_POLL: Duration = Duration::from_millis(100);
 
 /// How far the system clock may be behind the last recorded time at a start without anybody being asked.
 pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;

@@ -58,4 +58,9 @@ pub trait Transport: Send + Sync {
     /// Carries out everything that `ready` yields, batch by batch, until it yields nothing. One
     /// delivery runs at a time, so that clients see everything in the order it was decided.
     fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>);
+
+    /// What its connection to a foreign broker can be judged by, where it has one.
+    fn figures(&self) -> Option<foreign::Figures> {
+        None
+    }
 }

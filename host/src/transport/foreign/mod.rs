@@ -1,8 +1,240 @@
 //! A foreign broker as a transport: the store is one client among others, over `statehouse_link`.
 //!
 //! What enters: PUBLISHes on the request topics, and signs of who has gone. What leaves: answers and notifications, and
-//! the PUBACK of a request once its effect is durable and the broker has taken what it led to.
+//! the PUBACK of a request once its effect is durable and the broker has taken what it led to. It never executes, and
+//! never decides what a message means.
+//!
+//! Where the broker is slow, requests are not acknowledged and so wait at the broker; where it is away, what is on its
+//! way out waits here. A request that was not acknowledged comes again over the next connection, and the store knows it
+//! by its identity.
 
+mod arrivals;
+pub mod client_id;
+mod figures;
 pub mod identity;
+mod incoming;
 pub mod kick;
+mod outgoing;
 pub mod presence;
+mod quiet;
+mod state;
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use statehouse_link::tls::{self, TlsError};
+use statehouse_link::{End, Options};
+use statehouse_mqtt::Message;
+use tokio::sync::{Notify, watch};
+
+use self::arrivals::Held;
+pub use self::figures::Figures;
+use self::kick::{Kick, Post};
+use self::outgoing::{Outgoing, To};
+use self::presence::ttl::Ttl;
+use self::presence::{Presence, Shown};
+use self::state::State;
+use super::{Inbound, Intake, Outbound, Transport};
+use crate::config::ForeignConfig;
+use crate::limits;
+use crate::store::Peer;
+
+/// A store's session with a foreign broker.
+pub struct Foreign {
+    intake: Arc<dyn Intake>,
+    /// What goes out. Its lock is the only one that is held while another one, of the store's outbox, is taken.
+    state: Mutex<State>,
+    /// What came and waits, because too much is on its way out. Only the link's task adds and takes.
+    held: Mutex<VecDeque<Held>>,
+    presence: Mutex<Presence>,
+    ttl: Option<Mutex<Ttl>>,
+    kick: OnceLock<Arc<dyn Kick>>,
+    /// Where the broker is, for log lines.
+    place: String,
+    phase: watch::Sender<Phase>,
+    /// No request is begun any more.
+    closed: AtomicBool,
+    /// Notified when the link is to end.
+    stopping: Notify,
+}
+
+/// How far it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It has not been attached yet.
+    Waiting,
+    /// It has been attached; there may be no connection at this moment.
+    Attached,
+    /// There will be no other connection.
+    Ended(End),
+}
+
+impl Foreign {
+    /// Gives requests to `intake`, as `config` says. Nothing happens before [`statehouse_link::run`].
+    pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig) -> Arc<Self> {
+        Arc::new(Self {
+            intake,
+            state: Mutex::default(),
+            held: Mutex::default(),
+            presence: Mutex::new(Presence::new(config.presence)),
+            ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
+            kick: OnceLock::new(),
+            place: config.broker.to_string(),
+            phase: watch::Sender::new(Phase::Waiting),
+            closed: AtomicBool::new(false),
+            stopping: Notify::new(),
+        })
+    }
+
+    /// Names who kicks clients that break a rule. The first call counts; without one nobody is kicked.
+    pub fn kick_through(&self, kick: Arc<dyn Kick>) {
+        // A second one would be a mistake of the wiring, which has one call.
+        let _ = self.kick.set(kick);
+    }
+
+    /// How far it has come, from now on.
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Which source of presence works.
+    pub fn presence(&self) -> Shown {
+        lock(&self.presence).shown()
+    }
+
+    /// Ends the watches of clients that were silent for too long, until it is dropped. `watching` are those that hold
+    /// watches.
+    pub async fn age_watches(&self, watching: impl Fn() -> Vec<Peer>) {
+        let Some(ttl) = &self.ttl else {
+            return;
+        };
+        loop {
+            let interval = lock(ttl).interval();
+            tokio::time::sleep(interval).await;
+            let silent = lock(ttl).check(watching(), Instant::now());
+            self.intake.take(&mut silent.iter().map(Inbound::Gone));
+        }
+    }
+
+    /// Begins no request any more, waits until the broker has taken what is decided, `grace` at most, and leaves with a
+    /// DISCONNECT, which keeps the session.
+    pub async fn shutdown(&self, grace: Duration) {
+        self.closed.store(true, Relaxed);
+        if let Some(kick) = self.kick.get() {
+            kick.leave();
+        }
+        let drained = async {
+            while !self.state().is_drained() {
+                tokio::time::sleep(limits::BROKER_DRAIN_POLL).await;
+            }
+        };
+        if tokio::time::timeout(grace, drained).await.is_err() {
+            tracing::warn!(
+                "the broker did not take everything in time: requests that were not acknowledged come again at the next start"
+            );
+        }
+        self.stopping.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// A client broke the rule on response topics (the protocol, section 1): its request is dropped.
+    fn broke_a_rule(&self, peer: &Peer, text: &str) {
+        if let Some(more) = self.state().rule_log.may_say(Instant::now()) {
+            let client = peer.client.escape_debug();
+            tracing::warn!(%client, text, more, "a client broke a rule: its request is dropped");
+        }
+        if let (Some(kick), Some(client)) = (self.kick.get(), peer.known()) {
+            kick.kick(client);
+        }
+    }
+}
+
+impl Transport for Foreign {
+    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        let mut broken = Vec::new();
+        let mut state = self.state();
+        loop {
+            let out = ready();
+            if out.is_empty() {
+                break;
+            }
+            for out in out {
+                match out {
+                    Outbound::Kick(peer, _, text) => broken.push((peer, text)),
+                    out => state.take(out),
+                }
+            }
+        }
+        state.outlet.flush();
+        drop(state);
+        for (peer, text) in broken {
+            self.broke_a_rule(&peer, text);
+        }
+    }
+
+    fn figures(&self) -> Option<Figures> {
+        Some(self.state().figures())
+    }
+}
+
+impl Post for Foreign {
+    fn post(&self, topic: &str, payload: Bytes) {
+        let message = Message {
+            topic: Bytes::copy_from_slice(topic.as_bytes()),
+            payload,
+            ..Message::default()
+        };
+        let mut state = self.state();
+        let outgoing = Outgoing::new(message, To::Broker, &state.weight);
+        state.outlet.ledger.add(|_| outgoing);
+        state.outlet.flush();
+    }
+}
+
+/// What the link needs to know, but for the client id. Reads the certificates.
+///
+/// # Errors
+/// Where a file of certificates cannot be used.
+pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
+    let own = config.certificate.as_ref();
+    let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
+    let tls = match config.broker.tls {
+        true => Some(tls::config(config.ca.as_deref(), own)?),
+        false => None,
+    };
+    let password = config.password.as_ref().map(|it| it.0.clone());
+    let login = match (config.user.clone(), password) {
+        (None, None) => None,
+        (user, password) => Some((user.unwrap_or_default(), password.unwrap_or_default())),
+    };
+    Ok(Options {
+        host: config.broker.host.clone(),
+        port: config.broker.port,
+        tls,
+        login,
+        client_id: String::new(),
+        keep_alive: config.keep_alive,
+        connect_timeout: limits::BROKER_CONNECT_TIMEOUT,
+        session_expiry: limits::BROKER_SESSION_EXPIRY,
+        resume: true,
+        receive_max: config.window,
+        in_flight_max: limits::BROKER_IN_FLIGHT_MAX,
+        packet_bytes_max: u32::try_from(packet_bytes_max).unwrap_or(u32::MAX),
+        // An answer holds a value and what the client wrote into its request: only the broker knows what is too much.
+        sent_bytes_max: u32::MAX,
+        by_hand: true,
+        pauses: limits::BROKER_PAUSES,
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of these locks; should that ever be wrong, what is whole goes on.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,232 @@
+//! What comes from a foreign broker, in the order it sent it: requests, PUBACKs, and messages that tell of clients.
+//!
+//! What enters: one read of rumqttc. What leaves: one batch for the store.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeReasonCode};
+use statehouse_link::{Arrival, End, Outlet, Owner, Verdict};
+use tokio::sync::Notify;
+
+use super::incoming::{Asked, Bad, request_topic};
+use super::outgoing::Outgoing;
+use super::presence::Sign;
+use super::state::Watcher;
+use super::{Foreign, Phase, identity, lock};
+use crate::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
+use crate::store::Peer;
+use crate::transport::{Inbound, Ticket};
+
+/// What came and has not been looked at. The broker bounds the messages: they are not acknowledged; and the number of
+/// notifications bounds the others.
+pub(super) enum Held {
+    Message(Publish, Option<u64>),
+    Unheard(Peer, Vec<u8>),
+}
+
+/// What the store is told.
+enum Told {
+    Asked(Asked, Option<u64>),
+    Gone(Peer),
+    Unheard(Peer, Vec<u8>),
+}
+
+impl Told {
+    fn inbound(&self) -> Inbound<'_> {
+        match self {
+            Self::Asked(asked, receipt) => {
+                Inbound::Publish(asked.incoming(), receipt.map(Ticket::Foreign))
+            }
+            Self::Gone(peer) => Inbound::Gone(peer),
+            Self::Unheard(peer, key) => Inbound::Unheard(peer, key),
+        }
+    }
+}
+
+impl Foreign {
+    /// Reads what came. What is no request is settled at once.
+    fn read(&self, held: impl Iterator<Item = Held>) -> Vec<Told> {
+        let now = Instant::now();
+        let mut told = Vec::new();
+        let (mut settled, mut asked, mut malformed) = (Vec::new(), 0, 0);
+        for held in held {
+            let (publish, receipt) = match held {
+                Held::Unheard(peer, key) => {
+                    told.push(Told::Unheard(peer, key));
+                    continue;
+                }
+                Held::Message(publish, receipt) => (publish, receipt),
+            };
+            let Some(topic) = request_topic(&publish.topic) else {
+                self.hear(&publish, &mut told);
+                settled.extend(receipt);
+                continue;
+            };
+            match Asked::new(topic, publish, now) {
+                Ok(request) => {
+                    self.renew(&request.peer, now);
+                    asked += usize::from(receipt.is_some());
+                    told.push(Told::Asked(request, receipt));
+                }
+                Err(bad) => {
+                    malformed += 1;
+                    settled.extend(receipt);
+                    if let Bad::ResponseTopic(peer) = bad {
+                        let text = "the response topic of a request holds a wildcard";
+                        self.broke_a_rule(&peer, text);
+                    }
+                }
+            }
+        }
+        let mut state = self.state();
+        state.unsettled += asked;
+        state.sums.malformed += malformed;
+        for receipt in settled {
+            state.outlet.settle(receipt);
+        }
+        told
+    }
+
+    /// A message that is no request tells of clients, or answers who kicks.
+    fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
+        let topic = String::from_utf8_lossy(&publish.topic);
+        let kick = self.kick.get();
+        lock(&self.presence).read(&topic, &publish.payload, &mut |sign| match sign {
+            Sign::Gone(client) => {
+                told.push(Told::Gone(identity::named(client)));
+                if let Some(kick) = kick {
+                    kick.gone(client);
+                }
+            }
+            Sign::Came { client, user } => {
+                if let (Some(kick), Some(user)) = (kick, user) {
+                    kick.came(client, user);
+                }
+            }
+            Sign::Works => {}
+        });
+        if let Some(kick) = kick
+            && kick.filters().contains(&&*topic)
+        {
+            kick.read(&topic, &publish.payload);
+        }
+    }
+
+    /// A sign of life.
+    fn renew(&self, peer: &Peer, now: Instant) {
+        if let (Some(ttl), Some(client)) = (&self.ttl, peer.known()) {
+            lock(ttl).renew(client, now);
+        }
+    }
+}
+
+impl Owner for Foreign {
+    type Message = Outgoing;
+
+    fn with<R>(&self, work: impl FnOnce(&mut Outlet<Outgoing>) -> R) -> R {
+        work(&mut self.state().outlet)
+    }
+
+    fn stopping(&self) -> &Notify {
+        &self.stopping
+    }
+
+    fn filters(&self) -> Vec<Filter> {
+        let mut filters = vec![REQUEST_TOPIC, PREVIEW_TOPIC];
+        filters.extend(lock(&self.presence).filters());
+        filters.extend(self.kick.get().into_iter().flat_map(|it| it.filters()));
+        let filter = |path: &str| Filter {
+            path: path.to_owned(),
+            qos: QoS::AtLeastOnce,
+            // A retained request would run at each connection.
+            retain_forward_rule: RetainForwardRule::Never,
+            ..Filter::default()
+        };
+        filters.into_iter().map(filter).collect()
+    }
+
+    fn connected(self: &Arc<Self>, session_present: bool) {
+        self.state().connected(session_present);
+        tracing::debug!(session_present, "connected to {}", self.place);
+    }
+
+    fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict {
+        let filters = self.filters();
+        let is_granted = |code: &SubscribeReasonCode| matches!(code, SubscribeReasonCode::Success(qos) if *qos != QoS::AtMostOnce);
+        for (filter, code) in filters.iter().zip(granted) {
+            if filter.path == REQUEST_TOPIC && !is_granted(code) {
+                return Verdict::TryAgain(format!(
+                    "it does not let the store subscribe to {REQUEST_TOPIC} at QoS 1 ({code:?})"
+                ));
+            }
+            lock(&self.presence).subscribed(&filter.path, is_granted(code));
+        }
+        self.state().down = None;
+        if let Some(kick) = self.kick.get() {
+            kick.attached();
+        }
+        tracing::info!("attached to {}", self.place);
+        self.phase.send_if_modified(|phase| {
+            let first = *phase == Phase::Waiting;
+            if first {
+                *phase = Phase::Attached;
+            }
+            first
+        });
+        Verdict::GoOn
+    }
+
+    fn arrived(&self, arrivals: &mut Vec<Arrival>) {
+        let mut held = lock(&self.held);
+        let mut heard = Vec::new();
+        {
+            let mut state = self.state();
+            for arrival in arrivals.drain(..) {
+                match arrival {
+                    Arrival::Message(publish, receipt) => {
+                        held.push_back(Held::Message(publish, receipt));
+                    }
+                    Arrival::Acknowledged(number, ack) => match state.acknowledged(number, &ack) {
+                        Some(Watcher::Heard(peer)) => heard.push(peer),
+                        Some(Watcher::Unheard(peer, key)) => {
+                            held.push_back(Held::Unheard(peer, key));
+                        }
+                        None => {}
+                    },
+                }
+            }
+            if state.is_full() || self.closed.load(Relaxed) {
+                return;
+            }
+        }
+        let now = Instant::now();
+        for peer in heard {
+            self.renew(&peer, now);
+        }
+        if held.is_empty() {
+            return;
+        }
+        let told = self.read(held.drain(..));
+        drop(held);
+        self.intake.take(&mut told.iter().map(Told::inbound));
+    }
+
+    fn lost(&self, why: &str) -> bool {
+        // What was not acknowledged comes again, or is lost to the broker too.
+        lock(&self.held).retain(|held| matches!(held, Held::Unheard(..)));
+        let mut state = self.state();
+        state.lost();
+        if state.down.as_deref() != Some(why) {
+            tracing::warn!("no connection to {}: {why}; trying again", self.place);
+            state.down = Some(why.to_owned());
+        }
+        true
+    }
+
+    fn ended(&self, end: End) {
+        self.phase.send_replace(Phase::Ended(end));
+    }
+}

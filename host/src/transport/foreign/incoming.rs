@@ -1,0 +1,202 @@
+//! A PUBLISH from a foreign broker, as the store takes it.
+//!
+//! What enters: what rumqttc has read. What leaves: properties as the embedded broker hands them over, whose request it
+//! is and how it came; or that it is none. It never looks into a payload.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rumqttc::v5::mqttbytes;
+use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
+use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS};
+
+use super::identity;
+use crate::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
+use crate::store::Peer;
+
+/// A request, as far as the transport can tell.
+#[derive(Debug)]
+pub(super) struct Asked {
+    topic: &'static str,
+    payload: Bytes,
+    properties: Properties,
+    qos: QoS,
+    expires: Option<Instant>,
+    pub(super) peer: Peer,
+}
+
+/// What is none.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Bad {
+    /// Its Response Topic holds a wildcard, which no broker should have let pass; and whose it is.
+    ResponseTopic(Peer),
+    /// Its properties are none that MQTT knows (MQTT 5 section 1.5.4).
+    Malformed,
+}
+
+impl Asked {
+    /// Reads a PUBLISH of one of the request topics.
+    pub(super) fn new(topic: &'static str, publish: Publish, now: Instant) -> Result<Self, Bad> {
+        let sent = publish.properties.unwrap_or_default();
+        // The broker has already taken off how long it waited there (MQTT 5 section 3.3.2.3.3).
+        let expiry = sent.message_expiry_interval;
+        let expiry = expiry.map(|seconds| Duration::from_secs(seconds.into()));
+        let properties = match convert(&sent) {
+            Ok(properties) => properties,
+            Err(PropertyError::Topic) => {
+                let anonymous = PublishProperties {
+                    response_topic: None,
+                    ..sent
+                };
+                let peer = convert(&anonymous).map(|it| identity::peer(&it));
+                return Err(peer.map_or(Bad::Malformed, Bad::ResponseTopic));
+            }
+            Err(_) => return Err(Bad::Malformed),
+        };
+        Ok(Self {
+            topic,
+            peer: identity::peer(&properties),
+            payload: publish.payload,
+            properties,
+            qos: match publish.qos {
+                mqttbytes::QoS::AtMostOnce => QoS::AtMostOnce,
+                mqttbytes::QoS::AtLeastOnce => QoS::AtLeastOnce,
+                mqttbytes::QoS::ExactlyOnce => QoS::ExactlyOnce,
+            },
+            expires: expiry.and_then(|expiry| now.checked_add(expiry)),
+        })
+    }
+
+    /// As the store takes it.
+    pub(super) fn incoming(&self) -> Incoming<'_> {
+        Incoming {
+            topic: self.topic,
+            payload: &self.payload,
+            properties: &self.properties,
+            qos: self.qos,
+            delivery: identity::delivery(&self.peer),
+            expires: self.expires,
+            peer: &self.peer,
+        }
+    }
+}
+
+/// The request topic that this is, if it is one.
+pub(super) fn request_topic(topic: &[u8]) -> Option<&'static str> {
+    let topics = [REQUEST_TOPIC, PREVIEW_TOPIC];
+    topics.into_iter().find(|it| it.as_bytes() == topic)
+}
+
+fn convert(sent: &PublishProperties) -> Result<Properties, PropertyError> {
+    let mut builder = PropertiesBuilder::with_capacity(256);
+    if sent.payload_format_indicator == Some(1) {
+        builder = builder.payload_is_utf8();
+    }
+    if let Some(seconds) = sent.message_expiry_interval {
+        builder = builder.message_expiry_s(seconds);
+    }
+    if let Some(content_type) = &sent.content_type {
+        builder = builder.content_type(content_type);
+    }
+    // An empty one is as good as none; only here a broker might let it pass.
+    if let Some(topic) = sent.response_topic.as_deref().filter(|it| !it.is_empty()) {
+        builder = builder.response_topic(topic);
+    }
+    if let Some(data) = &sent.correlation_data {
+        builder = builder.correlation_data(data);
+    }
+    for (name, value) in &sent.user_properties {
+        builder = builder.user(name, value);
+    }
+    Properties::parse(builder.finish()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn publish(properties: PublishProperties) -> Publish {
+        Publish {
+            qos: mqttbytes::QoS::AtLeastOnce,
+            topic: REQUEST_TOPIC.into(),
+            pkid: 7,
+            payload: "GET".into(),
+            properties: Some(properties),
+            ..Publish::default()
+        }
+    }
+
+    fn asked(properties: PublishProperties) -> Result<Asked, Bad> {
+        Asked::new(REQUEST_TOPIC, publish(properties), Instant::now())
+    }
+
+    #[test]
+    fn every_property_that_says_something_arrives() {
+        let now = Instant::now();
+        let sent = PublishProperties {
+            payload_format_indicator: Some(1),
+            message_expiry_interval: Some(9),
+            topic_alias: None,
+            response_topic: Some("clients/c/answers".into()),
+            correlation_data: Some(Bytes::from_static(b"\0\xff")),
+            user_properties: vec![("k".into(), "v".into()), ("k".into(), String::new())],
+            subscription_identifiers: vec![3],
+            content_type: Some("text/plain".into()),
+        };
+        let asked = Asked::new(REQUEST_TOPIC, publish(sent), now).unwrap();
+        let incoming = asked.incoming();
+        let properties = incoming.properties;
+        assert!(properties.payload_is_utf8());
+        assert_eq!(properties.message_expiry_s(), Some(9));
+        assert_eq!(incoming.expires, Some(now + Duration::from_secs(9)));
+        assert_eq!(properties.response_topic(), Some("clients/c/answers"));
+        assert_eq!(properties.correlation_data().unwrap(), &b"\0\xff"[..]);
+        assert_eq!(properties.content_type(), Some("text/plain"));
+        assert_eq!(
+            properties.user().collect::<Vec<_>>(),
+            [("k", "v"), ("k", "")]
+        );
+        assert_eq!(incoming.peer.known(), Some("c"));
+        assert_eq!(incoming.payload, "GET");
+        assert_eq!(incoming.qos, QoS::AtLeastOnce);
+    }
+
+    #[test]
+    fn a_response_topic_with_a_wildcard_says_who_broke_the_rule() {
+        let sent = PublishProperties {
+            response_topic: Some("clients/c/#".into()),
+            user_properties: vec![("__srcId".into(), "rude".into())],
+            ..PublishProperties::default()
+        };
+        let Err(Bad::ResponseTopic(peer)) = asked(sent) else {
+            panic!("it was taken");
+        };
+        assert_eq!(peer.known(), Some("rude"));
+    }
+
+    #[test]
+    fn an_empty_response_topic_is_none() {
+        let sent = PublishProperties {
+            response_topic: Some(String::new()),
+            ..PublishProperties::default()
+        };
+        let asked = asked(sent).unwrap();
+        assert_eq!(asked.incoming().properties.response_topic(), None);
+    }
+
+    #[test]
+    fn text_that_mqtt_forbids_is_malformed() {
+        let sent = PublishProperties {
+            user_properties: vec![("a\0b".into(), String::new())],
+            ..PublishProperties::default()
+        };
+        assert_eq!(asked(sent).unwrap_err(), Bad::Malformed);
+    }
+
+    #[test]
+    fn only_requests_are_requests() {
+        assert_eq!(request_topic(REQUEST_TOPIC.as_bytes()), Some(REQUEST_TOPIC));
+        assert_eq!(request_topic(PREVIEW_TOPIC.as_bytes()), Some(PREVIEW_TOPIC));
+        assert_eq!(request_topic(b"$SYS/broker/log/N"), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! What goes out to a foreign broker: the link's outlet, bounded, and what is known of it.
+//!
+//! What enters: what the store wants done, and PUBACKs. What leaves: messages into the outlet, and of a PUBACK what it
+//! says about a watcher.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
+use statehouse_link::Outlet;
+use statehouse_mqtt::Message;
+
+use super::figures::Figures;
+use super::outgoing::{Outgoing, To};
+use super::quiet::Quiet;
+use crate::limits;
+use crate::store::Peer;
+use crate::transport::{Outbound, Ticket};
+
+/// What goes out.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) outlet: Outlet<Outgoing>,
+    /// The bytes of all that is in it.
+    pub(super) weight: Arc<AtomicUsize>,
+    /// Answers that were given over an earlier connection of the session: their requests come again, and are answered
+    /// the same. One of both is enough.
+    given: Vec<u64>,
+    /// Requests that the store has and has not settled.
+    pub(super) unsettled: usize,
+    /// Why there is no connection, as it was logged.
+    pub(super) down: Option<String>,
+    pub(super) sums: Figures,
+    pub(super) rule_log: Quiet,
+    refused_log: Quiet,
+    lost_log: Quiet,
+}
+
+/// What the PUBACK of a notification says about its watcher.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Watcher {
+    /// Somebody subscribed to it.
+    Heard(Peer),
+    /// Nobody did, and this is the key.
+    Unheard(Peer, Vec<u8>),
+}
+
+impl State {
+    /// Whether the store should decide nothing more until the broker has taken some of this.
+    pub(super) fn is_full(&self) -> bool {
+        self.outlet.ledger.len() >= limits::BROKER_OUTBOX_HOLD
+            || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_HOLD
+    }
+
+    /// Whether the broker has everything, as far as it can be had.
+    pub(super) fn is_drained(&self) -> bool {
+        !self.outlet.is_up() || (self.unsettled == 0 && self.outlet.ledger.is_empty())
+    }
+
+    /// Does what the store wants done. A kick is not done here.
+    pub(super) fn take(&mut self, out: Outbound) {
+        match out {
+            Outbound::Answer(message, _) => self.answer(message),
+            Outbound::Notify(peer, message) => self.notify(peer, message),
+            Outbound::Settle(Ticket::Foreign(receipt), ..) => {
+                self.unsettled = self.unsettled.saturating_sub(1);
+                self.outlet.settle(receipt);
+            }
+            Outbound::Settle(Ticket::Embedded(_), ..) | Outbound::Kick(..) => {}
+        }
+    }
+
+    fn answer(&mut self, message: Message) {
+        let ledger = &self.outlet.ledger;
+        let is_same = |number: &u64| ledger.get(*number).is_some_and(|it| it.is_same(&message));
+        if let Some(place) = self.given.iter().position(is_same) {
+            self.given.swap_remove(place);
+            return;
+        }
+        let outgoing = Outgoing::new(message, To::Asker, &self.weight);
+        self.outlet.ledger.add(|_| outgoing);
+    }
+
+    fn notify(&mut self, peer: Peer, message: Message) {
+        if self.outlet.ledger.len() >= limits::BROKER_OUTBOX_MAX
+            || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX
+        {
+            self.sums.lost += 1;
+            if let Some(more) = self.lost_log.may_say(Instant::now()) {
+                tracing::error!(
+                    more,
+                    "a notification is lost: the broker has not taken those before for too long"
+                );
+            }
+            return;
+        }
+        let outgoing = Outgoing::new(message, To::Watcher(peer), &self.weight);
+        self.outlet.ledger.add(|_| outgoing);
+    }
+
+    /// The broker has taken a message, or will not. Says what it means for a watcher.
+    pub(super) fn acknowledged(&mut self, number: u64, ack: &PubAck) -> Option<Watcher> {
+        let outgoing = self.outlet.ledger.remove(number)?;
+        self.given.retain(|given| *given != number);
+        match (ack.reason, &outgoing.to) {
+            (PubAckReason::Success, To::Watcher(peer)) => Some(Watcher::Heard(peer.clone())),
+            (PubAckReason::NoMatchingSubscribers, To::Watcher(peer)) => {
+                self.sums.unheard += 1;
+                Some(Watcher::Unheard(peer.clone(), outgoing.watched_key()?))
+            }
+            (PubAckReason::Success | PubAckReason::NoMatchingSubscribers, _) => None,
+            (reason, _) => {
+                self.sums.refused += 1;
+                if let Some(more) = self.refused_log.may_say(Instant::now()) {
+                    let topic = outgoing.message.topic.escape_ascii();
+                    tracing::warn!(%topic, ?reason, more, "the broker does not take what the store publishes: does its access control allow it?");
+                }
+                None
+            }
+        }
+    }
+
+    /// The connection is lost: requests that were not acknowledged may come again.
+    pub(super) fn lost(&mut self) {
+        let answers = self.outlet.ledger.iter();
+        let answers = answers.filter(|(_, outgoing)| matches!(outgoing.to, To::Asker));
+        self.given = answers.map(|(number, _)| number).collect();
+    }
+
+    /// There is a connection.
+    pub(super) fn connected(&mut self, session_present: bool) {
+        self.sums.connections += 1;
+        if !session_present {
+            // Nothing comes again.
+            self.given.clear();
+        }
+    }
+
+    pub(super) fn figures(&self) -> Figures {
+        Figures {
+            connected: self.outlet.is_up(),
+            outstanding: self.outlet.ledger.len() as u64,
+            outstanding_bytes: self.weight.load(Relaxed) as u64,
+            unacknowledged: self.outlet.unacknowledged() as u64,
+            ..self.sums
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehouse_mqtt::ReasonCode;
+
+    use super::*;
+
+    fn message(topic: &'static str, payload: &'static str) -> Message {
+        Message {
+            topic: topic.into(),
+            payload: payload.into(),
+            ..Message::default()
+        }
+    }
+
+    fn ack(reason: PubAckReason) -> PubAck {
+        PubAck {
+            pkid: 1,
+            reason,
+            properties: None,
+        }
+    }
+
+    fn watcher() -> Peer {
+        super::super::identity::named("watcher")
+    }
+
+    #[test]
+    fn a_puback_tells_whether_a_watcher_is_there() {
+        let mut state = State::default();
+        let topic = "clients/x/command/notify/6B";
+        for _ in 0..2 {
+            state.take(Outbound::Notify(watcher(), message(topic, "n")));
+        }
+        state.take(Outbound::Answer(message("answers", "a"), None));
+        let first = state.outlet.ledger.oldest().unwrap();
+        assert_eq!(
+            state.acknowledged(first, &ack(PubAckReason::Success)),
+            Some(Watcher::Heard(watcher()))
+        );
+        let nobody = ack(PubAckReason::NoMatchingSubscribers);
+        assert_eq!(
+            state.acknowledged(first + 1, &nobody),
+            Some(Watcher::Unheard(watcher(), b"k".to_vec()))
+        );
+        assert_eq!(state.acknowledged(first + 2, &nobody), None);
+        let figures = state.figures();
+        assert_eq!((figures.unheard, figures.outstanding_bytes), (1, 0));
+    }
+
+    #[test]
+    fn what_the_broker_refuses_is_counted_and_gone() {
+        let mut state = State::default();
+        state.take(Outbound::Answer(message("answers", "a"), None));
+        let number = state.outlet.ledger.oldest().unwrap();
+        let refused = ack(PubAckReason::NotAuthorized);
+        assert_eq!(state.acknowledged(number, &refused), None);
+        assert_eq!(state.figures().refused, 1);
+        assert_eq!(state.figures().outstanding, 0);
+    }
+
+    #[test]
+    fn an_answer_to_a_request_that_comes_again_is_kept_once() {
+        let mut state = State::default();
+        let answer = || Outbound::Answer(message("answers", "+OK\r\n"), None);
+        state.take(answer());
+        state.take(answer());
+        assert_eq!(state.outlet.ledger.len(), 2, "two requests, two answers");
+        state.lost();
+        for _ in 0..3 {
+            state.take(answer());
+        }
+        assert_eq!(state.outlet.ledger.len(), 3, "and a third request");
+        // Where the broker has lost the session, nothing comes again: this is a new request.
+        state.lost();
+        state.connected(false);
+        state.take(answer());
+        assert_eq!(state.outlet.ledger.len(), 4);
+    }
+
+    #[test]
+    fn the_store_is_held_up_where_too_much_is_on_its_way() {
+        let mut state = State::default();
+        for _ in 0..limits::BROKER_OUTBOX_HOLD {
+            assert!(!state.is_full());
+            state.take(Outbound::Notify(watcher(), message("t", "n")));
+        }
+        assert!(state.is_full());
+        let number = state.outlet.ledger.oldest().unwrap();
+        state.acknowledged(number, &ack(PubAckReason::Success));
+        assert!(!state.is_full());
+    }
+
+    #[test]
+    fn what_is_decided_is_out_before_the_end() {
+        let mut state = State::default();
+        state.unsettled = 1;
+        assert!(
+            state.is_drained(),
+            "without a connection nothing is waited for"
+        );
+        let settle = Outbound::Settle(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
+        state.take(settle);
+        assert_eq!(state.unsettled, 0);
+    }
+}
