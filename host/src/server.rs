@@ -19,7 +19,8 @@ use crate::outbox::Outbox;
 use crate::policy::{Absent, Assignment, Instance, Part, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, ToldAgain, Transaction, Trip};
+use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction, Trip};
+use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 /// A wall clock this far behind the store's time was stepped back by somebody.
@@ -51,6 +52,8 @@ pub struct Settings {
     pub dialect: Option<Dialect>,
     /// Whether each answer says which policy gave it.
     pub policy_property: bool,
+    /// Whether clients are those of a foreign broker: their connections are not the transport's to end.
+    pub attached: bool,
 }
 
 /// What decides, under one lock.
@@ -80,7 +83,7 @@ pub struct Stats {
     pub requests: u64,
     /// Messages on a request topic that were none, refused or dropped.
     pub refused: u64,
-    /// Clients disconnected for a forbidden response topic.
+    /// Requests with a forbidden response topic: their clients are disconnected, where the transport can.
     pub kicked: u64,
     /// Notifications handed to watchers.
     pub notifications: u64,
@@ -92,12 +95,8 @@ pub struct Stats {
     pub duplicates: u64,
     /// Those of them where running the policy again gave another answer.
     pub duplicates_different: u64,
-    /// Those of them that an earlier run handled and whose notifications were sent again.
-    pub told_again: u64,
-    /// Those of them whose notifications an earlier run may not have sent, and that could not be said again.
-    pub not_told_again: u64,
-    /// Requests that were forgotten although their session lives and might send them again, or behind a foreign broker
-    /// before their time: see `max_duplicate_bytes` and `max_duplicates`.
+    /// Requests that were forgotten although their session lives and might send them again: see
+    /// `max_duplicate_bytes`.
     pub forgotten: u64,
     /// Requests that are remembered at the moment.
     pub remembered: u64,
@@ -209,7 +208,12 @@ impl Server {
         }
     }
 
-    /// Whoever watches anything. After a restart these are clients of which nobody knows whether they are still there.
+    /// What the connection to a foreign broker can be judged by, where there is one.
+    pub fn link(&self) -> Option<Figures> {
+        self.transport.get()?.figures()
+    }
+
+    /// Whoever watches anything.
     pub fn watching(&self) -> Vec<Peer> {
         self.lock().store.state().watches.peers().cloned().collect()
     }
@@ -369,13 +373,19 @@ impl Server {
             }
             Parsed::Disconnect(reason, text) => {
                 core.stats.kicked += 1;
-                let client = incoming.peer.client.escape_debug();
-                tracing::warn!(%client, text, "disconnecting a client");
+                if !self.settings.attached {
+                    let client = incoming.peer.client.escape_debug();
+                    tracing::warn!(%client, text, "disconnecting a client");
+                }
                 let kick = Outbound::Kick(incoming.peer.clone(), reason, text);
                 // Settled too: a QoS 2 exchange outlives the connection, and must not wait for ever.
                 let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));
                 self.queue(incoming.peer, [Some(kick), settle]);
-                Stepped::Kicked
+                match self.settings.attached {
+                    // What came behind it is of others, or of a connection that goes on.
+                    true => Stepped::Queued(0),
+                    false => Stepped::Kicked,
+                }
             }
         }
     }
@@ -404,11 +414,6 @@ impl Server {
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
             core.stats.duplicates_different += u64::from(rerun == Rerun::Different);
-        }
-        match effects.told_again {
-            Some(ToldAgain::Told) => core.stats.told_again += 1,
-            Some(ToldAgain::Impossible) => core.stats.not_told_again += 1,
-            None => {}
         }
         let urgent = asked
             .as_ref()
@@ -710,6 +715,7 @@ mod tests {
                 node: "StateStore".into(),
                 dialect: Some(Dialect::Sdk),
                 policy_property: false,
+                attached: false,
             },
         );
         let notebook = Arc::new(Notebook::default());

@@ -177,6 +177,7 @@ impl Api {
                     &listing,
                     self.control().diff().as_ref(),
                     &self.server.stats(),
+                    self.server.link().as_ref(),
                 );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))

@@ -3,18 +3,26 @@
 //! What enters: sums. What leaves: one page. It is written here and not by a crate, since every number is counted
 //! elsewhere already: a registry would only be a second copy.
 
-use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use crate::control::{Listing, PolicyView};
 use crate::policy::Role;
 use crate::server::Stats;
 use crate::shadow::ShadowReport;
+use crate::transport::foreign::Figures;
 
 /// All metrics.
-pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, stats: &Stats) -> String {
+pub(super) fn text(
+    listing: &Listing,
+    shadow: Option<&ShadowReport>,
+    stats: &Stats,
+    link: Option<&Figures>,
+) -> String {
     let mut page = Page::default();
     store(&mut page, stats);
+    if let Some(link) = link {
+        connection(&mut page, link);
+    }
     policies(&mut page, &listing.policies);
     if let Some(report) = shadow {
         compared(&mut page, report);
@@ -66,25 +74,12 @@ fn store(page: &mut Page, stats: &Stats) {
             stats.duplicates_different,
         ),
         (
-            "told_again",
-            "Of these, handled by an earlier run, whose notifications were sent again",
-            stats.told_again,
-        ),
-        (
-            "not_told_again",
-            "Of these, handled by an earlier run, whose notifications could not be sent again",
-            stats.not_told_again,
-        ),
-        (
             "forgotten",
             "Requests forgotten although they might come again",
             stats.forgotten,
         ),
     ];
-    for (name, help, value) in counters {
-        page.family(name, "counter", help);
-        page.sample(&format!("{name}_total"), &[], value);
-    }
+    page.counters(&counters);
     let gauges = [
         (
             "remembered",
@@ -95,10 +90,60 @@ fn store(page: &mut Page, stats: &Stats) {
         ("key_bytes", "What the keys weigh, in bytes", stats.bytes),
         ("watches", "Watches", stats.watches),
     ];
-    for (name, help, value) in gauges {
-        page.family(name, "gauge", help);
-        page.sample(name, &[], value);
-    }
+    page.gauges(&gauges);
+}
+
+/// The connection to a foreign broker.
+fn connection(page: &mut Page, link: &Figures) {
+    page.counters(&[
+        (
+            "broker_connections",
+            "Connections to the broker that were made",
+            link.connections,
+        ),
+        (
+            "broker_malformed",
+            "Messages on a request topic that were no MQTT messages",
+            link.malformed,
+        ),
+        (
+            "broker_refused",
+            "Answers and notifications that the broker did not take",
+            link.refused,
+        ),
+        (
+            "broker_unheard",
+            "Notifications that nobody had subscribed to",
+            link.unheard,
+        ),
+        (
+            "broker_lost",
+            "Notifications lost because the broker was away for too long",
+            link.lost,
+        ),
+    ]);
+    page.gauges(&[
+        (
+            "broker_connected",
+            "Whether there is a connection to the broker",
+            link.connected.into(),
+        ),
+        (
+            "broker_outstanding",
+            "Answers and notifications that the broker has not taken yet",
+            link.outstanding,
+        ),
+        (
+            "broker_outstanding_bytes",
+            "What these weigh, in bytes",
+            link.outstanding_bytes,
+        ),
+        (
+            "broker_unacknowledged",
+            "Messages of the broker that are not acknowledged yet",
+            link.unacknowledged,
+        ),
+    ]);
 }
 
 /// The numbers of one policy, each with a further label or none.
@@ -144,14 +189,9 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
         "counter",
         "Requests by the command that the policy names",
         &|policy| {
-            // A policy may give two commands one name, and a page may not have a sample twice.
-            let mut commands = BTreeMap::<_, u64>::new();
-            for it in &policy.commands {
-                *commands.entry(&it.name).or_default() += it.requests;
-            }
-            let commands = commands.into_iter();
+            let commands = policy.commands.iter();
             commands
-                .map(|(name, requests)| (Some(("command", name.clone())), requests))
+                .map(|it| (Some(("command", it.name.clone())), it.requests))
                 .collect()
         },
     );
@@ -228,6 +268,22 @@ fn word(role: &Role) -> String {
 struct Page(String);
 
 impl Page {
+    /// Each with its name, what it says, and its value.
+    fn counters(&mut self, counters: &[(&str, &str, u64)]) {
+        for (name, help, value) in counters {
+            self.family(name, "counter", help);
+            self.sample(&format!("{name}_total"), &[], value);
+        }
+    }
+
+    /// The same of what there is at the moment.
+    fn gauges(&mut self, gauges: &[(&str, &str, u64)]) {
+        for (name, help, value) in gauges {
+            self.family(name, "gauge", help);
+            self.sample(name, &[], value);
+        }
+    }
+
     /// The head of a family.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
@@ -264,35 +320,6 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::CommandView;
-    use crate::policy::{Digest, Done};
-
-    /// Whoever reads a page with a sample twice throws all of it away.
-    #[test]
-    fn two_commands_of_one_name_are_one_sample() {
-        let commands = [1, 2].map(|requests| CommandView {
-            name: "SET".into(),
-            requests,
-        });
-        let view = PolicyView {
-            name: "rule".into(),
-            version: "1".into(),
-            digest: Digest::of(b""),
-            bytes: 1,
-            built_in: false,
-            roles: Vec::new(),
-            done: Done::default(),
-            commands: commands.into(),
-        };
-        let mut page = Page::default();
-        policies(&mut page, &[view]);
-        let samples = page.0.lines().filter(|line| line.contains("\"SET\""));
-        let samples: Vec<&str> = samples.collect();
-        assert!(
-            matches!(samples[..], [one] if one.ends_with("} 3")),
-            "{samples:?}"
-        );
-    }
 
     #[test]
     fn names_do_not_end_a_line() {

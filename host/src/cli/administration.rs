@@ -61,8 +61,8 @@ impl Administration {
         })
     }
 
-    /// Runs everything.
-    pub(super) fn start(self, server: Arc<Server>, broker: Broker) -> Running {
+    /// Runs everything. Orders over MQTT come through the embedded broker only.
+    pub(super) fn start(self, server: Arc<Server>, broker: Option<Broker>) -> Running {
         let mut tasks = Vec::new();
         let mut door = None;
         if let Some(admin) = self.admin {
@@ -85,7 +85,9 @@ impl Administration {
         if let Some(drop) = self.drop {
             tasks.push(tokio::spawn(drop.run()));
         }
-        tasks.push(tokio::spawn(self.orders.run(broker)));
+        if let Some(broker) = broker {
+            tasks.push(tokio::spawn(self.orders.run(broker)));
+        }
         Running { tasks, door }
     }
 }

@@ -4,6 +4,7 @@
 //! ends with 74 where its disk failed, and with 70 where it lost its state to a mistake of its own (sysexits.h).
 
 mod administration;
+mod clients;
 mod data;
 mod del;
 mod doctor;

@@ -1,19 +1,18 @@
 //! `statehouse serve`: runs a state store until it is told to stop.
 
 use std::io::{self, IsTerminal, Write};
-use std::net;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
+use super::clients::{Clients, Entrance};
 use super::output::{self, Failure};
 use crate::clock::{Clock, SystemSource};
 use crate::config::{Config, Durability, Flags, LogFormat, TransportChoice};
@@ -37,17 +36,17 @@ pub(super) fn run(flags: Flags) -> ExitCode {
         .and_then(|config| {
             start_logging(&config).map_err(usage)?;
             // First what fails soonest: a store that cannot listen touches no data.
-            let listeners = listen(&config).map_err(transport)?;
+            let entrance = Entrance::prepare(&config).map_err(transport)?;
             let started = start(&config).map_err(usage)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
                 .context("cannot start the threads that serve connections")
                 .map_err(transport)?;
-            let served = runtime.block_on(serve(listeners, started));
+            let served = runtime.block_on(serve(entrance, started));
             // A policy may just be compiled, which nobody waits for any more.
             runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
-            served.map_err(transport)
+            served
         });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -86,7 +85,7 @@ fn load_standard() -> anyhow::Result<Standard> {
 /// A store that is ready to listen.
 struct Started {
     server: Arc<Server>,
-    broker: Broker,
+    clients: Clients,
     control: Arc<Control>,
     administration: Administration,
     promise: String,
@@ -101,21 +100,18 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let listener = Listener::default();
     // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
     let compiling = thread::spawn(load_standard);
-    let mode = config.transport.mode();
-    let mut recovered = match config.storage.durability {
+    let recovered = match config.storage.durability {
         Durability::Memory => None,
         _ => Some(storage::recover(&config.storage)?),
     };
     let standard = compiling
         .join()
         .map_err(|_| anyhow::anyhow!("the thread that compiles the built-in policy panicked"))??;
-    if let Some(recovered) = &mut recovered {
+    if let Some(recovered) = &recovered {
         tracing::info!("{}", recovered.report());
-        recovered.begin(mode);
     }
     let modules = Modules::of(&config.storage.directory);
-    let mut empty = Image::new(config.storage.duplicates);
-    empty.begin(mode);
+    let empty = Image::new(config.storage.duplicates);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
     let (engine, standard) = standard;
     let opening = Opening {
@@ -144,7 +140,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
     let mut recorder = Recorder::new(journal, image.policies, image.active);
-    recorder.started(run, clock.read().now_ms, mode);
+    recorder.started(run, clock.read().now_ms);
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
     *store.watch() = config.watch;
@@ -157,26 +153,32 @@ fn start(config: &Config) -> anyhow::Result<Started> {
             node: config.node.clone(),
             dialect: config.dialect,
             policy_property: config.policy_property,
+            attached: matches!(config.transport, TransportChoice::Foreign(_)),
         },
     );
-    let options = Options {
-        limits: config.broker.clone(),
-        persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
-        run,
-    };
     let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone());
     let administration = Administration::open(config, gate, orders.clone())?;
-    let service = StoreService::new(server.clone()).with_orders(orders);
-    let service = Arc::new(service);
-    let broker = Broker::restore(options, service, image.sessions);
-    server.attach(Arc::new(Embedded::new(broker.clone())));
-    server.retain_sessions(&broker.sessions());
-    listener.attach(server.clone(), Some(broker.clone()));
+    let clients = match &config.transport {
+        TransportChoice::Embedded(_) => {
+            let options = Options {
+                limits: config.broker.clone(),
+                persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
+                run,
+            };
+            let service = StoreService::new(server.clone()).with_orders(orders);
+            let broker = Broker::restore(options, Arc::new(service), image.sessions);
+            server.attach(Arc::new(Embedded::new(broker.clone())));
+            server.retain_sessions(&broker.sessions());
+            Clients::Embedded(broker)
+        }
+        TransportChoice::Foreign(foreign) => Clients::foreign(&server, foreign, config)?,
+    };
+    listener.attach(server.clone(), clients.broker().cloned());
     Ok(Started {
         server,
-        broker,
+        clients,
         control,
         administration,
         promise,
@@ -184,79 +186,50 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     })
 }
 
-/// Takes the addresses. Who connects from now on waits until the store is ready.
-fn listen(config: &Config) -> anyhow::Result<Vec<net::TcpListener>> {
-    let mut listeners = Vec::new();
-    let TransportChoice::Embedded(addresses) = &config.transport else {
-        anyhow::bail!("this version cannot attach to a foreign broker yet");
-    };
-    for address in addresses {
-        let listener = net::TcpListener::bind(address).with_context(|| {
-            format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
-        })?;
-        listener.set_nonblocking(true)?;
-        listeners.push(listener);
-    }
-    Ok(listeners)
-}
-
-async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Result<()> {
+async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
+    let failed = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
     let Started {
         server,
-        broker,
+        clients,
         control,
         administration,
         promise,
         disk,
     } = started;
-    let stop = wait_for_signal(disk.clone())?;
-    let listeners = listeners
-        .into_iter()
-        .map(TcpListener::from_std)
-        .collect::<io::Result<Vec<_>>>()?;
+    let stop = wait_for_signal(disk.clone()).map_err(failed)?;
+    let broker = clients.broker().cloned();
+    let mut open = clients.open(entrance, &server)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.
-    let administration = administration.start(server.clone(), broker.clone());
-    let mut out = io::stdout().lock();
-    writeln!(out, "statehouse {}", env!("CARGO_PKG_VERSION"))?;
-    for policy in answering(&control.list()) {
-        writeln!(out, "{policy}")?;
-    }
-    writeln!(out, "{promise}")?;
-    for listener in &listeners {
-        writeln!(out, "listening on mqtt://{}", listener.local_addr()?)?;
-    }
-    writeln!(out, "ready")?;
-    out.flush()?;
-    drop(out);
-
-    let timers = tokio::spawn({
-        let broker = broker.clone();
-        async move { broker.run_timers().await }
-    });
+    let administration = administration.start(server.clone(), broker);
+    let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
+    lines.extend(answering(&control.list()));
+    lines.push(promise);
+    print(&lines)?;
     let sweeper = tokio::spawn({
         let server = server.clone();
         async move { server.sweep().await }
     });
-    let accepting: Vec<_> = listeners
-        .into_iter()
-        .map(|listener| {
-            let broker = broker.clone();
-            tokio::spawn(async move { broker.listen(listener).await })
-        })
-        .collect();
-
-    // It ends with a word: the thread that gives it lives as long as the process.
-    if let Ok(signal) = stop.await {
-        tracing::info!("{signal}: stopping");
-    }
+    let serving = async {
+        if let Some(mut lines) = open.ready().await {
+            lines.push("ready".to_owned());
+            if let Err(error) = print(&lines) {
+                return error.into();
+            }
+        }
+        open.ended().await
+    };
+    let served = tokio::select! {
+        // It ends with a word: the thread that gives it lives as long as the process.
+        signal = stop => {
+            tracing::info!("{}: stopping", signal.unwrap_or_default());
+            Ok(())
+        }
+        failure = serving => Err(failure),
+    };
     administration.stop();
-    broker.shutdown(limits::SHUTDOWN_GRACE).await;
-    for task in accepting {
-        task.abort();
-    }
+    open.shutdown().await;
     sweeper.abort();
-    timers.abort();
     server.stop();
     if let Some(disk) = disk {
         // Nothing that was acknowledged depends on it, but the next start is quicker for it.
@@ -283,7 +256,16 @@ async fn serve(listeners: Vec<net::TcpListener>, started: Started) -> anyhow::Re
             tracing::info!(%policy, ?counters, "what the policy counted");
         }
     }
-    Ok(())
+    served
+}
+
+/// Lines for whoever started the store.
+fn print(lines: &[String]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for line in lines {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()
 }
 
 /// Waits for SIGTERM or SIGINT on a thread of its own: those that serve may all be waiting for a full disk, which

@@ -447,4 +447,4 @@ fn back(
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,5 +1,3 @@
-use std::fs;
-
 use super::*;
 use crate::STANDARD_POLICY;
 use crate::policy::{Canary, CanaryRule, Shadow};

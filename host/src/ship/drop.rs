@@ -6,18 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::gate::{Gate, ShipError};
 use crate::config::DropAction;
 use crate::control::PolicyView;
 use crate::limits;
-use crate::policy::{Digest, Selector, read_file};
-use crate::replace::replace;
+use crate::policy::{Digest, Selector};
 
 /// The ending of files that count.
 const MODULE: &str = "wasm";
@@ -36,12 +35,10 @@ pub struct Drop {
 }
 
 /// A file as it was at the last look.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Seen {
     bytes: u64,
-    /// When it last became another one. Unlike the time of its modification, which builds that can be repeated set to
-    /// one and the same, nobody can choose this one.
-    changed: (i64, i64),
+    modified: Option<SystemTime>,
     handled: bool,
 }
 
@@ -98,7 +95,7 @@ impl Drop {
         let before = std::mem::take(&mut self.seen);
         for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
             if let Some(before) = before.get(&name)
-                && (before.bytes, before.changed) == (now.bytes, now.changed)
+                && (before.bytes, before.modified) == (now.bytes, now.modified)
             {
                 if !before.handled {
                     self.handle(&self.directory.join(&name));
@@ -132,7 +129,7 @@ impl Drop {
             };
             let seen = Seen {
                 bytes: data.len(),
-                changed: (data.ctime(), data.ctime_nsec()),
+                modified: data.modified().ok(),
                 handled: false,
             };
             files.insert(name.to_owned(), seen);
@@ -141,13 +138,11 @@ impl Drop {
     }
 
     fn handle(&self, path: &Path) {
-        // Whoever may write here names the files, and is not to write the log.
-        let shown = path.to_string_lossy();
-        let shown = shown.escape_debug();
-        let status = match read_file(path) {
+        let shown = path.display();
+        let status = match read(path) {
             Err(error) => {
-                tracing::warn!("drop directory: {shown} cannot be read: {error}");
-                format!("refused: the file cannot be read: {error}\n")
+                tracing::warn!("drop directory: {shown} is refused: {error}");
+                format!("refused: {error}\n")
             }
             Ok(file) if self.was_handled(path, &file) => return,
             Ok(file) => match self.ship(&file) {
@@ -157,13 +152,12 @@ impl Drop {
                     format!("{what} {name} {version} blake3:{}\n", it.digest)
                 }
                 Err(error) => {
-                    let error = one_line(&error.to_string());
                     tracing::warn!("drop directory: {shown} is refused: {error}");
                     format!("refused: {error}\n")
                 }
             },
         };
-        if let Err(error) = replace(&status_path(path), status.as_bytes(), 0o644) {
+        if let Err(error) = write(&status_path(path), &status) {
             tracing::warn!("drop directory: the status of {shown} cannot be written: {error}");
         }
     }
@@ -173,8 +167,8 @@ impl Drop {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
         listing.policies.iter().any(|it| it.digest == digest)
-            && status(path)
-                .is_some_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
+            && fs::read_to_string(status_path(path))
+                .is_ok_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
     }
 
     fn ship(&self, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
@@ -192,22 +186,32 @@ impl Drop {
     }
 }
 
-/// What stands beside a file. Only what was written here counts: nothing else is as short, and no link and no pipe.
-fn status(path: &Path) -> Option<String> {
-    let path = status_path(path);
-    let data = fs::symlink_metadata(&path).ok()?;
-    let is_ours = data.is_file() && data.len() <= limits::DROP_STATUS_BYTES_MAX;
-    is_ours.then(|| fs::read_to_string(path).ok()).flatten()
-}
-
-/// What a compiler or a policy says may have several.
-fn one_line(text: &str) -> String {
-    let end = text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
-    text[..end].replace(char::is_control, " ")
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let max = limits::POLICY_FILE_BYTES_MAX;
+    let file = File::open(path).map_err(|error| format!("it cannot be read: {error}"))?;
+    let length = file.metadata().map_or(0, |data| data.len());
+    if length <= max {
+        file.take(max + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| format!("it cannot be read: {error}"))?;
+    }
+    let length = length.max(bytes.len() as u64);
+    if length > max {
+        return Err(format!("it has {length} bytes, and a policy at most {max}"));
+    }
+    Ok(bytes)
 }
 
 fn status_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(STATUS);
     PathBuf::from(name)
+}
+
+/// Whoever reads it sees the whole line.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("status.new");
+    fs::write(&new, text)?;
+    fs::rename(&new, path)
 }

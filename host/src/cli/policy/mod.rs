@@ -5,6 +5,7 @@ mod build;
 mod canary;
 mod check;
 mod diff;
+mod file;
 mod keygen;
 mod list;
 mod load;
@@ -95,7 +96,7 @@ impl From<KitError> for output::Failure {
     fn from(error: KitError) -> Self {
         match error {
             KitError::Past(error) => error.into(),
-            KitError::Unreadable(..) | KitError::Transcript(..) => Self::usage(error.to_string()),
+            KitError::Unreadable(..) => Self::usage(error.to_string()),
             KitError::Load(_) => Self::negative(error.to_string()),
         }
     }

@@ -1,0 +1,234 @@
+//! Where the clients of a store that `serve` runs are: at the embedded broker, or with the store at a foreign one.
+//!
+//! What enters: settings, and a store. What leaves: lines that say where clients find it, and its end.
+
+use std::io;
+use std::net;
+use std::sync::Arc;
+
+use anyhow::Context;
+use statehouse_link::{End, Options};
+use statehouse_mqtt::Broker;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::output::Failure;
+use crate::config::{Config, Durability, ForeignConfig, KickKind, TransportChoice};
+use crate::limits;
+use crate::server::Server;
+use crate::transport::foreign::kick::dynsec::DynamicSecurity;
+use crate::transport::foreign::{self, Foreign, Phase, client_id};
+
+/// Exit code of a store whose session another client took over (EX_PROTOCOL of sysexits.h): whoever supervises it should
+/// not start it again.
+const EXIT_TAKEN_OVER: u8 = 76;
+
+/// What is ready before the data is touched.
+pub(super) enum Entrance {
+    /// Addresses that were taken.
+    Listening(Vec<net::TcpListener>),
+    /// What a connection needs, but for the client id.
+    Attaching(Box<Options>),
+}
+
+/// Where clients are.
+pub(super) enum Clients {
+    /// Their broker is this one.
+    Embedded(Broker),
+    /// They and the store are clients of another.
+    Foreign(Box<Attached>),
+}
+
+/// What it takes to be a client oneself.
+pub(super) struct Attached {
+    foreign: Arc<Foreign>,
+    config: ForeignConfig,
+    client_id: String,
+    kick: Option<Arc<DynamicSecurity>>,
+}
+
+/// Clients can come.
+pub(super) struct Open {
+    clients: Clients,
+    tasks: Vec<JoinHandle<()>>,
+    link: Option<JoinHandle<()>>,
+    lines: Vec<String>,
+}
+
+impl Entrance {
+    /// Takes the addresses, where there are some: who connects from now on waits until the store is ready. Else reads
+    /// the certificates.
+    pub(super) fn prepare(config: &Config) -> anyhow::Result<Self> {
+        let addresses = match &config.transport {
+            TransportChoice::Embedded(addresses) => addresses,
+            TransportChoice::Foreign(foreign) => {
+                let options = foreign::options(foreign, config.broker.packet_bytes_max)?;
+                return Ok(Self::Attaching(Box::new(options)));
+            }
+        };
+        let mut listeners = Vec::new();
+        for address in addresses {
+            let listener = net::TcpListener::bind(address).with_context(|| {
+                format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
+            })?;
+            listener.set_nonblocking(true)?;
+            listeners.push(listener);
+        }
+        Ok(Self::Listening(listeners))
+    }
+}
+
+impl Clients {
+    /// A store behind a foreign broker.
+    pub(super) fn foreign(
+        server: &Arc<Server>,
+        foreign_config: &ForeignConfig,
+        config: &Config,
+    ) -> anyhow::Result<Self> {
+        let keeps = config.storage.durability != Durability::Memory;
+        let data = keeps.then_some(&*config.storage.directory);
+        let client_id = match (&foreign_config.client_id, data) {
+            (Some(id), _) => id.clone(),
+            (None, Some(data)) => client_id::of(data)?,
+            (None, None) => client_id::random(),
+        };
+        let foreign = Foreign::new(server.clone(), foreign_config);
+        let kick = match foreign_config.kick {
+            KickKind::Off => None,
+            KickKind::Dynsec => {
+                let own_user = foreign_config.user.clone();
+                let kick = DynamicSecurity::new(foreign.clone(), own_user, data)?;
+                foreign.kick_through(kick.clone());
+                Some(kick)
+            }
+        };
+        server.attach(foreign.clone());
+        Ok(Self::Foreign(Box::new(Attached {
+            foreign,
+            config: foreign_config.clone(),
+            client_id,
+            kick,
+        })))
+    }
+
+    /// The embedded broker.
+    pub(super) fn broker(&self) -> Option<&Broker> {
+        match self {
+            Self::Embedded(broker) => Some(broker),
+            Self::Foreign(_) => None,
+        }
+    }
+
+    /// Lets clients in, or goes where they are.
+    pub(super) fn open(self, entrance: Entrance, server: &Arc<Server>) -> io::Result<Open> {
+        let mut open = Open {
+            clients: self,
+            tasks: Vec::new(),
+            link: None,
+            lines: Vec::new(),
+        };
+        match (&open.clients, entrance) {
+            (Clients::Embedded(broker), Entrance::Listening(listeners)) => {
+                for listener in listeners {
+                    let listener = TcpListener::from_std(listener)?;
+                    let address = listener.local_addr()?;
+                    open.lines.push(format!("listening on mqtt://{address}"));
+                    let broker = broker.clone();
+                    let accepting = async move {
+                        if let Err(error) = broker.listen(listener).await {
+                            tracing::error!(%error, "nobody is let in on {address} any more");
+                        }
+                    };
+                    open.tasks.push(tokio::spawn(accepting));
+                }
+                let broker = broker.clone();
+                let timers = async move { broker.run_timers().await };
+                open.tasks.push(tokio::spawn(timers));
+            }
+            (Clients::Foreign(attached), Entrance::Attaching(options)) => {
+                let Attached {
+                    foreign,
+                    config,
+                    client_id,
+                    kick,
+                } = &**attached;
+                let client = client_id.escape_debug();
+                open.lines
+                    .push(format!("attached to {} as {client}", config.broker));
+                let options = Options {
+                    client_id: client_id.clone(),
+                    ..*options
+                };
+                let link = statehouse_link::run(foreign.clone(), options);
+                open.link = Some(tokio::spawn(link));
+                open.tasks
+                    .extend(kick.clone().map(|kick| tokio::spawn(kick.run())));
+                let (foreign, server) = (foreign.clone(), server.clone());
+                let aging = async move { foreign.age_watches(|| server.watching()).await };
+                open.tasks.push(tokio::spawn(aging));
+            }
+            // Both are made of one setting.
+            _ => return Err(io::Error::other("no way for clients to come")),
+        }
+        Ok(open)
+    }
+}
+
+impl Open {
+    /// Waits until clients can be served, and says where. None where that will not be.
+    pub(super) async fn ready(&mut self) -> Option<Vec<String>> {
+        if let Clients::Foreign(attached) = &self.clients {
+            let Attached {
+                foreign, config, ..
+            } = &**attached;
+            let mut phase = foreign.phase();
+            let phase = phase.wait_for(|phase| *phase != Phase::Waiting).await;
+            if !matches!(phase.as_deref(), Ok(Phase::Attached)) {
+                return None;
+            }
+            let broker = &config.broker;
+            let shown = foreign.presence();
+            let line = shown
+                .line(&broker.host, broker.port, config.watch_ttl)
+                .await;
+            self.lines.push(format!("presence: {line}"));
+        }
+        Some(std::mem::take(&mut self.lines))
+    }
+
+    /// Waits until clients cannot be served any more, for ever where nothing but the store decides that.
+    pub(super) async fn ended(&self) -> Failure {
+        let Clients::Foreign(attached) = &self.clients else {
+            return std::future::pending().await;
+        };
+        let mut phase = attached.foreign.phase();
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
+        let why = match ended.await.as_deref() {
+            Ok(Phase::Ended(End::TakenOver(why))) => why.clone(),
+            _ => "the connection ended by itself: that is a bug".to_owned(),
+        };
+        let client = attached.client_id.escape_debug();
+        let broker = &attached.config.broker;
+        Failure::new(
+            EXIT_TAKEN_OVER,
+            format!(
+                "the MQTT client id {client} at {broker} was taken over by another client: {why}. Two stores cannot share one; this one stops"
+            ),
+        )
+    }
+
+    /// Lets nobody in any more, and waits a little until clients have what is theirs.
+    pub(super) async fn shutdown(self) {
+        match &self.clients {
+            Clients::Embedded(broker) => broker.shutdown(limits::SHUTDOWN_GRACE).await,
+            Clients::Foreign(attached) => attached.foreign.shutdown(limits::SHUTDOWN_GRACE).await,
+        }
+        if let Some(link) = self.link {
+            // It ends by itself, soon after.
+            _ = tokio::time::timeout(2 * statehouse_link::limits::CLOSE_WAIT, link).await;
+        }
+        for task in self.tasks {
+            task.abort();
+        }
+    }
+}
