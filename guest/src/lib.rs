@@ -9,6 +9,7 @@
 //! * `scan`, `glob`: which keys a pattern names, page by page.
 //! * `reply`: every byte string that is answered.
 //! * `notify`: what watchers are told.
+//! * `rule`: the standard policy and one rule more.
 //! * `limits`: every bound, with its reason.
 //!
 //! Nothing here allocates by what a client claims, only by what it sent.
@@ -21,6 +22,7 @@ mod glob;
 mod limits;
 mod notify;
 mod reply;
+mod rule;
 mod scan;
 mod semantics;
 
@@ -30,13 +32,14 @@ use statehouse_policy::{
 
 pub use command::{Command, Condition, Set};
 pub use reply::Refusal;
+pub use rule::{Rule, Ruled};
 
-/// The policy that a Statehouse host brings along. Another policy can be built on top of it: one that holds a
-/// `Standard`, made by `configure`, handles what it adds itself and hands everything else on. It depends on this crate
+/// The policy that a Statehouse host brings along. Another policy can be built on top of it, and depends on this crate
 /// without default features, so that only one of the two is exported.
 ///
-/// Such a policy reads a request by [`Standard::command`], refuses it by [`Refusal::outcome`], and respects
-/// fencing tokens by [`fence`]. A key that it touches for one access it may hand on: the rights are those of all.
+/// One that refuses some requests and changes nothing else is a [`Rule`]. One that adds commands holds a `Standard`, made by
+/// `configure`, handles what it adds itself and hands everything else on. Either respects fencing tokens by
+/// [`fence`]. A key that it touches for one access it may hand on: the rights are those of all.
 #[derive(Debug, Clone, Copy)]
 pub struct Standard(());
 

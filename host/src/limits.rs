@@ -206,6 +206,9 @@ pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Policies in it that are looked at.
 pub const DROP_FILES_MAX: usize = 64;
 
+/// What stands beside a policy there: a line with its name, its version and its digest, or why it was refused.
+pub const DROP_STATUS_BYTES_MAX: u64 = 4 << 10;
+
 /// Entries of it that are looked at, whatever their names.
 pub const DROP_ENTRIES_MAX: usize = 4096;
 
@@ -381,6 +384,9 @@ pub const KICKED_USERS_MAX: usize = 256;
 /// The file with their names: each has 500 bytes at most, and JSON may need six for one.
 pub const KICKED_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// How long Mosquitto's dynamic security may take to say that it is there. It does so in a few milliseconds.
+pub const KICK_ANSWER_WAIT: Duration = Duration::from_secs(2);
+
 /// An answer of Mosquitto's dynamic security to an order of the store's; lists for others are longer.
 pub const KICK_ANSWER_BYTES_MAX: usize = 16 << 10;
 
@@ -422,6 +428,9 @@ pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 
 /// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
 pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
+
+/// How often a standby looks whether the data directory is free: unnoticed by clients, and by an idle machine.
+pub const STANDBY_POLL: Duration = Duration::from_millis(100);
 
 /// How far the system clock may be behind the last recorded time at a start without anybody being asked.
 pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;

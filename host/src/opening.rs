@@ -3,9 +3,8 @@
 //! What enters: what was recorded, and the setting. What leaves: a registry, or words that say which file is missing.
 //! A policy that is asked for and cannot be had is never replaced in silence.
 
-use std::path::Path;
+use std::io;
 use std::sync::Arc;
-use std::{fs, io};
 
 use anyhow::Context;
 
@@ -16,6 +15,7 @@ use crate::journal::record::PolicyRecord;
 use crate::limits;
 use crate::policy::{
     Assignment, Digest, Engine, Failure, Instance, LoadError, Modules, Policy, Registry, Role,
+    read_file,
 };
 use crate::ship::Trust;
 use crate::store::Transaction;
@@ -76,7 +76,8 @@ impl Opening<'_> {
             PolicyChoice::Last => {}
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
-                let file = read_policy(path)?;
+                let file = read_file(path)
+                    .with_context(|| format!("cannot read the policy {}", path.display()))?;
                 self.trust
                     .check(&file)
                     .with_context(|| format!("{} cannot be used", path.display()))?;
@@ -232,18 +233,6 @@ impl Opening<'_> {
         }
         retired
     }
-}
-
-fn read_policy(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let unreadable = || format!("cannot read the policy {}", path.display());
-    let size = fs::metadata(path).with_context(unreadable)?.len();
-    anyhow::ensure!(
-        size <= limits::POLICY_FILE_BYTES_MAX,
-        "the policy {} has {size} bytes, and a policy at most {}",
-        path.display(),
-        limits::POLICY_FILE_BYTES_MAX
-    );
-    fs::read(path).with_context(unreadable)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::outbox::Outbox;
 use crate::policy::{Absent, Assignment, Instance, Part, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, Transaction, Trip};
+use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, ToldAgain, Transaction, Trip};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
@@ -95,8 +95,12 @@ pub struct Stats {
     pub duplicates: u64,
     /// Those of them where running the policy again gave another answer.
     pub duplicates_different: u64,
-    /// Requests that were forgotten although their session lives and might send them again: see
-    /// `max_duplicate_bytes`.
+    /// Those of them that an earlier run handled and whose notifications were sent again.
+    pub told_again: u64,
+    /// Those of them whose notifications an earlier run may not have sent, and that could not be said again.
+    pub not_told_again: u64,
+    /// Requests that were forgotten although their session lives and might send them again, or behind a foreign broker
+    /// before their time: see `max_duplicate_bytes` and `max_duplicates`.
     pub forgotten: u64,
     /// Requests that are remembered at the moment.
     pub remembered: u64,
@@ -213,7 +217,7 @@ impl Server {
         self.transport.get()?.figures()
     }
 
-    /// Whoever watches anything.
+    /// Whoever watches anything. After a restart these are clients of which nobody knows whether they are still there.
     pub fn watching(&self) -> Vec<Peer> {
         self.lock().store.state().watches.peers().cloned().collect()
     }
@@ -414,6 +418,11 @@ impl Server {
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
             core.stats.duplicates_different += u64::from(rerun == Rerun::Different);
+        }
+        match effects.told_again {
+            Some(ToldAgain::Told) => core.stats.told_again += 1,
+            Some(ToldAgain::Impossible) => core.stats.not_told_again += 1,
+            None => {}
         }
         let urgent = asked
             .as_ref()

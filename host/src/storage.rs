@@ -3,8 +3,11 @@
 //! What enters: the settings, and at the start everything that was recorded. What leaves: an [`Image`] to go
 //! on from, and a [`Journal`]. It runs no policy.
 
+mod client_id;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use statehouse_journal::{Callbacks, Directory, Log, Opened, Options, Position, Source};
@@ -12,9 +15,12 @@ use statehouse_mqtt::Broker;
 
 use crate::clock::wall_ms;
 use crate::config::{Durability, Storage};
-use crate::journal::{Disk, Image, Progress, sessions_block};
+use crate::journal::{Disk, Forgotten, Image, Progress, sessions_block};
 use crate::limits;
 use crate::server::Server;
+use crate::store::Mode;
+
+pub use client_id::{ClientIdError, new as new_client_id};
 
 /// Exit code of a process whose disk failed (EX_IOERR of sysexits.h).
 const EXIT_DISK: i32 = 74;
@@ -25,6 +31,9 @@ pub enum StorageError {
     /// The journal does not open.
     #[error("the data directory {0} cannot be used: {1}")]
     Journal(PathBuf, statehouse_journal::Error),
+    /// There is no MQTT client id.
+    #[error("{0} {1}")]
+    ClientId(PathBuf, ClientIdError),
     /// The system clock is wrong, or was when something was recorded.
     #[error(
         "the system clock is {behind_s} s behind the last time that is recorded in {directory}. Keys would live longer than they should, and versions would run ahead of the clock: set the clock, or accept it with --accept-clock"
@@ -50,10 +59,56 @@ pub struct Recovered {
 
 /// Locks the directory and reads what is in it.
 pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
+    let failed = |error| StorageError::Journal(storage.directory.clone(), error);
+    let disk = Directory::open(&storage.directory).map_err(failed)?;
+    read(storage, disk)
+}
+
+/// The same, once no other process has the directory: a standby. `waits` is called once if one has it, then `stopped`
+/// now and then: none where that says so. It takes over within [`limits::STANDBY_POLL`], and whatever recovery takes.
+///
+/// What the lock promises depends on where the directory is (flock(2), nfs(5)):
+///
+/// * On a file system of one machine the kernel keeps it: it ends with the process, however that ends, and nobody else
+///   has it before.
+/// * On a volume that is moved from machine to machine (a disk behind DRBD, iSCSI, a cloud's block storage) each
+///   machine has locks of its own. That only one of them mounts it is what protects it, and is the cluster's to see to.
+/// * On NFS 4 the server keeps it, as a lease. A holder that the server has not heard of for the lease's time, 90
+///   seconds by default, loses it and may not know: until it does two processes write. With `nolock` or
+///   `local_lock=flock`, over SMB with `nobrl`, and on FUSE file systems without locks, there is none at all between
+///   machines.
+///
+/// So where a host may be cut off and live, its machine must be fenced before the standby's gets the directory. The
+/// MQTT client id is a second guard, not a first: a host whose session is taken over stops, but it learns of that only
+/// from the broker.
+pub fn stand_by(
+    storage: &Storage,
+    waits: impl FnOnce(),
+    stopped: impl Fn() -> bool,
+) -> Result<Option<Recovered>, StorageError> {
+    let mut waits = Some(waits);
+    let disk = loop {
+        match Directory::open(&storage.directory) {
+            Err(statehouse_journal::Error::Locked { .. }) => {
+                if let Some(waits) = waits.take() {
+                    waits();
+                }
+                if stopped() {
+                    return Ok(None);
+                }
+                thread::sleep(limits::STANDBY_POLL);
+            }
+            Ok(disk) => break disk,
+            Err(error) => return Err(StorageError::Journal(storage.directory.clone(), error)),
+        }
+    };
+    read(storage, disk).map(Some)
+}
+
+fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
     let failed = |error| StorageError::Journal(storage.directory.clone(), error);
-    let disk = Directory::open(&storage.directory).map_err(failed)?;
     let options = Options {
         durability: match storage.durability {
             Durability::Interval => statehouse_journal::Durability::Interval(
@@ -91,7 +146,7 @@ pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
 pub struct Listener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
 
 impl Listener {
-    /// Names who waits for the journal: the store, and the embedded broker where there is one. The first call counts.
+    /// Names who waits for the journal: the store, and the broker where that is in this process. The first call counts.
     pub fn attach(&self, server: Arc<Server>, broker: Option<Broker>) {
         // A second one would be a mistake of the wiring, which has one call.
         let _ = self.0.set((server, broker));
@@ -108,6 +163,31 @@ impl Listener {
 }
 
 impl Recovered {
+    /// Goes on in a mode, and says what is forgotten where the last one was another.
+    pub fn begin(&mut self, mode: Mode) {
+        let Forgotten {
+            sessions,
+            retained,
+            requests,
+            watches,
+        } = self.image.begin(mode);
+        if sessions + retained + watches + requests > 0 {
+            tracing::warn!(
+                sessions,
+                retained,
+                watches,
+                requests,
+                "the store ran in another mode before: what only that one can use is forgotten (sessions and retained messages of its own broker, or watches of a foreign one's clients; requests that may come again)"
+            );
+        }
+    }
+
+    /// The MQTT client id of whoever has this directory.
+    pub fn client_id(&self) -> Result<String, StorageError> {
+        let failed = |error| StorageError::ClientId(self.directory.join(client_id::FILE), error);
+        client_id::of(&self.directory).map_err(failed)
+    }
+
     /// What was found, in words.
     pub fn report(&self) -> String {
         let Opened { fresh, torn, .. } = self.opened;
@@ -182,7 +262,7 @@ impl Source for Pieces {
         else {
             return Err("the store has not started yet".into());
         };
-        if let (Some(cursor), Some(broker)) = (&mut *sessions, broker) {
+        if let Some((broker, cursor)) = broker.as_ref().zip(sessions.as_mut()) {
             if let Some(changes) = broker.image(cursor, limits::SNAPSHOT_PIECE_BYTES) {
                 *block = sessions_block(&changes);
                 return Ok(true);
@@ -201,6 +281,8 @@ impl Source for Pieces {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
     use super::*;
     use crate::config::{Config, Flags};
     use crate::journal::Recorder;
@@ -221,7 +303,7 @@ mod tests {
             let recovered = recover(&settings(false)).unwrap();
             assert!(recovered.report().ends_with("is new"));
             let (disk, _) = recovered.start(&Listener::default()).unwrap();
-            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms);
+            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms, Mode::Embedded);
             disk.journal().close().unwrap();
         }
         let refused = recover(&settings(false))
@@ -247,5 +329,39 @@ mod tests {
         assert!(refused.is_some_and(|text| text.contains("in use by another process")));
         drop(first);
         assert!(recover(&settings).is_ok());
+    }
+
+    #[test]
+    fn a_standby_waits_says_so_once_and_takes_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = Flags {
+            data: Some(directory.path().to_owned()),
+            ..Flags::default()
+        };
+        let settings = Config::load(flags).unwrap().storage;
+        let first = recover(&settings).unwrap();
+        let id = first.client_id().unwrap();
+        let said = AtomicU32::new(0);
+        let say = || _ = said.fetch_add(1, Relaxed);
+
+        let looked = AtomicU32::new(0);
+        let soon = || looked.fetch_add(1, Relaxed) == 2;
+        assert!(stand_by(&settings, say, soon).unwrap().is_none());
+        assert_eq!((said.load(Relaxed), looked.load(Relaxed)), (1, 3));
+
+        thread::scope(|scope| {
+            let standby = scope.spawn(|| stand_by(&settings, say, || false));
+            while said.load(Relaxed) < 2 {
+                thread::yield_now();
+            }
+            assert!(!standby.is_finished());
+            drop(first);
+            let second = standby.join().unwrap().unwrap();
+            let second = second.expect("nobody stopped it");
+            assert_eq!(second.client_id().unwrap(), id);
+        });
+        // Where nobody has it there is nothing to wait for.
+        assert!(stand_by(&settings, say, || true).unwrap().is_some());
+        assert_eq!(said.into_inner(), 2);
     }
 }

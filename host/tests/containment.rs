@@ -263,6 +263,8 @@ fn a_policy_that_describes_itself_badly_is_refused_in_words() {
         let error = refused(&described(word)).to_string();
         assert!(error.contains(cause), "{word}: {error}");
     }
+    let error = refused(&described("ramble")).to_string();
+    assert!(error.len() < 2048, "{} bytes", error.len());
 }
 
 /// A component of two sections: what it imports or exports is an instance of nothing.

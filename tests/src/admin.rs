@@ -34,6 +34,11 @@ impl Admin {
         }
     }
 
+    /// Where it is.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// Sends a request; the status, and the body as it came.
     pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();

@@ -70,7 +70,12 @@ pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
 }
 
 /// Runs any command to its end, within a minute.
-pub fn finish(mut command: Command, stdin: &[u8]) -> Ran {
+pub fn finish(command: Command, stdin: &[u8]) -> Ran {
+    finish_within(command, stdin, Duration::from_secs(60))
+}
+
+/// Runs any command to its end, within this time.
+pub fn finish_within(mut command: Command, stdin: &[u8], patience: Duration) -> Ran {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -82,11 +87,11 @@ pub fn finish(mut command: Command, stdin: &[u8]) -> Ran {
     let writer = thread::spawn(move || drop(input.write_all(&bytes)));
     let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let (stdout, stderr) = (collect(stdout), collect(stderr));
-    let Some(status) = server::wait(&mut child, Duration::from_secs(60)) else {
+    let Some(status) = server::wait(&mut child, patience) else {
         let _ = child.kill();
         let _ = child.wait();
         panic!(
-            "{command:?} still ran after a minute; it had said {:?}",
+            "{command:?} still ran after {patience:?}; it had said {:?}",
             String::from_utf8_lossy(&stderr.join().unwrap())
         );
     };

@@ -1,11 +1,12 @@
 //! Policies of the tests, built once per test program.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, OnceLock},
+    sync::OnceLock,
 };
 
 #[path = "../policies/building.rs"]
@@ -25,14 +26,18 @@ pub fn malformed() -> PathBuf {
     build("malformed", |_| {})
 }
 
-/// A module of `policies/marked` with this mark.
+/// The module of `policies/marked` with this mark.
 pub fn marked(mark: &str) -> PathBuf {
-    // Both come out under one name.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let directory = target_directory();
+    fs::create_dir_all(&directory).unwrap();
+    // Every mark comes out under one name, and tests run beside one another. Unlocked where it is dropped.
+    let alone = File::create(directory.join("marked.lock")).unwrap();
+    alone.lock().unwrap();
     let module = build("marked", |cargo| _ = cargo.env("MARK", mark));
-    let own = module.with_file_name(format!("marked-{mark}-{}.wasm", std::process::id()));
-    fs::copy(&module, &own).unwrap();
+    let unfinished = module.with_extension("unfinished");
+    fs::copy(&module, &unfinished).unwrap();
+    let own = module.with_file_name(format!("marked-{mark}.wasm"));
+    fs::rename(&unfinished, &own).unwrap();
     own
 }
 

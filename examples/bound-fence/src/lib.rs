@@ -10,72 +10,45 @@
 
 #![deny(unsafe_code)]
 
-use statehouse_guest::{Refusal, Standard, fence};
-use statehouse_policy::{
-    Access, Bytes, Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
-};
+use statehouse_guest::{Command, Refusal, Rule, Ruled, fence};
+use statehouse_policy::{Access, Bytes, Host, Request, Span, resp};
 
 /// What protected keys begin with; the name of the lock follows, up to the next slash.
 const PREFIX: &[u8] = b"bound/";
 
-/// The policy.
-#[derive(Debug)]
-pub struct BoundFence(Standard);
+/// The rule.
+pub struct BoundFence;
 
-impl Policy for BoundFence {
-    fn describe() -> Info {
-        Info {
-            name: "bound-fence".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commands: Standard::describe().commands,
+impl Rule for BoundFence {
+    const NAME: &'static str = "bound-fence";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+
+    /// Whether the request comes from who holds the lock of the key that it changes.
+    fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
+        let Some(key) = command.written() else {
+            return Ok(());
+        };
+        let Some(lock) = lock_of(&request.payload, key) else {
+            return Ok(());
+        };
+        // Who may not write the key learns nothing about its lock.
+        host.head(&Bytes::Span(key), Access::Write)?;
+        let token = fence::token(request)?.ok_or(Refusal::FenceMissing)?;
+        let lock = host.head(&Bytes::Span(lock), Access::Read)?;
+        let Some(lock) = lock else {
+            return Err(Refusal::Other(
+                "nobody holds the lock of this key".to_owned(),
+            ));
+        };
+        // The node of a version is the store's own, and no two versions of a store have the same time and counter.
+        let given = token.stamp();
+        if (given.wall, given.counter) != (lock.version.wall, lock.version.counter) {
+            return Err(Refusal::Other(
+                "the fencing token is not the current version of the lock of this key".to_owned(),
+            ));
         }
+        Ok(())
     }
-
-    fn configure(options: &[(String, String)]) -> Result<Self, String> {
-        Standard::configure(options).map(Self)
-    }
-
-    fn route(&self, payload: &[u8]) -> Option<Span> {
-        self.0.route(payload)
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        if let Some(command) = self.0.command(request)
-            && let Some(key) = command.written()
-            && let Err(refusal) = admit(host, request, key)
-        {
-            return refusal.outcome(request, Some(command.index()));
-        }
-        self.0.handle(host, request)
-    }
-
-    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
-        self.0.notify(change, dialect)
-    }
-}
-
-/// Whether the request comes from who holds the lock of this key.
-fn admit(host: &mut impl Host, request: &Request, key: Span) -> Result<(), Refusal> {
-    let Some(lock) = lock_of(&request.payload, key) else {
-        return Ok(());
-    };
-    // Who may not write the key learns nothing about its lock.
-    host.head(&Bytes::Span(key), Access::Write)?;
-    let token = fence::token(request)?.ok_or(Refusal::FenceMissing)?;
-    let lock = host.head(&Bytes::Span(lock), Access::Read)?;
-    let Some(lock) = lock else {
-        return Err(Refusal::Other(
-            "nobody holds the lock of this key".to_owned(),
-        ));
-    };
-    // The node of a version is the store's own, and no two versions of a store have the same time and counter.
-    let given = token.stamp();
-    if (given.wall, given.counter) != (lock.version.wall, lock.version.counter) {
-        return Err(Refusal::Other(
-            "the fencing token is not the current version of the lock of this key".to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 /// Where the name of the lock stands, if the key is protected by one.
@@ -90,7 +63,7 @@ fn lock_of(payload: &[u8], key: Span) -> Option<Span> {
     .filter(|lock| lock.len > 0)
 }
 
-statehouse_policy::export!(BoundFence);
+statehouse_policy::export!(Ruled<BoundFence>);
 
 #[cfg(test)]
 mod tests {
@@ -99,7 +72,8 @@ mod tests {
 
     #[test]
     fn cases() {
-        let policy = super::BoundFence::configure(&[]).expect("it takes no options");
+        let policy =
+            super::Ruled::<super::BoundFence>::configure(&[]).expect("it takes no options");
         let requests = cases::run(include_str!("../cases.txt"), &mut Tabled::new(&policy));
         assert_eq!(requests, Ok(20));
     }

@@ -10,10 +10,8 @@
 
 #![deny(unsafe_code)]
 
-use statehouse_guest::{Refusal, Standard};
-use statehouse_policy::{
-    Access, Bytes, Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
-};
+use statehouse_guest::{Command, Refusal, Rule, Ruled};
+use statehouse_policy::{Access, Bytes, Host, Request};
 
 /// How long the bucket takes to gain one change.
 const MS_PER_CHANGE: u64 = 20;
@@ -21,40 +19,18 @@ const MS_PER_CHANGE: u64 = 20;
 /// How many changes it holds.
 const BURST_CHANGES: u64 = 100;
 
-/// The policy.
-#[derive(Debug)]
-pub struct RateLimit(Standard);
+/// The rule.
+pub struct RateLimit;
 
-impl Policy for RateLimit {
-    fn describe() -> Info {
-        Info {
-            name: "rate-limit".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commands: Standard::describe().commands,
+impl Rule for RateLimit {
+    const NAME: &'static str = "rate-limit";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+
+    fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
+        match (command.written(), &request.client) {
+            (Some(_), Some(client)) => take(host, client, request.now),
+            _ => Ok(()),
         }
-    }
-
-    fn configure(options: &[(String, String)]) -> Result<Self, String> {
-        Standard::configure(options).map(Self)
-    }
-
-    fn route(&self, payload: &[u8]) -> Option<Span> {
-        self.0.route(payload)
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        if let Some(command) = self.0.command(request)
-            && command.written().is_some()
-            && let Some(client) = request.client.as_deref()
-            && let Err(refusal) = take(host, client, request.now)
-        {
-            return refusal.outcome(request, Some(command.index()));
-        }
-        self.0.handle(host, request)
-    }
-
-    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
-        self.0.notify(change, dialect)
     }
 }
 
@@ -81,18 +57,18 @@ fn take(host: &mut impl Host, client: &str, now_ms: u64) -> Result<(), Refusal> 
     Ok(())
 }
 
-statehouse_policy::export!(RateLimit);
+statehouse_policy::export!(Ruled<RateLimit>);
 
 #[cfg(test)]
 mod tests {
     use statehouse_policy::testing::Table;
     use statehouse_policy::{Dialect, Policy, Request, resp};
 
-    use super::{BURST_CHANGES, MS_PER_CHANGE, RateLimit};
+    use super::{BURST_CHANGES, MS_PER_CHANGE, RateLimit, Ruled};
 
     const NOW_MS: u64 = 1_700_000_000_000;
 
-    fn set(table: &mut Table, policy: &RateLimit, client: &str, now_ms: u64) -> Vec<u8> {
+    fn set(table: &mut Table, policy: &impl Policy, client: &str, now_ms: u64) -> Vec<u8> {
         let request = Request {
             payload: resp::request(&[b"SET", b"key", b"value"]),
             dialect: Dialect::Sdk,
@@ -107,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_burst_then_the_rate_and_each_client_by_itself() {
-        let policy = RateLimit::configure(&[]).expect("it takes no options");
+        let policy = Ruled::<RateLimit>::configure(&[]).expect("it takes no options");
         let mut table = Table::new(NOW_MS);
         for _ in 0..BURST_CHANGES {
             assert_eq!(set(&mut table, &policy, "loop", NOW_MS), b"+OK\r\n");

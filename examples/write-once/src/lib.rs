@@ -5,84 +5,55 @@
 
 #![deny(unsafe_code)]
 
-use statehouse_guest::{Command, Condition, Refusal, Set, Standard};
-use statehouse_policy::{
-    Access, Bytes, Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
-};
+use statehouse_guest::{Command, Condition, Refusal, Rule, Ruled, Set};
+use statehouse_policy::{Access, Bytes, Host, Request, resp};
 
 /// What the keys begin with.
 const PREFIX: &[u8] = b"once/";
 
-/// The policy.
-#[derive(Debug)]
-pub struct WriteOnce(Standard);
+/// The rule.
+pub struct WriteOnce;
 
-impl Policy for WriteOnce {
-    fn describe() -> Info {
-        Info {
-            name: "write-once".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commands: Standard::describe().commands,
+impl Rule for WriteOnce {
+    const NAME: &'static str = "write-once";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+
+    /// Whether a command leaves alone what was written once.
+    fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
+        let Some(key) = command.written() else {
+            return Ok(());
+        };
+        if !request.payload[resp::range(key)].starts_with(PREFIX) {
+            return Ok(());
         }
-    }
-
-    fn configure(options: &[(String, String)]) -> Result<Self, String> {
-        Standard::configure(options).map(Self)
-    }
-
-    fn route(&self, payload: &[u8]) -> Option<Span> {
-        self.0.route(payload)
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        if let Some(command) = self.0.command(request)
-            && let Err(refusal) = admit(host, request, &command)
+        if let Command::Set(Set {
+            expiry_ms: Some(_), ..
+        }) = command
         {
-            return refusal.outcome(request, Some(command.index()));
+            return Err(refusal("a key that is written once does not expire"));
         }
-        self.0.handle(host, request)
+        // A SET with a condition meets the key that is there by itself: it is answered as not done. NEX with the
+        // same value would write that value again, with a new version: that is a change too.
+        let waits_its_turn = matches!(
+            command,
+            Command::Set(Set {
+                condition: Condition::Absent,
+                ..
+            })
+        );
+        let is_there = host.head(&Bytes::Span(key), Access::Write)?.is_some();
+        if is_there && !waits_its_turn {
+            return Err(refusal("the key is written once and is there already"));
+        }
+        Ok(())
     }
-
-    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
-        self.0.notify(change, dialect)
-    }
-}
-
-/// Whether a command leaves alone what was written once.
-fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
-    let Some(key) = command.written() else {
-        return Ok(());
-    };
-    if !request.payload[resp::range(key)].starts_with(PREFIX) {
-        return Ok(());
-    }
-    if let Command::Set(Set {
-        expiry_ms: Some(_), ..
-    }) = command
-    {
-        return Err(refusal("a key that is written once does not expire"));
-    }
-    // A SET with a condition meets the key that is there by itself: it is answered as not done. NEX with the
-    // same value would write that value again, with a new version: that is a change too.
-    let waits_its_turn = matches!(
-        command,
-        Command::Set(Set {
-            condition: Condition::Absent,
-            ..
-        })
-    );
-    let is_there = host.head(&Bytes::Span(key), Access::Write)?.is_some();
-    if is_there && !waits_its_turn {
-        return Err(refusal("the key is written once and is there already"));
-    }
-    Ok(())
 }
 
 fn refusal(text: &str) -> Refusal {
     Refusal::Other(text.to_owned())
 }
 
-statehouse_policy::export!(WriteOnce);
+statehouse_policy::export!(Ruled<WriteOnce>);
 
 #[cfg(test)]
 mod tests {
@@ -91,7 +62,7 @@ mod tests {
 
     #[test]
     fn cases() {
-        let policy = super::WriteOnce::configure(&[]).expect("it takes no options");
+        let policy = super::Ruled::<super::WriteOnce>::configure(&[]).expect("it takes no options");
         let requests = cases::run(include_str!("../cases.txt"), &mut Tabled::new(&policy));
         assert_eq!(requests, Ok(13));
     }

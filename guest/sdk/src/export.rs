@@ -1,13 +1,18 @@
 //! From a [`Policy`](crate::Policy) to the exports of a component.
 
 /// Makes a type that implements [`Policy`](crate::Policy) the policy of this component, and gives the
-/// component an allocator that is made for calls. Expands to nothing outside of WebAssembly, so that the
-/// crate is tested natively.
+/// component an allocator that is made for calls. Outside of WebAssembly it only looks whether the type is a
+/// policy, so that the crate is tested natively.
 ///
 /// The documentation of this crate shows a whole policy with it.
 #[macro_export]
 macro_rules! export {
     ($policy:ty) => {
+        const _: () = {
+            const fn is_policy<P: $crate::Policy>() {}
+            is_policy::<$policy>();
+        };
+
         #[cfg(target_arch = "wasm32")]
         const _: () = {
             use ::std::boxed::Box;

@@ -3,10 +3,9 @@
 //! What enters: the head of a request. What leaves: nothing, or a refusal. Being on this machine is not enough: other
 //! accounts are on it, and so are the pages that somebody's browser shows.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use hyper::StatusCode;
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use wasmsign2::reexports::getrandom;
 
 use crate::limits;
+use crate::replace::replace;
 
 /// Bytes of a token that is made here.
 const TOKEN_BYTES: usize = 32;
@@ -43,21 +43,9 @@ impl Door {
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// Writes it for its owner's eyes only. Whoever reads it meanwhile sees the old one or the new one.
+    /// Writes it for its owner's eyes only.
     pub fn write(&self, data: &Path) -> io::Result<()> {
-        let new = data.join("admin.new");
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&new)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        drop(file);
-        fs::rename(&new, Self::path(data))
+        replace(&Self::path(data), &serde_json::to_vec(self)?, 0o600)
     }
 
     /// Nobody listens any more.

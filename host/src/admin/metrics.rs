@@ -3,6 +3,7 @@
 //! What enters: sums. What leaves: one page. It is written here and not by a crate, since every number is counted
 //! elsewhere already: a registry would only be a second copy.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use crate::control::{Listing, PolicyView};
@@ -72,6 +73,16 @@ fn store(page: &mut Page, stats: &Stats) {
             "duplicates_different",
             "Of these, where running the policy again gave another answer",
             stats.duplicates_different,
+        ),
+        (
+            "told_again",
+            "Of these, handled by an earlier run, whose notifications were sent again",
+            stats.told_again,
+        ),
+        (
+            "not_told_again",
+            "Of these, handled by an earlier run, whose notifications could not be sent again",
+            stats.not_told_again,
         ),
         (
             "forgotten",
@@ -189,9 +200,14 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
         "counter",
         "Requests by the command that the policy names",
         &|policy| {
-            let commands = policy.commands.iter();
+            // A policy may give two commands one name, and a page may not have a sample twice.
+            let mut commands = BTreeMap::<_, u64>::new();
+            for it in &policy.commands {
+                *commands.entry(&it.name).or_default() += it.requests;
+            }
+            let commands = commands.into_iter();
             commands
-                .map(|it| (Some(("command", it.name.clone())), it.requests))
+                .map(|(name, requests)| (Some(("command", name.clone())), requests))
                 .collect()
         },
     );
@@ -320,6 +336,35 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::CommandView;
+    use crate::policy::{Digest, Done};
+
+    /// Whoever reads a page with a sample twice throws all of it away.
+    #[test]
+    fn two_commands_of_one_name_are_one_sample() {
+        let commands = [1, 2].map(|requests| CommandView {
+            name: "SET".into(),
+            requests,
+        });
+        let view = PolicyView {
+            name: "rule".into(),
+            version: "1".into(),
+            digest: Digest::of(b""),
+            bytes: 1,
+            built_in: false,
+            roles: Vec::new(),
+            done: Done::default(),
+            commands: commands.into(),
+        };
+        let mut page = Page::default();
+        policies(&mut page, &[view]);
+        let samples = page.0.lines().filter(|line| line.contains("\"SET\""));
+        let samples: Vec<&str> = samples.collect();
+        assert!(
+            matches!(samples[..], [one] if one.ends_with("} 3")),
+            "{samples:?}"
+        );
+    }
 
     #[test]
     fn names_do_not_end_a_line() {

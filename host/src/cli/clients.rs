@@ -17,7 +17,7 @@ use crate::config::{Config, Durability, ForeignConfig, KickKind, TransportChoice
 use crate::limits;
 use crate::server::Server;
 use crate::transport::foreign::kick::dynsec::DynamicSecurity;
-use crate::transport::foreign::{self, Foreign, Phase, client_id};
+use crate::transport::foreign::{self, Foreign, Phase};
 
 /// Exit code of a store whose session another client took over (EX_PROTOCOL of sysexits.h): whoever supervises it should
 /// not start it again.
@@ -83,15 +83,11 @@ impl Clients {
     pub(super) fn foreign(
         server: &Arc<Server>,
         foreign_config: &ForeignConfig,
+        client_id: String,
         config: &Config,
     ) -> anyhow::Result<Self> {
         let keeps = config.storage.durability != Durability::Memory;
         let data = keeps.then_some(&*config.storage.directory);
-        let client_id = match (&foreign_config.client_id, data) {
-            (Some(id), _) => id.clone(),
-            (None, Some(data)) => client_id::of(data)?,
-            (None, None) => client_id::random(),
-        };
         let foreign = Foreign::new(server.clone(), foreign_config);
         let kick = match foreign_config.kick {
             KickKind::Off => None,

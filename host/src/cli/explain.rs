@@ -11,7 +11,7 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
 use crate::clock::wall_ms;
-use crate::kit::{Answer, Harness, Reads};
+use crate::kit::{Answer, Harness, Reads, array};
 use crate::request::Dialect;
 use crate::store::{Key, Read};
 
@@ -227,6 +227,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     for (at, effect) in effects.iter().enumerate() {
         row(if at == 0 { "effects" } else { "" }, effect);
     }
+    // What spans of the request mean.
     let payload = array(words);
     match &it.reads {
         Reads::Anything => row(
@@ -298,19 +299,9 @@ fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
     }
 }
 
-/// What spans of the request mean.
-fn array(words: &[&[u8]]) -> Vec<u8> {
-    let mut out = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        out.extend_from_slice(word);
-        out.extend_from_slice(b"\r\n");
-    }
-    out
-}
-
 fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
     let node = harness.node();
+    // What spans of the request mean.
     let payload = array(words);
     let keys = |keys: &[Key]| -> Vec<Json> { keys.iter().map(|key| json_bytes(key)).collect() };
     let writes = |writes: &[crate::store::Write]| -> Vec<Json> {

@@ -100,18 +100,29 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let listener = Listener::default();
     // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
     let compiling = thread::spawn(load_standard);
-    let recovered = match config.storage.durability {
+    let mode = config.transport.mode();
+    let mut recovered = match config.storage.durability {
         Durability::Memory => None,
         _ => Some(storage::recover(&config.storage)?),
     };
     let standard = compiling
         .join()
         .map_err(|_| anyhow::anyhow!("the thread that compiles the built-in policy panicked"))??;
-    if let Some(recovered) = &recovered {
+    if let Some(recovered) = &mut recovered {
         tracing::info!("{}", recovered.report());
+        recovered.begin(mode);
     }
+    let client_id = match &config.transport {
+        TransportChoice::Embedded(_) => String::new(),
+        TransportChoice::Foreign(foreign) => match (&foreign.client_id, &recovered) {
+            (Some(id), _) => id.clone(),
+            (None, Some(recovered)) => recovered.client_id()?,
+            (None, None) => storage::new_client_id()?,
+        },
+    };
     let modules = Modules::of(&config.storage.directory);
-    let empty = Image::new(config.storage.duplicates);
+    let mut empty = Image::new(config.storage.duplicates);
+    empty.begin(mode);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
     let (engine, standard) = standard;
     let opening = Opening {
@@ -140,7 +151,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
     let mut recorder = Recorder::new(journal, image.policies, image.active);
-    recorder.started(run, clock.read().now_ms);
+    recorder.started(run, clock.read().now_ms, mode);
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
     *store.watch() = config.watch;
@@ -173,7 +184,7 @@ fn start(config: &Config) -> anyhow::Result<Started> {
             server.retain_sessions(&broker.sessions());
             Clients::Embedded(broker)
         }
-        TransportChoice::Foreign(foreign) => Clients::foreign(&server, foreign, config)?,
+        TransportChoice::Foreign(foreign) => Clients::foreign(&server, foreign, client_id, config)?,
     };
     listener.attach(server.clone(), clients.broker().cloned());
     Ok(Started {

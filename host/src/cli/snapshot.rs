@@ -82,8 +82,14 @@ pub(super) fn report(
 
 /// What a store holds, in a line.
 pub(super) fn contents_text(it: &Contents) -> String {
+    // Only behind a foreign broker there are any.
+    let watches = match it.watches {
+        0 => String::new(),
+        1 => "1 watch, ".to_owned(),
+        count => format!("{count} watches, "),
+    };
     format!(
-        "{}, {}, {}, {}, {}, as of record {} at {}",
+        "{}, {}, {}, {watches}{}, {}, as of record {} at {}",
         data::count(it.keys, "key"),
         data::count(it.sessions, "session"),
         data::count(it.retained, "retained message"),
@@ -114,6 +120,7 @@ pub(super) fn contents_json(it: &Contents) -> Json {
         "bytes": it.bytes,
         "sessions": it.sessions,
         "retained": it.retained,
+        "watches": it.watches,
         "remembered": it.remembered,
         "policies": policies.collect::<Vec<_>>(),
     })

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::limits;
 use crate::policy::GuardSettings;
 use crate::request::Dialect;
-use crate::store::{Quota, Retention, Watch};
+use crate::store::{Mode, Quota, Retention, Watch};
 
 mod foreign;
 mod values;
@@ -343,6 +343,16 @@ pub enum TransportChoice {
     Embedded(Vec<SocketAddr>),
     /// They, and the store, are clients of a foreign broker.
     Foreign(Box<ForeignConfig>),
+}
+
+impl TransportChoice {
+    /// Whose broker it is.
+    pub fn mode(&self) -> Mode {
+        match self {
+            Self::Embedded(_) => Mode::Embedded,
+            Self::Foreign(_) => Mode::Foreign,
+        }
+    }
 }
 
 /// The settings of a server, all checked.

@@ -447,4 +447,4 @@ fn back(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -58,13 +58,13 @@ fn twin(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
 
-struct Rig {
-    control: Arc<Control>,
+pub(crate) struct Rig {
+    pub(crate) control: Arc<Control>,
     records: Arc<Records>,
     data: tempfile::TempDir,
 }
 
-fn rig() -> Rig {
+pub(crate) fn rig() -> Rig {
     let engine = Arc::new(Engine::new().unwrap());
     let standard = Arc::new(engine.load(STANDARD_POLICY).unwrap());
     let registry = Registry::new(standard, None);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::limits;
 use crate::policy::{Failure, LoadError, Policy, Registry};
 use crate::request::{Delivery, Dialect, Request};
 use crate::store::{Event, Peer, Quota, Store, Transaction};
@@ -24,14 +23,8 @@ const NOW_MS: u64 = 1_700_000_000_123;
 
 /// Asks a policy. It may fail at what it does not know, and at nothing else: one that fails at everything is refused.
 pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
-    let quota = Quota {
-        keys_max: limits::KEYS_MAX_DEFAULT,
-        bytes_max: limits::BYTES_MAX_DEFAULT,
-        key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-        value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-        journal_full: false,
-    };
-    let mut store = Store::new(Registry::new(policy.clone(), None), quota);
+    let registry = Registry::new(policy.clone(), None);
+    let mut store = Store::new(registry, Quota::default());
     let peer = Peer {
         client: "self-test".into(),
         connection: 1,

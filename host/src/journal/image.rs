@@ -1,7 +1,7 @@
 //! The whole of a store at one place of its journal, as recovery and the offline commands rebuild it.
 //!
 //! What enters: the blocks of a snapshot, then every record since it was begun. What leaves: the table, the
-//! requests that may come again, the sessions, the clock. It runs no policy.
+//! requests that may come again, the sessions or the watches, the clock. It runs no policy.
 //!
 //! A snapshot is taken while the store goes on, piece by piece, so its pieces are of different times.
 //! Records say what something *is* from then on, so applying all of them since the first piece gives the
@@ -14,14 +14,14 @@ use statehouse_journal::{Position, Sink};
 
 use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
-use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN};
+use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN, WATCHES};
 use crate::clock::{Hlc, Stamp};
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Entry, Key, Remembered, Retention, State, Table, Write};
+use crate::store::{Duplicates, Entry, Key, Mode, Remembered, Retention, State, Table, Write};
 
 /// A store as it was.
 pub struct Image {
-    /// The table, its hidden part, the clock. Nobody watches.
+    /// The table, its hidden part, the clock, and the watches that are kept.
     pub state: Box<State>,
     /// Requests that may come again.
     pub duplicates: Duplicates,
@@ -45,6 +45,19 @@ pub struct Image {
     loading: [Vec<(Key, Arc<Entry>)>; 2],
     /// Whether sessions and requests are wanted: offline commands look at keys only.
     whole: bool,
+}
+
+/// What a start in another mode than the last one forgets.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Sessions of the embedded broker.
+    pub sessions: usize,
+    /// Its retained messages.
+    pub retained: usize,
+    /// Watches of clients of a foreign broker.
+    pub watches: usize,
+    /// Requests that may come again, of either.
+    pub requests: usize,
 }
 
 impl Image {
@@ -99,6 +112,13 @@ impl Image {
                 }
             }
             SESSIONS => self.sessions(reader.0)?,
+            WATCHES => {
+                self.state.watches.keep(true);
+                while !reader.is_empty() {
+                    let watches = record::read_watches(&mut reader)?;
+                    self.state.watches.apply(watches);
+                }
+            }
             META => {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
                 self.settle();
@@ -147,14 +167,39 @@ impl Image {
                 self.active = u32::try_from(active).ok();
                 self.assignment = Some(*assignment);
             }
-            Record::Started { run, now_ms } => {
+            Record::Started { run, now_ms, mode } => {
+                self.begin(mode);
                 self.run = self.run.max(run);
                 self.now_ms = self.now_ms.max(now_ms);
             }
             Record::Stopped { now_ms } => self.now_ms = self.now_ms.max(now_ms),
             Record::Sessions(changes) => self.sessions(changes)?,
+            Record::Watches(watches) => {
+                self.state.watches.keep(true);
+                self.state.watches.apply(watches);
+            }
         }
         Ok(())
+    }
+
+    /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their
+    /// requests and watches.
+    pub fn begin(&mut self, mode: Mode) -> Forgotten {
+        let watches = &mut self.state.watches;
+        let (watched, remembered) = (watches.len(), self.duplicates.len());
+        watches.keep(mode == Mode::Foreign);
+        let lives = |number| Mode::of_session(number) == mode;
+        self.duplicates.retain(lives);
+        let (sessions, retained) = match mode {
+            Mode::Embedded => (0, 0),
+            Mode::Foreign => std::mem::take(&mut self.sessions).counts(),
+        };
+        Forgotten {
+            sessions,
+            retained,
+            watches: watched - self.state.watches.len(),
+            requests: remembered - self.duplicates.len(),
+        }
     }
 
     fn handled(&mut self, handled: Handled<'_>) -> Result<(), Malformed> {
@@ -197,15 +242,15 @@ impl Image {
             self.retain_sessions();
         }
         let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
-        if self.sessions.has_session(session) {
+        if lives(&self.sessions, session) {
             self.duplicates.insert(Arc::new(remembered));
             self.duplicates.evict(session, now_ms);
         }
     }
 
     fn retain_sessions(&mut self) {
-        let live: Vec<u64> = self.sessions.session_numbers().collect();
-        self.duplicates.retain_sessions(&live);
+        let sessions = &self.sessions;
+        self.duplicates.retain(|number| lives(sessions, number));
     }
 
     /// Everything is read: forgets what a store that goes on from here would not remember.
@@ -284,6 +329,11 @@ impl Sink for Image {
     fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
         Self::record(self, record).map_err(|error| error.to_string())
     }
+}
+
+/// Whether requests of a session can come again. Of sessions of a foreign broker nobody knows the end.
+fn lives(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
+    Mode::of_session(number) == Mode::Foreign || sessions.has_session(number)
 }
 
 const UNNAMED: Malformed = Malformed("a policy that no record names");

@@ -14,7 +14,7 @@ mod unreleased;
 
 pub use codec::Malformed;
 pub use disk::Disk;
-pub use image::Image;
+pub use image::{Forgotten, Image};
 pub use recorder::Recorder;
 pub use snapshot::{
     Block, Entries, Meta, Progress, module_block, read_block, sessions as sessions_block,

@@ -1,5 +1,5 @@
 //! What the journal says: one record for each request that changed something or refused to, one for each
-//! sweep, and few others.
+//! sweep, one for each change of watches that are kept, and few others.
 //!
 //! What enters: what a step did. What leaves: bytes, and from them the same again. A record holds what a
 //! request did and everything it saw, so that recovery runs no policy, and a replay can.
@@ -13,7 +13,8 @@ use crate::clock::{Fence, Stamp};
 use crate::policy::{Assignment, Fault, Host, Page, Policy};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Remembered, Write,
+    Context, Entry, Evidence, Imported, Kept, KeyRef, Mode, Outcome, Peer, Read, Remembered,
+    WatchChange, WatchChanges, Write,
 };
 
 const HANDLED: u8 = 1;
@@ -23,6 +24,9 @@ const STARTED: u8 = 4;
 const STOPPED: u8 = 5;
 const SESSIONS: u8 = 6;
 const ASSIGNMENT: u8 = 7;
+const WATCHES: u8 = 8;
+/// A start behind a foreign broker.
+const ATTACHED: u8 = 9;
 
 /// One record.
 #[derive(Debug, PartialEq)]
@@ -43,12 +47,14 @@ pub enum Record<'a> {
     Policy(PolicyRecord),
     /// From here on policies answer so.
     Assignment(Box<Assignment>),
-    /// The store was started.
+    /// The store was started. What only another mode can use is forgotten there.
     Started {
         /// The number of this run.
         run: u32,
         /// The store's time.
         now_ms: u64,
+        /// Whose broker its clients are connected to.
+        mode: Mode,
     },
     /// The store was stopped.
     Stopped {
@@ -57,6 +63,8 @@ pub enum Record<'a> {
     },
     /// What the broker has to remember of sessions: its own bytes.
     Sessions(&'a [u8]),
+    /// Watches that are kept changed.
+    Watches(WatchChanges),
 }
 
 /// A policy that answered requests.
@@ -198,8 +206,11 @@ pub(super) fn read_policy(reader: &mut Reader<'_>) -> Result<PolicyRecord, Malfo
     })
 }
 
-pub(super) fn started(out: &mut Vec<u8>, run: u32, now_ms: u64) {
-    out.push(STARTED);
+pub(super) fn started(out: &mut Vec<u8>, run: u32, now_ms: u64, mode: Mode) {
+    out.push(match mode {
+        Mode::Embedded => STARTED,
+        Mode::Foreign => ATTACHED,
+    });
     number(out, run.into());
     number(out, now_ms);
 }
@@ -215,6 +226,60 @@ pub fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
     out.extend_from_slice(changes);
 }
 
+pub(super) fn watches(out: &mut Vec<u8>, it: &WatchChanges) {
+    out.push(WATCHES);
+    watch_fields(out, it);
+}
+
+/// What became of a watch.
+mod watch {
+    pub(super) const BEGAN: u8 = 0;
+    pub(super) const ENDED: u8 = 1;
+    pub(super) const ALL_ENDED: u8 = 2;
+}
+
+pub(super) fn watch_fields(out: &mut Vec<u8>, it: &WatchChanges) {
+    bytes(out, it.peer.client.as_bytes());
+    number(out, it.peer.connection);
+    number(out, it.peer.session);
+    number(out, it.changes.len() as u64);
+    for change in &it.changes {
+        match change {
+            WatchChange::Began(key, spoken) => {
+                out.push(watch::BEGAN);
+                dialect(out, *spoken);
+                bytes(out, key);
+            }
+            WatchChange::Ended(key) => {
+                out.push(watch::ENDED);
+                bytes(out, key);
+            }
+            WatchChange::AllEnded => out.push(watch::ALL_ENDED),
+        }
+    }
+}
+
+pub(super) fn read_watches(reader: &mut Reader<'_>) -> Result<WatchChanges, Malformed> {
+    let peer = Peer {
+        client: reader.text()?.into(),
+        connection: reader.number()?,
+        session: reader.number()?,
+    };
+    let mut changes = Vec::new();
+    for _ in 0..reader.count()? {
+        changes.push(match reader.u8()? {
+            watch::BEGAN => {
+                let spoken = read_dialect(reader)?;
+                WatchChange::Began(Bytes::copy_from_slice(reader.bytes()?), spoken)
+            }
+            watch::ENDED => WatchChange::Ended(Bytes::copy_from_slice(reader.bytes()?)),
+            watch::ALL_ENDED => WatchChange::AllEnded,
+            _ => return Err(Malformed("an unknown change of a watch")),
+        });
+    }
+    Ok(WatchChanges { peer, changes })
+}
+
 /// Reads one record.
 pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
     let mut reader = Reader(record);
@@ -226,15 +291,20 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
             writes: read_writes(&mut reader, b"")?,
         },
         POLICY => Record::Policy(read_policy(&mut reader)?),
-        STARTED => Record::Started {
+        kind @ (STARTED | ATTACHED) => Record::Started {
             run: reader.small()?,
             now_ms: reader.number()?,
+            mode: match kind {
+                ATTACHED => Mode::Foreign,
+                _ => Mode::Embedded,
+            },
         },
         STOPPED => Record::Stopped {
             now_ms: reader.number()?,
         },
         ASSIGNMENT => Record::Assignment(Box::new(read_assignment(&mut reader)?)),
         SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
+        WATCHES => Record::Watches(read_watches(&mut reader)?),
         _ => {
             return Err(Malformed(
                 "a kind that this version does not know: use the version that wrote it, or a newer one",
@@ -283,11 +353,7 @@ pub(super) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
     number(out, it.context.now_ms);
     number(out, it.until_ms.saturating_sub(it.context.now_ms));
     stamp(out, it.context.clock);
-    out.push(match it.context.dialect {
-        Dialect::Sdk => 0,
-        Dialect::Documents => 1,
-        Dialect::Preview => 2,
-    });
+    dialect(out, it.context.dialect);
     out.push(it.evidence.is_some().into());
     if let Some(it) = &it.evidence {
         evidence(out, it, entries);
@@ -311,12 +377,7 @@ pub(super) fn read_remembered(
     let now_ms = reader.number()?;
     let until_ms = now_ms.saturating_add(reader.number()?);
     let clock = read_stamp(reader)?;
-    let dialect = match reader.u8()? {
-        0 => Dialect::Sdk,
-        1 => Dialect::Documents,
-        2 => Dialect::Preview,
-        _ => return Err(Malformed("an unknown dialect")),
-    };
+    let dialect = read_dialect(reader)?;
     Ok(Remembered {
         number,
         delivery,
@@ -333,6 +394,23 @@ pub(super) fn read_remembered(
             .then(|| read_evidence(reader, entries))
             .transpose()?,
         outcome: read_outcome(reader)?,
+    })
+}
+
+fn dialect(out: &mut Vec<u8>, it: Dialect) {
+    out.push(match it {
+        Dialect::Sdk => 0,
+        Dialect::Documents => 1,
+        Dialect::Preview => 2,
+    });
+}
+
+fn read_dialect(reader: &mut Reader<'_>) -> Result<Dialect, Malformed> {
+    Ok(match reader.u8()? {
+        0 => Dialect::Sdk,
+        1 => Dialect::Documents,
+        2 => Dialect::Preview,
+        _ => return Err(Malformed("an unknown dialect")),
     })
 }
 

@@ -10,7 +10,7 @@ use super::unreleased::Unreleased;
 use super::{Journal, Position};
 use crate::policy::Assignment;
 use crate::request::Request;
-use crate::store::{Effects, Handled};
+use crate::store::{Effects, Handled, Mode};
 
 /// Writes the records of one store.
 pub struct Recorder {
@@ -23,6 +23,7 @@ pub struct Recorder {
     last: Position,
     unreleased: Unreleased,
     swept: Vec<u8>,
+    watches: Vec<u8>,
     handled: Vec<u8>,
 }
 
@@ -41,6 +42,7 @@ impl Recorder {
             last: Position(0),
             unreleased: Unreleased::default(),
             swept: Vec::new(),
+            watches: Vec::new(),
             handled: Vec::new(),
         }
     }
@@ -57,9 +59,9 @@ impl Recorder {
     }
 
     /// The start of a run.
-    pub fn started(&mut self, run: u32, now_ms: u64) {
+    pub fn started(&mut self, run: u32, now_ms: u64, mode: Mode) {
         let mut record = Vec::new();
-        record::started(&mut record, run, now_ms);
+        record::started(&mut record, run, now_ms, mode);
         self.append(&record);
     }
 
@@ -109,24 +111,28 @@ impl Recorder {
         }
         let (swept, handled) = (effects.swept.as_ref(), effects.handled.as_ref());
         self.swept.clear();
+        self.watches.clear();
         self.handled.clear();
         if let Some(swept) = swept {
             record::swept(&mut self.swept, swept.now_ms, swept.clock, &swept.writes);
+        }
+        if let Some(watches) = &effects.watches {
+            record::watches(&mut self.watches, watches);
         }
         if let (Some(request), Some(handled)) = (request, handled) {
             self.encode(request, handled);
         }
         let journal = &self.journal;
         self.unreleased.release(journal.released());
-        let (swept_record, handled_record) = (&self.swept[..], &self.handled[..]);
-        self.last = match (swept_record, handled_record) {
-            ([], []) => {
-                let payload = request.map_or(&[][..], |request| request.payload);
-                return self.unreleased.of(&effects.rests_on, payload, self.last);
-            }
-            (only, []) | ([], only) => journal.append(&[only], urgent),
-            (first, second) => journal.append(&[first, second], urgent),
-        };
+        let mut records = [&self.swept[..], &self.watches, &self.handled];
+        // To the front, in their order.
+        records.sort_by_key(|record| record.is_empty());
+        let count = records.partition_point(|record| !record.is_empty());
+        if count == 0 {
+            let payload = request.map_or(&[][..], |request| request.payload);
+            return self.unreleased.of(&effects.rests_on, payload, self.last);
+        }
+        self.last = journal.append(&records[..count], urgent);
         let writes = swept.map(|it| &it.writes).into_iter();
         for writes in writes.chain(handled.map(|it| &it.writes)) {
             self.unreleased.wrote(self.last, writes);

@@ -8,7 +8,9 @@ use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Key, State, Table, Write};
+use crate::store::{
+    Duplicates, Key, Peer, State, Table, WatchChange, WatchChanges, Watches, Write,
+};
 
 pub(super) const ENTRIES: u8 = 1;
 pub(super) const REMEMBERED: u8 = 2;
@@ -16,6 +18,8 @@ pub(super) const SESSIONS: u8 = 3;
 pub(super) const META: u8 = 4;
 /// Only in backups.
 pub(super) const MODULE: u8 = 5;
+/// Only of a store that keeps watches.
+pub(super) const WATCHES: u8 = 6;
 
 /// The end of a snapshot: what is captured together with its last requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +45,7 @@ pub struct Progress(Next);
 #[derive(Debug)]
 enum Next {
     Entries { hidden: bool, after: Option<Key> },
+    Watches { after: Option<(Peer, Key)> },
     Remembered { from: u64 },
     Meta(Vec<u8>),
     Done,
@@ -77,7 +82,20 @@ impl Progress {
                             hidden: true,
                             after: None,
                         },
-                        (None, true) => Next::Remembered { from: 0 },
+                        (None, true) => Next::Watches { after: None },
+                    };
+                    if block.len() > 1 {
+                        return Some(block);
+                    }
+                }
+                Next::Watches { after } => {
+                    let (block, last) = match state.watches.are_kept() {
+                        true => watches(&state.watches, after.as_ref()),
+                        false => (Vec::new(), None),
+                    };
+                    self.0 = match last {
+                        Some(_) => Next::Watches { after: last },
+                        None => Next::Remembered { from: 0 },
                     };
                     if block.len() > 1 {
                         return Some(block);
@@ -125,6 +143,8 @@ pub enum Block<'a> {
     Remembered,
     /// What the broker remembers.
     Sessions,
+    /// Watches.
+    Watches,
     /// The end of the store's part.
     Meta(Box<Meta>),
     /// A policy's file.
@@ -162,6 +182,7 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
         ENTRIES => Block::Entries(Entries(reader)),
         REMEMBERED => Block::Remembered,
         SESSIONS => Block::Sessions,
+        WATCHES => Block::Watches,
         META => Block::Meta(Box::new(read_meta(&mut reader)?.0)),
         MODULE => Block::Module {
             digest: blake3::Hash::from_bytes(reader.array()?),
@@ -198,6 +219,37 @@ fn entries(table: &Table, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Optio
         }
     }
     (out, None)
+}
+
+/// Watches behind a place, and the last of them where there may be more.
+fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(Peer, Key)>) {
+    let mut out = vec![WATCHES];
+    let mut of_one: Option<WatchChanges> = None;
+    let (mut bytes, mut last) = (0, None);
+    for (count, (peer, key, dialect)) in watches.range(after).enumerate() {
+        let began = WatchChange::Began(key.clone(), dialect);
+        match &mut of_one {
+            Some(it) if it.peer == *peer => it.changes.push(began),
+            _ => {
+                let next = WatchChanges {
+                    peer: peer.clone(),
+                    changes: vec![began],
+                };
+                if let Some(whole) = of_one.replace(next) {
+                    record::watch_fields(&mut out, &whole);
+                }
+            }
+        }
+        bytes += key.len() + peer.client.len();
+        if bytes >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES {
+            last = Some((peer.clone(), key.clone()));
+            break;
+        }
+    }
+    if let Some(whole) = of_one {
+        record::watch_fields(&mut out, &whole);
+    }
+    (out, last)
 }
 
 fn remembered(

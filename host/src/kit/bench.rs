@@ -11,13 +11,14 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
 use super::check::median;
+use super::client::array;
 use super::harness::{Harness, NOW_MS};
 use super::setup::{self, KitError};
 use super::transcript;
 use crate::STANDARD_POLICY;
 use crate::policy::{self, Call, Engine, Instance, Policy};
 use crate::request::{Delivery, Dialect, Request};
-use crate::store::{Peer, State, Transaction};
+use crate::store::{Peer, Quota, State, Transaction};
 
 /// What one policy does with one kind of request.
 #[derive(Clone, Debug, Default)]
@@ -68,8 +69,8 @@ pub fn bench(files: &[Vec<u8>], transcripts: &[(String, String)]) -> Result<Meas
     let mut rows = Vec::new();
     for (size, bytes) in [("64 B", 64), ("4 KiB", 4096)] {
         let value = vec![b'v'; bytes];
-        let set = array(&[b"SET", b"bench/key", &value]);
-        let get = array(&[b"GET", b"bench/key"]);
+        let set = Bytes::from(array::<&[u8]>(&[b"SET", b"bench/key", &value]));
+        let get = Bytes::from(array(&["GET", "bench/key"]));
         for subject in &mut subjects {
             subject.call(&set);
         }
@@ -78,7 +79,8 @@ pub fn bench(files: &[Vec<u8>], transcripts: &[(String, String)]) -> Result<Meas
     }
     rows.push(starts(&subjects)?);
     for (name, text) in transcripts {
-        rows.extend(conversation(&subjects, name, text));
+        let found = conversation(&subjects, name, text);
+        rows.extend(found.map_err(|error| KitError::Transcript(name.clone(), error))?);
     }
     Ok(Measured {
         policies: subjects.iter().map(|it| it.policy.to_string()).collect(),
@@ -125,7 +127,7 @@ impl Subject {
             delivery: Delivery::default(),
         };
         let state = self.state.take().unwrap_or_default();
-        let transaction = Transaction::begin(state, setup::default_quota(), NOW_MS, &request);
+        let transaction = Transaction::begin(state, Quota::default(), NOW_MS, &request);
         let mut call: Call<'_, Transaction> = self.instance.begin(transaction, payload.clone());
         let outcome = call.handle(policy::Request {
             payload,
@@ -210,13 +212,13 @@ fn starts(subjects: &[Subject]) -> Result<Row, KitError> {
 }
 
 /// The requests of a conversation by their first words, with all that the store does about them.
-fn conversation(subjects: &[Subject], name: &str, text: &str) -> Vec<Row> {
+fn conversation(subjects: &[Subject], name: &str, text: &str) -> Result<Vec<Row>, String> {
     let mut rows: BTreeMap<String, Vec<Cost>> = BTreeMap::new();
     for (at, subject) in subjects.iter().enumerate() {
         let harness = Harness::with(subject.policy.clone()).once();
         let mut verbs: BTreeMap<String, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
         for _ in 0..SAMPLES {
-            for request in transcript::costs(&harness, text) {
+            for request in transcript::costs(&harness, text)? {
                 let (fuel, times) = verbs.entry(request.verb).or_default();
                 fuel.push(request.fuel);
                 times.push(nanos(request.time));
@@ -232,7 +234,8 @@ fn conversation(subjects: &[Subject], name: &str, text: &str) -> Vec<Row> {
             });
         }
     }
-    rows.into_iter()
+    Ok(rows
+        .into_iter()
         .map(|(verb, mut costs)| {
             costs.resize(subjects.len(), Cost::default());
             Row {
@@ -240,19 +243,9 @@ fn conversation(subjects: &[Subject], name: &str, text: &str) -> Vec<Row> {
                 costs,
             }
         })
-        .collect()
+        .collect())
 }
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn array(words: &[&[u8]]) -> Bytes {
-    let mut out = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        out.extend_from_slice(word);
-        out.extend_from_slice(b"\r\n");
-    }
-    Bytes::from(out)
 }

@@ -97,14 +97,7 @@ impl<'a> Client<'a> {
 
     /// Sends an array of bulk strings, as the published commands are, and gives the answer.
     pub fn send<A: AsRef<[u8]>>(self, arguments: &[A]) -> Answer {
-        let mut payload = format!("*{}\r\n", arguments.len()).into_bytes();
-        for argument in arguments {
-            let argument = argument.as_ref();
-            payload.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
-            payload.extend_from_slice(argument);
-            payload.extend_from_slice(b"\r\n");
-        }
-        self.send_bytes(payload)
+        self.send_bytes(array(arguments))
     }
 
     /// Sends these bytes, and gives the answer.
@@ -130,4 +123,15 @@ impl<'a> Client<'a> {
             },
         }
     }
+}
+
+/// An array of bulk strings.
+pub(crate) fn array<A: AsRef<[u8]>>(words: &[A]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words.iter().map(AsRef::as_ref) {
+        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+    out
 }

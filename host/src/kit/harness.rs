@@ -65,7 +65,7 @@ impl Harness {
     }
 
     fn begin(policy: Arc<Policy<Transaction>>, base: Arc<Base>) -> Self {
-        let quota = setup::default_quota();
+        let quota = Quota::default();
         let store = || {
             Store::restore(
                 Registry::new(policy.clone(), None),

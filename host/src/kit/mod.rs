@@ -41,6 +41,7 @@ mod setup;
 pub mod transcript;
 
 pub use answer::{Answer, Came, Notification, Reads};
+pub(crate) use client::array;
 pub use client::{Client, Publish};
 pub use harness::{Harness, NOW_MS};
 pub use setup::{KitError, read_policy};

@@ -13,7 +13,7 @@ use statehouse_transcript::{
     has_sign, quote, shown,
 };
 
-use super::client::Publish;
+use super::client::{Publish, array};
 use super::harness::Harness;
 use super::{Came, Notification};
 use crate::limits;
@@ -78,9 +78,9 @@ pub fn run(harness: &Harness, text: &str) -> Result<Report, String> {
     converse(harness.anew(), text).map(|run| run.finish())
 }
 
-/// What each request of a transcript cost; nothing of one that cannot be read.
-pub(super) fn costs(harness: &Harness, text: &str) -> Vec<Cost> {
-    converse(harness.anew().once(), text).map_or(Vec::new(), |run| run.costs)
+/// What each request of a transcript cost.
+pub(super) fn costs(harness: &Harness, text: &str) -> Result<Vec<Cost>, String> {
+    converse(harness.anew().once(), text).map(|run| run.costs)
 }
 
 fn converse(mut harness: Harness, text: &str) -> Result<Run, String> {
@@ -175,7 +175,11 @@ impl Run {
             }
             Step::Client { name, id, .. } => {
                 // Who connects under an id that is connected ends the connection before.
-                self.harness.disconnect(&id);
+                let others = self.actors.iter();
+                let others = others.filter(|(other, actor)| **other == name || actor.id == id);
+                for other in others.map(|(other, _)| other.clone()).collect::<Vec<_>>() {
+                    self.end(&other);
+                }
                 let actor = Actor {
                     id,
                     answer_at: at,
@@ -253,12 +257,16 @@ impl Run {
 
     fn close(&mut self, name: &str) -> Result<(), String> {
         self.actor(name)?;
-        // What it was sent before counts, what it would be sent after does not.
-        self.quiet();
+        self.end(name);
+        Ok(())
+    }
+
+    /// A connection is over: what it was sent before counts, what it would be sent after does not.
+    fn end(&mut self, name: &str) {
+        self.unsaid(vec![name.to_owned()]);
         if let Some(actor) = self.actors.remove(name) {
             self.harness.disconnect(&actor.id);
         }
-        Ok(())
     }
 
     /// Lets time pass; what is told on the way is noted as of line `at`.
@@ -453,7 +461,8 @@ impl Run {
                 break told;
             }
             // Over sockets this is waited for; here time comes when it is asked for.
-            let soon_ms = self.harness.now_ms() + limits::TRANSCRIPT_WAIT_MS_MAX;
+            let now_ms = self.harness.now_ms();
+            let soon_ms = now_ms.saturating_add(limits::TRANSCRIPT_WAIT_MS_MAX);
             match self.harness.next_expiry_ms() {
                 Some(due_ms) if due_ms <= soon_ms => self.pass(at, due_ms),
                 _ => return Err(format!("{client} is told nothing")),
@@ -512,9 +521,12 @@ impl Run {
         )))
     }
 
-    /// Whatever came and no line has said: it should stand behind what it came from.
     fn quiet(&mut self) {
-        let names: Vec<String> = self.actors.keys().cloned().collect();
+        self.unsaid(self.actors.keys().cloned().collect());
+    }
+
+    /// Whatever these were sent and no line has said: it should stand behind what it came from.
+    fn unsaid(&mut self, names: Vec<String>) {
         let mut unsaid = Vec::new();
         for name in names {
             let Some(actor) = self.actors.get_mut(&name) else {
@@ -565,17 +577,6 @@ fn verb(words: &[Word], raw: bool) -> String {
     let word = words.first().filter(|_| !raw);
     let word = word.and_then(|word| word.text().ok());
     word.map_or("(bytes)".into(), str::to_uppercase)
-}
-
-/// An array of bulk strings.
-fn array(words: &[Word]) -> Vec<u8> {
-    let mut out = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        out.extend_from_slice(format!("${}\r\n", word.bytes.len()).as_bytes());
-        out.extend_from_slice(&word.bytes);
-        out.extend_from_slice(b"\r\n");
-    }
-    out
 }
 
 /// The topic on which a client hears of a key (the protocol, section 8).

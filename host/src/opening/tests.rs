@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 use crate::STANDARD_POLICY;
 use crate::policy::{Canary, CanaryRule, Shadow};

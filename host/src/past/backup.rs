@@ -4,6 +4,7 @@
 //! of one place of the journal exactly. It differs from these in one point: it holds the modules of policies,
 //! which a data directory keeps beside its journal.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::{Past, PastError};
 use crate::journal::record::PolicyRecord;
 use crate::journal::{Image, Meta, Progress, module_block, sessions_block};
 use crate::policy::Modules;
-use crate::store::{Duplicates, State};
+use crate::store::{Duplicates, Mode, State};
 use crate::{STANDARD_POLICY, limits};
 
 /// What a directory or a backup holds.
@@ -34,6 +35,8 @@ pub struct Contents {
     pub sessions: u64,
     /// Retained messages.
     pub retained: u64,
+    /// Watches that are kept, as behind a foreign broker.
+    pub watches: u64,
     /// Requests that are answered alike where they come again.
     pub remembered: u64,
     /// The policies that ever answered.
@@ -113,7 +116,9 @@ impl Settled {
         let sessions = std::mem::take(&mut image.sessions);
         let (_, retained) = sessions.counts();
         let broker = Broker::restore(options, Arc::new(NoService), sessions);
-        image.duplicates.retain_sessions(&broker.sessions());
+        let live: HashSet<u64> = broker.sessions().into_iter().collect();
+        let lives = |number| live.contains(&number) || Mode::of_session(number) == Mode::Foreign;
+        image.duplicates.retain(lives);
         Self {
             image,
             broker,
@@ -157,6 +162,7 @@ impl Settled {
             bytes: state.table.bytes() + state.hidden.bytes(),
             sessions: self.broker.sessions().len() as u64,
             retained: self.retained as u64,
+            watches: state.watches.len() as u64,
             remembered: duplicates.len() as u64,
             policies: policies.collect(),
         }

@@ -332,7 +332,7 @@ impl<'a> Follower<'a> {
                     clock: meta.clock,
                 });
             }
-            Block::Remembered | Block::Sessions | Block::Module { .. } => {}
+            Block::Remembered | Block::Sessions | Block::Watches | Block::Module { .. } => {}
         }
         Ok(())
     }
@@ -378,7 +378,7 @@ impl<'a> Follower<'a> {
                 let clock = None;
                 (self.visit)(Seen::Passed { now_ms, clock });
             }
-            Record::Assignment(_) | Record::Sessions(_) => {}
+            Record::Assignment(_) | Record::Sessions(_) | Record::Watches(_) => {}
         }
         Ok(())
     }

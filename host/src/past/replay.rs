@@ -221,7 +221,9 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         Record::Swept { now_ms, .. }
         | Record::Started { now_ms, .. }
         | Record::Stopped { now_ms } => Some(*now_ms),
-        Record::Policy(_) | Record::Assignment(_) | Record::Sessions(_) => None,
+        Record::Policy(_) | Record::Assignment(_) | Record::Sessions(_) | Record::Watches(_) => {
+            None
+        }
     }
 }
 

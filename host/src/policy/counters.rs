@@ -42,11 +42,12 @@ impl Counters {
     }
 
     /// Whether one more line by or about this policy may be logged: it and its clients decide how many
-    /// there would be, and an instance that is replaced after a trap must not begin anew.
+    /// there would be, and an instance that is replaced after a trap must not begin anew. Where nobody knows the time,
+    /// zero counts for the last second there was.
     pub fn may_log(&self, now_ms: u64) -> bool {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let second = now_ms / 1000;
-        if logged.0 != second {
+        if second > logged.0 {
             *logged = (second, 0);
         }
         logged.1 = logged.1.saturating_add(1);
@@ -62,7 +63,9 @@ impl Counters {
     pub fn may_warn(&self, now_ms: u64) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let minute = now_ms / 60_000;
-        std::mem::replace(&mut *warned, minute) != minute
+        let may = minute > *warned;
+        *warned = minute.max(*warned);
+        may
     }
 
     /// Forgets them: what a trial counted is nobody's request.
@@ -79,5 +82,31 @@ impl Counters {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls outside of a request knew no time, and each of them began a new second.
+    #[test]
+    fn a_second_has_its_lines_whoever_knows_the_time() {
+        let counters = Counters::new("test".into());
+        for _ in 0..limits::GUEST_LOG_LINES_PER_SECOND_MAX / 2 {
+            assert!(counters.may_log(5_000) && counters.may_log(0));
+        }
+        for now_ms in [5_999, 0, 4_000, 5_000] {
+            assert!(!counters.may_log(now_ms), "{now_ms}");
+        }
+        assert_eq!(counters.all()["log_lines_dropped"], 4);
+        assert!(counters.may_log(6_000));
+    }
+
+    #[test]
+    fn a_minute_has_one_warning_and_no_earlier_one_follows_it() {
+        let counters = Counters::new("test".into());
+        let said = [120_000, 179_999, 60_000, 180_000].map(|now_ms| counters.may_warn(now_ms));
+        assert_eq!(said, [true, false, false, true]);
     }
 }

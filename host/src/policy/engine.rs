@@ -177,7 +177,7 @@ impl<H: Host> Engine<H> {
             counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
-        let (_, info) = Instance::start(&policy)?;
+        let (_, info) = Instance::start(&policy, 0, false)?;
         if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
             return Err(LoadError::Description(
                 "its name is empty or longer than 64 bytes",

@@ -83,16 +83,22 @@ pub(super) struct Guest<H> {
     pub(super) phase: Phase,
     pub(super) bounds: Bounds,
     pub(super) counters: Arc<Counters>,
+    /// The store's time, for the log's rate limit only; zero where nobody knows it.
+    pub(super) now_ms: u64,
+    /// What was said the first time is not said again.
+    pub(super) silent: bool,
 }
 
 impl<H: Host> Guest<H> {
-    pub(super) fn new(counters: Arc<Counters>) -> Self {
+    pub(super) fn new(counters: Arc<Counters>, now_ms: u64, silent: bool) -> Self {
         Self {
             host: None,
             bytes: Bytes::new(),
             phase: Phase::Setup,
             bounds: Bounds::default(),
             counters,
+            now_ms,
+            silent,
         }
     }
 
@@ -109,11 +115,6 @@ impl<H: Host> Guest<H> {
     }
 
     /// The bytes that a guest named. A span costs a reference count, never a copy.
-    /// What was said the first time is not said again.
-    fn is_silent(&self) -> bool {
-        self.host.as_ref().is_some_and(Host::is_rerun)
-    }
-
     fn resolve(&self, given: Given) -> wasmtime::Result<Bytes> {
         match given {
             Given::Span(span) => slice(&self.bytes, span).ok_or_else(outside),
@@ -237,13 +238,7 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
-        if self.is_silent() {
-            return Ok(());
-        }
-        if !self
-            .counters
-            .may_log(self.host.as_ref().map_or(0, Host::now_ms))
-        {
+        if self.silent || !self.counters.may_log(self.now_ms) {
             return Ok(());
         }
         let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
@@ -259,7 +254,7 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn count(&mut self, name: String, by: u64) -> wasmtime::Result<()> {
-        if !self.is_silent() {
+        if !self.silent {
             self.counters.add(&name, by);
         }
         Ok(())

@@ -36,7 +36,7 @@ impl<H: Host> Instance<H> {
 
     /// An instance that has started already, so that its first call does not wait for that.
     pub fn warm(policy: Arc<Policy<H>>) -> Result<Self, LoadError> {
-        let (live, _) = Self::start(&policy)?;
+        let (live, _) = Self::start(&policy, 0, false)?;
         Ok(Self {
             policy,
             live: Some(live),
@@ -60,12 +60,14 @@ impl<H: Host> Instance<H> {
     }
 
     /// The key that a request is about; none where the policy finds none, or fails. It may log and nothing else.
-    pub fn route(&mut self, payload: &Bytes) -> Option<Bytes> {
+    pub fn route(&mut self, payload: &Bytes, now_ms: u64) -> Option<Bytes> {
         if self.live.is_none() {
-            self.live = Self::start(&self.policy).ok().map(|(live, _)| live);
+            let started = Self::start(&self.policy, now_ms, false).ok();
+            self.live = started.map(|(live, _)| live);
         }
         let live = self.live.as_mut()?;
-        live.store.data_mut().phase = Phase::Setup;
+        let data = live.store.data_mut();
+        (data.phase, data.now_ms) = (Phase::Setup, now_ms);
         let filled = live.store.set_fuel(budget::fuel(payload.len()));
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
@@ -85,9 +87,13 @@ impl<H: Host> Instance<H> {
         &self.policy
     }
 
-    /// Starts an instance: describe, then configure, within the budget of a start.
-    pub(super) fn start(policy: &Policy<H>) -> Result<(Live<H>, Info), LoadError> {
-        let guest = Guest::new(policy.counters.clone());
+    /// Starts an instance: describe, then configure, within the budget of a start. One for re-runs starts in silence.
+    pub(super) fn start(
+        policy: &Policy<H>,
+        now_ms: u64,
+        silent: bool,
+    ) -> Result<(Live<H>, Info), LoadError> {
+        let guest = Guest::new(policy.counters.clone(), now_ms, silent);
         let mut store = Store::new(policy.pre.engine(), guest);
         store.limiter(|guest| &mut guest.bounds);
         let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
@@ -107,15 +113,20 @@ impl<H: Host> Instance<H> {
         let configured = handler
             .call_configure(&mut store, &[])
             .map_err(trial("configure"))?;
-        configured.map_err(LoadError::Configure)?;
+        configured.map_err(|mut text| {
+            // It goes into logs, answers and a retained message.
+            text.truncate(text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX));
+            LoadError::Configure(text)
+        })?;
         Ok((Live { store, bindings }, info))
     }
 
     /// Begins a call: hands over the host and fills the budget.
     pub fn begin(&mut self, host: H, bytes: Bytes) -> Call<'_, H> {
+        let (now_ms, silent) = (host.now_ms(), host.is_rerun());
         let live = match self.live.take() {
             Some(live) => Ok(live),
-            None => Self::start(&self.policy).map(|(live, _)| live),
+            None => Self::start(&self.policy, now_ms, silent).map(|(live, _)| live),
         };
         let mut call = Call {
             instance: self,
@@ -132,6 +143,7 @@ impl<H: Host> Instance<H> {
                 data.host = Some(host);
                 data.bytes = bytes;
                 data.phase = Phase::Handle;
+                (data.now_ms, data.silent) = (now_ms, silent);
                 call.instance.live = Some(live);
                 if let Err(error) = filled {
                     call.fail(Failure::of(&error));

@@ -228,8 +228,8 @@ impl<H: Host> Registry<H> {
 
     /// The key that a request is about, as the built-in policy reads it. What that does not understand is put to the
     /// others: commands of their own are about keys too. A routed policy can only claim a key that is its own.
-    pub fn key_of(&mut self, payload: &Bytes) -> Option<Bytes> {
-        if let Some(key) = self.slots[self.built_in].route(payload) {
+    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64) -> Option<Bytes> {
+        if let Some(key) = self.slots[self.built_in].route(payload, now_ms) {
             return Some(key);
         }
         for slot in 0..self.slots.len() {
@@ -242,7 +242,7 @@ impl<H: Host> Registry<H> {
             if slot == self.built_in || !(routed || answers) {
                 continue;
             }
-            if let Some(key) = self.slots[slot].route(payload)
+            if let Some(key) = self.slots[slot].route(payload, now_ms)
                 && (answers || self.route_owner(&key) == Some(slot))
             {
                 return Some(key);

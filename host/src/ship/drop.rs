@@ -6,17 +6,18 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use super::gate::{Gate, ShipError};
 use crate::config::DropAction;
 use crate::control::PolicyView;
 use crate::limits;
-use crate::policy::{Digest, Selector};
+use crate::policy::{Digest, Selector, read_file};
+use crate::replace::replace;
 
 /// The ending of files that count.
 const MODULE: &str = "wasm";
@@ -35,10 +36,12 @@ pub struct Drop {
 }
 
 /// A file as it was at the last look.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Seen {
     bytes: u64,
-    modified: Option<SystemTime>,
+    /// When it last became another one. Unlike the time of its modification, which builds that can be repeated set to
+    /// one and the same, nobody can choose this one.
+    changed: (i64, i64),
     handled: bool,
 }
 
@@ -95,7 +98,7 @@ impl Drop {
         let before = std::mem::take(&mut self.seen);
         for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
             if let Some(before) = before.get(&name)
-                && (before.bytes, before.modified) == (now.bytes, now.modified)
+                && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
                 if !before.handled {
                     self.handle(&self.directory.join(&name));
@@ -129,7 +132,7 @@ impl Drop {
             };
             let seen = Seen {
                 bytes: data.len(),
-                modified: data.modified().ok(),
+                changed: (data.ctime(), data.ctime_nsec()),
                 handled: false,
             };
             files.insert(name.to_owned(), seen);
@@ -138,11 +141,13 @@ impl Drop {
     }
 
     fn handle(&self, path: &Path) {
-        let shown = path.display();
-        let status = match read(path) {
+        // Whoever may write here names the files, and is not to write the log.
+        let shown = path.to_string_lossy();
+        let shown = shown.escape_debug();
+        let status = match read_file(path) {
             Err(error) => {
-                tracing::warn!("drop directory: {shown} is refused: {error}");
-                format!("refused: {error}\n")
+                tracing::warn!("drop directory: {shown} cannot be read: {error}");
+                format!("refused: the file cannot be read: {error}\n")
             }
             Ok(file) if self.was_handled(path, &file) => return,
             Ok(file) => match self.ship(&file) {
@@ -152,12 +157,13 @@ impl Drop {
                     format!("{what} {name} {version} blake3:{}\n", it.digest)
                 }
                 Err(error) => {
+                    let error = one_line(&error.to_string());
                     tracing::warn!("drop directory: {shown} is refused: {error}");
                     format!("refused: {error}\n")
                 }
             },
         };
-        if let Err(error) = write(&status_path(path), &status) {
+        if let Err(error) = replace(&status_path(path), status.as_bytes(), 0o644) {
             tracing::warn!("drop directory: the status of {shown} cannot be written: {error}");
         }
     }
@@ -167,8 +173,8 @@ impl Drop {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
         listing.policies.iter().any(|it| it.digest == digest)
-            && fs::read_to_string(status_path(path))
-                .is_ok_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
+            && status(path)
+                .is_some_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
     }
 
     fn ship(&self, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
@@ -186,32 +192,22 @@ impl Drop {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let max = limits::POLICY_FILE_BYTES_MAX;
-    let file = File::open(path).map_err(|error| format!("it cannot be read: {error}"))?;
-    let length = file.metadata().map_or(0, |data| data.len());
-    if length <= max {
-        file.take(max + 1)
-            .read_to_end(&mut bytes)
-            .map_err(|error| format!("it cannot be read: {error}"))?;
-    }
-    let length = length.max(bytes.len() as u64);
-    if length > max {
-        return Err(format!("it has {length} bytes, and a policy at most {max}"));
-    }
-    Ok(bytes)
+/// What stands beside a file. Only what was written here counts: nothing else is as short, and no link and no pipe.
+fn status(path: &Path) -> Option<String> {
+    let path = status_path(path);
+    let data = fs::symlink_metadata(&path).ok()?;
+    let is_ours = data.is_file() && data.len() <= limits::DROP_STATUS_BYTES_MAX;
+    is_ours.then(|| fs::read_to_string(path).ok()).flatten()
+}
+
+/// What a compiler or a policy says may have several.
+fn one_line(text: &str) -> String {
+    let end = text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
+    text[..end].replace(char::is_control, " ")
 }
 
 fn status_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(STATUS);
     PathBuf::from(name)
-}
-
-/// Whoever reads it sees the whole line.
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    let new = path.with_extension("status.new");
-    fs::write(&new, text)?;
-    fs::rename(&new, path)
 }

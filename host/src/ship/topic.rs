@@ -10,6 +10,7 @@
 //! thread of their own. Nothing is kept of what no trusted key signed; an order whose number is not higher than that of the last one
 //! is a repetition. One order is received or carried out at a time.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ pub const SIGNATURE: &str = "signature";
 /// Takes orders.
 pub struct PolicyOrders {
     gate: Arc<Gate>,
+    /// Held while a status is published that tells of it, so that the retained one is the last. Before the locks of the
+    /// server and of the broker, which are taken for that.
     state: Mutex<State>,
 }
 
@@ -88,7 +91,12 @@ impl PolicyOrders {
         if self.gate.trust().keys() == 0 {
             return;
         }
-        self.publish(&broker, "idle", None, json!({}));
+        {
+            let state = self.lock();
+            if state.now.is_none() && state.last.is_none() {
+                self.publish(&broker, "idle", None, json!({}));
+            }
+        }
         loop {
             tokio::time::sleep(limits::ORDER_CHECK_INTERVAL).await;
             self.expire(&broker, Instant::now());
@@ -97,13 +105,11 @@ impl PolicyOrders {
 
     /// Forgets an order that was not completed in time.
     fn expire(&self, broker: &Broker, now: Instant) {
-        let late = {
-            let mut state = self.lock();
-            let is_late = state.now.as_ref().is_some_and(|it| {
-                it.assembly.is_some() && now.duration_since(it.since) >= limits::ORDER_TIMEOUT
-            });
-            is_late.then(|| state.now.take()).flatten()
-        };
+        let mut state = self.lock();
+        let is_late = state.now.as_ref().is_some_and(|it| {
+            it.assembly.is_some() && now.duration_since(it.since) >= limits::ORDER_TIMEOUT
+        });
+        let late = is_late.then(|| state.now.take()).flatten();
         if let Some(assembly) = late.and_then(|late| late.assembly) {
             let missing = assembly.missing();
             let serial = assembly.order().serial;
@@ -161,46 +167,41 @@ impl PolicyOrders {
         };
         let is_here = order.digest.is_some_and(|digest| self.is_loaded(digest));
         let missing = if is_here { 0 } else { order.chunks.len() };
+        let mut state = self.lock();
+        let under_way = state.now.as_ref().map(|now| now.known);
+        if under_way.is_some_and(|it| it.payload == known.payload)
+            || state.last.is_some_and(|it| it.payload == known.payload)
         {
-            let mut state = self.lock();
-            let under_way = state.now.as_ref().map(|now| now.known);
-            if under_way.is_some_and(|it| it.payload == known.payload)
-                || state.last.is_some_and(|it| it.payload == known.payload)
-            {
-                // QoS 1 delivers at least once.
-                return Ok(());
-            }
-            let mut latest = self.gate.control().serial();
-            if let Some(now) = &state.now {
-                if now.assembly.is_none() {
-                    let error = "another order is being carried out: send this one again later";
-                    return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()));
-                }
-                latest = latest.max(now.known.serial);
-            }
-            if order.serial <= latest {
-                let error = format!(
-                    "the order {} is not newer than {latest}, the last one that was taken",
-                    order.serial
-                );
-                return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error));
-            }
-            let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
-            state.now = Some(Now {
-                known,
-                since: Instant::now(),
-                assembly,
-            });
+            // QoS 1 delivers at least once.
+            return Ok(());
         }
+        let mut latest = self.gate.control().serial();
+        if let Some(now) = &state.now {
+            if now.assembly.is_none() {
+                let error = "another order is being carried out: send this one again later";
+                return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()));
+            }
+            latest = latest.max(now.known.serial);
+        }
+        if order.serial <= latest {
+            let error = format!(
+                "the order {} is not newer than {latest}, the last one that was taken",
+                order.serial
+            );
+            return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error));
+        }
+        let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
+        state.now = Some(Now {
+            known,
+            since: Instant::now(),
+            assembly,
+        });
         tracing::info!(serial = order.serial, action = ?order.action, missing, "took an order over MQTT");
         if missing > 0 {
-            self.publish(
-                broker,
-                "receiving",
-                Some(&order),
-                json!({ "missing": missing }),
-            );
+            let more = json!({ "missing": missing });
+            self.publish(broker, "receiving", Some(&order), more);
         } else {
+            drop(state);
             self.clone()
                 .start(broker.clone(), known, move || Ok((order, None)));
         }
@@ -265,13 +266,13 @@ impl PolicyOrders {
     where
         F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError> + Send + 'static,
     {
-        let orders = self.clone();
+        let (orders, way_out) = (self.clone(), broker.clone());
         let started = thread::Builder::new()
             .name("order".into())
-            .spawn(move || orders.work(&broker, known, whole));
+            .spawn(move || orders.work(&way_out, known, whole));
         if let Err(error) = started {
-            tracing::error!(%error, "an order has no thread to be carried out on, and is dropped");
-            self.lock().now = None;
+            let error = format!("there is no thread to carry the order out on: {error}");
+            self.end(&broker, known, None, Err(error));
         }
     }
 
@@ -279,8 +280,7 @@ impl PolicyOrders {
     where
         F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError>,
     {
-        let serial = known.serial;
-        let (order, done) = match whole() {
+        let work = || match whole() {
             Ok((order, file)) => {
                 self.publish(broker, "working", Some(&order), json!({}));
                 let done = self.carry_out(&order, file);
@@ -288,20 +288,30 @@ impl PolicyOrders {
             }
             Err(error) => (None, Err(error.to_string())),
         };
-        {
-            let mut state = self.lock();
-            state.last = Some(known);
-            state.now = None;
-        }
+        // Where it panics no order would ever be taken again. What it touched has locks of its own, which know.
+        let worked = panic::catch_unwind(AssertUnwindSafe(work));
+        let (order, done) = worked.unwrap_or_else(|_| {
+            let error = "the store has a bug here, and the order may be carried out in part: its log says more";
+            (None, Err(error.to_owned()))
+        });
+        self.end(broker, known, order.as_ref(), done);
+    }
+
+    /// An order is over. Its status is published before another order is taken, so that the last one stays.
+    fn end(&self, broker: &Broker, known: Known, order: Option<&Order>, done: Result<(), String>) {
+        let serial = known.serial;
+        let mut state = self.lock();
+        state.last = Some(known);
+        state.now = None;
         match done {
             Ok(()) => {
                 tracing::info!(serial, "carried out an order");
-                self.publish(broker, "done", order.as_ref(), json!({}));
+                self.publish(broker, "done", order, json!({}));
             }
             Err(error) => {
                 tracing::error!(serial, error, "an order cannot be carried out");
                 let more = json!({ "serial": serial, "error": error });
-                self.publish(broker, "failed", order.as_ref(), more);
+                self.publish(broker, "failed", order, more);
             }
         }
     }
@@ -408,5 +418,138 @@ impl Orders for Arc<PolicyOrders> {
             Err((reason, error)) => (reason, Some(error)),
         };
         broker.batch(|batch| batch.settle(token, reason, text.as_deref()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehouse_mqtt::{NoService, Options};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::super::{Trust, digits, generate, sign_order};
+    use super::*;
+    use crate::control::tests::{Rig, rig};
+
+    struct Orderly {
+        orders: Arc<PolicyOrders>,
+        broker: Broker,
+        key: wasmsign2::SecretKey,
+        _rig: Rig,
+    }
+
+    fn orderly() -> Orderly {
+        let (rig, pair) = (rig(), generate());
+        let trust = Trust::new(&[digits(&pair.pk)], false).unwrap();
+        Orderly {
+            orders: PolicyOrders::new(Arc::new(Gate::new(rig.control.clone(), trust))),
+            broker: Broker::new(Options::default(), Arc::new(NoService)),
+            key: pair.sk,
+            _rig: rig,
+        }
+    }
+
+    impl Orderly {
+        fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
+            let order = Order {
+                serial,
+                action,
+                digest: (!file.is_empty()).then(|| Digest::of(file)),
+                size: Some(file.len() as u64),
+                chunks: file.chunks(10).map(Digest::of).collect(),
+                per_mille: None,
+                rule: None,
+            };
+            let payload = order.payload();
+            let signature = sign_order(&payload, &self.key);
+            self.orders.order(&self.broker, &payload, Some(&signature))
+        }
+
+        /// The retained status, as it is sent to somebody who subscribes.
+        async fn status(&self) -> Json {
+            let (mut near, far) = tokio::io::duplex(1 << 16);
+            let broker = self.broker.clone();
+            let peer = "127.0.0.1:1".parse().unwrap();
+            let serving = tokio::spawn(async move { broker.serve_connection(far, peer).await });
+            // A CONNECT of version 5 that starts clean, and a SUBSCRIBE of QoS 0.
+            let mut sent = b"\x10\x0e\0\x04MQTT\x05\x02\0\0\0\0\x01a\x82".to_vec();
+            let length = u8::try_from(STATUS.len()).unwrap();
+            sent.extend([length + 6, 0, 1, 0, 0, length]);
+            sent.extend(STATUS.bytes());
+            sent.push(0);
+            near.write_all(&sent).await.unwrap();
+            let mut came = Vec::new();
+            let status = loop {
+                assert_ne!(near.read_buf(&mut came).await.unwrap(), 0, "{came:?}");
+                let text = String::from_utf8_lossy(&came);
+                // Only the status has braces.
+                if let Some((from, to)) = text.find('{').zip(text.rfind('}'))
+                    && let Ok(status) = serde_json::from_str(&text[from..=to])
+                {
+                    break status;
+                }
+            };
+            serving.abort();
+            status
+        }
+    }
+
+    #[tokio::test]
+    async fn an_order_whose_chunks_do_not_come_is_given_up_and_may_come_again() {
+        let it = orderly();
+        let file = b"0123456789abc";
+        let before = Instant::now();
+        it.order(7, Action::Load, file).unwrap();
+        let after = Instant::now();
+        let place = format!("{}/0", Digest::of(file));
+        it.orders.chunk(&it.broker, &place, &file[..10]).unwrap();
+        let early = before + limits::ORDER_TIMEOUT - Duration::from_millis(1);
+        it.orders.expire(&it.broker, early);
+        assert_eq!(it.status().await["state"], "receiving");
+        it.orders.expire(&it.broker, after + limits::ORDER_TIMEOUT);
+        let status = it.status().await;
+        assert_eq!(
+            (&status["state"], &status["serial"]),
+            (&json!("failed"), &json!(7))
+        );
+        assert_eq!(status["missing"], 1, "{status}");
+        let refused = it.orders.chunk(&it.broker, &place, &file[..10]);
+        assert!(refused.unwrap_err().1.contains("publish the order first"));
+        it.order(7, Action::Load, file).unwrap();
+        assert_eq!(it.status().await["missing"], 2);
+    }
+
+    /// Whoever ordered it waits for its end, and others for their turn.
+    #[tokio::test]
+    async fn an_order_at_which_the_store_panics_has_an_end_too() {
+        let it = orderly();
+        let known = Known {
+            payload: blake3::hash(b"order"),
+            serial: 7,
+            file: None,
+        };
+        it.orders.lock().now = Some(Now {
+            known,
+            since: Instant::now(),
+            assembly: None,
+        });
+        let (reason, _) = it.order(8, Action::Rollback, b"").unwrap_err();
+        assert_eq!(reason, ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR);
+        let orders = it.orders.clone();
+        orders.start(it.broker.clone(), known, || panic!("a bug"));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while it.orders.lock().now.is_some() {
+            assert!(Instant::now() < deadline, "no order is ever taken again");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let status = it.status().await;
+        assert_eq!(
+            (&status["state"], &status["serial"]),
+            (&json!("failed"), &json!(7))
+        );
+        assert!(
+            status["error"].as_str().unwrap().contains("bug"),
+            "{status}"
+        );
+        it.order(8, Action::Rollback, b"").unwrap();
     }
 }

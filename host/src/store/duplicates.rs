@@ -3,8 +3,11 @@
 //! What enters: what a request saw and was answered. What leaves, when it comes again: the same. As the
 //! broker only unacknowledged requests can come again, so the last of every live session are kept
 //! however old (the protocol, section 9); beyond these a window of time, bounded in count and bytes.
+//!
+//! Behind a foreign broker nobody knows which sessions live or what is unacknowledged there: only the window keeps
+//! ([`Retention::per_session`] is zero), and of a client that has nothing in it nothing is held at all.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -124,7 +127,7 @@ pub struct Retention {
     /// All of them in bytes, beyond the last ones of live sessions.
     pub bytes_max: u64,
     /// The requests that a client can have on their way: its Receive Maximum. Of a live session twice as many
-    /// are kept.
+    /// are kept. Zero where no session is known to live: then only the window keeps.
     pub per_session: u64,
 }
 
@@ -228,6 +231,10 @@ impl Duplicates {
     /// Takes note of a request. True where it may have come before; most cannot, and what they are need not
     /// be found out.
     pub(super) fn arrive(&mut self, delivery: &Delivery) -> bool {
+        if self.retention.per_session == 0 {
+            // Connections are not seen, and nobody says when a session ends: one that only reads leaves no trace.
+            return delivery.dup;
+        }
         let session = self.sessions.entry(delivery.session).or_default();
         if delivery.connection > session.connection {
             session.connection = delivery.connection;
@@ -333,6 +340,9 @@ impl Duplicates {
             if self.is_last(&slot) {
                 self.kept.insert(slot.number, slot);
             } else {
+                if self.retention.per_session == 0 && slot.until_ms > now_ms {
+                    self.forget_early();
+                }
                 self.release(slot);
             }
         }
@@ -365,6 +375,18 @@ impl Duplicates {
         self.evicted += 1;
         self.remove(number);
         true
+    }
+
+    /// Counts a request that leaves the window before its time, where only the window keeps.
+    fn forget_early(&mut self) {
+        if self.evicted == 0 {
+            tracing::warn!(
+                count = self.count,
+                bytes = self.bytes,
+                "requests are forgotten before their time, and would run twice if they came again: raise max_duplicates and max_duplicate_bytes, or shorten duplicate_window"
+            );
+        }
+        self.evicted += 1;
     }
 
     /// Drops what a session's newest requests have pushed out of its last ones.
@@ -445,6 +467,9 @@ impl Duplicates {
             } else if let Ok(place) = session.held.binary_search(&slot.number) {
                 session.held.remove(place);
             }
+            if session.held.is_empty() && self.retention.per_session == 0 {
+                self.sessions.remove(&slot.session);
+            }
         }
     }
 
@@ -458,10 +483,9 @@ impl Duplicates {
     }
 
     /// Keeps only the sessions that still live, after a restart.
-    pub fn retain_sessions(&mut self, live: &[u64]) {
-        let live: HashSet<u64> = live.iter().copied().collect();
+    pub fn retain(&mut self, lives: impl Fn(u64) -> bool) {
         let held = self.sessions.keys().copied();
-        let dead: Vec<u64> = held.filter(|session| !live.contains(session)).collect();
+        let dead: Vec<u64> = held.filter(|session| !lives(*session)).collect();
         self.ended(&dead);
     }
 
@@ -501,7 +525,7 @@ impl Duplicates {
         self.bytes
     }
 
-    /// How many were forgotten although their session lives and might send them again.
+    /// How many were forgotten although their session lives and might send them again, or before their time.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -670,7 +694,7 @@ mod tests {
         assert!(found(&all, delivery(1, 1, 4, true), 4).is_some());
         all.ended(&[1]);
         assert!(found(&all, delivery(1, 1, 9, true), 9).is_none());
-        all.retain_sessions(&[3]);
+        all.retain(|session| session == 3);
         assert_eq!((all.len(), all.bytes()), (0, 0));
         assert!(all.newest.is_empty() && all.sessions.is_empty());
     }
@@ -720,6 +744,69 @@ mod tests {
         assert!(held <= 50 * 2 + 10);
         let bytes: u64 = all.sessions.values().map(|it| it.bytes).sum();
         assert_eq!(bytes, all.bytes());
+    }
+
+    /// Behind a foreign broker, where DUP is set on all and packet ids say nothing.
+    mod foreign {
+        use super::*;
+        use crate::store::Mode;
+
+        const RETENTION: Retention = Retention {
+            per_session: 0,
+            ..super::RETENTION
+        };
+
+        fn from(client: u64) -> Delivery {
+            let session = Mode::foreign_session(client);
+            delivery(session, session, 0, true)
+        }
+
+        #[test]
+        fn the_identity_alone_decides() {
+            let mut all = Duplicates::new(RETENTION);
+            let first = answer(&mut all, from(1), 9, 0);
+            assert!(all.arrive(&from(1)));
+            assert_eq!(found(&all, from(1), 9), Some(first));
+            assert_eq!(found(&all, from(1), 8), None);
+            assert_eq!(found(&all, from(2), 9), None);
+        }
+
+        #[test]
+        fn who_only_reads_leaves_no_trace() {
+            let mut all = Duplicates::new(RETENTION);
+            for client in 0..1_000 {
+                assert!(all.arrive(&from(client)));
+            }
+            assert!(all.sessions.is_empty());
+        }
+
+        #[test]
+        fn only_the_window_keeps_and_who_left_it_holds_nothing() {
+            let mut all = Duplicates::new(RETENTION);
+            answer(&mut all, from(1), 1, 0);
+            answer(&mut all, from(2), 2, 59_999);
+            assert!(found(&all, from(1), 1).is_some());
+            answer(&mut all, from(3), 3, 60_000);
+            assert!(found(&all, from(1), 1).is_none(), "its time is over");
+            assert!(found(&all, from(2), 2).is_some());
+            assert_eq!((all.len(), all.sessions.len()), (2, 2));
+            assert_eq!(all.evicted(), 0);
+        }
+
+        #[test]
+        fn what_is_forgotten_before_its_time_is_counted() {
+            let mut all = Duplicates::new(RETENTION);
+            for n in 0..15u8 {
+                answer(&mut all, from(n.into()), n, 0);
+            }
+            assert_eq!((all.len(), all.sessions.len()), (10, 10));
+            assert_eq!(all.evicted(), 5);
+            // What went because its time was over is not.
+            answer(&mut all, from(99), 99, 60_000);
+            assert_eq!((all.len(), all.evicted()), (1, 5));
+            let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
+            assert_eq!(all.bytes(), recount);
+        }
     }
 
     #[test]

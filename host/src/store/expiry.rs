@@ -70,7 +70,7 @@ pub(super) fn sweep(
             }
         }
     }
-    let (state, mut writes) = transaction.commit();
+    let (state, mut writes, _) = transaction.commit();
     writes.extend(forgotten);
     effects.swept = Some(Swept {
         now_ms,

@@ -10,9 +10,11 @@
 mod capture;
 mod duplicates;
 mod expiry;
+mod mode;
 mod notice;
 mod observed;
 mod quota;
+mod repeat;
 mod replay;
 mod step;
 mod table;
@@ -21,12 +23,14 @@ mod watch;
 
 pub use capture::{Evidence, Imported, KeyRef, Property, Read};
 pub use duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered, Retention};
+pub use mode::Mode;
 pub use notice::Notice;
 pub use observed::{Again, Observed, same_writes};
 pub use quota::Quota;
+pub use repeat::{Rerun, ToldAgain};
 pub use replay::{Recorded, Replayed, replay};
 pub(crate) use step::INTERNAL_ERROR;
-pub use step::{Answer, Effects, Event, Handled, Rerun, RestsOn, Store, Swept, Trip, Watch};
+pub use step::{Answer, Effects, Event, Handled, RestsOn, Store, Swept, Trip, Watch};
 pub use table::{Entry, Key, Table};
 pub use transaction::{Change, State, Transaction, Write};
-pub use watch::{Peer, Watches};
+pub use watch::{Peer, WatchChange, WatchChanges, Watches};

@@ -3,6 +3,8 @@
 //! What enters: what is there and what a write would add. What leaves: yes or no. Removing and
 //! shrinking are always allowed, so that a full store can be emptied.
 
+use crate::limits;
+
 /// Bounds of the table, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
@@ -16,6 +18,19 @@ pub struct Quota {
     pub value_bytes_max: u64,
     /// The disk under the journal is full: nothing may be put, only removed.
     pub journal_full: bool,
+}
+
+impl Default for Quota {
+    /// The bounds of `serve` where nobody sets others.
+    fn default() -> Self {
+        Self {
+            keys_max: limits::KEYS_MAX_DEFAULT,
+            bytes_max: limits::BYTES_MAX_DEFAULT,
+            key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
+            value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+            journal_full: false,
+        }
+    }
 }
 
 impl Quota {

@@ -107,13 +107,13 @@ pub fn replay(
     )
 }
 
-/// Runs a request that came again, on nothing but what it saw the first time.
+/// Runs a request that came again, on nothing but what it saw the first time. With its answer what it would change.
 pub(super) fn again(
     policy: &Arc<Policy<Transaction>>,
     original: &Remembered,
     evidence: &Evidence,
     request: &Request<'_>,
-) -> Result<Answer, Failure> {
+) -> (Result<Answer, Failure>, Transaction) {
     let mut state = Box::<State>::default();
     state.hlc = Hlc::at(original.context.clock);
     state.place(&evidence.reads, request.payload);
@@ -134,7 +134,6 @@ pub(super) fn again(
         &request,
         script,
     )
-    .0
 }
 
 /// One run.

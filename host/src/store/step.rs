@@ -1,5 +1,6 @@
 //! One step of the store: an event in, effects out.
 
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered
 use super::expiry;
 use super::notice::{Notice, notices_of, splice, told_by};
 use super::observed::{self, Observed, Removals};
-use super::replay;
+use super::repeat::{Rerun, ToldAgain};
 use super::table::Table;
 use super::transaction::{State, Transaction, Write};
-use super::watch::Peer;
+use super::watch::{Peer, WatchChange, WatchChanges};
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
@@ -58,12 +59,16 @@ pub struct Effects {
     pub fuel: u64,
     /// What the sweep at the beginning removed, to be durable first.
     pub swept: Option<Swept>,
+    /// What became of watches, where these are kept: to be durable before the answer leaves.
+    pub watches: Option<Box<WatchChanges>>,
     /// What is to be durable before the answer leaves.
     pub handled: Option<Handled>,
     /// What the answer rests on, besides what was handled.
     pub rests_on: RestsOn,
     /// Whether the request was a duplicate, and if so whether running it again gave the same.
     pub repeated: Option<Rerun>,
+    /// What became of its notifications, where it is of an earlier run and these may not have left.
+    pub told_again: Option<ToldAgain>,
     /// Why the policy that answered may not go on, where that was one failure too many.
     pub tripped: Option<Trip>,
     /// The request, to run it again beside the store.
@@ -117,17 +122,6 @@ pub struct Handled {
     pub writes: Vec<Write>,
 }
 
-/// What became of a duplicate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rerun {
-    /// It ran again and gave the same.
-    Same,
-    /// Only its answer was kept, or the machine was too slow to run it.
-    Stored,
-    /// It ran again and gave something else: the stored answer counts.
-    Different,
-}
-
 /// An answer.
 #[derive(Debug)]
 pub struct Answer {
@@ -147,13 +141,17 @@ pub struct Answer {
 pub struct Store {
     /// Always there between steps; a step lends it to its transaction.
     state: Option<Box<State>>,
-    registry: Registry<Transaction>,
-    quota: Quota,
+    pub(super) registry: Registry<Transaction>,
+    pub(super) quota: Quota,
     duplicates: Duplicates,
     watch: Watch,
     /// Over the active policy, and over a canary.
     guards: [Guard; 2],
     removals: Removals,
+    /// Requests below this number were handled by an earlier run.
+    pub(super) earlier_below: u64,
+    /// Those of them whose notifications were sent again: not more than were remembered at the start.
+    pub(super) told_again: HashSet<u64>,
     /// Requests of the active policy, for who wants some of them.
     purity_turn: u32,
     shadow_turn: u32,
@@ -195,6 +193,8 @@ impl Store {
             state: Some(state),
             registry,
             quota,
+            earlier_below: duplicates.next_number(),
+            told_again: HashSet::new(),
             duplicates,
             watch: Watch::default(),
             guards: Default::default(),
@@ -221,7 +221,8 @@ impl Store {
 
     /// Forgets the requests of sessions that are no more.
     pub fn retain_sessions(&mut self, live: &[u64]) {
-        self.duplicates.retain_sessions(live);
+        let live: HashSet<u64> = live.iter().copied().collect();
+        self.duplicates.retain(|session| live.contains(&session));
     }
 
     /// Bounds of the table; a changed one counts from the next step on.
@@ -272,20 +273,24 @@ impl Store {
         self.state = Some(match event {
             Event::Request(request) => {
                 let suspect = self.duplicates.arrive(&request.delivery);
-                match suspect.then(|| self.original(request)).flatten() {
-                    Some(original) => {
-                        self.repeat(&original, request, now_ms, &mut effects);
-                        state
-                    }
-                    None => self.handle(state, request, now_ms, &mut effects),
+                let identity = suspect.then(|| identity(request));
+                let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
+                match original {
+                    Some(original) => self.repeat(state, &original, request, now_ms, &mut effects),
+                    None => self.handle(state, request, identity, now_ms, &mut effects),
                 }
             }
             Event::Gone(peer) => {
-                state.watches.gone(peer);
+                if state.watches.gone(peer) && state.watches.are_kept() {
+                    effects.note_watches(peer, vec![WatchChange::AllEnded]);
+                }
                 state
             }
             Event::Unheard(peer, key) => {
-                state.watches.remove(key, peer);
+                if state.watches.remove(key, peer) && state.watches.are_kept() {
+                    let key = Key::copy_from_slice(key);
+                    effects.note_watches(peer, vec![WatchChange::Ended(key)]);
+                }
                 state
             }
             Event::Ended(sessions) => {
@@ -301,12 +306,13 @@ impl Store {
         &mut self,
         state: Box<State>,
         request: &Request<'_>,
+        identified: Option<Identity>,
         now_ms: u64,
         effects: &mut Effects,
     ) -> Box<State> {
         let clock = state.hlc.last();
         let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
-        let choice = self.choose(request);
+        let choice = self.choose(request, now_ms);
         if choice.part == Part::Routed {
             transaction.confine(
                 self.registry.slot(choice.slot).digest(),
@@ -362,7 +368,15 @@ impl Store {
         };
         by.work.request(effects.fuel, answer.command);
         effects.tripped = self.guard(choice.part, &by, request.peer, effects.fuel, How::Well);
-        let (state, writes) = transaction.commit();
+        let (state, writes, watches) = transaction.commit();
+        let watches_kept = state.watches.are_kept();
+        if watches_kept && !watches.is_empty() {
+            let changes = watches.into_iter().map(|(key, began)| match began {
+                true => WatchChange::Began(key, request.dialect),
+                false => WatchChange::Ended(key),
+            });
+            effects.note_watches(request.peer, changes.collect());
+        }
         answer.put = writes.iter().any(|write| write.entry.is_some());
         let context = Context {
             now_ms,
@@ -384,7 +398,7 @@ impl Store {
                 number: self.duplicates.next_number(),
                 delivery: request.delivery,
                 turn: self.duplicates.next_turn(request.delivery.session),
-                identity: identity(request),
+                identity: identified.unwrap_or_else(|| identity(request)),
                 until_ms: self.duplicates.until_ms(request.properties, now_ms),
                 context,
                 evidence,
@@ -406,7 +420,7 @@ impl Store {
                 writes,
             });
         } else {
-            effects.rests_on = RestsOn::of(evidence);
+            effects.rests_on = RestsOn::of(evidence, watches_kept);
         }
         effects.answer = Some(answer);
         effects.notices.extend(notices);
@@ -504,90 +518,34 @@ impl Store {
     }
 
     /// Who answers a request.
-    fn choose(&mut self, request: &Request<'_>) -> Choice {
+    fn choose(&mut self, request: &Request<'_>, now_ms: u64) -> Choice {
         let registry = &mut self.registry;
         let key = match registry.wants_key() {
-            true => registry.key_of(request.payload),
+            true => registry.key_of(request.payload, now_ms),
             false => None,
         };
         registry.choose(&request.peer.client, key.as_deref())
     }
+}
 
-    /// The request that this one is a redelivery of.
-    fn original(&self, request: &Request<'_>) -> Option<Arc<Remembered>> {
-        self.duplicates.find(&request.delivery, &identity(request))
-    }
-
-    /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
-    /// again and nobody is told again.
-    fn repeat(
-        &mut self,
-        original: &Remembered,
-        request: &Request<'_>,
-        now_ms: u64,
-        effects: &mut Effects,
-    ) {
-        effects.by = self.registry.by_digest(&original.context.policy);
-        let again = effects.by.as_ref().and_then(|policy| {
-            let evidence = original.evidence.as_ref()?;
-            Some(replay::again(policy, original, evidence, request))
-        });
-        let outcome = &original.outcome;
-        let rerun = match &again {
-            // A slow machine says nothing about the policy.
-            None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
-            Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
-            Some(_) => Rerun::Different,
-        };
-        if rerun == Rerun::Different
-            && let Some(policy) = &effects.by
-        {
-            policy.work.different();
-            if policy.counters.may_log(now_ms) {
-                let client = request.peer.client.escape_debug();
-                let first = outcome.payload.digest();
-                let now = match &again {
-                    Some(Ok(answer)) => blake3::hash(&answer.payload).to_string(),
-                    Some(Err(failure)) => failure.to_string(),
-                    None => String::new(),
-                };
-                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
-            }
-        }
-        effects.repeated = Some(rerun);
-        // The original may still be on its way to the disk.
-        effects.rests_on = RestsOn::Everything;
-        effects.answer = Some(match (again, &outcome.payload) {
-            (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
-            (_, Kept::Whole(payload)) => Answer {
-                payload: payload.clone(),
-                version: outcome.version,
-                repeat: Repeat::Same,
-                command: outcome.command,
-                put: outcome.put,
-            },
-            (_, Kept::Digest(_)) => internal_error(),
-        });
+impl Effects {
+    fn note_watches(&mut self, peer: &Peer, changes: Vec<WatchChange>) {
+        let peer = peer.clone();
+        self.watches = Some(Box::new(WatchChanges { peer, changes }));
     }
 }
 
 impl RestsOn {
-    fn of(evidence: Option<Evidence>) -> Self {
-        // Pages and quotas are about the whole table; a watch is about nothing that is on disk.
-        let of_watches = |(_, imported): &(u32, Imported)| {
-            matches!(imported, Imported::Watched | Imported::Unwatched(_))
+    fn of(evidence: Option<Evidence>, watches_kept: bool) -> Self {
+        // Pages and quotas are about the whole table; a watch is about nothing that is on disk, unless it is kept: who
+        // registers again may be answered before the first time is.
+        let of_nothing = |(_, imported): &(u32, Imported)| {
+            !watches_kept && matches!(imported, Imported::Watched | Imported::Unwatched(_))
         };
         match evidence {
-            Some(evidence) if evidence.imports.iter().all(of_watches) => Self::Keys(evidence.reads),
+            Some(evidence) if evidence.imports.iter().all(of_nothing) => Self::Keys(evidence.reads),
             _ => Self::Everything,
         }
-    }
-}
-
-impl Outcome {
-    /// Whether this is that answer.
-    fn is(&self, answer: &Answer) -> bool {
-        self.payload.is(&answer.payload) && self.version == answer.version
     }
 }
 
@@ -617,7 +575,7 @@ fn number_of(peer: &Peer) -> u64 {
     hasher.finish()
 }
 
-fn internal_error() -> Answer {
+pub(super) fn internal_error() -> Answer {
     Answer {
         payload: Bytes::from_static(INTERNAL_ERROR),
         version: None,

@@ -229,22 +229,21 @@ impl Transaction {
         expired
     }
 
-    /// Makes everything staged real. Returns what was written.
-    pub fn commit(mut self) -> (Box<State>, Vec<Write>) {
+    /// Makes everything staged real. Returns what was written, and which watches of the request's client began (true)
+    /// or ended.
+    pub fn commit(mut self) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
         self.state.hlc = self.hlc;
         for write in &self.staged {
             self.state.write(write);
         }
-        if let Some(origin) = &self.origin {
-            for (key, on) in self.watches {
-                if on {
-                    self.state.watches.add(key, &origin.peer, origin.dialect);
-                } else {
-                    self.state.watches.remove(&key, &origin.peer);
-                }
-            }
+        if let Some(Origin { peer, dialect, .. }) = &self.origin {
+            let watches = &mut self.state.watches;
+            self.watches.retain(|(key, on)| match on {
+                true => watches.add(key.clone(), peer, *dialect),
+                false => watches.remove(key, peer),
+            });
         }
-        (self.state, self.staged)
+        (self.state, self.staged, self.watches)
     }
 
     /// Forgets everything staged.
@@ -467,7 +466,7 @@ mod tests {
         let refused = transaction.put(put);
         assert!(matches!(refused, Err(Denial::Fault(Fault::Quota))));
         assert!(transaction.staged().is_empty() && transaction.changes().is_empty());
-        let (state, _) = transaction.commit();
+        let (state, ..) = transaction.commit();
         assert_eq!(state.hlc, Hlc::default());
         assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");
     }

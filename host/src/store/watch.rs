@@ -1,9 +1,22 @@
-//! Watches: which connection wants to hear of which key, in which dialect.
+//! Watches: which client wants to hear of which key, in which dialect.
 //!
 //! What enters: registrations, their ends, and ends of connections. What leaves: the watchers of a
-//! key. A watch belongs to (client id, key) and lives as long as the connection that made it.
+//! key, and what is to be recorded of them where they are kept.
+//!
+//! A watch belongs to (client id, key). Where this process is the broker it lives as long as the connection that
+//! made it. Behind a foreign broker clients stay connected while this process is away, so their watches are kept:
+//! recorded, and there again after a restart. What ends one there:
+//!
+//! * the client's `KEYNOTIFY key STOP`: this one;
+//! * [`Event::Unheard`](super::Event::Unheard), a notification that nobody took (PUBACK 0x10): this one;
+//! * [`Event::Gone`](super::Event::Gone), a sign that the client disconnected, or that its watches were not renewed
+//!   in time: all of it.
+//!
+//! A client that left while nobody saw it (no presence source, or the host was away) and whose key nobody changes holds
+//! its watches until then. [`Watches::peers`] names whoever holds any, so that a start can give each a time to show itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::table::Key;
@@ -31,14 +44,36 @@ impl Peer {
     }
 }
 
+/// What became of one client's watches: a record, or a part of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchChanges {
+    /// Whose they are.
+    pub peer: Peer,
+    /// In their order.
+    pub changes: Vec<WatchChange>,
+}
+
+/// What became of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchChange {
+    /// The client hears of this key from now on, in this dialect.
+    Began(Key, Dialect),
+    /// It does not any more.
+    Ended(Key),
+    /// All of its watches ended.
+    AllEnded,
+}
+
 /// All watches.
 #[derive(Clone, Default)]
 pub struct Watches {
     // Notifications speak the dialect of the request that registered.
     by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
-    by_peer: HashMap<Peer, Held>,
+    /// In order, so that a snapshot can go on where its last piece ended.
+    by_peer: BTreeMap<Peer, Held>,
     count: usize,
     bytes: usize,
+    kept: bool,
 }
 
 /// What one connection watches.
@@ -53,6 +88,19 @@ fn weight(key: &[u8]) -> usize {
 }
 
 impl Watches {
+    /// Whether they outlive this process: then every change of them is to be recorded.
+    pub fn are_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Says whether they are kept. Those that no other process could know of end with that.
+    pub(crate) fn keep(&mut self, kept: bool) {
+        if !kept {
+            *self = Self::default();
+        }
+        self.kept = kept;
+    }
+
     /// Whether `peer` may add a watch of `key`.
     pub fn has_room(&self, peer: &Peer, key: &[u8]) -> bool {
         let none = Held::default();
@@ -64,16 +112,18 @@ impl Watches {
                 && held.bytes + weight(key) <= WATCH_BYTES_PER_CONNECTION_MAX)
     }
 
-    /// Registers. A second time changes nothing but the dialect.
-    pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) {
+    /// Registers. A second time changes nothing but the dialect. False where it changed nothing at all.
+    pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) -> bool {
         let watchers = self.by_key.entry(key.clone()).or_default();
-        if watchers.insert(peer.clone(), dialect).is_none() {
+        let before = watchers.insert(peer.clone(), dialect);
+        if before.is_none() {
             let held = self.by_peer.entry(peer.clone()).or_default();
             held.bytes += weight(&key);
             self.bytes += weight(&key);
             self.count += 1;
             held.keys.insert(key);
         }
+        before != Some(dialect)
     }
 
     /// Whether `peer` watches `key`.
@@ -89,24 +139,70 @@ impl Watches {
         held.into_iter().flat_map(|held| &held.keys)
     }
 
-    /// Ends one watch.
-    pub fn remove(&mut self, key: &[u8], peer: &Peer) {
-        if let Some(held) = self.by_peer.get_mut(peer)
-            && held.keys.remove(key)
-        {
+    /// Ends one watch. False where there was none.
+    pub fn remove(&mut self, key: &[u8], peer: &Peer) -> bool {
+        let Some(held) = self.by_peer.get_mut(peer) else {
+            return false;
+        };
+        let removed = held.keys.remove(key);
+        if removed {
             held.bytes -= weight(key);
             if held.keys.is_empty() {
                 self.by_peer.remove(peer);
             }
             self.forget(key, peer);
         }
+        removed
     }
 
-    /// Ends all watches of a connection.
-    pub fn gone(&mut self, peer: &Peer) {
-        for key in self.by_peer.remove(peer).unwrap_or_default().keys {
-            self.forget(&key, peer);
+    /// Ends all watches of a connection. False where there were none.
+    pub fn gone(&mut self, peer: &Peer) -> bool {
+        let held = self.by_peer.remove(peer);
+        for key in held.iter().flat_map(|held| &held.keys) {
+            self.forget(key, peer);
         }
+        held.is_some()
+    }
+
+    /// Does what was recorded.
+    pub(crate) fn apply(&mut self, recorded: WatchChanges) {
+        let WatchChanges { peer, changes } = recorded;
+        for change in changes {
+            match change {
+                WatchChange::Began(key, dialect) => _ = self.add(key, &peer, dialect),
+                WatchChange::Ended(key) => _ = self.remove(&key, &peer),
+                WatchChange::AllEnded => _ = self.gone(&peer),
+            }
+        }
+    }
+
+    /// Whoever watches anything, in order.
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.by_peer.keys()
+    }
+
+    /// All behind a place, in order of the peers and of their keys.
+    pub(crate) fn range(
+        &self,
+        after: Option<&(Peer, Key)>,
+    ) -> impl Iterator<Item = (&Peer, &Key, Dialect)> {
+        let first = after.and_then(|(peer, key)| {
+            let (peer, held) = self.by_peer.get_key_value(peer)?;
+            let behind = (Bound::Excluded(key), Bound::Unbounded);
+            Some(
+                held.keys
+                    .range::<Key, _>(behind)
+                    .map(move |key| (peer, key)),
+            )
+        });
+        let from = after.map_or(Bound::Unbounded, |(peer, _)| Bound::Excluded(peer));
+        let others = self.by_peer.range::<Peer, _>((from, Bound::Unbounded));
+        let others = others.flat_map(|(peer, held)| held.keys.iter().map(move |key| (peer, key)));
+        first
+            .into_iter()
+            .flatten()
+            .chain(others)
+            .filter_map(|(peer, key)| Some((peer, key, *self.by_key.get(key)?.get(peer)?)))
     }
 
     fn forget(&mut self, key: &[u8], peer: &Peer) {
@@ -127,11 +223,6 @@ impl Watches {
             .into_iter()
             .flatten()
             .map(|(peer, dialect)| (peer, *dialect))
-    }
-
-    /// All who watch anything.
-    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
-        self.by_peer.keys()
     }
 
     /// How many watches there are.

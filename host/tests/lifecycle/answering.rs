@@ -142,3 +142,20 @@ fn commands_of_its_own_are_routed_by_the_policy_that_has_them() {
     assert_eq!(by(&effects), standard);
     assert!(answer.starts_with(b"-ERR"), "{answer:?}");
 }
+
+/// Asked for a key, a policy knew no time, and could write as many lines as it liked.
+#[test]
+fn what_a_policy_says_while_requests_are_routed_counts_as_all_it_says() {
+    let faulty = faulty_alone();
+    let assignment = loaded().load(digest(&faulty)).unwrap();
+    let assignment = assignment.route(b"rule/", Some(digest(&faulty))).unwrap();
+    let mut store = store_with(assignment, vec![faulty.clone()]);
+    let lines = 2 * limits::GUEST_LOG_LINES_PER_SECOND_MAX;
+    for _ in 0..lines {
+        ask(&mut store, "c", &["COUNT", "chatty-route"]);
+        ask(&mut store, "c", &["COUNT", "rule/a"]);
+    }
+    let counted = faulty.counters.all();
+    assert_eq!(counted["configured"], 1);
+    assert_eq!(counted["log_lines_dropped"], u64::from(lines / 2));
+}

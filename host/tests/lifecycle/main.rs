@@ -77,12 +77,24 @@ fn loaded() -> Assignment {
     assignment.load(digest(&all.faulty)).unwrap()
 }
 
+/// Another build of the faulty one, which no other test has to do with: what it counts is this test's.
+fn faulty_alone() -> Arc<Policy<Transaction>> {
+    let file = [faulty(), b"\0\x06\x05alone"].concat();
+    Arc::new(policies().engine.load(&file).expect("a policy"))
+}
+
 /// A store under an assignment of the three.
 fn store(assignment: Assignment) -> Store {
+    store_with(assignment, Vec::new())
+}
+
+/// A store under an assignment of the three and of more.
+fn store_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> Store {
     let all = policies();
     let mut registry = Registry::new(all.standard.clone(), None);
-    let ready = [&all.twin, &all.faulty].map(|it| Instance::new(it.clone()));
-    assert!(registry.assign(assignment, ready.into()).is_ok());
+    let given = [all.twin.clone(), all.faulty.clone()].into_iter();
+    let ready = given.chain(more).map(Instance::new).collect();
+    assert!(registry.assign(assignment, ready).is_ok());
     Store::new(registry, QUOTA)
 }
 

@@ -1,8 +1,12 @@
 //! The store against a plain map: random commands in all dialects, redeliveries at random later times, policy swaps,
 //! restarts from records and from snapshots that were taken while requests went on.
 //!
+//! The same runs as the broker and behind a foreign one, where nothing but the identity tells a redelivery, requests come
+//! again without DUP and packet ids that mean anything, and watches survive restarts.
+//!
 //! A failing case is shrunk and printed as the list of what happened, which is all there is to it.
 
+mod kept;
 mod ops;
 mod oracle;
 
@@ -21,7 +25,8 @@ use statehouse::journal::{
 use statehouse::policy::{Engine, Policy, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{
-    Effects, Event, Notice, Peer, Quota, Rerun, Retention, Store, Transaction,
+    Effects, Event, Mode, Notice, Peer, Quota, Rerun, Retention, Store, ToldAgain, Transaction,
+    Watches,
 };
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
@@ -38,6 +43,17 @@ const RETENTION: Retention = Retention {
     bytes_max: 64 << 20,
     per_session: 4,
 };
+/// Behind a foreign broker only the window keeps.
+fn retention(mode: Mode) -> Retention {
+    Retention {
+        per_session: match mode {
+            Mode::Embedded => RETENTION.per_session,
+            Mode::Foreign => 0,
+        },
+        ..RETENTION
+    }
+}
+
 /// A request that says nothing of its expiry is remembered for this long (the protocol, section 9).
 const WINDOW_MS: u64 = 60_000;
 const QUOTA: Quota = Quota {
@@ -48,7 +64,7 @@ const QUOTA: Quota = Quota {
     journal_full: false,
 };
 
-/// Keeps records in memory.
+/// Keeps records in memory, and releases them at once.
 #[derive(Default)]
 struct Records(Mutex<Vec<Vec<u8>>>);
 
@@ -122,9 +138,16 @@ struct Past {
     owed: Option<((Bytes, Option<Stamp>), u64)>,
     /// Whether another one is the very same.
     twin: bool,
+    /// What it changed: the key, and the value that it holds since.
+    changed: Option<(Vec<u8>, Option<Vec<u8>>)>,
+    /// The run that handled it, and the last one that told of it again.
+    ran: u32,
+    told_again: u32,
 }
 
 struct Model {
+    mode: Mode,
+    run: u32,
     store: Store,
     recorder: Recorder,
     records: Arc<Records>,
@@ -148,13 +171,18 @@ fn quiet(registry: Registry<Transaction>, image: Image) -> Store {
 }
 
 impl Model {
-    fn new() -> Self {
+    fn new(mode: Mode) -> Self {
         let records = Arc::new(Records::default());
         let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
         let registry = Registry::new(policies()[0].clone(), None);
+        recorder.started(1, START_MS, mode);
         recorder.assign(crate::records(), registry.assignment());
+        let mut image = Image::new(retention(mode));
+        image.begin(mode);
         let mut model = Self {
-            store: quiet(registry, Image::new(RETENTION)),
+            mode,
+            run: 1,
+            store: quiet(registry, image),
             recorder,
             records,
             taking: None,
@@ -176,10 +204,18 @@ impl Model {
         model
     }
 
-    /// A connection of a client, over its session or a new one.
+    /// A connection of a client, over its session or a new one. Of a foreign broker's neither is seen.
     fn peer(&mut self, client: usize, session: Option<u64>) -> Peer {
         self.next_connection += 1;
         let name = format!("client-{client}");
+        if self.mode == Mode::Foreign {
+            let number = Mode::foreign_session(client as u64);
+            return Peer {
+                client: name.into(),
+                connection: number,
+                session: number,
+            };
+        }
         let session = session.unwrap_or_else(|| {
             self.next_session += 1;
             self.sessions(&session_began(self.next_session, &name));
@@ -213,6 +249,8 @@ impl Model {
                 self.ask_new(*client, DIALECTS[*dialect], words, timestamp, token);
             }
             Op::Again(which, how) => self.ask_again(which, *how),
+            // Nothing but the identity tells requests apart there.
+            Op::Repeat(which) if self.mode == Mode::Foreign => self.ask_again(which, How::Dup),
             Op::Repeat(which) => {
                 if !self.past.is_empty() {
                     let past = which.get_mut(&mut self.past);
@@ -230,6 +268,14 @@ impl Model {
                 }
             }
             Op::Reconnect(client) => self.reconnect(*client),
+            Op::Unheard(client, key) => {
+                if self.mode == Mode::Foreign {
+                    let peer = self.peers[*client].clone();
+                    self.step(Event::Unheard(&peer, key.as_bytes()));
+                    self.oracle.unheard(*client, key.as_bytes());
+                }
+            }
+            Op::EndSession(_) if self.mode == Mode::Foreign => {}
             Op::EndSession(client) => {
                 self.reconnect(*client);
                 let ended = self.peers[*client].session;
@@ -287,6 +333,9 @@ impl Model {
             properties: Properties::parse(properties).expect("just made"),
             owed: None,
             twin: false,
+            changed: None,
+            ran: 0,
+            told_again: 0,
         };
         self.ask(past, false);
     }
@@ -322,6 +371,7 @@ impl Model {
         }
         told.extend(due.told.iter().cloned());
         self.hear(&effects, told);
+        (past.changed, past.ran) = (due.changed(), self.run);
         past.owed = due
             .owed
             .then(|| ((payload.clone(), answer.version), self.now_ms));
@@ -342,8 +392,10 @@ impl Model {
         if candidates.is_empty() {
             return;
         }
-        let mut past = self.past[*which.get(&candidates)].clone();
+        let at = *which.get(&candidates);
+        let mut past = self.past[at].clone();
         match how {
+            _ if self.mode == Mode::Foreign => {}
             How::Dup => {}
             // Which of two that are the very same is meant, only the packet identifier tells.
             How::DupElsewhere if past.twin => {}
@@ -359,15 +411,43 @@ impl Model {
             return;
         };
         let told = self.oracle.expire(self.now_ms);
-        let effects = self.deliver(&past, dup);
+        let mut effects = self.deliver(&past, dup);
         assert_eq!((effects.failures, effects.repeated), (0, Some(Rerun::Same)));
-        assert!(effects.handled.is_none());
+        assert!(effects.handled.is_none() && effects.watches.is_none());
         let answer = effects
             .answer
             .as_ref()
             .expect("every request has an answer");
         assert_eq!((&answer.payload, answer.version), (&said.0, said.1));
+        let again = self.due_again(at);
+        assert_eq!(
+            effects.told_again,
+            (!again.is_empty()).then_some(ToldAgain::Told)
+        );
+        let notices = std::mem::take(&mut effects.notices);
+        let mut heard: Vec<Told> = notices.iter().flat_map(|it| self.heard(it)).collect();
+        heard.sort();
+        assert_eq!(heard, again);
+        // No version is given twice, and none is new.
+        assert!(notices.iter().all(|it| it.version <= self.last));
         self.hear(&effects, told);
+    }
+
+    /// What is told again where a request of an earlier run comes again, to whoever watches now: once in each run.
+    fn due_again(&mut self, at: usize) -> Vec<Told> {
+        let past = &mut self.past[at];
+        let earlier = self.mode == Mode::Foreign && past.ran < self.run;
+        if !earlier || past.told_again == self.run || !self.oracle.is_watched() {
+            return Vec::new();
+        }
+        past.told_again = self.run;
+        let changed = past.changed.as_ref();
+        let mut due: Vec<Told> = changed
+            .into_iter()
+            .flat_map(|(key, value)| self.oracle.watchers(key, value.as_deref()))
+            .collect();
+        due.sort();
+        due
     }
 
     /// Whether a request must still be remembered: for a while, and as one of the last of its session.
@@ -379,7 +459,7 @@ impl Model {
             .owed
             .as_ref()
             .is_some_and(|(_, ms)| self.now_ms < ms + WINDOW_MS);
-        young || (newer.count() as u64) < RETENTION.per_session
+        young || (newer.count() as u64) < retention(self.mode).per_session
     }
 
     fn deliver(&mut self, past: &Past, dup: bool) -> Effects {
@@ -398,8 +478,12 @@ impl Model {
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
-                packet_id: past.packet_id,
-                dup,
+                packet_id: match self.mode {
+                    Mode::Embedded => past.packet_id,
+                    Mode::Foreign => 0,
+                },
+                // Each may have come before.
+                dup: dup || self.mode == Mode::Foreign,
             },
         };
         let effects = self.store.step(Event::Request(&request), self.now_ms);
@@ -422,26 +506,31 @@ impl Model {
         let notices: Vec<&Notice> = effects.expired.iter().chain(&effects.notices).collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
         for notice in notices {
-            for (peer, topic) in &notice.to {
-                let client = self.peers.iter().position(|it| it == peer);
-                let client = client.expect("a connection that is there");
-                let key = key_of(topic, &peer.client);
-                let before = versions.insert(key.clone(), notice.version);
+            for told in self.heard(notice) {
+                let before = versions.insert(told.key.clone(), notice.version);
                 // One change may be told in several dialects; all say the same version.
                 assert!(notice.version > self.last || before == Some(notice.version));
                 last = last.max(notice.version);
-                let payload = notice.payload.to_vec();
-                heard.push(Told {
-                    client,
-                    key,
-                    payload,
-                });
+                heard.push(told);
             }
         }
         self.last = last;
         due.sort();
         heard.sort();
         assert_eq!(heard, due);
+    }
+
+    /// Who hears of a change, and what.
+    fn heard(&self, notice: &Notice) -> Vec<Told> {
+        let told = notice.to.iter().map(|(peer, topic)| {
+            let client = self.peers.iter().position(|it| it == peer);
+            Told {
+                client: client.expect("a connection that is there"),
+                key: key_of(topic, &peer.client),
+                payload: notice.payload.to_vec(),
+            }
+        });
+        told.collect()
     }
 
     fn reconnect(&mut self, client: usize) {
@@ -454,7 +543,7 @@ impl Model {
     fn snapshot_piece(&mut self) {
         let begun = self.records.all().len();
         let fresh = || {
-            let peers = self.peers.iter();
+            let peers = self.peers.iter().filter(|_| self.mode == Mode::Embedded);
             let began = peers.map(|it| sessions_block(&session_began(it.session, &it.client)));
             (Progress::default(), began.collect(), begun)
         };
@@ -463,7 +552,7 @@ impl Model {
         let meta = || Meta {
             clock: self.store.state().hlc.last(),
             now_ms: self.now_ms,
-            run: 1,
+            run: self.run,
             policies: policies.to_vec(),
             active,
             assignment: assignment.cloned(),
@@ -480,7 +569,7 @@ impl Model {
     /// The store is rebuilt from the last snapshot and the records behind its beginning.
     fn restart(&mut self) {
         self.taking = None;
-        let mut image = Image::new(RETENTION);
+        let mut image = Image::new(retention(self.mode));
         let (blocks, begun) = self.taken.clone().unwrap_or_default();
         for block in &blocks {
             image.block(block).expect("a block that was written");
@@ -489,6 +578,9 @@ impl Model {
             image.record(record).expect("a record that was written");
         }
         image.finish();
+        assert_eq!(image.run, self.run);
+        self.run += 1;
+        image.begin(self.mode);
         assert!(image.now_ms <= self.now_ms);
         let number = image.active.expect("a policy is recorded first") as usize;
         assert_eq!(
@@ -499,9 +591,13 @@ impl Model {
         registry.retire(policies()[1 - self.active].clone());
         let journal = self.records.clone();
         self.recorder = Recorder::new(journal, image.policies.clone(), image.active);
+        self.recorder.started(self.run, self.now_ms, self.mode);
         self.recorder
             .assign(crate::records(), registry.assignment());
         self.store = quiet(registry, image);
+        if self.mode == Mode::Foreign {
+            return;
+        }
         let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
         self.store.retain_sessions(&live);
         for client in 0..CLIENTS {
@@ -530,6 +626,24 @@ impl Model {
             let fence = fence.map(|fence| (fence.wall, fence.counter, &*fence.node));
             assert_eq!(fence, held.fence);
         }
+        let watches = &self.store.state().watches;
+        assert_eq!(watches.are_kept(), self.mode == Mode::Foreign);
+        assert_eq!(self.watched(watches), self.oracle.watched());
+    }
+
+    /// Who watches what, in which dialect.
+    fn watched(&self, watches: &Watches) -> Vec<(Vec<u8>, usize, Dialect)> {
+        let mut watched = Vec::new();
+        for (client, peer) in self.peers.iter().enumerate() {
+            for key in watches.by(peer) {
+                let dialect = watches.of(key).find(|(it, _)| *it == peer);
+                let (_, dialect) = dialect.expect("both indexes say the same");
+                watched.push((key.to_vec(), client, dialect));
+            }
+        }
+        watched.sort();
+        assert_eq!(watched.len(), watches.len());
+        watched
     }
 }
 
@@ -564,7 +678,15 @@ proptest! {
 
     #[test]
     fn the_store_is_the_protocol_over_a_map(ops in prop::collection::vec(ops::op(), 1..120)) {
-        let mut model = Model::new();
+        let mut model = Model::new(Mode::Embedded);
+        for op in &ops {
+            model.run(op);
+        }
+    }
+
+    #[test]
+    fn behind_a_foreign_broker_too(ops in prop::collection::vec(ops::op(), 1..120)) {
+        let mut model = Model::new(Mode::Foreign);
         for op in &ops {
             model.run(op);
         }

@@ -50,8 +50,11 @@ pub(crate) enum Op {
     Again(Index, How),
     /// The very same request, which is a new one.
     Repeat(Index),
+    /// Or a sign that it did.
     Reconnect(usize),
     EndSession(usize),
+    /// A notification for this key found nobody, behind a foreign broker.
+    Unheard(usize, &'static str),
     Wait(u64),
     Swap,
     SnapshotPiece,
@@ -146,6 +149,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         2 => any::<Index>().prop_map(Op::Repeat),
         1 => (0..CLIENTS).prop_map(Op::Reconnect),
         1 => (0..CLIENTS).prop_map(Op::EndSession),
+        1 => (0..CLIENTS, prop::sample::select(&["a", "b"][..])).prop_map(|(client, key)| Op::Unheard(client, key)),
         3 => prop::sample::select(&[0u64, 1, 99, 1_000, 30_000, 61_000, 700_000][..]).prop_map(Op::Wait),
         1 => Just(Op::Swap),
         3 => Just(Op::SnapshotPiece),

@@ -120,7 +120,29 @@ impl Oracle {
         }
     }
 
-    fn watchers(&self, key: &[u8], value: Option<&[u8]>) -> Vec<Told> {
+    /// Nobody took a notification for this key.
+    pub(crate) fn unheard(&mut self, client: usize, key: &[u8]) {
+        if let Some(watchers) = self.watches.get_mut(key) {
+            watchers.remove(&client);
+        }
+    }
+
+    /// Who watches what, in order.
+    pub(crate) fn watched(&self) -> Vec<(Vec<u8>, usize, Dialect)> {
+        let of = |(key, watchers): (&Vec<u8>, &BTreeMap<usize, Dialect>)| {
+            let watchers = watchers.iter();
+            let watched = watchers.map(|(client, dialect)| (key.clone(), *client, *dialect));
+            watched.collect::<Vec<_>>()
+        };
+        self.watches.iter().flat_map(of).collect()
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watches.values().any(|watchers| !watchers.is_empty())
+    }
+
+    /// Who hears that a key has this value from now on, or is gone.
+    pub(crate) fn watchers(&self, key: &[u8], value: Option<&[u8]>) -> Vec<Told> {
         let watchers = self.watches.get(key).into_iter().flatten();
         let told = |(client, dialect): (&usize, &Dialect)| Told {
             client: *client,
@@ -339,6 +361,15 @@ impl Oracle {
 }
 
 impl Due {
+    /// The key that changes, and the value that it holds from then on.
+    pub(crate) fn changed(&self) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+        match &self.change {
+            Change::Put(key, held) => Some((key.clone(), Some(held.value.clone()))),
+            Change::Remove(key) => Some((key.clone(), None)),
+            Change::Nothing | Change::Watch(..) | Change::Unwatch(..) => None,
+        }
+    }
+
     fn new(payload: &[u8], version: Version) -> Self {
         Self {
             payload: payload.to_vec(),

@@ -7,7 +7,9 @@ use statehouse::clock::{Clock, ManualSource, Stamp};
 use statehouse::journal::{Progress, Recorder, record};
 use statehouse::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse::request::{self, Incoming, Parsed};
-use statehouse::store::{Effects, Event, Key, Peer, Quota, Remembered, Rerun, Retention, Store};
+use statehouse::store::{
+    Effects, Event, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
+};
 use statehouse_journal::simulation::{Dice, Simulation};
 use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
 use statehouse_mqtt::simulation::{session_began, session_ended};
@@ -169,7 +171,7 @@ impl World {
         self.now_ms = last_ms;
         self.run += 1;
         let now_ms = self.now();
-        self.recorder.started(self.run, now_ms);
+        self.recorder.started(self.run, now_ms, Mode::Embedded);
         (self.recorded.0, self.recorded.2) = (self.run, now_ms);
         self.moment();
         self.recorder.assign(policies::records(), &assignment);

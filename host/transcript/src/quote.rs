@@ -25,6 +25,12 @@ impl Word {
     }
 }
 
+impl AsRef<[u8]> for Word {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Splits a line into words. Escapes are `\r \n \t \0 \\ \" \xHH` and a backslash before a space, inside double
 /// quotes and outside.
 pub fn words(line: &str) -> Result<Vec<Word>, String> {

@@ -2,7 +2,11 @@
 
 use std::{fs, thread, time::Duration};
 
-use statehouse_tests::{Server, policies, run_in};
+use statehouse_tests::{
+    Admin, Server,
+    command::{command, finish},
+    policies, run_in,
+};
 
 use crate::{OURS, answers, eventually, listing, ours, policy, roles};
 
@@ -239,6 +243,24 @@ fn without_a_store_commands_say_so() {
     policy(&server, &["list"]).code(3).says("killed");
     server.restart_with(&[("admin", "off")]);
     policy(&server, &["list"]).code(3);
+}
+
+/// It was sometimes told that nobody could be reached: the store had hung up on the file.
+#[test]
+fn who_sends_megabytes_is_told_too_that_the_token_is_wrong() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let file = fs::File::create(server.directory().join("large.wasm")).unwrap();
+    file.set_len(30 << 20).unwrap();
+    for _ in 0..5 {
+        let mut load = command(&["policy", "load", "large.wasm", "--admin", &admin.url()]);
+        load.current_dir(server.directory())
+            .env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
+        finish(load, b"").code(4).says("the token is not the one");
+    }
+    let mut list = command(&["policy", "list", "--admin", "https://localhost:1"]);
+    list.env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
+    finish(list, b"").code(2).says("http://127.0.0.1");
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The drop directory.
 
 use std::{
-    fs,
+    fs::{self, File, FileTimes},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::Command,
+    time::SystemTime,
 };
 
 use statehouse_tests::{Server, run_in};
@@ -53,6 +56,54 @@ fn what_appears_is_loaded_and_its_status_is_beside_it() {
     fs::copy(&file, &wrong).unwrap();
     wait(&wrong, "loaded ");
     assert_eq!(status(&other), None);
+}
+
+/// Builds that can be repeated give every file the same time, and often the same size.
+#[test]
+fn a_file_of_the_same_size_and_time_is_looked_at_again() {
+    let drop = tempfile::tempdir().unwrap();
+    let _server = Server::with("", &["--policy-drop", drop.path().to_str().unwrap()]);
+    let file = drop.path().join("rule.wasm");
+    for name in [b'a', b'b'] {
+        // A custom section makes another build of it.
+        let build = [fs::read(ours()).unwrap(), vec![0, 2, 1, name]].concat();
+        fs::write(&file, &build).unwrap();
+        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+        let open = File::options().write(true).open(&file).unwrap();
+        open.set_times(times).unwrap();
+        let digest = blake3::hash(&build).to_hex();
+        eventually("this very build is loaded", || {
+            status(&file).filter(|line| line.ends_with(&format!("blake3:{digest}\n")))
+        });
+    }
+}
+
+/// Whoever may write there can put anything beside a policy.
+#[test]
+fn what_lies_beside_a_policy_is_neither_followed_nor_waited_for() {
+    let drop = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::NamedTempFile::new().unwrap();
+    let server = Server::with("", &["--policy-drop", drop.path().to_str().unwrap()]);
+    // One that is loaded already is asked for its status.
+    policy(&server, &["load", &ours()]).code(0);
+    let file = drop.path().join("rule\nERROR forged.wasm");
+    let beside = |ending: &str| {
+        let mut name = file.as_os_str().to_owned();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    let made = Command::new("mkfifo").arg(beside(".status")).status();
+    assert!(made.unwrap().success());
+    symlink(elsewhere.path(), beside(".status.new")).unwrap();
+    fs::copy(ours(), &file).unwrap();
+    eventually("the pipe gives way to the status", || {
+        let data = fs::symlink_metadata(beside(".status")).unwrap();
+        data.is_file().then_some(())
+    });
+    assert!(status(&file).unwrap().starts_with("loaded "));
+    assert_eq!(fs::read(elsewhere.path()).unwrap(), b"");
+    let line = server.wait_for_log("forged.wasm");
+    assert!(line.contains("rule\\nERROR forged.wasm"), "{line}");
 }
 
 #[test]

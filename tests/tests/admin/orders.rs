@@ -1,10 +1,20 @@
 //! Orders over MQTT. They are made here by hand, with a key of the test's own: what the protocol says has to be enough.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use ed25519_compact::SecretKey;
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Client, Property, Publish, Server, property, run_in};
+use statehouse_tests::{Client, Property, Publish, Ran, Server, property, run_in};
 
 use crate::{OURS, answers, eventually, keygen, ours, policy, roles, sign};
 
@@ -307,6 +317,12 @@ fn the_status_is_the_stores() {
     client.expect_nothing();
 }
 
+/// Runs `statehouse policy push` where the keys are.
+fn push(directory: &Path, broker: &str, key: &str, more: &[&str]) -> Ran {
+    let all = ["policy", "push", "--broker", broker, "--key", key];
+    run_in(directory, &[&all, more].concat(), b"")
+}
+
 #[test]
 fn push_does_all_of_it() {
     let Fleet {
@@ -315,63 +331,105 @@ fn push_does_all_of_it() {
         file,
         ..
     } = fleet();
+    let here = directory.path();
     let broker = format!("mqtt://{}", server.address());
-    let push = |more: &[&str]| {
-        let all = [
-            &[
-                "policy",
-                "push",
-                "--broker",
-                &broker,
-                "--key",
-                "trusted.key",
-            ],
-            more,
-        ]
-        .concat();
-        run_in(directory.path(), &all, b"")
-    };
+    let push_with = |key: &str, more: &[&str]| push(here, &broker, key, more);
+    let trusted = |more: &[&str]| push_with("trusted.key", more);
     // It signs what is not signed, and gets the same file.
     let module = ours();
-    let done = push(&[&module, "--promote", "--json"]).code(0).text();
+    let done = trusted(&[&module, "--promote", "--json"]).code(0).text();
     let status: Json = serde_json::from_str(&done).unwrap();
     assert_eq!(status["state"], "done");
     assert_eq!(status["digest"], blake3::hash(&file).to_hex().to_string());
     assert!(answers(&server, "tally"));
-    let done = push(&["--rollback"]).code(0).text();
+    let done = trusted(&["--rollback"]).code(0).text();
     assert!(done.contains("active is standard "), "{done}");
     assert!(!answers(&server, "tally"));
-    push(&["--rollback", "--serial", "5"])
+    trusted(&["--rollback", "--serial", "5"])
         .code(4)
         .says("not newer");
-    push(&["--rollback"]).code(4).says("nothing to go back to");
-    fs::write(directory.path().join("rubbish.wasm"), b"\0asm\x01\0\0\0").unwrap();
-    push(&["rubbish.wasm"]).code(4).says("component");
-    keygen(directory.path(), "other");
-    let other = [
-        "policy",
-        "push",
-        "--broker",
-        &broker,
-        "--key",
-        "other.key",
-        &module,
-    ];
-    run_in(directory.path(), &other, b"")
+    trusted(&["--rollback"])
+        .code(4)
+        .says("nothing to go back to");
+    fs::write(here.join("rubbish.wasm"), b"\0asm\x01\0\0\0").unwrap();
+    trusted(&["rubbish.wasm"]).code(4).says("component");
+    keygen(here, "other");
+    push_with("other.key", &[&module])
         .code(4)
         .says("not signed by a key");
-    let nowhere = [
-        "policy",
-        "push",
-        "--broker",
-        "127.0.0.1:1",
-        "--key",
-        "trusted.key",
-        &module,
-    ];
-    run_in(directory.path(), &nowhere, b"")
+    push(here, "127.0.0.1:1", "trusted.key", &[&module])
         .code(3)
         .says("127.0.0.1:1");
+}
+
+/// Hands on what comes, but the first connection ends after so many bytes of the client.
+fn cut_after(bytes: u64, server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+            let store = TcpStream::connect(server).unwrap();
+            let (mut from, mut to) = (store.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || io::copy(&mut from, &mut to));
+            thread::spawn(move || {
+                let most = if is_first { bytes } else { u64::MAX };
+                let _ = io::copy(&mut (&client).take(most), &mut &store);
+                for end in [client, store] {
+                    let _ = end.shutdown(Shutdown::Both);
+                }
+            });
+        }
+    });
+    (address, connections)
+}
+
+/// The order has arrived, and the middle of its file.
+#[test]
+fn push_goes_on_over_another_connection() {
+    let Fleet {
+        server,
+        directory,
+        file,
+        ..
+    } = fleet();
+    let half = u64::try_from(file.len()).unwrap() / 2;
+    let (address, connections) = cut_after(half, server.address());
+    let broker = format!("mqtt://{address}");
+    push(
+        directory.path(),
+        &broker,
+        "trusted.key",
+        &[&ours(), "--promote"],
+    )
+    .code(0);
+    assert_eq!(connections.load(Ordering::Relaxed), 2);
+    assert!(answers(&server, "tally"));
+}
+
+/// Where the status cannot be heard nobody would know what became of an order: nothing is ordered.
+#[test]
+fn push_does_not_wait_for_a_status_that_it_may_not_hear() {
+    let directory = tempfile::tempdir().unwrap();
+    keygen(directory.path(), "trusted");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let broker = format!("mqtt://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut packet = [0; 1024];
+        // CONNECT and CONNACK, SUBSCRIBE and SUBACK: not authorized.
+        let _ = client.read(&mut packet).unwrap();
+        client.write_all(&[0x20, 3, 0, 0, 0]).unwrap();
+        let _ = client.read(&mut packet).unwrap();
+        let suback = [0x90, 4, packet[2], packet[3], 0, 0x87];
+        client.write_all(&suback).unwrap();
+        io::copy(&mut client, &mut io::sink()).unwrap();
+    });
+    push(directory.path(), &broker, "trusted.key", &["--rollback"])
+        .code(4)
+        .says("NotAuthorized");
 }
 
 /// A store with small packets gets smaller pieces.
@@ -385,16 +443,12 @@ fn push_cuts_for_the_brokers_packets() {
     );
     let server = Server::with_config(&toml);
     let broker = format!("mqtt://{}", server.address());
-    let all = [
-        "policy",
-        "push",
-        "--broker",
+    push(
+        directory.path(),
         &broker,
-        "--key",
         "trusted.key",
-        &ours(),
-        "--promote",
-    ];
-    run_in(directory.path(), &all, b"").code(0);
+        &[&ours(), "--promote"],
+    )
+    .code(0);
     assert!(answers(&server, "tally"));
 }

@@ -174,6 +174,13 @@ fn a_bench_puts_policies_beside_the_built_in_one() {
     ] {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }
+    fs::write(transcript, "> GET k\nnonsense\n").unwrap();
+    run(
+        &["policy", "bench", "builtin", "--transcript", transcript],
+        b"",
+    )
+    .code(2)
+    .says("it.txt: line 2");
     let it = json(&["policy", "bench", "builtin", "--json"], 0);
     let get = &it["rows"][0];
     assert_eq!(get["what"], "GET of 64 B");

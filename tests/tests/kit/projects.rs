@@ -1,10 +1,17 @@
 //! `statehouse policy new` and `build`.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{
+    env,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 
 use statehouse_tests::{
-    command::{command, finish},
-    run, run_in,
+    command::{command, finish, finish_within},
+    policies, run, run_in,
 };
 
 /// target/<profile>/deps/<test> → target/tmp/projects: kept, so that only a first run compiles what projects stand on.
@@ -12,6 +19,9 @@ fn target() -> PathBuf {
     let test = env::current_exe().unwrap();
     test.ancestors().nth(3).unwrap().join("tmp/projects")
 }
+
+/// A first run compiles what projects stand on, maybe beside others that compile.
+const COMPILER_PATIENCE: Duration = Duration::from_secs(600);
 
 #[test]
 fn a_new_rust_policy_builds_and_its_tests_pass() {
@@ -27,7 +37,7 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
     build
         .current_dir(&project)
         .env("CARGO_TARGET_DIR", target());
-    let text = finish(build, b"").code(0).text();
+    let text = finish_within(build, b"", COMPILER_PATIENCE).code(0).text();
     for part in [
         "wrote ./kitchen-rule.wasm\n",
         "policy     kitchen-rule 0.1.0\n",
@@ -50,7 +60,7 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
         // With --release, as the build before: what both need is compiled once.
         .args(["test", "--quiet", "--offline", "--release"])
         .env("CARGO_TARGET_DIR", target());
-    finish(native, b"").code(0);
+    finish_within(native, b"", COMPILER_PATIENCE).code(0);
 
     // What does not build ends with the compiler's words and no policy.
     fs::remove_file(project.join("kitchen-rule.wasm")).unwrap();
@@ -64,6 +74,33 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
         .says("it does not build")
         .says("nonsense");
     assert!(!project.join("kitchen-rule.wasm").exists());
+}
+
+/// What the tool makes lies in the project until it is done: elsewhere others could have taken its name.
+#[test]
+fn a_tool_of_another_language_writes_into_the_project_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let new = ["policy", "new", "rule", "--lang", "js"];
+    run_in(directory.path(), &new, b"").code(0);
+    let project = directory.path().join("rule");
+    let tool = project.join("node_modules/.bin/componentize-qjs");
+    fs::create_dir_all(tool.parent().unwrap()).unwrap();
+    fs::write(
+        &tool,
+        "#!/bin/sh\nfor last; do :; done\ncp \"$MADE\" \"$last\"\n",
+    )
+    .unwrap();
+    fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
+    let before = fs::read_dir(&project).unwrap().count();
+    let mut build = command(&["policy", "build", "rule"]);
+    build
+        .current_dir(directory.path())
+        .env("MADE", policies::faulty())
+        .env("TMPDIR", "/nowhere");
+    let text = finish(build, b"").code(0).text();
+    assert!(text.starts_with("wrote rule/rule.wasm\n"), "{text}");
+    let added = fs::read_dir(&project).unwrap().count() - before;
+    assert_eq!(added, 1, "only the policy is left behind");
 }
 
 #[test]

@@ -84,6 +84,55 @@ fn what_nobody_says_is_missed_and_update_writes_it() {
     run(&["policy", "test", "builtin", &path], b"").code(0);
 }
 
+/// What a line of an answer says can be written; that one version is higher than another cannot.
+#[test]
+fn what_an_update_cannot_mend_is_still_different() {
+    let (_directory, path) = write("> SET k v\n> SET k w\n< +OK\\r\\n __ts=$v\n? $v > $v\n");
+    let update = ["policy", "test", "builtin", &path, "--update"];
+    let ran = run(&update, b"").code(1);
+    let summary = "1 line written, 1 line differs, no hidden state\n";
+    assert!(ran.text().ends_with(summary), "{}", ran.text());
+    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    assert!(ran.text().contains("1 line differs"), "{}", ran.text());
+}
+
+/// It was read up to the bound, and `--update` wrote only that back.
+#[test]
+fn a_transcript_that_is_too_long_is_refused_and_left_alone() {
+    let text = format!("> GET k\n{}", "# nothing\n".repeat((16 << 20) / 10));
+    let (_directory, path) = write(&text);
+    run(&["policy", "test", "builtin", &path, "--update"], b"")
+        .code(2)
+        .says("more than 16777216 bytes");
+    assert_eq!(fs::read_to_string(&path).unwrap().len(), text.len());
+}
+
+#[test]
+fn a_connection_that_ends_takes_nothing_along_but_its_own() {
+    let other = "client a\nclient b\na> GET k\nclose b\na< $-1\\r\\n\n";
+    let (_directory, path) = write(other);
+    run(&["policy", "test", "builtin", &path], b"").code(0);
+    // Whoever has the id now is told.
+    let taken_over = "\
+client a one
+client z one
+z> KEYNOTIFY k
+z< +OK\\r\\n
+> DEL k
+< :0\\r\\n
+> SET k v
+< +OK\\r\\n __ts=$v1
+z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\r\\n __ts=$v1
+";
+    let (_directory, path) = write(taken_over);
+    run(&["policy", "test", "builtin", &path], b"").code(0);
+    // What it was sent before is not forgotten.
+    let again = taken_over.split("z! ").next().unwrap().to_owned() + "client z\n";
+    let (_directory, path) = write(&again);
+    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    assert!(ran.text().contains("which no line says"), "{}", ran.text());
+}
+
 #[test]
 fn a_transcript_that_cannot_be_read_is_named() {
     for (text, says) in [

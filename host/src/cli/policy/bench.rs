@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 
-use super::file;
 use super::test;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::kit::bench::{Cost, Measured, bench};
+use crate::kit::{KitError, read_policy};
 
 /// Measure what a request costs, beside the built-in policy in the same run
 ///
@@ -43,8 +43,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         .collect();
     let modules: Vec<Vec<u8>> = files
         .iter()
-        .map(|path| file::read(path))
-        .collect::<Result<_, _>>()?;
+        .map(|path| read_policy(path))
+        .collect::<Result<_, KitError>>()?;
     let transcripts: Vec<(String, String)> = args
         .transcript
         .iter()

@@ -200,7 +200,8 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
 
 /// Runs a tool that writes one file, whose name is its last argument.
 fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
-    let made = env::temp_dir().join(format!("statehouse-policy-{}.wasm", std::process::id()));
+    // In the project, where nobody else writes: a name in a directory of all could be taken already.
+    let made = absolute(&args.dir)?.join(format!(".unfinished-{}.wasm", std::process::id()));
     let status = Command::new(tool)
         .current_dir(&args.dir)
         .args(arguments)
@@ -214,10 +215,12 @@ fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, 
         Ok(_) => Err(Failure::negative(
             "it does not build; what the tool says of it stands above",
         )),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::usage(format!(
-            "a policy in Python needs componentize-py: run `python3 -m venv .venv && .venv/bin/pip install componentize-py==0.25.1` in {}",
-            args.dir.display()
-        ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !tool.exists() => {
+            Err(Failure::usage(format!(
+                "a policy in Python needs componentize-py: run `python3 -m venv .venv && .venv/bin/pip install componentize-py==0.25.1` in {}",
+                args.dir.display()
+            )))
+        }
         Err(error) => Err(Failure::transport(format!(
             "cannot run {}: {error}",
             tool.display()

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use super::file;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::kit::check::{Checked, Kind, check};
+use crate::kit::read_policy;
 
 /// Say whether a file is a policy that this store can run, and what its commands cost
 ///
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let checked = check(&file::read(&args.policy)?);
+    let checked = check(&read_policy(&args.policy)?);
     if args.json {
         emit_json(&json(&checked))?;
     } else {
@@ -72,6 +72,7 @@ pub(super) fn text(it: &Checked) -> String {
         "signed",
         match &it.signed {
             None => "no".into(),
+            Some(keys) if keys.is_empty() => "so that nobody can tell by whom".into(),
             Some(keys) => format!("by key {}, it says", keys.join(", ")),
         },
     );

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use hyper::Method;
 
 use super::store::Store;
-use super::{file, words};
+use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::kit::read_policy;
 
 /// Load a policy into a running store
 ///
@@ -31,7 +32,9 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let module = file::read(&args.module)?;
+    let module = read_policy(&args.module)?;
+    // A refusal is not always heard by who is still sending megabytes, so it is asked first who may come in.
+    args.store.ask(Method::GET, "/v1/policies").await?;
     let mut view = (args.store)
         .send(Method::POST, "/v1/policies", module)
         .await?;

@@ -5,7 +5,6 @@ mod build;
 mod canary;
 mod check;
 mod diff;
-mod file;
 mod keygen;
 mod list;
 mod load;
@@ -96,7 +95,7 @@ impl From<KitError> for output::Failure {
     fn from(error: KitError) -> Self {
         match error {
             KitError::Past(error) => error.into(),
-            KitError::Unreadable(..) => Self::usage(error.to_string()),
+            KitError::Unreadable(..) | KitError::Transcript(..) => Self::usage(error.to_string()),
             KitError::Load(_) => Self::negative(error.to_string()),
         }
     }

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
-    ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties,
+    ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties, SubAck, SubscribeReasonCode,
 };
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
 use tokio::time::{Instant, timeout_at};
 
-use super::{file, words};
+use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::kit::read_policy;
 use crate::limits;
 use crate::policy::Digest;
 use crate::ship::{self, Action, Order};
@@ -36,7 +37,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// Ship a policy to a store over MQTT, signed
 ///
 /// Publishes a signed order and then the file in chunks, and waits until the store says what became of it. The store has to
-/// trust the key (`serve --trusted-keys`). The file is signed too, unless it is already. Any MQTT 5 client that speaks with
+/// trust the key (`serve --trusted-keys`). The file is signed too, unless this key has signed it already. Any MQTT 5 client that speaks with
 /// the store's broker can do the same: the topics are in the protocol document.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -86,7 +87,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
     let module = match &args.module {
         Some(path) => {
-            let module = file::read(path)?;
+            let module = read_policy(path)?;
             let ours = [ship::public(&key)];
             let signed = match ship::verify(&module, &ours) {
                 Ok(_) => Ok(module),
@@ -208,7 +209,10 @@ impl<'a> Push<'a> {
                     // A retained status of this order is there where all of this was published before.
                     (self.client.try_subscribe(ship::STATUS, QoS::AtLeastOnce)).map_err(full)?;
                 }
-                Event::Incoming(Packet::SubAck(_)) => self.publish_next()?,
+                Event::Incoming(Packet::SubAck(ack)) => {
+                    subscribed(&ack)?;
+                    self.publish_next()?;
+                }
                 Event::Incoming(Packet::PubAck(ack)) => {
                     accepted(&ack)?;
                     self.publish_next()?;
@@ -295,6 +299,20 @@ impl<'a> Push<'a> {
 /// Never more than two things are asked of the client at once.
 fn full(error: rumqttc::v5::ClientError) -> Failure {
     Failure::transport(format!("the MQTT client takes nothing more: {error}"))
+}
+
+/// Without the status nobody would ever know what became of the order.
+fn subscribed(ack: &SubAck) -> Result<(), Failure> {
+    match ack.return_codes.first() {
+        Some(SubscribeReasonCode::Success(_)) => Ok(()),
+        other => Err(Failure::new(
+            EXIT_REFUSED,
+            format!(
+                "the broker does not let this client subscribe to {}: {other:?}",
+                ship::STATUS
+            ),
+        )),
+    }
 }
 
 fn accepted(ack: &PubAck) -> Result<(), Failure> {

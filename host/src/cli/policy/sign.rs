@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::file;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::kit::read_policy;
 use crate::ship;
 
 /// Sign a policy, so that stores know whose it is
@@ -39,7 +39,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
-    let module = file::read(&args.module)?;
+    let module = read_policy(&args.module)?;
     let signed = ship::sign(&module, &key).map_err(|error| {
         Failure::usage(format!(
             "{} cannot be signed: {error}",

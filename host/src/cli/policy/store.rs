@@ -97,6 +97,11 @@ impl Store {
                     "--admin needs the token of the store in the variable {TOKEN}"
                 ))
             })?;
+            if url.contains("://") && !url.starts_with("http://") {
+                return Err(Failure::usage(format!(
+                    "{url} is no address of an administration, such as http://127.0.0.1:8080: it speaks HTTP, on loopback only"
+                )));
+            }
             let url = url.clone();
             return Ok(Door { url, token });
         }

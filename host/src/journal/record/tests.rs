@@ -142,6 +142,16 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
         )
 }
 
+fn arb_watch_change() -> impl Strategy<Value = WatchChange> {
+    let dialects = &[Dialect::Sdk, Dialect::Documents, Dialect::Preview][..];
+    prop_oneof![
+        (arb_bytes(9), prop::sample::select(dialects))
+            .prop_map(|(key, dialect)| WatchChange::Began(key, dialect)),
+        arb_bytes(9).prop_map(WatchChange::Ended),
+        Just(WatchChange::AllEnded),
+    ]
+}
+
 proptest! {
     #[test]
     fn a_handled_request_comes_back(
@@ -204,7 +214,23 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..8) {
+    fn a_change_of_watches_comes_back(
+        client in ".{0,12}",
+        numbers in any::<[u64; 2]>(),
+        changes in prop::collection::vec(arb_watch_change(), 0..5),
+    ) {
+        let peer = Peer { client: client.into(), connection: numbers[0], session: numbers[1] };
+        let changes = WatchChanges { peer, changes };
+        let mut out = Vec::new();
+        watches(&mut out, &changes);
+        prop_assert_eq!(read(&out).unwrap(), Record::Watches(changes));
+        for end in 0..out.len() {
+            prop_assert!(read(&out[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
         if let Some(first) = bytes.first_mut() {
             *first = kind;
         }
@@ -236,6 +262,19 @@ fn a_value_that_stands_in_the_payload_is_written_once() {
     let back = read_write(&mut Reader(&out), &payload).unwrap();
     assert_eq!((&back.key, &back.entry), (&write.key, &write.entry));
     assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
+}
+
+/// Logs of an embedded store stay readable for versions that knew no other mode.
+#[test]
+fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
+    for (mode, kind) in [(Mode::Embedded, 4), (Mode::Foreign, 9)] {
+        let mut out = Vec::new();
+        started(&mut out, 7, 300, mode);
+        assert_eq!(out, [kind, 7, 172, 2]);
+        let (run, now_ms) = (7, 300);
+        let expected = Record::Started { run, now_ms, mode };
+        assert_eq!(read(&out).unwrap(), expected);
+    }
 }
 
 #[test]

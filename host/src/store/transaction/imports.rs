@@ -265,7 +265,10 @@ impl Transaction {
         if self.watches.len() >= limits::STAGED_WATCHES_MAX {
             return Err(Denial::Violation("more watches than one request may stage"));
         }
-        if !self.state.watches.has_room(&origin.peer, key) {
+        let watches = &self.state.watches;
+        // On a full disk what would be recorded takes room that removals need.
+        let recorded = watches.are_kept() && !watches.contains(key, &origin.peer);
+        if (recorded && self.quota.journal_full) || !watches.has_room(&origin.peer, key) {
             return Err(Denial::Fault(Fault::Quota));
         }
         self.watches.push((Bytes::copy_from_slice(key), true));

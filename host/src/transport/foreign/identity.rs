@@ -6,13 +6,10 @@
 use statehouse_mqtt::Properties;
 
 use crate::request::Delivery;
-use crate::store::Peer;
+use crate::store::{Mode, Peer};
 
 /// The user property in which clients name themselves.
 const SOURCE: &str = "__srcId";
-
-/// What numbers of sessions behind a foreign broker have and those of the embedded one never do: these count up from 1.
-pub const FOREIGN_SESSION: u64 = 1 << 63;
 
 /// The client that a request claims to be of: `__srcId`, else the second level of a Response Topic `clients/{id}/...`
 /// as written. Where neither is there the client id is empty, and the requests of one Response Topic belong together.
@@ -49,7 +46,7 @@ fn numbered(client: &str, of: &str) -> Peer {
         .as_bytes()
         .split_first_chunk()
         .unwrap_or((&[0; 8], &[]));
-    let number = u64::from_be_bytes(*first) | FOREIGN_SESSION;
+    let number = Mode::foreign_session(u64::from_be_bytes(*first));
     Peer {
         client: client.into(),
         connection: number,
@@ -119,7 +116,7 @@ mod tests {
     #[test]
     fn a_session_is_foreign_and_the_same_after_every_restart() {
         let peer = named("client-id1");
-        assert_eq!(peer.session & FOREIGN_SESSION, FOREIGN_SESSION);
+        assert_eq!(Mode::of_session(peer.session), Mode::Foreign);
         assert_eq!(peer.connection, peer.session);
         // Recorded on disk: another number would forget what is owed to clients.
         let hash = "c8f3ce269c7fa788";

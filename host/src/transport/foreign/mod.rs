@@ -9,7 +9,6 @@
 //! by its identity.
 
 mod arrivals;
-pub mod client_id;
 mod figures;
 pub mod identity;
 mod incoming;

@@ -4,6 +4,8 @@
 //! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
+//! About the key `chatty-route` it writes a line when it is asked for the key of a request.
+//! It counts how often it was configured.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
 
 #![deny(unsafe_code)]
@@ -11,8 +13,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehouse_policy::{
-    Access, Body, Bytes, Change, Dialect, Frame, Host, Info, Notification, Outcome, Policy, Repeat,
-    Request, Span, Stamp, resp,
+    Access, Body, Bytes, Change, Dialect, Frame, Host, Imports, Info, Level, Notification, Outcome,
+    Policy, Repeat, Request, Span, Stamp, resp,
 };
 
 /// The policy: all it knows is in the request.
@@ -29,11 +31,16 @@ impl Policy for Faulty {
     }
 
     fn configure(_options: &[(String, String)]) -> Result<Self, String> {
+        Imports.count("configured", 1);
         Ok(Self)
     }
 
     fn route(&self, payload: &[u8]) -> Option<Span> {
-        resp::parse(payload).ok()?.span(1)
+        let arguments = resp::parse(payload).ok()?;
+        if arguments.get(1) == b"chatty-route" {
+            Imports.log(Level::Info, "asked to say something");
+        }
+        arguments.span(1)
     }
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {

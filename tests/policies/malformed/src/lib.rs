@@ -23,7 +23,7 @@ mod contract {
     wit_bindgen::generate!({ path: "../../../wit", world: "policy", generate_all });
 }
 
-/// `fine` or one of `absurd`, `wild`, `empty`, `no-text`, `trap`, `loop`, `refuse`, filled up with dots.
+/// `fine` or one of `absurd`, `wild`, `empty`, `no-text`, `trap`, `loop`, `refuse`, `ramble`, filled up with dots.
 static DESCRIPTION: [u8; 24] = *b"description=fine........";
 
 /// Beyond every memory that a policy may have.
@@ -140,6 +140,7 @@ extern "C" fn configure(_options_at: u32, _options_len: u32) -> u32 {
     let result = Laid::new(12);
     match description().as_str() {
         "refuse" => result.byte(0, 1).list(4, b"it is never content"),
+        "ramble" => result.byte(0, 1).list(4, &[b'\n'; 100_000]),
         _ => result,
     }
     .address()

@@ -28,6 +28,9 @@ const FILE: &str = "kicked-users";
 /// Longer than any wait: asked again when something happens.
 const IDLE: Duration = Duration::from_secs(3600);
 
+/// Why nobody can be kicked.
+const SILENT: &str = "the broker does not answer on $CONTROL/dynamic-security/v1. Its plug-in has to be loaded, and the store's user has to be allowed to publish there and to subscribe to the response";
+
 /// Why users that an earlier run disabled cannot be told.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {error}. It names users that this store has disabled: enable them with `mosquitto_ctrl dynsec enableClient`, then remove it", path.display())]
@@ -57,6 +60,10 @@ struct State {
     disabled: BTreeMap<String, Instant>,
     /// Whether the plug-in has answered on this connection.
     answers: bool,
+    /// When to say that it has not.
+    patience: Option<Instant>,
+    /// Nobody is disabled any more.
+    leaving: bool,
     /// When something was said of a kick that could not be.
     complained: Option<Instant>,
 }
@@ -119,31 +126,41 @@ impl DynamicSecurity {
             }
             (wanted, state.disabled.keys().cloned().collect())
         };
-        if let Some(path) = &self.file
-            && let Err(error) = save(path, &names)
-        {
-            tracing::error!(%error, "cannot write {}, so nobody is kicked", path.display());
-            let mut state = self.lock();
-            state.disabled.retain(|user, _| !wanted.contains(user));
-        } else {
-            for user in &wanted {
-                tracing::warn!(
-                    user = %user.escape_debug(),
-                    "kicking a user for a client that broke a rule; it is enabled again in {:?}",
-                    limits::KICK_TIME
-                );
-                self.order(&[self.command("disableClient", user)]);
-            }
-        }
+        let saved = match &self.file {
+            Some(path) => save(path, &names)
+                .map_err(|error| tracing::error!(%error, "cannot write {}", path.display())),
+            None => Ok(()),
+        };
         let mut state = self.lock();
+        for user in &wanted {
+            if saved.is_err() || state.leaving {
+                state.disabled.remove(user);
+                continue;
+            }
+            tracing::warn!(
+                user = %user.escape_debug(),
+                "kicking a user for a client that broke a rule; it is enabled again in {:?}",
+                limits::KICK_TIME
+            );
+            self.order(&[self.command("disableClient", user)]);
+        }
+        if state.patience.is_some_and(|at| at <= now) {
+            state.patience = None;
+            tracing::warn!("nobody can be kicked: {SILENT}");
+        }
+        self.enable(&mut state, now);
+        let next = state.disabled.values().chain(&state.patience).min();
+        next.copied().unwrap_or(now + IDLE)
+    }
+
+    /// Enables whose time has come, and once more those of whom the broker has said nothing.
+    fn enable(&self, state: &mut State, now: Instant) {
         for (user, at) in &mut state.disabled {
             if *at <= now {
                 self.order(&[self.command("enableClient", user)]);
                 *at = now + limits::KICK_RETRY;
             }
         }
-        let next = state.disabled.values().min();
-        next.copied().unwrap_or(now + IDLE)
     }
 
     fn command(&self, command: &str, user: &str) -> Value {
@@ -170,7 +187,11 @@ impl DynamicSecurity {
         let Some(user) = user.and_then(|it| it.strip_prefix(&self.mark)) else {
             return;
         };
-        state.answers = true;
+        if !state.answers {
+            state.answers = true;
+            state.patience = None;
+            tracing::info!("mosquitto's dynamic security kicks who breaks a rule");
+        }
         let failed = answer.error.as_deref();
         let shown = user.escape_debug();
         match (answer.command.as_str(), failed) {
@@ -229,6 +250,7 @@ impl Kick for DynamicSecurity {
         // Who came or went meanwhile is not known.
         state.users.clear();
         let now = Instant::now();
+        state.patience = Some(now + limits::KICK_ANSWER_WAIT);
         state.disabled.values_mut().for_each(|at| *at = now);
         drop(state);
         // A question that changes nothing shows whether it is there at all.
@@ -243,8 +265,7 @@ impl Kick for DynamicSecurity {
             return self.complain(&mut state, client, why);
         };
         if !state.answers {
-            let why = "the broker does not answer on $CONTROL/dynamic-security/v1. Its plug-in has to be loaded, and the store's user may publish and subscribe there";
-            return self.complain(&mut state, client, why);
+            return self.complain(&mut state, client, SILENT);
         }
         if self.own_user.as_ref() == Some(&user) {
             let why = "it has the user name of the store itself";
@@ -272,10 +293,11 @@ impl Kick for DynamicSecurity {
 
     fn leave(&self) {
         let mut state = self.lock();
-        state.wanted.clear();
+        state.leaving = true;
         let now = Instant::now();
         state.disabled.values_mut().for_each(|at| *at = now);
-        self.wake.notify_one();
+        // Not by the task: whoever calls waits for what is on its way to the broker now.
+        self.enable(&mut state, now);
     }
 }
 
@@ -477,6 +499,17 @@ mod tests {
     }
 
     #[test]
+    fn silence_is_noticed_once() {
+        let set = Set::over(None);
+        let now = Instant::now();
+        let next = set.kick.work(now);
+        assert!(next > now && next <= now + limits::KICK_ANSWER_WAIT);
+        assert_eq!(set.kick.work(next), next + IDLE);
+        let set = Set::ready(None);
+        assert_eq!(set.kick.work(now), now + IDLE);
+    }
+
+    #[test]
     fn what_the_plug_in_refuses_is_forgotten() {
         let data = tempfile::tempdir().unwrap();
         let set = Set::ready(Some(data.path()));
@@ -531,6 +564,8 @@ mod tests {
         set.kick.kick("thermostat");
         set.kick.work(Instant::now());
         set.broker.orders();
+        set.kick.came("another", "jim");
+        set.kick.kick("another");
         set.kick.leave();
         set.kick.work(Instant::now());
         assert_eq!(set.broker.orders(), ["enableClient joe"]);

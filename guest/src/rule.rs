@@ -1,0 +1,92 @@
+//! The standard policy and one rule more, which is what most policies are.
+//!
+//! What enters: any request. What leaves: the standard answer, or the rule's refusal. A rule sees no request of bad
+//! form, and it writes no answer: both are the standard policy's.
+
+use std::marker::PhantomData;
+
+use statehouse_policy::{
+    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
+};
+
+use crate::{Command, Refusal, Standard};
+
+/// What a request has to meet before the standard policy runs it. [`Ruled`] makes a policy of it.
+///
+/// ```
+/// use statehouse_guest::{Command, Refusal, Rule, Ruled};
+/// use statehouse_policy::{Host, Request, resp};
+///
+/// /// Nobody changes what is under `fixed/`.
+/// pub struct Fixed;
+///
+/// impl Rule for Fixed {
+///     const NAME: &'static str = "fixed";
+///     const VERSION: &'static str = "1.0.0";
+///
+///     fn admit(_: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
+///         match command.written() {
+///             Some(key) if request.payload[resp::range(key)].starts_with(b"fixed/") => {
+///                 Err(Refusal::Other("the key is fixed".to_owned()))
+///             }
+///             _ => Ok(()),
+///         }
+///     }
+/// }
+///
+/// statehouse_policy::export!(Ruled<Fixed>);
+/// ```
+pub trait Rule: 'static {
+    /// The policy's name, for the host's log and metrics.
+    const NAME: &'static str;
+
+    /// Its version.
+    const VERSION: &'static str;
+
+    /// Whether the standard policy may run this command. What is staged through `host` becomes real either way.
+    ///
+    /// # Errors
+    ///
+    /// What the client is answered instead.
+    fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal>;
+}
+
+/// The policy that a [`Rule`] makes of the standard one. It has the standard commands, and no options.
+pub struct Ruled<R> {
+    standard: Standard,
+    rule: PhantomData<fn() -> R>,
+}
+
+impl<R: Rule> Policy for Ruled<R> {
+    fn describe() -> Info {
+        Info {
+            name: R::NAME.to_owned(),
+            version: R::VERSION.to_owned(),
+            ..Standard::describe()
+        }
+    }
+
+    fn configure(options: &[(String, String)]) -> Result<Self, String> {
+        Ok(Self {
+            standard: Standard::configure(options)?,
+            rule: PhantomData,
+        })
+    }
+
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        self.standard.route(payload)
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        if let Some(command) = self.standard.command(request)
+            && let Err(refusal) = R::admit(host, request, &command)
+        {
+            return refusal.outcome(request, Some(command.index()));
+        }
+        self.standard.handle(host, request)
+    }
+
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        self.standard.notify(change, dialect)
+    }
+}

@@ -1,0 +1,52 @@
+//! A small file that others read at any time.
+//!
+//! What enters: a path and what is to be there. What leaves: the file, which is the old one or the new one for whoever
+//! reads it meanwhile. It is not durable when this returns.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Puts `bytes` where `path` is, with `mode` as far as the umask allows.
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    // What is left of an earlier time goes, and a link that somebody put there is not followed.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&new)?;
+    file.write_all(bytes)?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_no_link_is_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, other) = (directory.path().join("it"), directory.path().join("other"));
+        fs::write(&other, "precious").unwrap();
+        for link in [directory.path().join("it.new"), path.clone()] {
+            symlink(&other, link).unwrap();
+        }
+        for text in ["one", "two"] {
+            replace(&path, text.as_bytes(), 0o600).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,150 @@
+//! A request that came again: it is answered as the first time.
+//!
+//! What enters: a request, what is remembered of its original, and the state. What leaves: the same answer. Nothing is
+//! stored again. Where an earlier run may not have told the watchers, they are told again; nothing else is done twice.
+
+use std::sync::Arc;
+
+use super::duplicates::{Kept, Outcome, Remembered};
+use super::notice::told_by;
+use super::replay;
+use super::step::{Answer, Effects, RestsOn, Store, internal_error};
+use super::transaction::{Change, State, Transaction};
+use crate::policy::{Failure, Instance, Policy, Repeat};
+use crate::request::Request;
+
+/// What became of a duplicate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rerun {
+    /// It ran again and gave the same.
+    Same,
+    /// Only its answer was kept, or the machine was too slow to run it.
+    Stored,
+    /// It ran again and gave something else: the stored answer counts.
+    Different,
+}
+
+/// What became of the notifications of a duplicate whose original an earlier run handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToldAgain {
+    /// They are sent again, to whoever watches now.
+    Told,
+    /// Nobody can say them again: the policy or what it saw is not there any more, or it failed.
+    Impossible,
+}
+
+impl Store {
+    /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
+    /// again, and nobody is told again but where the run before may not have.
+    pub(super) fn repeat(
+        &mut self,
+        state: Box<State>,
+        original: &Remembered,
+        request: &Request<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        effects.by = self.registry.by_digest(&original.context.policy);
+        let again = effects.by.as_ref().and_then(|policy| {
+            let evidence = original.evidence.as_ref()?;
+            Some(replay::again(policy, original, evidence, request))
+        });
+        let (again, transaction) = again.unzip();
+        let outcome = &original.outcome;
+        let rerun = match &again {
+            // A slow machine says nothing about the policy.
+            None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
+            Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
+            Some(_) => Rerun::Different,
+        };
+        if rerun == Rerun::Different
+            && let Some(policy) = &effects.by
+        {
+            policy.work.different();
+            if policy.counters.may_log(now_ms) {
+                let client = request.peer.client.escape_debug();
+                let first = outcome.payload.digest();
+                let now = match &again {
+                    Some(Ok(answer)) => blake3::hash(&answer.payload).to_string(),
+                    Some(Err(failure)) => failure.to_string(),
+                    None => String::new(),
+                };
+                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
+            }
+        }
+        effects.repeated = Some(rerun);
+        // The original may still be on its way to the disk.
+        effects.rests_on = RestsOn::Everything;
+        effects.answer = Some(match (again, &outcome.payload) {
+            (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
+            (_, Kept::Whole(payload)) => Answer {
+                payload: payload.clone(),
+                version: outcome.version,
+                repeat: Repeat::Same,
+                command: outcome.command,
+                put: outcome.put,
+            },
+            (_, Kept::Digest(_)) => internal_error(),
+        });
+        // Clients of a foreign broker were there all the time, and nobody knows what an earlier run has told them.
+        let may_be_untold = state.watches.are_kept()
+            && !state.watches.is_empty()
+            && original.number < self.earlier_below;
+        if !may_be_untold || !self.told_again.insert(original.number) {
+            return state;
+        }
+        let transaction = transaction.filter(|_| rerun == Rerun::Same);
+        let Some((transaction, by)) = transaction.zip(effects.by.clone()) else {
+            effects.told_again = Some(ToldAgain::Impossible);
+            return state;
+        };
+        self.tell_again(state, &by, transaction.changes(), now_ms, effects)
+    }
+
+    /// Lets changes of an earlier run be told to whoever watches these keys now.
+    fn tell_again(
+        &mut self,
+        state: Box<State>,
+        by: &Arc<Policy<Transaction>>,
+        changes: &[Change],
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        let mut transaction = Transaction::sweep(state, self.quota, now_ms);
+        let mut fresh = None;
+        for change in changes {
+            if transaction.state().watches.of(&change.key).next().is_none() {
+                continue;
+            }
+            let speaker = match self.registry.route_owner(&change.key) {
+                Some(owner) => self.registry.slot(owner),
+                None => fresh.get_or_insert_with(|| Instance::new(by.clone())),
+            };
+            let policy = speaker.policy().clone();
+            let told;
+            (transaction, told) = told_by(speaker, transaction, change);
+            match told {
+                Ok(notices) => {
+                    effects.notices.extend(notices);
+                    effects.told_again.get_or_insert(ToldAgain::Told);
+                }
+                Err(failure) => {
+                    effects.failures += 1;
+                    effects.told_again = Some(ToldAgain::Impossible);
+                    policy.work.failure(&failure);
+                    if policy.counters.may_log(now_ms) {
+                        tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to tell again what an earlier run changed");
+                    }
+                }
+            }
+        }
+        transaction.roll_back()
+    }
+}
+
+impl Outcome {
+    /// Whether this is that answer.
+    fn is(&self, answer: &Answer) -> bool {
+        self.payload.is(&answer.payload) && self.version == answer.version
+    }
+}

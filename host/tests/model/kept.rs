@@ -1,0 +1,329 @@
+//! What a store behind a foreign broker keeps and the embedded one does not, case by case.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::journal::{Image, Journal, Position, Progress, Recorder, record};
+use statehouse::policy::Registry;
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Effects, Event, Mode, Peer, Store, ToldAgain};
+use statehouse_mqtt::simulation::session_began;
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+use crate::{Records, START_MS, policies, quiet, records, retention};
+
+/// A store whose records are kept, and nothing between it and the test.
+struct Kept {
+    mode: Mode,
+    run: u32,
+    store: Store,
+    recorder: Recorder,
+    records: Arc<Records>,
+    next_id: u64,
+}
+
+impl Kept {
+    fn new(mode: Mode) -> Self {
+        let records = Arc::new(Records::default());
+        // So that no answer rests on nothing by chance.
+        records.append(&[&[5, 0]], false);
+        Self::begin(mode, 1, records, Image::new(retention(mode)))
+    }
+
+    fn begin(mode: Mode, run: u32, journal: Arc<Records>, mut image: Image) -> Self {
+        image.begin(mode);
+        let registry = Registry::new(policies()[0].clone(), None);
+        let named = image.policies.clone();
+        let mut recorder = Recorder::new(journal.clone(), named, image.active);
+        recorder.started(run, START_MS, mode);
+        recorder.assign(records(), registry.assignment());
+        Self {
+            mode,
+            run,
+            store: quiet(registry, image),
+            recorder,
+            records: journal,
+            next_id: u64::from(run) << 32,
+        }
+    }
+
+    /// Reads all records, or a snapshot, and goes on from there.
+    fn restart(self, mode: Mode) -> Self {
+        let mut image = Image::new(retention(mode));
+        for record in self.records.all() {
+            image.record(&record).expect("a record that was written");
+        }
+        image.finish();
+        Self::begin(mode, self.run + 1, self.records, image)
+    }
+
+    fn peer(&self, client: u64) -> Peer {
+        let number = match self.mode {
+            Mode::Embedded => client,
+            Mode::Foreign => Mode::foreign_session(client),
+        };
+        Peer {
+            client: format!("client-{client}").into(),
+            connection: number,
+            session: number,
+        }
+    }
+
+    /// A new request; what the store makes of it, and the record that its answer rests on.
+    fn ask(&mut self, client: u64, words: &[&str]) -> (Effects, Position) {
+        self.next_id += 1;
+        self.ask_as(client, self.next_id, words)
+    }
+
+    fn ask_as(&mut self, client: u64, id: u64, words: &[&str]) -> (Effects, Position) {
+        let peer = self.peer(client);
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let payload = Bytes::from(statehouse_policy::resp::request(&words));
+        let timestamp = format!("{START_MS}:0:n");
+        let properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(&id.to_be_bytes())
+            .user("__ts", &timestamp)
+            .finish()
+            .expect("short properties");
+        let properties = Properties::parse(properties).expect("just made");
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &payload,
+            timestamp: Some(&timestamp),
+            fencing_token: None,
+            peer: &peer,
+            properties: &properties,
+            delivery: Delivery {
+                session: peer.session,
+                connection: peer.connection,
+                packet_id: 0,
+                dup: true,
+            },
+        };
+        let effects = self.store.step(Event::Request(&request), START_MS);
+        let position = self.recorder.step(Some(&request), &effects, false);
+        (effects, position)
+    }
+
+    fn step(&mut self, event: Event<'_>) {
+        let effects = self.store.step(event, START_MS);
+        self.recorder.step(None, &effects, false);
+    }
+
+    /// How many records there are.
+    fn last(&self) -> Position {
+        Position(self.records.all().len() as u64)
+    }
+
+    fn watchers(&self, key: &str) -> usize {
+        self.store.state().watches.of(key.as_bytes()).count()
+    }
+}
+
+fn answer(effects: &Effects) -> String {
+    let answer = effects.answer.as_ref().expect("every request has one");
+    answer.payload.escape_ascii().to_string()
+}
+
+#[test]
+fn the_answer_to_a_registration_leaves_with_its_record_and_a_second_one_writes_none() {
+    let mut kept = Kept::new(Mode::Foreign);
+    let before = kept.last();
+    let (effects, position) = kept.ask(1, &["KEYNOTIFY", "k"]);
+    assert_eq!(answer(&effects), "+OK\\r\\n");
+    let registered = kept.last();
+    assert_eq!((position, registered.0), (registered, before.0 + 1));
+    // The first answer may not have left yet.
+    let (_, position) = kept.ask(1, &["KEYNOTIFY", "k"]);
+    assert_eq!((position, kept.last()), (registered, registered));
+    // Who registers nothing waits for no registration.
+    let (_, position) = kept.ask(1, &["GET", "k"]);
+    assert_eq!(position, Position(0));
+}
+
+#[test]
+fn as_the_broker_a_registration_is_no_record() {
+    let mut kept = Kept::new(Mode::Embedded);
+    let before = kept.last();
+    let (_, position) = kept.ask(1, &["KEYNOTIFY", "k"]);
+    let gone = kept.peer(1);
+    assert_eq!(kept.watchers("k"), 1);
+    kept.step(Event::Gone(&gone));
+    assert_eq!(kept.watchers("k"), 0);
+    assert_eq!((position, kept.last()), (Position(0), before));
+}
+
+#[test]
+fn what_ends_a_watch_is_a_record_and_what_ends_none_is_not() {
+    let mut kept = Kept::new(Mode::Foreign);
+    for key in ["a", "b", "c", "d"] {
+        kept.ask(1, &["KEYNOTIFY", key]);
+        kept.ask(2, &["KEYNOTIFY", key]);
+    }
+    let (first, second, third) = (kept.peer(1), kept.peer(2), kept.peer(3));
+    kept.ask(1, &["KEYNOTIFY", "a", "STOP"]);
+    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Gone(&second));
+    let before = kept.last();
+    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Gone(&second));
+    kept.step(Event::Gone(&third));
+    assert_eq!(kept.last(), before);
+    let kept = kept.restart(Mode::Foreign);
+    let watched = ["a", "b", "c", "d"].map(|key| kept.watchers(key));
+    assert_eq!(watched, [0, 0, 1, 1]);
+    let watching: Vec<Peer> = kept.store.state().watches.peers().cloned().collect();
+    assert_eq!(watching, [first]);
+}
+
+/// A registration would take the room that removals need.
+#[test]
+fn on_a_full_disk_only_who_watches_already_may_register() {
+    let mut kept = Kept::new(Mode::Foreign);
+    kept.ask(1, &["KEYNOTIFY", "k"]);
+    kept.store.quota().journal_full = true;
+    let (effects, _) = kept.ask(1, &["KEYNOTIFY", "other"]);
+    assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
+    let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
+    assert_eq!(answer(&effects), "+OK\\r\\n");
+    kept.step(Event::Unheard(&kept.peer(1), b"k"));
+    let mut kept = Kept::new(Mode::Embedded);
+    kept.store.quota().journal_full = true;
+    let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
+    assert_eq!(answer(&effects), "+OK\\r\\n");
+}
+
+#[test]
+fn starting_in_a_mode_forgets_what_only_the_other_can_use() {
+    let mut kept = Kept::new(Mode::Embedded);
+    let mut began = Vec::new();
+    record::sessions(&mut began, &session_began(1, "client-1"));
+    kept.records.append(&[&began], false);
+    kept.ask(1, &["SET", "k", "1"]);
+    kept.ask(1, &["KEYNOTIFY", "k"]);
+    let kept = kept.restart(Mode::Embedded);
+    assert_eq!(kept.store.duplicates().len(), 1);
+    assert_eq!(kept.watchers("k"), 0);
+
+    let mut kept = kept.restart(Mode::Foreign);
+    assert_eq!(kept.store.duplicates().len(), 0);
+    kept.ask(1, &["SET", "k", "2"]);
+    kept.ask(1, &["KEYNOTIFY", "k"]);
+    let kept = kept.restart(Mode::Foreign);
+    assert_eq!(kept.store.duplicates().len(), 1);
+    assert_eq!(kept.watchers("k"), 1);
+
+    let kept = kept.restart(Mode::Embedded);
+    assert_eq!(kept.store.duplicates().len(), 0);
+    assert_eq!(kept.watchers("k"), 0);
+    // Nothing comes back where nothing but records says so.
+    let kept = kept.restart(Mode::Foreign);
+    assert_eq!(kept.store.duplicates().len(), 0);
+    assert_eq!(kept.watchers("k"), 0);
+    assert_eq!(kept.store.state().table.keys(), 1, "keys are of no mode");
+}
+
+/// More watches than a piece holds, of clients with many and of many clients.
+#[test]
+fn a_snapshot_holds_all_watches_and_the_embedded_one_none() {
+    let mut kept = Kept::new(Mode::Foreign);
+    for key in 0..1_500 {
+        kept.ask(1, &["KEYNOTIFY", &format!("key {key}")]);
+    }
+    for client in 2..700 {
+        kept.ask(client, &["KEYNOTIFY", "k"]);
+    }
+    let blocks = |kept: &Kept| {
+        let (mut progress, mut blocks) = (Progress::default(), Vec::new());
+        let (state, duplicates) = (kept.store.state(), kept.store.duplicates());
+        while let Some(block) = progress.next(state, duplicates, Default::default) {
+            blocks.push(block);
+        }
+        blocks
+    };
+    let mut image = Image::new(retention(Mode::Foreign));
+    for block in blocks(&kept) {
+        image.block(&block).expect("a block that was written");
+    }
+    let (found, watches) = (&image.state.watches, &kept.store.state().watches);
+    assert_eq!(found.len(), 1_500 + 698);
+    assert!(found.peers().eq(watches.peers()));
+    for peer in watches.peers() {
+        assert!(found.by(peer).eq(watches.by(peer)));
+    }
+
+    let mut kept = Kept::new(Mode::Embedded);
+    kept.ask(1, &["KEYNOTIFY", "k"]);
+    let mut image = Image::new(retention(Mode::Embedded));
+    for block in blocks(&kept) {
+        image.block(&block).expect("a block that was written");
+    }
+    assert!(image.state.watches.is_empty());
+}
+
+/// The host ended, and nobody knows which of its notifications left.
+#[test]
+fn a_request_of_an_earlier_run_is_told_of_again_once() {
+    let mut kept = Kept::new(Mode::Foreign);
+    kept.ask(2, &["KEYNOTIFY", "k"]);
+    kept.ask_as(1, 7, &["SET", "k", "new"]);
+    let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    let first = kept.last();
+
+    let mut kept = kept.restart(Mode::Foreign);
+    // Who registered meanwhile hears of it too.
+    kept.ask(3, &["KEYNOTIFY", "k"]);
+    let (effects, position) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert_eq!(answer(&effects), "+OK\\r\\n");
+    assert!(effects.handled.is_none() && position > first);
+    assert_eq!(effects.told_again, Some(ToldAgain::Told));
+    let [notice] = &effects.notices[..] else {
+        panic!("one change, one dialect: {:?}", effects.notices);
+    };
+    let to: Vec<&str> = notice.to.iter().map(|(peer, _)| &*peer.client).collect();
+    assert_eq!(to, ["client-2", "client-3"]);
+    let version = effects.answer.and_then(|answer| answer.version);
+    assert_eq!(Some(notice.version), version);
+
+    let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    // And so for those of this run.
+    kept.ask_as(1, 8, &["SET", "k", "newer"]);
+    let (effects, _) = kept.ask_as(1, 8, &["SET", "k", "newer"]);
+    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+}
+
+#[test]
+fn what_nobody_can_say_again_is_counted_and_answered() {
+    let mut kept = Kept::new(Mode::Foreign);
+    kept.ask(2, &["KEYNOTIFY", "k"]);
+    // Another policy answers, and is not there after the restart.
+    let twin = policies()[1].clone();
+    kept.store.registry().promote(twin.clone());
+    let assignment = kept.store.registry().assignment().clone();
+    kept.recorder.assign(records(), &assignment);
+    kept.ask_as(1, 7, &["SET", "k", "new"]);
+    let mut kept = kept.restart(Mode::Foreign);
+    let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert_eq!(answer(&effects), "+OK\\r\\n");
+    assert_eq!(effects.told_again, Some(ToldAgain::Impossible));
+    assert!(effects.notices.is_empty());
+    let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert_eq!(effects.told_again, None, "counted once");
+}
+
+#[test]
+fn as_the_broker_nobody_is_told_again() {
+    let mut kept = Kept::new(Mode::Embedded);
+    let mut began = Vec::new();
+    record::sessions(&mut began, &session_began(1, "client-1"));
+    kept.records.append(&[&began], false);
+    kept.ask_as(1, 7, &["SET", "k", "new"]);
+    let mut kept = kept.restart(Mode::Embedded);
+    kept.ask(2, &["KEYNOTIFY", "k"]);
+    let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
+    assert!(effects.repeated.is_some());
+    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+}
