@@ -21,6 +21,7 @@ mod restore;
 mod scan;
 mod serve;
 mod set;
+mod signals;
 mod snapshot;
 mod time;
 mod vdel;

@@ -7,22 +7,21 @@ use std::thread;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
 use super::clients::{Clients, Entrance};
 use super::output::{self, Failure};
+use super::signals::Signals;
 use crate::clock::{Clock, SystemSource};
-use crate::config::{Config, Durability, Flags, LogFormat, TransportChoice};
+use crate::config::{Config, Durability, Flags, LogFormat, Storage, TransportChoice};
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules, Policy};
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
-use crate::storage::{self, Listener};
+use crate::storage::{self, Listener, Recovered};
 use crate::store::{Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits};
@@ -37,7 +36,9 @@ pub(super) fn run(flags: Flags) -> ExitCode {
             start_logging(&config).map_err(usage)?;
             // First what fails soonest: a store that cannot listen touches no data.
             let entrance = Entrance::prepare(&config).map_err(transport)?;
-            let started = start(&config).map_err(usage)?;
+            let Some(started) = start(&config).map_err(usage)? else {
+                return Ok(());
+            };
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
@@ -91,18 +92,27 @@ struct Started {
     promise: String,
     /// The journal, to be closed at the end.
     disk: Option<Arc<Disk>>,
+    signals: Option<Signals>,
 }
 
-/// Recovers what was recorded, and puts the parts together.
-fn start(config: &Config) -> anyhow::Result<Started> {
+/// Recovers what was recorded, and puts the parts together. None where a standby is told to stop before its turn comes.
+fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let source = Arc::new(SystemSource::default());
     let listener = Listener::default();
     // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
     let compiling = thread::spawn(load_standard);
     let mode = config.transport.mode();
-    let mut recovered = match config.storage.durability {
-        Durability::Memory => None,
+    let mut signals = None;
+    let mut recovered = match (&config.transport, config.storage.durability) {
+        (_, Durability::Memory) => None,
+        (TransportChoice::Foreign(foreign), _) if foreign.standby => {
+            let signals = signals.insert(Signals::start()?);
+            match stand_by(&config.storage, signals)? {
+                Some(recovered) => Some(recovered),
+                None => return Ok(None),
+            }
+        }
         _ => Some(storage::recover(&config.storage)?),
     };
     let standard = compiling
@@ -187,14 +197,27 @@ fn start(config: &Config) -> anyhow::Result<Started> {
         TransportChoice::Foreign(foreign) => Clients::foreign(&server, foreign, client_id, config)?,
     };
     listener.attach(server.clone(), clients.broker().cloned());
-    Ok(Started {
+    Ok(Some(Started {
         server,
         clients,
         control,
         administration,
         promise,
         disk,
-    })
+        signals,
+    }))
+}
+
+/// Waits for the data directory. None where the process is told to stop before.
+fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recovered>> {
+    let directory = storage.directory.display();
+    let waits = || {
+        let line = format!("standby: {directory} is in use by another process; waiting");
+        if let Err(error) = print(&[line]) {
+            tracing::warn!(%error, "nobody can be told that this standby waits");
+        }
+    };
+    Ok(storage::stand_by(storage, waits, || signals.came())?)
 }
 
 async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
@@ -206,8 +229,16 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         administration,
         promise,
         disk,
+        signals,
     } = started;
-    let stop = wait_for_signal(disk.clone()).map_err(failed)?;
+    // Not before: a start that takes long ends at once with the signal.
+    let signals = match signals {
+        Some(signals) => signals,
+        None => Signals::start().map_err(failed)?,
+    };
+    if let Some(disk) = &disk {
+        signals.hurry(disk.clone());
+    }
     let broker = clients.broker().cloned();
     let mut open = clients.open(entrance, &server)?;
 
@@ -231,9 +262,8 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         open.ended().await
     };
     let served = tokio::select! {
-        // It ends with a word: the thread that gives it lives as long as the process.
-        signal = stop => {
-            tracing::info!("{}: stopping", signal.unwrap_or_default());
+        signal = signals.wait() => {
+            tracing::info!("{signal}: stopping");
             Ok(())
         }
         failure = serving => Err(failure),
@@ -277,41 +307,6 @@ fn print(lines: &[String]) -> io::Result<()> {
         writeln!(out, "{line}")?;
     }
     out.flush()
-}
-
-/// Waits for SIGTERM or SIGINT on a thread of its own: those that serve may all be waiting for a full disk, which
-/// ends with the signal.
-fn wait_for_signal(disk: Option<Arc<Disk>>) -> anyhow::Result<oneshot::Receiver<&'static str>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .context("cannot wait for signals")?;
-    let (mut terminate, mut interrupt) = {
-        let _entered = runtime.enter();
-        (
-            signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
-            signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,
-        )
-    };
-    let (tell, told) = oneshot::channel();
-    let wait = move || {
-        let signal = runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
-            }
-        });
-        if let Some(disk) = disk {
-            disk.journal().hurry();
-        }
-        // Nobody listens where the start failed meanwhile.
-        _ = tell.send(signal);
-    };
-    thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(wait)
-        .context("cannot start the thread that waits for signals")?;
-    Ok(told)
 }
 
 /// Who answers requests, a line for each.
