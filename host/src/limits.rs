@@ -27,6 +27,9 @@ pub const EPOCH_TICK: Duration = Duration::from_millis(20);
 /// short enough that other clients only notice a hiccup.
 pub const EPOCH_TICKS_PER_CALL: u64 = 25;
 
+/// How long that is.
+pub const WATCHDOG: Duration = EPOCH_TICK.saturating_mul(EPOCH_TICKS_PER_CALL as u32);
+
 /// Linear memory of a policy: the request and its reply lie in it, everything else is small. It also
 /// bounds `max_packet_bytes`, since a payload is copied into it.
 pub const GUEST_MEMORY_BYTES_MAX: usize = 32 << 20;

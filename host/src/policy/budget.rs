@@ -3,6 +3,8 @@
 //! Fuel is the verdict, because it is the same on every machine and in every re-run; the epoch is a
 //! watchdog for what fuel does not see.
 
+use std::time::Instant;
+
 use wasmtime::{ResourceLimiter, Trap};
 
 use crate::limits;
@@ -10,6 +12,33 @@ use crate::limits;
 /// The fuel of a call about `payload_bytes` bytes of input.
 pub(super) fn fuel(payload_bytes: usize) -> u64 {
     limits::FUEL_PER_CALL + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
+}
+
+/// What the calls of several policies may cost for one request. Each call has a whole budget, so that one which fails is
+/// to blame for it; the next is made only while all before it took less than one.
+pub(super) struct Share {
+    fuel: u64,
+    began: Instant,
+}
+
+impl Share {
+    /// That of a request with so many bytes.
+    pub(super) fn of(payload_bytes: usize) -> Self {
+        Self {
+            fuel: fuel(payload_bytes),
+            began: Instant::now(),
+        }
+    }
+
+    /// A call took some of it.
+    pub(super) fn burn(&mut self, fuel: u64) {
+        self.fuel = self.fuel.saturating_sub(fuel);
+    }
+
+    /// Whether another call may be made.
+    pub(super) fn is_left(&self) -> bool {
+        self.fuel > 0 && self.began.elapsed() < limits::WATCHDOG
+    }
 }
 
 /// What an instance may hold. The bytes of all its memories are counted together: interpreters come with several, of
@@ -109,5 +138,26 @@ impl Failure {
             Some(trap) => Self::Trap(trap.to_string()),
             None => Self::Trap(error.root_cause().to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_over_when_its_fuel_or_its_time_is() {
+        let mut share = Share::of(1);
+        share.burn(limits::FUEL_PER_CALL);
+        assert!(share.is_left(), "a byte is worth something too");
+        share.burn(limits::FUEL_PER_PAYLOAD_BYTE);
+        assert!(!share.is_left());
+        let began = Instant::now().checked_sub(limits::WATCHDOG);
+        let began = began.expect("the machine runs for longer than that");
+        let late = Share {
+            began,
+            ..Share::of(1)
+        };
+        assert!(!late.is_left());
     }
 }

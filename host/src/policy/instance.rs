@@ -59,27 +59,34 @@ impl<H: Host> Instance<H> {
         self.policy.digest.into()
     }
 
-    /// The key that a request is about; none where the policy finds none, or fails. It may log and nothing else.
-    pub fn route(&mut self, payload: &Bytes, now_ms: u64) -> Option<Bytes> {
-        if self.live.is_none() {
-            let started = Self::start(&self.policy, now_ms, false).ok();
-            self.live = started.map(|(live, _)| live);
-        }
-        let live = self.live.as_mut()?;
+    /// The key that a request is about, none where the policy finds none; and the fuel that this took. It may log and
+    /// nothing else.
+    pub fn route(&mut self, payload: &Bytes, now_ms: u64) -> (Result<Option<Bytes>, Failure>, u64) {
+        let live = match self.live.take() {
+            Some(live) => Ok(live),
+            None => Self::start(&self.policy, now_ms, false).map(|(live, _)| live),
+        };
+        let mut live = match live {
+            Ok(live) => live,
+            Err(error) => return (Err(error.into()), 0),
+        };
         let data = live.store.data_mut();
         (data.phase, data.now_ms) = (Phase::Setup, now_ms);
-        let filled = live.store.set_fuel(budget::fuel(payload.len()));
+        let fuel = budget::fuel(payload.len());
+        let filled = live.store.set_fuel(fuel);
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
         let routed = filled.and_then(|()| handler.call_route(&mut live.store, payload));
-        match routed {
-            Ok(span) => guest::slice(payload, span?),
-            Err(error) => {
-                self.policy.work.failure(&Failure::of(&error));
-                self.live = None;
-                None
-            }
+        // An engine of ours always counts fuel.
+        let burnt = fuel.saturating_sub(live.store.get_fuel().unwrap_or(0));
+        let key = match routed {
+            Ok(span) => span.map(|span| slice(payload, span)).transpose(),
+            Err(error) => Err(Failure::of(&error)),
+        };
+        if key.is_ok() {
+            self.live = Some(live);
         }
+        (key, burnt)
     }
 
     /// The policy it runs.

@@ -41,7 +41,7 @@ pub use guest::{Denial, Host, Put};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
 pub use modules::Modules;
-pub use registry::{Absent, Choice, Part, Registry, Routes};
+pub use registry::{Absent, Choice, Keyed, Part, Registry, Routes};
 pub use selector::{Candidate, Selector, SelectorError};
 pub use swaps::{Swap, Swaps};
 pub use work::{Done, Failures, Work};

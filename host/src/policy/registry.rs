@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::assignment::{Assignment, CanaryRule};
+use super::budget::{Failure, Share};
 use super::digest::Digest;
 use super::engine::Policy;
 use super::guest::Host;
@@ -76,6 +77,15 @@ pub enum Part {
     Canary,
     /// It owns the key by a route, and may write nothing but its own keys.
     Routed,
+}
+
+/// The key of a request, as far as a policy could tell.
+#[derive(Debug, Default)]
+pub struct Keyed {
+    /// The key.
+    pub key: Option<Bytes>,
+    /// Who failed to tell it, what that burnt, and why.
+    pub failures: Vec<(Choice, u64, Failure)>,
 }
 
 /// An assignment that names a policy which is not here.
@@ -228,27 +238,49 @@ impl<H: Host> Registry<H> {
 
     /// The key that a request is about, as the built-in policy reads it. What that does not understand is put to the
     /// others: commands of their own are about keys too. A routed policy can only claim a key that is its own.
-    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64) -> Option<Bytes> {
-        if let Some(key) = self.slots[self.built_in].route(payload, now_ms) {
-            return Some(key);
-        }
-        for slot in 0..self.slots.len() {
-            let routed = self.routed.contains(&slot);
-            let answers = slot == self.active
-                || self
-                    .canary
-                    .as_ref()
-                    .is_some_and(|(canary, _)| *canary == slot);
-            if slot == self.built_in || !(routed || answers) {
+    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64) -> Keyed {
+        let mut keyed = Keyed::default();
+        let mut share = Share::of(payload.len());
+        let others = (0..self.slots.len()).filter(|slot| *slot != self.built_in);
+        for slot in std::iter::once(self.built_in).chain(others) {
+            let Some(part) = self.part(slot) else {
                 continue;
+            };
+            if !share.is_left() {
+                break;
             }
-            if let Some(key) = self.slots[slot].route(payload, now_ms)
-                && (answers || self.route_owner(&key) == Some(slot))
-            {
-                return Some(key);
+            let (key, burnt) = self.slots[slot].route(payload, now_ms);
+            share.burn(burnt);
+            match key {
+                Ok(Some(key)) if part != Part::Routed || self.may_claim(slot, &key) => {
+                    keyed.key = Some(key);
+                    break;
+                }
+                Ok(_) => {}
+                Err(failure) => {
+                    let who = Choice { slot, part };
+                    keyed.failures.push((who, burnt, failure));
+                }
             }
         }
-        None
+        keyed
+    }
+
+    /// What a policy answers as; none where it answers nothing.
+    fn part(&self, slot: usize) -> Option<Part> {
+        if slot == self.active {
+            Some(Part::Active)
+        } else if self.canary.as_ref().is_some_and(|(at, _)| *at == slot) {
+            Some(Part::Canary)
+        } else if slot == self.built_in || self.routed.contains(&slot) {
+            Some(Part::Routed)
+        } else {
+            None
+        }
+    }
+
+    fn may_claim(&self, slot: usize, key: &[u8]) -> bool {
+        slot == self.built_in || self.route_owner(key) == Some(slot)
     }
 
     /// Who answers a request: the owner of its key, else the canary where it takes it, else the active one.

@@ -312,7 +312,7 @@ impl Store {
     ) -> Box<State> {
         let clock = state.hlc.last();
         let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
-        let choice = self.choose(request, now_ms);
+        let choice = self.choose(request, now_ms, effects);
         if choice.part == Part::Routed {
             transaction.confine(
                 self.registry.slot(choice.slot).digest(),
@@ -352,22 +352,17 @@ impl Store {
             Ok(decided) => decided,
             Err(failure) => {
                 by.work.request(effects.fuel, None);
-                by.work.failure(&failure);
-                let how = How::from(&failure);
-                effects.tripped = self.guard(choice.part, &by, request.peer, effects.fuel, how);
-                let policy = &by;
-                if policy.counters.may_log(now_ms) {
-                    let client = request.peer.client.escape_debug();
-                    tracing::error!(%policy, digest = %policy.digest, %client, %failure, "a policy failed; the request changed nothing");
-                }
-                effects.failures += 1;
+                let what = "a policy failed; the request changed nothing";
+                let fuel = effects.fuel;
+                self.blame(choice, request, now_ms, (fuel, &failure, what), effects);
                 effects.failed = Some(failure);
                 effects.answer = Some(internal_error());
                 return transaction.roll_back();
             }
         };
         by.work.request(effects.fuel, answer.command);
-        effects.tripped = self.guard(choice.part, &by, request.peer, effects.fuel, How::Well);
+        let well = (effects.fuel, How::Well);
+        self.guard(choice.part, &by, request.peer, well, effects);
         let (state, writes, watches) = transaction.commit();
         let watches_kept = state.watches.are_kept();
         if watches_kept && !watches.is_empty() {
@@ -448,25 +443,46 @@ impl Store {
         (transaction, Ok(notices))
     }
 
-    /// Counts a request of a policy that is watched over.
+    /// Counts a call that failed, and says so.
+    fn blame(
+        &mut self,
+        who: Choice,
+        request: &Request<'_>,
+        now_ms: u64,
+        (fuel, failure, what): (u64, &Failure, &'static str),
+        effects: &mut Effects,
+    ) {
+        let policy = self.registry.slot(who.slot).policy().clone();
+        policy.work.failure(failure);
+        effects.failures += 1;
+        if policy.counters.may_log(now_ms) {
+            let client = request.peer.client.escape_debug();
+            tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
+        }
+        let ended = (fuel, How::from(failure));
+        self.guard(who.part, &policy, request.peer, ended, effects);
+    }
+
+    /// Counts a call of a policy that is watched over.
     fn guard(
         &mut self,
         part: Part,
         by: &Policy<Transaction>,
         peer: &Peer,
-        fuel: u64,
-        how: How,
-    ) -> Option<Trip> {
+        (fuel, how): (u64, How),
+        effects: &mut Effects,
+    ) {
         let guard = match part {
             Part::Active => &mut self.guards[0],
             Part::Canary => &mut self.guards[1],
             // There is nothing that its keys could go back to.
-            Part::Routed => return None,
+            Part::Routed => return,
         };
         let client = number_of(peer);
         let ended = Ended { client, fuel, how };
-        let why = guard.note(self.watch.guard, by.digest.into(), ended)?;
-        Some(Trip { part, why })
+        if let Some(why) = guard.note(self.watch.guard, by.digest.into(), ended) {
+            effects.tripped = Some(Trip { part, why });
+        }
     }
 
     /// Copies a request for who runs it again, where it is its turn.
@@ -518,13 +534,17 @@ impl Store {
     }
 
     /// Who answers a request.
-    fn choose(&mut self, request: &Request<'_>, now_ms: u64) -> Choice {
-        let registry = &mut self.registry;
-        let key = match registry.wants_key() {
-            true => registry.key_of(request.payload, now_ms),
-            false => None,
-        };
-        registry.choose(&request.peer.client, key.as_deref())
+    fn choose(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) -> Choice {
+        let mut key = None;
+        if self.registry.wants_key() {
+            let keyed = self.registry.key_of(request.payload, now_ms);
+            for (who, fuel, failure) in keyed.failures {
+                let what = "a policy failed to tell the key of a request";
+                self.blame(who, request, now_ms, (fuel, &failure, what), effects);
+            }
+            key = keyed.key;
+        }
+        self.registry.choose(&request.peer.client, key.as_deref())
     }
 }
 

@@ -159,3 +159,33 @@ fn what_a_policy_says_while_requests_are_routed_counts_as_all_it_says() {
     assert_eq!(counted["configured"], 1);
     assert_eq!(counted["log_lines_dropped"], u64::from(lines / 2));
 }
+
+/// Each of them had a budget of its own, so that one small request held everybody up for as long as all of them could.
+#[test]
+fn asking_many_policies_for_a_key_costs_little_more_than_asking_one() {
+    let routed: Vec<_> = (0..5).map(faulty_number).collect();
+    let mut assignment = loaded();
+    for (number, policy) in routed.iter().enumerate() {
+        let prefix = format!("rule-{number}/");
+        assignment = assignment.load(digest(policy)).unwrap();
+        assignment = assignment
+            .route(prefix.as_bytes(), Some(digest(policy)))
+            .unwrap();
+    }
+    let mut store = store_with(assignment, routed.clone());
+    let (effects, _) = ask(&mut store, "c", &["COUNT", "endless-route"]);
+    assert_eq!(
+        by(&effects),
+        digest(&policies().standard),
+        "nobody claims it"
+    );
+    let failures = || {
+        let done = routed.iter().map(|it| it.work.done().failures.fuel);
+        done.collect::<Vec<_>>()
+    };
+    assert_eq!(effects.failures, 1);
+    assert_eq!(failures(), [1, 0, 0, 0, 0]);
+    // Those that say quickly that it is none of theirs are all asked.
+    let (effects, _) = ask(&mut store, "c", &["COUNT", "rule-4/a"]);
+    assert_eq!(by(&effects), digest(&routed[4]));
+}

@@ -79,7 +79,12 @@ fn loaded() -> Assignment {
 
 /// Another build of the faulty one, which no other test has to do with: what it counts is this test's.
 fn faulty_alone() -> Arc<Policy<Transaction>> {
-    let file = [faulty(), b"\0\x06\x05alone"].concat();
+    faulty_number(0)
+}
+
+/// One more.
+fn faulty_number(number: u8) -> Arc<Policy<Transaction>> {
+    let file = [faulty(), &[0, 7, 6], b"alone", &[number]].concat();
     Arc::new(policies().engine.load(&file).expect("a policy"))
 }
 

@@ -190,6 +190,25 @@ fn one_client_does_not_switch_a_policy_off_that_answers_others() {
     assert_eq!(why.unwrap(), "it failed at 105 of its last 106 requests");
 }
 
+/// Where there are routes, a policy is asked for keys before it is asked for answers; what it failed at there counted
+/// for nothing.
+#[test]
+fn a_policy_that_fails_to_tell_keys_is_rolled_back() {
+    let faulty = digest(&policies().faulty);
+    let assignment = loaded().promote(faulty).unwrap();
+    let twin = digest(&policies().twin);
+    let mut store = store(assignment.route(b"elsewhere/", Some(twin)).unwrap());
+    for _ in 0..9 {
+        let (effects, answer) = ask(&mut store, "c", &["COUNT", "bad-route"]);
+        assert_eq!((effects.failures, &effects.tripped), (1, &None));
+        // On an instance that began anew.
+        assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
+    }
+    let (effects, _) = ask(&mut store, "c", &["COUNT", "bad-route"]);
+    let why = effects.tripped.expect("it was one too many").why;
+    assert_eq!(why, "it failed at 10 of its last 19 requests");
+}
+
 /// What blocks for half a second each time once went on for ever: only the watchdog ended it, which was never counted.
 #[test]
 fn a_policy_that_blocks_again_and_again_is_rolled_back() {

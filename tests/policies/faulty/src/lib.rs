@@ -4,7 +4,8 @@
 //! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
-//! About the key `chatty-route` it writes a line when it is asked for the key of a request.
+//! Asked for the key of a request it writes a line about `chatty-route`, panics about `bad-route` and never ends about
+//! `endless-route`.
 //! It counts how often it was configured.
 //! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
 
@@ -37,8 +38,13 @@ impl Policy for Faulty {
 
     fn route(&self, payload: &[u8]) -> Option<Span> {
         let arguments = resp::parse(payload).ok()?;
-        if arguments.get(1) == b"chatty-route" {
-            Imports.log(Level::Info, "asked to say something");
+        match arguments.get(1) {
+            b"chatty-route" => Imports.log(Level::Info, "asked to say something"),
+            b"bad-route" => panic!("asked to fail while routing"),
+            b"endless-route" => loop {
+                std::hint::black_box(&arguments);
+            },
+            _ => {}
         }
         arguments.span(1)
     }
