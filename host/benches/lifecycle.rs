@@ -12,26 +12,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
 use statehouse::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Event, Peer, Quota, Store, Transaction};
-use statehouse::{STANDARD_POLICY, limits};
+
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
 const ROUNDS: usize = 60;
 const STEPS: usize = 2_000;
-
-const QUOTA: Quota = Quota {
-    keys_max: limits::KEYS_MAX_DEFAULT,
-    bytes_max: limits::BYTES_MAX_DEFAULT,
-    key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-    value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-    journal_full: false,
-};
 
 type Loaded = Arc<Policy<Transaction>>;
 
@@ -55,7 +48,7 @@ impl Bench {
         let mut registry = Registry::new(self.standard.clone(), None);
         let ready = vec![Instance::new(self.other.clone())];
         assert!(registry.assign(assignment, ready).is_ok());
-        let mut store = Store::new(registry, QUOTA);
+        let mut store = Store::new(registry, Quota::default());
         store.watch().purity_every = 0;
         store
     }

@@ -13,10 +13,10 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use statehouse::policy::{self, Denial, Engine, Host as _, Instance, Put};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Peer, Quota, State, Transaction};
-use statehouse::{STANDARD_POLICY, clock, limits};
+use statehouse::{STANDARD_POLICY, clock};
 use statehouse_mqtt::Properties;
 use statehouse_policy::{
-    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Stamp,
+    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Stamp, resp,
 };
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -157,26 +157,6 @@ impl Host for Native<'_> {
     }
 }
 
-fn resp(arguments: &[&[u8]]) -> Bytes {
-    let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
-    for argument in arguments {
-        bytes.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
-        bytes.extend_from_slice(argument);
-        bytes.extend_from_slice(b"\r\n");
-    }
-    Bytes::from(bytes)
-}
-
-fn quota() -> Quota {
-    Quota {
-        keys_max: limits::KEYS_MAX_DEFAULT,
-        bytes_max: limits::BYTES_MAX_DEFAULT,
-        key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-        value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-        journal_full: false,
-    }
-}
-
 /// Everything of a request but its payload.
 struct Client {
     peer: Peer,
@@ -204,7 +184,7 @@ fn sandboxed(
     payload: &Bytes,
 ) -> Box<State> {
     let request = client.request(payload);
-    let transaction = Transaction::begin(state, quota(), NOW_MS, &request);
+    let transaction = Transaction::begin(state, Quota::default(), NOW_MS, &request);
     let mut call = instance.begin(transaction, payload.clone());
     let outcome = call.handle(policy::Request {
         payload,
@@ -225,7 +205,7 @@ fn native(
     payload: &Bytes,
 ) -> Box<State> {
     let request = client.request(payload);
-    let mut transaction = Transaction::begin(state, quota(), NOW_MS, &request);
+    let mut transaction = Transaction::begin(state, Quota::default(), NOW_MS, &request);
     // The guest gets its own copy of the payload and the strings; so does the native call.
     let request = statehouse_policy::Request {
         payload: payload.to_vec(),
@@ -258,8 +238,8 @@ fn policy_call(c: &mut Criterion) {
     };
     for (size, bytes) in [("64 B", 64), ("4 KiB", 4096)] {
         let value = vec![b'v'; bytes];
-        let set = resp(&[b"SET", b"bench/key", &value]);
-        let get = resp(&[b"GET", b"bench/key"]);
+        let set = Bytes::from(resp::request(&[b"SET", b"bench/key", &value]));
+        let get = Bytes::from(resp::request(&[b"GET", b"bench/key"]));
         for (command, payload) in [("GET", &get), ("SET", &set)] {
             let mut group = c.benchmark_group(format!("{command} {size}"));
             group.throughput(Throughput::Elements(1));

@@ -1,31 +1,14 @@
 //! A policy may do whatever it likes: nothing it staged stays, the client is told, the next request works.
 
-use std::fs;
-use std::path::Path;
+mod common;
+
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use common::{NOW_MS, faulty, module};
 use statehouse::policy::{Engine, LoadError, Policy, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse::store::{Effects, Event, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
-use statehouse_mqtt::Properties;
-
-const NOW_MS: u64 = 1_700_000_000_000;
-
-#[path = "../../tests/policies/building.rs"]
-mod building;
-
-/// The modules of tests/policies, each built once.
-fn module(package: &str) -> Vec<u8> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-    fs::read(building::build(package, &target, |_| {})).expect("cargo built it")
-}
-
-fn faulty() -> &'static [u8] {
-    static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
-    MODULE.get_or_init(|| module("faulty"))
-}
 
 fn malformed() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
@@ -49,37 +32,11 @@ fn store_under(
     active: Arc<Policy<Transaction>>,
     previous: Option<Arc<Policy<Transaction>>>,
 ) -> Store {
-    let quota = Quota {
-        keys_max: limits::KEYS_MAX_DEFAULT,
-        bytes_max: limits::BYTES_MAX_DEFAULT,
-        key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-        value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-        journal_full: false,
-    };
-    Store::new(Registry::new(active, previous), quota)
+    Store::new(Registry::new(active, previous), Quota::default())
 }
 
 fn ask(store: &mut Store, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
-    let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
-    let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
-    let peer = Peer {
-        client: "tester".into(),
-        connection: 1,
-        session: 1,
-    };
-    let properties = Properties::default();
-    let request = Request {
-        dialect: Dialect::Sdk,
-        payload: &payload,
-        timestamp: None,
-        fencing_token: None,
-        peer: &peer,
-        properties: &properties,
-        delivery: Delivery::default(),
-    };
-    let mut effects = store.step(Event::Request(&request), now_ms);
-    let answer = effects.answer.take().expect("every request has an answer");
-    (effects, answer.payload)
+    common::ask(store, "tester", arguments, now_ms)
 }
 
 #[test]

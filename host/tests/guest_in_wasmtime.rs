@@ -61,10 +61,7 @@ impl Host {
 fn quota(keys_max: Option<usize>) -> Quota {
     Quota {
         keys_max: keys_max.map_or(limits::KEYS_MAX_DEFAULT, |keys| keys as u64),
-        bytes_max: limits::BYTES_MAX_DEFAULT,
-        key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-        value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-        journal_full: false,
+        ..Quota::default()
     }
 }
 

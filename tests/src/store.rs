@@ -6,6 +6,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+pub use statehouse_transcript::Dialect;
+
 use crate::{
     client::Client,
     hlc::Hlc,
@@ -35,62 +37,26 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// How a request is written (the protocol, section 2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// With `__protVer`.
-    Sdk,
-    /// Without.
-    Documents,
-    /// On the topic of 2023.
-    Preview,
+/// Where requests of a dialect go.
+fn topic(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Preview => PREVIEW_TOPIC,
+        Dialect::Sdk | Dialect::Documents => REQUEST_TOPIC,
+    }
 }
 
-impl Dialect {
-    /// Its name in a transcript.
-    pub fn parse(name: &str) -> Option<Dialect> {
-        match name {
-            "sdk" => Some(Dialect::Sdk),
-            "documents" => Some(Dialect::Documents),
-            "preview" => Some(Dialect::Preview),
-            _ => None,
-        }
+/// What a client of a dialect sends with every request.
+fn request_properties(dialect: Dialect, client_id: &str) -> Vec<(String, String)> {
+    let version = match dialect {
+        Dialect::Preview => "Timestamp",
+        Dialect::Sdk | Dialect::Documents => "__ts",
+    };
+    let mut out = vec![(version.into(), Hlc::now(0).to_string())];
+    if dialect == Dialect::Sdk {
+        out.push(("__protVer".into(), "1.0".into()));
+        out.push(("__srcId".into(), client_id.into()));
     }
-
-    /// Where requests go.
-    pub fn topic(self) -> &'static str {
-        match self {
-            Dialect::Preview => PREVIEW_TOPIC,
-            _ => REQUEST_TOPIC,
-        }
-    }
-
-    /// The property of a version, and of a request's timestamp.
-    pub fn version_name(self) -> &'static str {
-        match self {
-            Dialect::Preview => "Timestamp",
-            _ => "__ts",
-        }
-    }
-
-    /// What every answer carries besides its version.
-    pub fn answer_properties(self) -> Vec<(String, String)> {
-        let mut out = vec![("__stat".into(), "200".into())];
-        if self == Dialect::Sdk {
-            out.push(("__protVer".into(), "1.0".into()));
-        }
-        out
-    }
-
-    /// What a client of this dialect sends with every request.
-    pub fn request_properties(self, client_id: &str) -> Vec<(String, String)> {
-        let mut out = vec![(self.version_name().into(), Hlc::now(0).to_string())];
-        if self == Dialect::Sdk {
-            out.push(("__protVer".into(), "1.0".into()));
-            out.push(("__srcId".into(), client_id.into()));
-        }
-        out
-    }
+    out
 }
 
 /// A request, every part of which can be made wrong.
@@ -225,9 +191,9 @@ impl Store {
         // Bytes that text would not survive.
         correlation.extend(*b"\xFF\0\r\n/+#\x80");
         Request {
-            topic: self.dialect.topic().into(),
+            topic: topic(self.dialect).into(),
             payload: payload.into(),
-            user: self.dialect.request_properties(&self.id),
+            user: request_properties(self.dialect, &self.id),
             qos: 1,
             response_topic: Some(self.response_topic()),
             correlation: Some(correlation),

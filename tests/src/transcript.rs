@@ -126,13 +126,7 @@ impl Run {
     /// What should stand on the line where it is something else.
     fn step(&mut self, step: Step) -> Option<String> {
         match step {
-            Step::Dialect(dialect) => {
-                self.dialect = match dialect {
-                    language::Dialect::Sdk => Dialect::Sdk,
-                    language::Dialect::Documents => Dialect::Documents,
-                    language::Dialect::Preview => Dialect::Preview,
-                };
-            }
+            Step::Dialect(dialect) => self.dialect = dialect,
             Step::Client {
                 name,
                 id,
@@ -238,11 +232,7 @@ impl Run {
         assert!(!publish.retain, "RETAIN of the answer");
         check_other_properties(&publish, &request);
         let bare = has_sign(properties, "@bare");
-        let implied = if bare {
-            vec![]
-        } else {
-            dialect.answer_properties()
-        };
+        let implied = if bare { vec![] } else { dialect.implied() };
         let differs = self.differs(&publish, payload, properties, &implied);
         let sign = if bare { " @bare" } else { "" };
         let head = format!("{}<", shown(client));

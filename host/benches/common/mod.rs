@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use statehouse::request::REQUEST_TOPIC;
 use statehouse_mqtt::PropertiesBuilder;
+/// A command as an array of bulk strings.
+pub(crate) use statehouse_policy::resp::request as resp;
 
 /// A store of its own process, gone with the benchmark.
 pub(crate) struct Server {
@@ -208,15 +210,4 @@ fn whole(bytes: &[u8]) -> Option<(usize, usize)> {
         }
     }
     None
-}
-
-/// A command as an array of bulk strings.
-pub(crate) fn resp(arguments: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
-    for argument in arguments {
-        bytes.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
-        bytes.extend_from_slice(argument);
-        bytes.extend_from_slice(b"\r\n");
-    }
-    bytes
 }

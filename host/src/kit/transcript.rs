@@ -91,7 +91,7 @@ fn converse(mut harness: Harness, text: &str) -> Result<Run, String> {
         lines: text.lines().map(str::to_owned).collect(),
         actors: BTreeMap::new(),
         variables: Variables::default(),
-        dialect: Dialect::Sdk,
+        dialect: language::Dialect::Sdk,
         report: Report::default(),
         changed: BTreeMap::new(),
         costs: Vec::new(),
@@ -120,7 +120,7 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
             "max_bytes" => quota.bytes_max = number()?,
             "max_key_bytes" => quota.key_bytes_max = number()?,
             "max_value_bytes" => quota.value_bytes_max = number()?,
-            "node" => harness.set_node(value.as_str().unwrap_or_default()),
+            "node" => harness.set_node(value.as_str().ok_or("config node is a text")?),
             "dialect" => harness.force_dialect(match value.as_str() {
                 Some("auto") => None,
                 Some("sdk") => Some(Dialect::Sdk),
@@ -143,7 +143,7 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
 struct Actor {
     id: String,
     /// What came and no line has said yet, with the line of what it came from.
-    answers: VecDeque<(usize, Came, Dialect)>,
+    answers: VecDeque<(usize, Came, language::Dialect)>,
     told: VecDeque<(usize, Notification)>,
     /// The last lines that said something of either.
     answer_at: usize,
@@ -155,7 +155,7 @@ struct Run {
     lines: Vec<String>,
     actors: BTreeMap<String, Actor>,
     variables: Variables,
-    dialect: Dialect,
+    dialect: language::Dialect,
     report: Report,
     /// Lines as they should be, and what should stand behind them.
     changed: BTreeMap<usize, (Option<String>, Vec<String>)>,
@@ -166,11 +166,7 @@ impl Run {
     fn step(&mut self, at: usize, step: Step) {
         let done = match step {
             Step::Dialect(dialect) => {
-                self.dialect = match dialect {
-                    language::Dialect::Sdk => Dialect::Sdk,
-                    language::Dialect::Documents => Dialect::Documents,
-                    language::Dialect::Preview => Dialect::Preview,
-                };
+                self.dialect = dialect;
                 Ok(())
             }
             Step::Client { name, id, .. } => {
@@ -313,7 +309,12 @@ impl Run {
             }
             payload = payload.repeat(times);
         }
-        let mut publish = Publish::new(dialect, &id, payload, now_ms);
+        let spoken = match dialect {
+            language::Dialect::Sdk => Dialect::Sdk,
+            language::Dialect::Documents => Dialect::Documents,
+            language::Dialect::Preview => Dialect::Preview,
+        };
+        let mut publish = Publish::new(spoken, &id, payload, now_ms);
         options.shape(&mut publish.user);
         publish.qos = options.qos.unwrap_or(publish.qos);
         if options.response_topic.is_some() || options.without_response {
@@ -401,7 +402,7 @@ impl Run {
         &mut self,
         client: &str,
         came: &Came,
-        dialect: Dialect,
+        dialect: language::Dialect,
         payload: Option<&[u8]>,
         words: &[Word],
     ) -> Result<Option<(String, String)>, String> {
@@ -416,10 +417,7 @@ impl Run {
             Came::Disconnected { reason, text } => return reasoned("disconnect", *reason, text),
             Came::Answer(answer) => answer,
         };
-        let mut implied = vec![("__stat".to_owned(), "200".to_owned())];
-        if dialect == Dialect::Sdk {
-            implied.push(("__protVer".into(), "1.0".into()));
-        }
+        let mut implied = dialect.implied();
         // Where something implied is missing, the line has to say so.
         let missing = implied.iter().any(|pair| !answer.user.contains(pair));
         let bare =

@@ -2,27 +2,19 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod answering;
+#[path = "../common/mod.rs"]
+mod common;
 mod watching;
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use common::{NOW_MS, faulty};
 use statehouse::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::request::{Delivery, Dialect};
 use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
 use statehouse_mqtt::Properties;
-
-const NOW_MS: u64 = 1_700_000_000_000;
-
-const QUOTA: Quota = Quota {
-    keys_max: limits::KEYS_MAX_DEFAULT,
-    bytes_max: limits::BYTES_MAX_DEFAULT,
-    key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
-    value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
-    journal_full: false,
-};
 
 struct Policies {
     engine: Arc<Engine<Transaction>>,
@@ -51,18 +43,6 @@ fn policies() -> &'static Policies {
 /// A custom section is nothing to the engine: id 0, its length, its name with a length.
 fn twin() -> Vec<u8> {
     [STANDARD_POLICY, b"\0\x05\x04twin"].concat()
-}
-
-#[path = "../../../tests/policies/building.rs"]
-mod building;
-
-/// The module of tests/policies/faulty, built once.
-fn faulty() -> &'static [u8] {
-    static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
-    MODULE.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-        std::fs::read(building::build("faulty", &target, |_| {})).expect("cargo built it")
-    })
 }
 
 fn digest(policy: &Policy<Transaction>) -> Digest {
@@ -100,30 +80,11 @@ fn store_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> St
     let given = [all.twin.clone(), all.faulty.clone()].into_iter();
     let ready = given.chain(more).map(Instance::new).collect();
     assert!(registry.assign(assignment, ready).is_ok());
-    Store::new(registry, QUOTA)
+    Store::new(registry, Quota::default())
 }
 
 fn ask(store: &mut Store, client: &str, arguments: &[&str]) -> (Effects, Bytes) {
-    let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
-    let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
-    let peer = Peer {
-        client: client.into(),
-        connection: 1,
-        session: 1,
-    };
-    let properties = Properties::default();
-    let request = Request {
-        dialect: Dialect::Sdk,
-        payload: &payload,
-        timestamp: Some("1700000000000:0:client"),
-        fencing_token: None,
-        peer: &peer,
-        properties: &properties,
-        delivery: Delivery::default(),
-    };
-    let mut effects = store.step(Event::Request(&request), NOW_MS);
-    let answer = effects.answer.take().expect("every request has an answer");
-    (effects, answer.payload)
+    common::ask(store, client, arguments, NOW_MS)
 }
 
 fn by(effects: &Effects) -> Digest {

@@ -26,6 +26,15 @@ impl Dialect {
             _ => None,
         }
     }
+
+    /// What every answer carries besides its version, and no line has to say.
+    pub fn implied(self) -> Vec<(String, String)> {
+        let mut implied = vec![("__stat".into(), "200".into())];
+        if self == Self::Sdk {
+            implied.push(("__protVer".into(), "1.0".into()));
+        }
+        implied
+    }
 }
 
 /// One line that does something.
@@ -160,6 +169,7 @@ fn step(line: &str) -> Result<Step, String> {
                     filter.to_string(),
                     qos.parse().map_err(|_| "not a QoS".to_string())?,
                 )),
+                (Some(_), None) => return Err("a subscription is a filter and a QoS".into()),
                 _ => None,
             };
             Ok(Step::Client {
@@ -291,6 +301,7 @@ mod tests {
             "wait 5",
             "dialect x",
             "at noon",
+            "client a id filter",
             "?",
         ] {
             let error = parse(&format!("# one\n{bad}")).err();

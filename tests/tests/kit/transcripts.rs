@@ -137,6 +137,7 @@ z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\
 fn a_transcript_that_cannot_be_read_is_named() {
     for (text, says) in [
         ("config listen = \"::\"\n", "config listen means nothing"),
+        ("config node = 5\n", "config node is a text"),
         ("> GET k\nnonsense\n", "line 2"),
     ] {
         let (_directory, path) = write(text);

@@ -1,0 +1,55 @@
+//! What tests of policies over a store share: a client, and the policies that go wrong.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Effects, Event, Peer, Store};
+use statehouse_mqtt::Properties;
+
+pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
+
+#[path = "../../../tests/policies/building.rs"]
+mod building;
+
+/// A module of tests/policies.
+pub(crate) fn module(package: &str) -> Vec<u8> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+    std::fs::read(building::build(package, &target, |_| {})).expect("cargo built it")
+}
+
+/// That of tests/policies/faulty, built once.
+pub(crate) fn faulty() -> &'static [u8] {
+    static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
+    MODULE.get_or_init(|| module("faulty"))
+}
+
+/// What becomes of a request, and its answer.
+pub(crate) fn ask(
+    store: &mut Store,
+    client: &str,
+    arguments: &[&str],
+    now_ms: u64,
+) -> (Effects, Bytes) {
+    let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
+    let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
+    let peer = Peer {
+        client: client.into(),
+        connection: 1,
+        session: 1,
+    };
+    let properties = Properties::default();
+    let request = Request {
+        dialect: Dialect::Sdk,
+        payload: &payload,
+        timestamp: Some("1700000000000:0:client"),
+        fencing_token: None,
+        peer: &peer,
+        properties: &properties,
+        delivery: Delivery::default(),
+    };
+    let mut effects = store.step(Event::Request(&request), now_ms);
+    let answer = effects.answer.take().expect("every request has an answer");
+    (effects, answer.payload)
+}
