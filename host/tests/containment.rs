@@ -283,11 +283,15 @@ fn what_is_no_policy_is_refused_in_words() {
         refused(b"\0asm\x0d\0\x01\0"),
         LoadError::NoHandler
     ));
-    let whole = STANDARD_POLICY;
-    assert!(matches!(
-        refused(&whole[..whole.len() / 2]),
-        LoadError::Compile(_)
-    ));
+    // A component and a core module that are not copied whole yet, and one with a byte that is no section's.
+    for whole in [STANDARD_POLICY, malformed()] {
+        for end in [whole.len() / 2, whole.len() - 1, 100, 9] {
+            let error = refused(&whole[..end]);
+            assert!(matches!(error, LoadError::Cut), "{end}: {error}");
+        }
+        let longer = [whole, b"\x7f"].concat();
+        assert!(matches!(refused(&longer), LoadError::Cut));
+    }
     let too_large = vec![0; usize::try_from(limits::POLICY_FILE_BYTES_MAX).unwrap() + 1];
     assert!(matches!(refused(&too_large), LoadError::Size(_)));
 }

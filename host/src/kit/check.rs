@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use statehouse_transcript::quote;
 
 use super::harness::Harness;
-use crate::policy::{Instance, LoadError};
+use crate::policy::{self, Instance, LoadError, sections};
 use crate::ship;
 
 /// Whether a file is a component or a core module, which the host wraps at load.
@@ -112,12 +112,13 @@ pub fn check(file: &[u8]) -> Checked {
 
 /// The interfaces of a component, or of what a core module becomes.
 fn interfaces(file: &[u8], kind: Kind) -> Option<(Vec<String>, Vec<String>)> {
+    if !sections::are_whole(file) {
+        return None;
+    }
     let encoded;
     let component = match kind {
         Kind::Module => {
-            let mut encoder = wit_component::ComponentEncoder::default();
-            encoder = encoder.module(file).ok()?;
-            encoded = encoder.encode().ok()?;
+            encoded = policy::encode(file).ok()?;
             &encoded[..]
         }
         Kind::Component => file,
@@ -140,7 +141,7 @@ fn interfaces(file: &[u8], kind: Kind) -> Option<(Vec<String>, Vec<String>)> {
 }
 
 fn fit(file: &[u8]) -> Result<Fit, LoadError> {
-    let engine = crate::policy::Engine::without_watchdog()?;
+    let engine = policy::Engine::without_watchdog()?;
     let begin = Instant::now();
     let policy = std::sync::Arc::new(engine.load(file)?);
     let compile = begin.elapsed();
@@ -245,6 +246,9 @@ fn advice(error: &LoadError, imports: &[String]) -> Vec<String> {
         }
         LoadError::NotWasm => {
             advice.push("name the .wasm file that the build makes; `statehouse policy build` says where it is".into());
+        }
+        LoadError::Cut => {
+            advice.push("build or copy it once more".into());
         }
         LoadError::Version(_) => {
             advice.push("`statehouse policy new` writes the contract that this host offers".into());

@@ -13,6 +13,7 @@ use super::counters::Counters;
 use super::digest::Digest;
 use super::guest::{Guest, Host};
 use super::instance::Instance;
+use super::sections;
 use super::work::Work;
 use crate::limits;
 
@@ -59,6 +60,9 @@ pub enum LoadError {
     /// Not WebAssembly.
     #[error("the file is not WebAssembly: it does not begin with \\0asm")]
     NotWasm,
+    /// Its end is missing.
+    #[error("the file ends in the middle of a section: it was cut, or is not copied whole yet")]
+    Cut,
     /// A core module that cannot be made a component.
     #[error(
         "the core module cannot be made a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
@@ -149,6 +153,10 @@ impl<H: Host> Engine<H> {
     pub fn load(&self, file: &[u8]) -> Result<Policy<H>, LoadError> {
         if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
             return Err(LoadError::Size(file.len() as u64));
+        }
+        // What takes modules apart believes every length.
+        if sections::of(file).is_some() && !sections::are_whole(file) {
+            return Err(LoadError::Cut);
         }
         let encoded;
         // \0asm, then the version and the layer: 1 and 0 for a module, 13 and 1 for a component.
@@ -256,7 +264,8 @@ impl<H: Host> std::fmt::Display for Policy<H> {
     }
 }
 
-fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
+/// Makes a component of a core module, all of which has to be there.
+pub(crate) fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     wit_component::ComponentEncoder::default()
         .module(module)?
         .validate(true)

@@ -19,6 +19,7 @@ mod guest;
 mod instance;
 mod modules;
 mod registry;
+pub(crate) mod sections;
 mod selector;
 mod swaps;
 mod work;
@@ -34,6 +35,7 @@ pub use bindings::statehouse::policy::types::{
 pub use budget::Failure;
 pub use counters::Counters;
 pub use digest::Digest;
+pub(crate) use engine::encode;
 pub use engine::{Engine, LoadError, Policy};
 pub use file::read_file;
 pub use guard::{Ended, Guard, GuardSettings, How};

@@ -12,9 +12,7 @@ use wasmsign2::reexports::hmac_sha256;
 use wasmsign2::{Module, PublicKey, SecretKey};
 
 use crate::limits;
-
-/// First bytes of a core module and of a component.
-const HEADERS: [&[u8; 8]; 2] = [b"\0asm\x01\0\0\0", b"\0asm\x0d\0\x01\0"];
+use crate::policy::sections::{self, Reader};
 
 /// Name of the section.
 const SECTION: &[u8] = b"signature";
@@ -51,7 +49,9 @@ pub enum SignatureError {
 /// The module with a signature in front; one that was there is replaced. The same module and key give the same bytes.
 pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
     // The parser of the crate believes lengths, so they are looked at first.
-    check_sections(file).ok_or(SignatureError::NotWasm)?;
+    if !sections::are_whole(file) {
+        return Err(SignatureError::NotWasm);
+    }
     let module = Module::deserialize(&mut &file[..]).map_err(|_| SignatureError::NotWasm)?;
     let id = key_id(&public(key));
     let signed = key
@@ -113,11 +113,7 @@ pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, S
 
 /// The payload of the signature section, and all that follows it.
 fn signature_section(file: &[u8]) -> Result<(&[u8], &[u8]), SignatureError> {
-    let (header, rest) = file.split_at_checked(8).ok_or(SignatureError::NotWasm)?;
-    if !HEADERS.iter().any(|known| known[..] == *header) {
-        return Err(SignatureError::NotWasm);
-    }
-    let mut reader = Reader(rest);
+    let mut reader = sections::of(file).ok_or(SignatureError::NotWasm)?;
     if reader.byte() != Some(0) {
         return Err(SignatureError::Unsigned);
     }
@@ -160,56 +156,6 @@ fn parse(section: &[u8]) -> Option<Vec<Signed<'_>>> {
     Some(signatures)
 }
 
-/// Whether a file is a header and whole sections.
-fn check_sections(file: &[u8]) -> Option<()> {
-    let mut reader = Reader(file);
-    let header = reader.take(8)?;
-    if !HEADERS.iter().any(|known| known[..] == *header) {
-        return None;
-    }
-    while !reader.0.is_empty() {
-        let id = reader.byte()?;
-        let mut section = Reader(reader.slice()?);
-        if id == 0 {
-            section.slice()?;
-        }
-    }
-    Some(())
-}
-
-/// Reads numbers and slices; none where there is less than is claimed.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(bytes)?;
-        self.0 = rest;
-        Some(head)
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.take(1)?.first().copied()
-    }
-
-    /// LEB128 of at most 32 bits.
-    fn number(&mut self) -> Option<usize> {
-        let mut number = 0_u64;
-        for shift in (0..35).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return usize::try_from(number).ok();
-            }
-        }
-        None
-    }
-
-    fn slice(&mut self) -> Option<&'a [u8]> {
-        let bytes = self.number()?;
-        self.take(bytes)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::keys::generate;
@@ -218,7 +164,7 @@ mod tests {
 
     /// A core module with one custom section.
     fn core() -> Vec<u8> {
-        let mut module = HEADERS[0].to_vec();
+        let mut module = b"\0asm\x01\0\0\0".to_vec();
         module.extend(b"\0\x06\x04nameX");
         module
     }
@@ -306,7 +252,7 @@ mod tests {
             let mut content = vec![SECTION.len() as u8];
             content.extend(SECTION);
             content.extend(payload);
-            let mut file = HEADERS[1].to_vec();
+            let mut file = b"\0asm\x0d\0\x01\0".to_vec();
             file.extend([0, content.len() as u8]);
             file.extend(content);
             file
@@ -328,7 +274,7 @@ mod tests {
                 "{payload:?}"
             );
         }
-        let mut file = HEADERS[0].to_vec();
+        let mut file = b"\0asm\x01\0\0\0".to_vec();
         file.push(0);
         file.extend(huge);
         assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));

@@ -43,6 +43,13 @@ fn what_appears_is_loaded_and_its_status_is_beside_it() {
     fs::write(&wrong, b"this is no policy").unwrap();
     let line = wait(&wrong, "refused: ");
     assert!(line.contains("not WebAssembly"), "{line}");
+    // One that is still being copied, it seems.
+    let half = drop.path().join("half.wasm");
+    let whole = fs::read(ours()).unwrap();
+    fs::write(&half, &whole[..whole.len() / 2]).unwrap();
+    assert!(wait(&half, "refused: ").contains("it was cut"));
+    fs::write(&half, &whole).unwrap();
+    wait(&half, "loaded ");
     let large = drop.path().join("large.wasm");
     fs::File::create(&large)
         .unwrap()

@@ -79,7 +79,14 @@ fn each_kind_of_wrong_file_is_told_from_the_others_with_what_to_do() {
     // An empty core module, an empty component, a component that imports WASI, one of another version of the contract.
     let empty = b"\0asm\x01\0\0\0".to_vec();
     let component = b"\0asm\x0d\0\x01\0".to_vec();
-    let cases: [(&str, Vec<u8>, &str, &str); 6] = [
+    let whole = fs::read(policies::faulty()).unwrap();
+    let cases: [(&str, Vec<u8>, &str, &str); 7] = [
+        (
+            "half",
+            whole[..whole.len() / 2].to_vec(),
+            "ends in the middle",
+            "once more",
+        ),
         (
             "text",
             b"fn main() {}".to_vec(),

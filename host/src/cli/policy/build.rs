@@ -12,6 +12,7 @@ use super::check::text;
 use crate::cli::output::{Exit, Failure, emit};
 use crate::kit::check::check;
 use crate::kit::project::{Language, is_name};
+use crate::policy::encode;
 
 /// What Rust builds policies for: a target without WASI.
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -55,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         }
     };
     // A component says what it is also to other tools; what is none already is left for the check to tell.
-    let module = component(&module).unwrap_or(module);
+    let module = encode(&module).unwrap_or(module);
     let path = match &args.output {
         Some(path) => path.clone(),
         None => args.dir.join(format!("{name}.wasm")),
@@ -68,11 +69,6 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Negative,
     })
-}
-
-fn component(module: &[u8]) -> Option<Vec<u8>> {
-    let encoder = wit_component::ComponentEncoder::default();
-    encoder.module(module).ok()?.validate(true).encode().ok()
 }
 
 /// The name of the package and the module that cargo makes of it.
