@@ -135,14 +135,18 @@ impl Owner for Foreign {
     }
 
     fn filters(&self) -> Vec<Filter> {
+        let presence = lock(&self.presence);
         let mut filters = vec![REQUEST_TOPIC, PREVIEW_TOPIC];
-        filters.extend(lock(&self.presence).filters());
+        filters.extend(presence.filters());
         filters.extend(self.kick.get().into_iter().flat_map(|it| it.filters()));
         let filter = |path: &str| Filter {
             path: path.to_owned(),
             qos: QoS::AtLeastOnce,
             // A retained request would run at each connection.
-            retain_forward_rule: RetainForwardRule::Never,
+            retain_forward_rule: match presence.wants_retained(path) {
+                true => RetainForwardRule::OnEverySubscribe,
+                false => RetainForwardRule::Never,
+            },
             ..Filter::default()
         };
         filters.into_iter().map(filter).collect()

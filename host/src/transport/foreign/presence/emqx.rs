@@ -19,6 +19,9 @@ use crate::limits;
 /// Where all of its topics begin.
 const BROKERS: &str = "$SYS/brokers/";
 
+/// Retained, so that it shows at once whether this is EMQX.
+const VERSION: &str = "$SYS/brokers/+/version";
+
 /// How the end of a connection is called that the same client took over: with its session, or without.
 const TAKEN_OVER: [&str; 3] = ["takenover", "takeovered", "discarded"];
 
@@ -48,8 +51,12 @@ impl Source for Emqx {
     }
 
     fn filters(&self) -> &'static [&'static str] {
-        // The version is retained, so that it shows at once whether this is EMQX. A client id may have slashes.
-        &["$SYS/brokers/+/version", "$SYS/brokers/+/clients/#"]
+        // A client id may have slashes.
+        &[VERSION, "$SYS/brokers/+/clients/#"]
+    }
+
+    fn version(&self) -> &'static str {
+        VERSION
     }
 
     fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {

@@ -20,7 +20,7 @@ use crate::limits;
 /// What a source has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign<'a> {
-    /// The broker tells this source of its clients.
+    /// The broker tells this source of its clients, and their ends will be read.
     Works,
     /// The connection of this client has ended.
     Gone(&'a str),
@@ -40,6 +40,9 @@ pub trait Source: Send {
 
     /// The topics that it has to hear.
     fn filters(&self) -> &'static [&'static str];
+
+    /// That one of these on which a retained message is wanted: what the broker itself is. Events of long ago are not.
+    fn version(&self) -> &'static str;
 
     /// A message, on one of these or of another source. It calls `sign` for all that it says, in order.
     fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>));
@@ -84,6 +87,11 @@ impl Presence {
         filters.copied().collect()
     }
 
+    /// Whether a message is wanted on this one that was retained before the subscription.
+    pub fn wants_retained(&self, filter: &str) -> bool {
+        self.sources.iter().any(|it| it.source.version() == filter)
+    }
+
     /// What the broker said to the subscription of one of these.
     pub fn subscribed(&mut self, filter: &str, granted: bool) {
         let mut sources = self.sources.iter_mut();
@@ -105,11 +113,9 @@ impl Presence {
         for listened in &mut self.sources {
             let Listened { source, refused } = listened;
             let mut works = false;
-            source.read(topic, payload, &mut |seen| {
-                works = true;
-                if seen != Sign::Works {
-                    sign(seen);
-                }
+            source.read(topic, payload, &mut |seen| match seen {
+                Sign::Works => works = true,
+                seen => sign(seen),
             });
             if works && !*refused && self.works.borrow().is_none() {
                 let name = source.name();
@@ -180,6 +186,7 @@ mod tests {
     use super::*;
 
     const LOG: &str = "$SYS/broker/log/N";
+    const VERSION: &str = "$SYS/broker/version";
 
     /// With a broker that says no more than it has said.
     async fn line(presence: &Presence, ttl: Option<Duration>) -> String {
@@ -223,6 +230,7 @@ mod tests {
             .await
             .unwrap();
         assert!(sent.is_empty());
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
         presence.read(
             LOG,
             b"1: New connection from 127.0.0.1:1 on port 2.",
@@ -254,7 +262,7 @@ mod tests {
                 "$SYS/brokers/n/clients/b/disconnected",
                 r#"{"clientid":"b"}"#,
             ),
-            ("$SYS/broker/version", "mosquitto version 2.0.11"),
+            (VERSION, "mosquitto version 2.0.11"),
         ] {
             presence.read(topic, payload.as_bytes(), &mut |sign| match sign {
                 Sign::Gone(client) => seen.push(client.to_owned()),
@@ -263,6 +271,9 @@ mod tests {
         }
         assert_eq!(seen, ["a", "b"]);
         assert_eq!(presence.filters().len(), 4);
+        let mut retained = presence.filters();
+        retained.retain(|it| presence.wants_retained(it));
+        assert_eq!(retained, [VERSION, "$SYS/brokers/+/version"]);
         assert!(Presence::new(PresenceKind::Off).filters().is_empty());
     }
 }

@@ -87,6 +87,10 @@ impl Source for Mosquitto {
         &[VERSION, LOG]
     }
 
+    fn version(&self) -> &'static str {
+        VERSION
+    }
+
     fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
         if payload.len() > limits::PRESENCE_LINE_BYTES_MAX {
             return;
@@ -98,8 +102,10 @@ impl Source for Mosquitto {
             VERSION => self.wording = wording(line),
             LOG => {
                 let line = without_time(line);
-                if let Some(rest) = line.strip_prefix("New client connected from ") {
+                if line.starts_with("New ") && self.wording != Wording::Unknown {
                     sign(Sign::Works);
+                }
+                if let Some(rest) = line.strip_prefix("New client connected from ") {
                     if let Some((client, user)) = came(rest) {
                         // Whatever it had before has ended: taken over, or nobody saw the end.
                         sign(Sign::Gone(client));
@@ -109,8 +115,6 @@ impl Source for Mosquitto {
                     if let Some(client) = gone(rest, self.wording) {
                         sign(Sign::Gone(client));
                     }
-                } else if line.starts_with("New connection from ") {
-                    sign(Sign::Works);
                 }
             }
             _ => {}
@@ -389,6 +393,21 @@ mod tests {
         source.read(LOG, b"1", &mut none);
         source.read(LOG, b"1: Client  disconnected.", &mut none);
         source.read(LOG, b"1: Client a has been seen.", &mut none);
+    }
+
+    #[test]
+    fn it_works_once_connections_and_the_version_are_told() {
+        let connection = b"1: New connection from 127.0.0.1:47816 on port 18830.";
+        let mut source = Mosquitto::default();
+        let mut works = |topic, line: &[u8]| {
+            let mut works = false;
+            source.read(topic, line, &mut |sign| works |= sign == Sign::Works);
+            works
+        };
+        assert!(!works(LOG, connection));
+        assert!(!works(VERSION, OLD.as_bytes()));
+        assert!(!works(LOG, b"1: Client a disconnected."));
+        assert!(works(LOG, connection));
     }
 
     #[test]
