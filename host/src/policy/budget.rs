@@ -16,14 +16,14 @@ pub(super) fn fuel(payload_bytes: usize) -> u64 {
 
 /// What the calls of several policies may cost for one request. Each call has a whole budget, so that one which fails is
 /// to blame for it; the next is made only while all before it took less than one.
-pub(super) struct Share {
+pub(crate) struct Share {
     fuel: u64,
     began: Instant,
 }
 
 impl Share {
     /// That of a request with so many bytes.
-    pub(super) fn of(payload_bytes: usize) -> Self {
+    pub(crate) fn of(payload_bytes: usize) -> Self {
         Self {
             fuel: fuel(payload_bytes),
             began: Instant::now(),
@@ -31,12 +31,12 @@ impl Share {
     }
 
     /// A call took some of it.
-    pub(super) fn burn(&mut self, fuel: u64) {
+    pub(crate) fn burn(&mut self, fuel: u64) {
         self.fuel = self.fuel.saturating_sub(fuel);
     }
 
     /// Whether another call may be made.
-    pub(super) fn is_left(&self) -> bool {
+    pub(crate) fn is_left(&self) -> bool {
         self.fuel > 0 && self.began.elapsed() < limits::WATCHDOG
     }
 }

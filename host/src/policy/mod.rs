@@ -33,6 +33,7 @@ pub use bindings::statehouse::policy::types::{
     Outcome, Page, Repeat, Request, Span, Stamp,
 };
 pub use budget::Failure;
+pub(crate) use budget::Share;
 pub use counters::Counters;
 pub use digest::Digest;
 pub(crate) use engine::encode;

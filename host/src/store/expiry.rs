@@ -3,8 +3,8 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use super::notice::told_by;
 use super::step::{Effects, Swept};
+use super::telling::Telling;
 use super::transaction::{State, Transaction, Write};
 use super::{Key, Quota, Table};
 use crate::clock::Stamp;
@@ -45,30 +45,16 @@ pub(super) fn sweep(
     for key in &expired {
         transaction.expire(key);
     }
+    let mut telling = Telling::new(registry, now_ms, None);
     for change in transaction.changes().to_vec() {
         if transaction.state().watches.of(&change.key).next().is_none() {
             continue;
         }
-        let (owner, built_in) = (registry.owner(&change.key), registry.built_in());
-        let mut speakers = vec![owner];
-        speakers.extend((built_in != owner).then_some(built_in));
-        for speaker in speakers {
-            let policy = registry.slot(speaker).policy().clone();
-            let told;
-            (transaction, told) = told_by(registry.slot(speaker), transaction, &change);
-            let failure = match told {
-                Ok(notices) => {
-                    effects.expired.extend(notices);
-                    break;
-                }
-                Err(failure) => failure,
-            };
-            effects.failures += 1;
-            policy.work.failure(&failure);
-            if policy.counters.may_log(now_ms) {
-                tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to tell of an expired key");
-            }
-        }
+        let owner = telling.registry.owner(&change.key);
+        let told;
+        (transaction, told) = telling.tell(owner, transaction, &change, effects);
+        // A key goes even where nobody can say so.
+        effects.expired.extend(told.into_iter().flatten());
     }
     let (state, mut writes, _) = transaction.commit();
     writes.extend(forgotten);

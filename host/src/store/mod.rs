@@ -18,6 +18,7 @@ mod repeat;
 mod replay;
 mod step;
 mod table;
+mod telling;
 mod transaction;
 mod watch;
 

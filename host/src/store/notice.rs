@@ -29,18 +29,19 @@ pub struct Notice {
     pub to: Vec<(Peer, Bytes)>,
 }
 
-/// Lets one policy tell all watchers of a change, in a budget of its own.
+/// Lets one policy tell all watchers of a change, in a budget of its own; and what that burnt.
 pub(super) fn told_by(
     policy: &mut Instance<Transaction>,
     transaction: Transaction,
     change: &Change,
-) -> (Transaction, Result<Vec<Notice>, Failure>) {
+) -> (Transaction, Result<Vec<Notice>, Failure>, u64) {
     let mut call = policy.begin(transaction, change.key.clone());
     let notices = notices_of(&mut call, std::slice::from_ref(change));
     if let Err(failure) = &notices {
         call.discard(failure);
     }
-    (call.end(), notices)
+    let burnt = call.burnt();
+    (call.end(), notices, burnt)
 }
 
 /// Lets the policy put changes into words for everyone who watches them.

@@ -122,7 +122,7 @@ impl Store {
             };
             let policy = speaker.policy().clone();
             let told;
-            (transaction, told) = told_by(speaker, transaction, change);
+            (transaction, told, _) = told_by(speaker, transaction, change);
             match told {
                 Ok(notices) => {
                     effects.notices.extend(notices);

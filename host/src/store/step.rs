@@ -14,6 +14,7 @@ use super::notice::{Notice, notices_of, splice, told_by};
 use super::observed::{self, Observed, Removals};
 use super::repeat::{Rerun, ToldAgain};
 use super::table::Table;
+use super::telling::Telling;
 use super::transaction::{State, Transaction, Write};
 use super::watch::{Peer, WatchChange, WatchChanges};
 use super::{Key, Quota, Retention};
@@ -21,6 +22,7 @@ use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
     self, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Part, Policy, Registry, Repeat,
+    Share,
 };
 use crate::request::{self, Dialect, Request};
 
@@ -339,11 +341,19 @@ impl Store {
         }
         effects.fuel = call.burnt();
         let mut transaction = call.end();
+        // What others fail at, while they tell of it, is not this policy's fault.
+        let mut blameless = false;
         let decided = match decided {
             Ok((answer, evidence, _)) if foreign => {
+                let share = Share::of(request.payload.len());
                 let told;
-                (transaction, told) = self.tell_by_owners(choice.slot, transaction);
+                (transaction, told) =
+                    self.tell_by_owners(choice.slot, transaction, now_ms, share, effects);
                 told.map(|notices| (answer, evidence, notices))
+                    .map_err(|(failure, its_own)| {
+                        blameless = !its_own;
+                        failure
+                    })
             }
             decided => decided,
         };
@@ -352,9 +362,11 @@ impl Store {
             Ok(decided) => decided,
             Err(failure) => {
                 by.work.request(effects.fuel, None);
-                let what = "a policy failed; the request changed nothing";
-                let fuel = effects.fuel;
-                self.blame(choice, request, now_ms, (fuel, &failure, what), effects);
+                if !blameless {
+                    let what = "a policy failed; the request changed nothing";
+                    let fuel = effects.fuel;
+                    self.blame(choice, request, now_ms, (fuel, &failure, what), effects);
+                }
                 effects.failed = Some(failure);
                 effects.answer = Some(internal_error());
                 return transaction.roll_back();
@@ -422,21 +434,37 @@ impl Store {
         state
     }
 
-    /// Lets each change be told by who owns its key: this request changed keys of others.
+    /// Lets each change be told by who owns its key: this request changed keys of others. Where it cannot be told of at
+    /// all, why, and whether that is the policy `by` itself.
     fn tell_by_owners(
         &mut self,
         by: usize,
         mut transaction: Transaction,
-    ) -> (Transaction, Result<Vec<Notice>, Failure>) {
+        now_ms: u64,
+        share: Share,
+        effects: &mut Effects,
+    ) -> (Transaction, Result<Vec<Notice>, (Failure, bool)>) {
+        let mut telling = Telling::new(&mut self.registry, now_ms, Some(share));
         let mut notices = Vec::new();
         for change in transaction.changes().to_vec() {
-            let owner = self.registry.route_owner(&change.key).unwrap_or(by);
-            if transaction.state().watches.of(&change.key).next().is_some() {
-                let told;
-                (transaction, told) = told_by(self.registry.slot(owner), transaction, &change);
-                match told {
-                    Ok(told) => notices.extend(told),
-                    Err(failure) => return (transaction, Err(failure)),
+            if transaction.state().watches.of(&change.key).next().is_none() {
+                continue;
+            }
+            let owner = telling.registry.route_owner(&change.key);
+            let told;
+            match owner.filter(|owner| *owner != by) {
+                Some(owner) => {
+                    (transaction, told) = telling.tell(owner, transaction, &change, effects);
+                }
+                None => {
+                    let speaker = telling.registry.slot(by);
+                    (transaction, told, _) = told_by(speaker, transaction, &change);
+                }
+            }
+            match told {
+                Ok(told) => notices.extend(told),
+                Err(failure) => {
+                    return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
                 }
             }
         }

@@ -1,0 +1,80 @@
+//! Who tells of a change: the policy that owns its key, in its own words; the built-in one where that cannot.
+//!
+//! What enters: changes, one after the other, and who owns each key. What leaves: notices. A policy that failed once
+//! says no more in the same step, since it would most likely fail again while everybody waits.
+
+use super::notice::{Notice, told_by};
+use super::step::Effects;
+use super::transaction::{Change, Transaction};
+use crate::policy::{Failure, Registry, Share};
+
+/// Tells of the changes of one step.
+pub(super) struct Telling<'a> {
+    pub(super) registry: &'a mut Registry<Transaction>,
+    pub(super) now_ms: u64,
+    /// What all owners may take together; beyond it the built-in policy speaks for them.
+    pub(super) share: Option<Share>,
+    /// Those that failed.
+    silent: Vec<usize>,
+}
+
+impl<'a> Telling<'a> {
+    /// Nobody has failed yet.
+    pub(super) fn new(
+        registry: &'a mut Registry<Transaction>,
+        now_ms: u64,
+        share: Option<Share>,
+    ) -> Self {
+        Self {
+            registry,
+            now_ms,
+            share,
+            silent: Vec::new(),
+        }
+    }
+
+    /// Tells all who watch a key of its change. What an owner fails at counts against that owner.
+    ///
+    /// # Errors
+    /// The failure of the built-in policy, where not even that could tell.
+    pub(super) fn tell(
+        &mut self,
+        owner: usize,
+        mut transaction: Transaction,
+        change: &Change,
+        effects: &mut Effects,
+    ) -> (Transaction, Result<Vec<Notice>, Failure>) {
+        let built_in = self.registry.built_in();
+        let heard = owner != built_in
+            && !self.silent.contains(&owner)
+            && self.share.as_ref().is_none_or(Share::is_left);
+        if heard {
+            let (told, burnt);
+            (transaction, told, burnt) = told_by(self.registry.slot(owner), transaction, change);
+            if let Some(share) = &mut self.share {
+                share.burn(burnt);
+            }
+            match told {
+                Ok(notices) => return (transaction, Ok(notices)),
+                Err(failure) => {
+                    self.silent.push(owner);
+                    self.failed(owner, &failure, effects);
+                }
+            }
+        }
+        let (transaction, told, _) = told_by(self.registry.slot(built_in), transaction, change);
+        if let Err(failure) = &told {
+            self.failed(built_in, failure, effects);
+        }
+        (transaction, told)
+    }
+
+    fn failed(&mut self, speaker: usize, failure: &Failure, effects: &mut Effects) {
+        let policy = self.registry.slot(speaker).policy().clone();
+        effects.failures += 1;
+        policy.work.failure(failure);
+        if policy.counters.may_log(self.now_ms) {
+            tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to tell of a change");
+        }
+    }
+}
