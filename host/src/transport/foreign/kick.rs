@@ -37,4 +37,7 @@ pub trait Kick: Send + Sync {
 
     /// The store leaves the broker in a moment: takes back what would last longer.
     fn leave(&self);
+
+    /// Whether all of that is taken back.
+    fn has_left(&self) -> bool;
 }

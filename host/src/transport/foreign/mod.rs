@@ -127,7 +127,7 @@ impl Foreign {
             kick.leave();
         }
         let drained = async {
-            while !self.state().is_drained() {
+            while !self.has_left() {
                 tokio::time::sleep(limits::BROKER_DRAIN_POLL).await;
             }
         };
@@ -137,6 +137,14 @@ impl Foreign {
             );
         }
         self.stopping.notify_one();
+    }
+
+    /// Whether nothing is on its way any more that the broker is to have.
+    fn has_left(&self) -> bool {
+        // Asked first: it takes a lock under which it posts.
+        let kick = self.kick.get().is_none_or(|kick| kick.has_left());
+        let state = self.state();
+        !state.outlet.is_up() || (kick && state.is_drained())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -64,6 +64,8 @@ struct State {
     patience: Option<Instant>,
     /// Nobody is disabled any more.
     leaving: bool,
+    /// The file names somebody who is enabled.
+    stale: bool,
     /// When something was said of a kick that could not be.
     complained: Option<Instant>,
 }
@@ -124,7 +126,8 @@ impl DynamicSecurity {
             for user in &wanted {
                 state.disabled.insert(user.clone(), now + limits::KICK_TIME);
             }
-            (wanted, state.disabled.keys().cloned().collect())
+            let names: BTreeSet<String> = state.disabled.keys().cloned().collect();
+            (wanted, names)
         };
         let saved = match &self.file {
             Some(path) => save(path, &names)
@@ -132,9 +135,10 @@ impl DynamicSecurity {
             None => Ok(()),
         };
         let mut state = self.lock();
+        state.stale = saved.is_err() || state.disabled.len() < names.len();
         for user in &wanted {
             if saved.is_err() || state.leaving {
-                state.disabled.remove(user);
+                state.stale |= state.disabled.remove(user).is_some();
                 continue;
             }
             tracing::warn!(
@@ -205,7 +209,7 @@ impl DynamicSecurity {
             }
             _ => return,
         }
-        state.disabled.remove(user);
+        state.stale |= state.disabled.remove(user).is_some();
         self.wake.notify_one();
     }
 
@@ -298,6 +302,11 @@ impl Kick for DynamicSecurity {
         state.disabled.values_mut().for_each(|at| *at = now);
         // Not by the task: whoever calls waits for what is on its way to the broker now.
         self.enable(&mut state, now);
+    }
+
+    fn has_left(&self) -> bool {
+        let state = self.lock();
+        state.disabled.is_empty() && !state.stale
     }
 }
 
@@ -569,6 +578,12 @@ mod tests {
         set.kick.leave();
         set.kick.work(Instant::now());
         assert_eq!(set.broker.orders(), ["enableClient joe"]);
+        assert!(!set.kick.has_left());
+        set.answer("enableClient", "joe", None);
+        assert!(!set.kick.has_left());
+        set.kick.work(Instant::now());
+        assert!(set.kick.has_left());
+        assert!(!data.path().join(FILE).exists());
     }
 
     #[test]

@@ -111,10 +111,10 @@ impl Source for Mosquitto {
                         sign(Sign::Gone(client));
                         sign(Sign::Came { client, user });
                     }
-                } else if let Some(rest) = line.strip_prefix("Client ") {
-                    if let Some(client) = gone(rest, self.wording) {
-                        sign(Sign::Gone(client));
-                    }
+                } else if let Some(rest) = line.strip_prefix("Client ")
+                    && let Some(client) = gone(rest, self.wording)
+                {
+                    sign(Sign::Gone(client));
                 }
             }
             _ => {}
