@@ -86,6 +86,10 @@ impl Selector {
         if self.0 == BUILT_IN {
             return it.built_in;
         }
+        // A whole digest means one file and no other, whatever that calls itself.
+        if let Ok(digest) = blake3::Hash::from_hex(&self.0) {
+            return it.digest.0 == digest;
+        }
         if let Some((name, rest)) = self.0.rsplit_once('@')
             && name == it.name
         {
@@ -156,5 +160,34 @@ mod tests {
         let unknown = find("other").unwrap_err().to_string();
         assert!(unknown.contains("standard@1"), "{unknown}");
         assert_eq!(Selector::from_str(""), Err(SelectorError::Form));
+    }
+    /// An order names files. A policy may choose its name, and could wait for what is meant for another.
+    #[test]
+    fn a_whole_digest_means_the_file_and_no_name() {
+        let (meant, other) = (Digest::of(b"meant"), Digest::of(b"other"));
+        let name = meant.to_string();
+        let impostor = Candidate {
+            digest: other,
+            name: &name,
+            version: "1",
+            built_in: false,
+        };
+        let found = Selector::from(meant).resolve(std::iter::once(&impostor).map(copy));
+        assert!(
+            matches!(found, Err(SelectorError::Unknown(..))),
+            "{found:?}"
+        );
+        let it = Candidate {
+            digest: meant,
+            name: "rule",
+            ..copy(&impostor)
+        };
+        let both = [impostor, it];
+        let found = Selector::from(meant).resolve(both.iter().map(copy));
+        assert_eq!(found, Ok(meant));
+    }
+
+    fn copy<'a>(it: &Candidate<'a>) -> Candidate<'a> {
+        Candidate { ..*it }
     }
 }

@@ -74,7 +74,12 @@ impl Store {
         let asking = ask(&door, method, path, body);
         let (status, answer) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
             .await
-            .map_err(|_| Failure::transport(format!("{} does not answer", door.url)))?
+            .map_err(|_| {
+                let url = &door.url;
+                Failure::transport(format!(
+                    "{url} does not answer. What was asked may still be done: `statehouse policy list` tells"
+                ))
+            })?
             .map_err(|error| self.unreachable(&door, &error))?;
         if status.is_success() {
             return Ok(answer);
