@@ -88,7 +88,7 @@ impl Clients {
     ) -> anyhow::Result<Self> {
         let keeps = config.storage.durability != Durability::Memory;
         let data = keeps.then_some(&*config.storage.directory);
-        let foreign = Foreign::new(server.clone(), foreign_config);
+        let foreign = Foreign::new(server.clone(), foreign_config, &client_id);
         let kick = match foreign_config.kick {
             KickKind::Off => None,
             KickKind::Dynsec => {
@@ -172,24 +172,28 @@ impl Clients {
 
 impl Open {
     /// Waits until clients can be served, and says where. None where that will not be.
-    pub(super) async fn ready(&mut self) -> Option<Vec<String>> {
+    pub(super) async fn where_from(&self) -> Option<&[String]> {
         if let Clients::Foreign(attached) = &self.clients {
-            let Attached {
-                foreign, config, ..
-            } = &**attached;
-            let mut phase = foreign.phase();
+            let mut phase = attached.foreign.phase();
             let phase = phase.wait_for(|phase| *phase != Phase::Waiting).await;
             if !matches!(phase.as_deref(), Ok(Phase::Attached)) {
                 return None;
             }
-            let broker = &config.broker;
-            let shown = foreign.presence();
-            let line = shown
-                .line(&broker.host, broker.port, config.watch_ttl)
-                .await;
-            self.lines.push(format!("presence: {line}"));
         }
-        Some(std::mem::take(&mut self.lines))
+        Some(&self.lines)
+    }
+
+    /// How it is learnt that clients have gone, where that is not seen.
+    pub(super) async fn presence(&self) -> Option<String> {
+        let Clients::Foreign(attached) = &self.clients else {
+            return None;
+        };
+        let ForeignConfig {
+            broker, watch_ttl, ..
+        } = &attached.config;
+        let shown = attached.foreign.presence();
+        let line = shown.line(&broker.host, broker.port, *watch_ttl).await;
+        Some(format!("presence: {line}"))
     }
 
     /// Waits until clients cannot be served any more, for ever where nothing but the store decides that.
@@ -208,7 +212,7 @@ impl Open {
         Failure::new(
             EXIT_TAKEN_OVER,
             format!(
-                "the MQTT client id {client} at {broker} was taken over by another client: {why}. Two stores cannot share one; this one stops"
+                "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"
             ),
         )
     }

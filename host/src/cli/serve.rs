@@ -10,7 +10,7 @@ use statehouse_mqtt::{Broker, Options, Persistence};
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
-use super::clients::{Clients, Entrance};
+use super::clients::{Clients, Entrance, Open};
 use super::output::{self, Failure};
 use super::signals::Signals;
 use crate::clock::{Clock, SystemSource};
@@ -240,7 +240,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         signals.hurry(disk.clone());
     }
     let broker = clients.broker().cloned();
-    let mut open = clients.open(entrance, &server)?;
+    let open = clients.open(entrance, &server)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.
     let administration = administration.start(server.clone(), broker);
@@ -253,13 +253,10 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         async move { server.sweep().await }
     });
     let serving = async {
-        if let Some(mut lines) = open.ready().await {
-            lines.push("ready".to_owned());
-            if let Err(error) = print(&lines) {
-                return error.into();
-            }
+        match tell(&open).await {
+            Ok(()) => open.ended().await,
+            Err(error) => error.into(),
         }
-        open.ended().await
     };
     let served = tokio::select! {
         signal = signals.wait() => {
@@ -298,6 +295,16 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         }
     }
     served
+}
+
+/// Says that clients can come, once they can.
+async fn tell(open: &Open) -> io::Result<()> {
+    if let Some(lines) = open.where_from().await {
+        print(lines)?;
+        print(open.presence().await.as_slice())?;
+        print(&["ready".to_owned()])?;
+    }
+    Ok(())
 }
 
 /// Lines for whoever started the store.

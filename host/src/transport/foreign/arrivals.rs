@@ -11,6 +11,7 @@ use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeRe
 use statehouse_link::{Arrival, End, Outlet, Owner, Verdict};
 use tokio::sync::Notify;
 
+use super::claim::Meaning;
 use super::incoming::{Asked, Bad, request_topic};
 use super::outgoing::Outgoing;
 use super::presence::Sign;
@@ -93,6 +94,15 @@ impl Foreign {
     /// A message that is no request tells of clients, or answers who kicks.
     fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
         let topic = String::from_utf8_lossy(&publish.topic);
+        if *topic == *lock(&self.claim).topic() {
+            let meaning = lock(&self.claim).read(&publish.payload);
+            match meaning {
+                Meaning::Nothing => {}
+                Meaning::Overtake => self.claim(),
+                Meaning::TakenOver => self.taken_over(),
+            }
+            return;
+        }
         let kick = self.kick.get();
         lock(&self.presence).read(&topic, &publish.payload, &mut |sign| match sign {
             Sign::Gone(client) => {
@@ -140,16 +150,17 @@ impl Owner for Foreign {
         filters.extend(presence.filters());
         filters.extend(self.kick.get().into_iter().flat_map(|it| it.filters()));
         let filter = |path: &str| Filter {
-            path: path.to_owned(),
-            qos: QoS::AtLeastOnce,
             // A retained request would run at each connection.
             retain_forward_rule: match presence.wants_retained(path) {
                 true => RetainForwardRule::OnEverySubscribe,
                 false => RetainForwardRule::Never,
             },
-            ..Filter::default()
+            ..Filter::new(path, QoS::AtLeastOnce)
         };
-        filters.into_iter().map(filter).collect()
+        let mut filters: Vec<_> = filters.into_iter().map(filter).collect();
+        let mark = lock(&self.claim).topic().to_owned();
+        filters.push(Filter::new(mark, QoS::AtLeastOnce));
+        filters
     }
 
     fn connected(self: &Arc<Self>, session_present: bool) {
@@ -168,7 +179,16 @@ impl Owner for Foreign {
             }
             lock(&self.presence).subscribed(&filter.path, is_granted(code));
         }
-        self.state().down = None;
+        let resumed = {
+            let mut state = self.state();
+            state.down = None;
+            state.resumed
+        };
+        // Where it stands, nobody else's is in its place unless the session was another's meanwhile. Then that is shown,
+        // and must not be replaced before.
+        if !resumed || !lock(&self.claim).stands() {
+            self.claim();
+        }
         if let Some(kick) = self.kick.get() {
             kick.attached();
         }
@@ -231,6 +251,12 @@ impl Owner for Foreign {
     }
 
     fn ended(&self, end: End) {
-        self.phase.send_replace(Phase::Ended(end));
+        self.phase.send_if_modified(|phase| {
+            let open = !matches!(phase, Phase::Ended(_));
+            if open {
+                *phase = Phase::Ended(end);
+            }
+            open
+        });
     }
 }

@@ -9,6 +9,7 @@
 //! by its identity.
 
 mod arrivals;
+mod claim;
 mod figures;
 pub mod identity;
 mod incoming;
@@ -27,13 +28,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use statehouse_link::tls::{self, TlsError};
 use statehouse_link::{End, Options};
-use statehouse_mqtt::Message;
+use statehouse_mqtt::{Message, QoS};
 use tokio::sync::{Notify, watch};
 
 use self::arrivals::Held;
+use self::claim::Claim;
 pub use self::figures::Figures;
 use self::kick::{Kick, Post};
-use self::outgoing::{Outgoing, To};
+use self::outgoing::To;
 use self::presence::ttl::Ttl;
 use self::presence::{Presence, Shown};
 use self::state::State;
@@ -50,6 +52,7 @@ pub struct Foreign {
     /// What came and waits, because too much is on its way out. Only the link's task adds and takes.
     held: Mutex<VecDeque<Held>>,
     presence: Mutex<Presence>,
+    claim: Mutex<Claim>,
     ttl: Option<Mutex<Ttl>>,
     kick: OnceLock<Arc<dyn Kick>>,
     /// Where the broker is, for log lines.
@@ -73,13 +76,15 @@ pub enum Phase {
 }
 
 impl Foreign {
-    /// Gives requests to `intake`, as `config` says. Nothing happens before [`statehouse_link::run`].
-    pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig) -> Arc<Self> {
+    /// Gives requests to `intake`, as `config` says, with this client id. Nothing happens before
+    /// [`statehouse_link::run`].
+    pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig, client_id: &str) -> Arc<Self> {
         Arc::new(Self {
             intake,
             state: Mutex::default(),
             held: Mutex::default(),
             presence: Mutex::new(Presence::new(config.presence)),
+            claim: Mutex::new(Claim::new(client_id)),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
             kick: OnceLock::new(),
             place: config.broker.to_string(),
@@ -151,6 +156,27 @@ impl Foreign {
         lock(&self.state)
     }
 
+    /// Leaves this run's mark at the broker.
+    fn claim(&self) {
+        let (topic, mark) = {
+            let claim = lock(&self.claim);
+            (claim.topic().to_owned(), claim.mark())
+        };
+        let message = Message {
+            retain: true,
+            ..Message::new(topic, mark, QoS::AtLeastOnce)
+        };
+        self.state().publish(message, To::Heir);
+    }
+
+    /// Somebody else has the client id: going on would only throw that one out.
+    fn taken_over(&self) {
+        let why = "another store attached with it later".to_owned();
+        self.phase.send_replace(Phase::Ended(End::TakenOver(why)));
+        self.closed.store(true, Relaxed);
+        self.stopping.notify_one();
+    }
+
     /// A client broke the rule on response topics (the protocol, section 1): its request is dropped.
     fn broke_a_rule(&self, peer: &Peer, text: &str) {
         if let Some(more) = self.state().rule_log.may_say(Instant::now()) {
@@ -193,15 +219,8 @@ impl Transport for Foreign {
 
 impl Post for Foreign {
     fn post(&self, topic: &str, payload: Bytes) {
-        let message = Message {
-            topic: Bytes::copy_from_slice(topic.as_bytes()),
-            payload,
-            ..Message::default()
-        };
-        let mut state = self.state();
-        let outgoing = Outgoing::new(message, To::Broker, &state.weight);
-        state.outlet.ledger.add(|_| outgoing);
-        state.outlet.flush();
+        let message = Message::new(topic.to_owned(), payload, QoS::AtLeastOnce);
+        self.state().publish(message, To::Broker);
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) enum To {
     Watcher(Peer),
     /// The broker itself.
     Broker,
+    /// Whoever has the store's client id next.
+    Heir,
 }
 
 impl Outgoing {
@@ -95,11 +97,13 @@ impl statehouse_link::Message for Outgoing {
             ..PublishProperties::default()
         };
         Some(Publish {
+            dup: false,
             qos: QoS::AtLeastOnce,
+            retain: message.retain,
             topic: message.topic.clone(),
+            pkid: 0,
             payload: message.payload.clone(),
             properties: Some(properties),
-            ..Publish::default()
         })
     }
 
@@ -113,7 +117,7 @@ impl statehouse_link::Message for Outgoing {
                     ..self
                 })
             }
-            To::Watcher(_) | To::Broker => {
+            To::Watcher(_) | To::Broker | To::Heir => {
                 tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size, or lower max_value_bytes");
                 None
             }

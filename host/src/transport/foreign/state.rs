@@ -29,6 +29,8 @@ pub(super) struct State {
     given: Vec<u64>,
     /// Requests that the store has and has not settled.
     pub(super) unsettled: usize,
+    /// Whether the broker knew the session, at the last connection.
+    pub(super) resumed: bool,
     /// Why there is no connection, as it was logged.
     pub(super) down: Option<String>,
     pub(super) sums: Figures,
@@ -71,6 +73,17 @@ impl State {
         }
     }
 
+    /// Publishes, for who is not the store.
+    pub(super) fn publish(&mut self, message: Message, to: To) {
+        self.add(message, to);
+        self.outlet.flush();
+    }
+
+    fn add(&mut self, message: Message, to: To) {
+        let outgoing = Outgoing::new(message, to, &self.weight);
+        self.outlet.ledger.add(|_| outgoing);
+    }
+
     fn answer(&mut self, message: Message) {
         let ledger = &self.outlet.ledger;
         let is_same = |number: &u64| ledger.get(*number).is_some_and(|it| it.is_same(&message));
@@ -78,8 +91,7 @@ impl State {
             self.given.swap_remove(place);
             return;
         }
-        let outgoing = Outgoing::new(message, To::Asker, &self.weight);
-        self.outlet.ledger.add(|_| outgoing);
+        self.add(message, To::Asker);
     }
 
     fn notify(&mut self, peer: Peer, message: Message) {
@@ -95,8 +107,7 @@ impl State {
             }
             return;
         }
-        let outgoing = Outgoing::new(message, To::Watcher(peer), &self.weight);
-        self.outlet.ledger.add(|_| outgoing);
+        self.add(message, To::Watcher(peer));
     }
 
     /// The broker has taken a message, or will not. Says what it means for a watcher.
@@ -123,14 +134,23 @@ impl State {
 
     /// The connection is lost: requests that were not acknowledged may come again.
     pub(super) fn lost(&mut self) {
-        let answers = self.outlet.ledger.iter();
-        let answers = answers.filter(|(_, outgoing)| matches!(outgoing.to, To::Asker));
-        self.given = answers.map(|(number, _)| number).collect();
+        let numbers = |is_it: fn(&To) -> bool| {
+            let all = self.outlet.ledger.iter();
+            all.filter(|(_, outgoing)| is_it(&outgoing.to))
+                .map(|(number, _)| number)
+                .collect::<Vec<_>>()
+        };
+        self.given = numbers(|to| matches!(to, To::Asker));
+        // It would be left in the place of a later one.
+        for mark in numbers(|to| matches!(to, To::Heir)) {
+            self.outlet.ledger.remove(mark);
+        }
     }
 
     /// There is a connection.
     pub(super) fn connected(&mut self, session_present: bool) {
         self.sums.connections += 1;
+        self.resumed = session_present;
         if !session_present {
             // Nothing comes again.
             self.given.clear();
