@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// The policies whose modules are needed: those that are named, and those that handled requests which may come
-    /// again. It looks at each of these.
+    /// again.
     pub fn needed_policies(&self) -> Vec<blake3::Hash> {
         let mut core = self.lock();
         let named = core.store.registry().assignment().all();

@@ -169,6 +169,8 @@ pub struct Duplicates {
     /// The newest of each identity; older ones are found from there.
     newest: HashMap<(u64, Identity), u64>,
     sessions: HashMap<u64, Session>,
+    /// How many of them each policy handled. Mostly there is one.
+    policies: Vec<(blake3::Hash, usize)>,
     count: usize,
     bytes: u64,
     next_number: u64,
@@ -211,6 +213,7 @@ impl Duplicates {
             kept: BTreeMap::new(),
             newest: HashMap::new(),
             sessions: HashMap::new(),
+            policies: Vec::new(),
             count: 0,
             bytes: 0,
             next_number: 1,
@@ -301,6 +304,11 @@ impl Duplicates {
         self.next_number = self.next_number.max(number + 1);
         self.bytes += cost_bytes;
         self.count += 1;
+        let policy = remembered.context.policy;
+        match self.policies.iter_mut().find(|(it, _)| *it == policy) {
+            Some((_, count)) => *count += 1,
+            None => self.policies.push((policy, 1)),
+        }
         let session = self.sessions.entry(delivery.session).or_default();
         session.connection = session.connection.max(delivery.connection);
         session.turns = session.turns.max(remembered.turn);
@@ -455,6 +463,13 @@ impl Duplicates {
         };
         self.bytes -= slot.cost_bytes;
         self.count -= 1;
+        let by_it = |(it, _): &(blake3::Hash, usize)| *it == remembered.context.policy;
+        if let Some(at) = self.policies.iter().position(by_it) {
+            self.policies[at].1 -= 1;
+            if self.policies[at].1 == 0 {
+                self.policies.remove(at);
+            }
+        }
         let key = (slot.session, remembered.identity);
         if self.newest.get(&key) == Some(&slot.number) {
             self.newest.remove(&key);
@@ -499,15 +514,7 @@ impl Duplicates {
 
     /// The policies that handled them, each once.
     pub fn policies(&self) -> Vec<blake3::Hash> {
-        let mut policies: Vec<blake3::Hash> = Vec::new();
-        for remembered in self.range(0) {
-            let policy = remembered.context.policy;
-            // Nearly always that of the one before.
-            if policies.last() != Some(&policy) && !policies.contains(&policy) {
-                policies.push(policy);
-            }
-        }
-        policies
+        self.policies.iter().map(|(policy, _)| *policy).collect()
     }
 
     /// How many are remembered.
@@ -566,7 +573,7 @@ mod tests {
                 now_ms,
                 clock: Stamp::default(),
                 dialect: Dialect::Sdk,
-                policy: blake3::Hash::from_bytes([0; 32]),
+                policy: blake3::Hash::from_bytes([identity / 100; 32]),
             },
             evidence: None,
             outcome: Outcome {
@@ -821,5 +828,13 @@ mod tests {
         assert!(all.evicted() > 0, "500 sessions may not keep 3 each here");
         let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
         assert_eq!(all.bytes(), recount);
+        let by = |policy| all.range(0).filter(move |it| it.context.policy == policy);
+        assert_eq!(all.policies().len(), 3);
+        for (policy, count) in &all.policies {
+            assert_eq!(*count, by(*policy).count());
+        }
+        let sessions: Vec<u64> = all.sessions.keys().copied().collect();
+        all.ended(&sessions);
+        assert!(all.is_empty() && all.policies().is_empty());
     }
 }
