@@ -567,9 +567,10 @@ impl Core {
         ready: Vec<Instance<Transaction>>,
     ) -> Result<(Position, Vec<Instance<Transaction>>), AssignError> {
         let now_ms = self.now();
+        let before = self.store.registry().assignment().active;
+        let left = self.store.assign(next, ready);
+        let left = left.map_err(AssignError::Absent)?;
         let registry = self.store.registry();
-        let before = registry.assignment().active;
-        let left = registry.assign(next, ready).map_err(AssignError::Absent)?;
         let assignment = registry.assignment();
         if assignment.active != before {
             self.stats.swaps += 1;

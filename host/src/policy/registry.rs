@@ -120,8 +120,11 @@ impl<H: Host> Registry<H> {
         }
     }
 
-    /// Keeps a policy for the requests that it handled.
+    /// Keeps a policy that is named no more for the requests that it handled; of too many, the newest.
     pub fn retire(&mut self, policy: Arc<Policy<H>>) {
+        if self.by_digest(&policy.digest).is_some() {
+            return;
+        }
         if self.retired.len() >= limits::RETIRED_POLICIES_MAX {
             self.retired.remove(0);
         }
@@ -163,11 +166,7 @@ impl<H: Host> Registry<H> {
         }
         for at in (0..self.slots.len()).rev() {
             if !all.contains(&self.slots[at].digest()) {
-                let instance = self.slots.remove(at);
-                if instance.policy().work.done().requests > 0 {
-                    self.retire(instance.policy().clone());
-                }
-                left.push(instance);
+                left.push(self.slots.remove(at));
             }
         }
         // Each named one is here, as was just seen.

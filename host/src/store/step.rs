@@ -21,8 +21,8 @@ use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
-    self, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Part, Policy, Registry, Repeat,
-    Share,
+    self, Absent, Assignment, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Instance,
+    Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
 
@@ -249,6 +249,26 @@ impl Store {
     /// The policies.
     pub fn registry(&mut self) -> &mut Registry<Transaction> {
         &mut self.registry
+    }
+
+    /// Takes another assignment into force from the next request on, as [`Registry::assign`] does. A policy that it names
+    /// no more stays at hand where a request that it handled may come again.
+    ///
+    /// # Errors
+    /// [`Absent`].
+    pub fn assign(
+        &mut self,
+        assignment: Assignment,
+        ready: Vec<Instance<Transaction>>,
+    ) -> Result<Vec<Instance<Transaction>>, Absent> {
+        let left = self.registry.assign(assignment, ready)?;
+        let remembered = self.duplicates.policies();
+        for policy in left.iter().map(Instance::policy) {
+            if remembered.contains(&policy.digest) {
+                self.registry.retire(policy.clone());
+            }
+        }
+        Ok(left)
     }
 
     /// When the next key expires, in the store's milliseconds.

@@ -32,6 +32,17 @@ pub(crate) fn ask(
     arguments: &[&str],
     now_ms: u64,
 ) -> (Effects, Bytes) {
+    ask_by(store, client, arguments, Delivery::default(), now_ms)
+}
+
+/// The same of a request that is delivered in a certain way.
+pub(crate) fn ask_by(
+    store: &mut Store,
+    client: &str,
+    arguments: &[&str],
+    delivery: Delivery,
+    now_ms: u64,
+) -> (Effects, Bytes) {
     let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
     let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
     let peer = Peer {
@@ -47,7 +58,7 @@ pub(crate) fn ask(
         fencing_token: None,
         peer: &peer,
         properties: &properties,
-        delivery: Delivery::default(),
+        delivery,
     };
     let mut effects = store.step(Event::Request(&request), now_ms);
     let answer = effects.answer.take().expect("every request has an answer");

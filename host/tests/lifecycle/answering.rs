@@ -2,6 +2,7 @@
 
 use super::*;
 use statehouse::policy::{Canary, CanaryRule};
+use statehouse::store::Rerun;
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -232,4 +233,41 @@ fn asking_many_policies_for_a_key_costs_little_more_than_asking_one() {
     // Those that say quickly that it is none of theirs are all asked.
     let (effects, _) = ask(&mut store, "c", &["COUNT", "rule-4/a"]);
     assert_eq!(by(&effects), digest(&routed[4]));
+}
+
+/// After a restart it had handled nothing, as far as its counts went: it was let go, and long answers with it.
+#[test]
+fn what_an_unloaded_policy_answered_it_answers_again() {
+    let policy = faulty_alone();
+    let it = digest(&policy);
+    let assignment = loaded().load(it).unwrap().promote(it).unwrap();
+    let mut store = store_with(assignment, vec![policy.clone()]);
+    let first = Delivery {
+        session: 1,
+        connection: 1,
+        packet_id: 7,
+        dup: false,
+    };
+    let request = ["SET", "k", "long"];
+    let (_, answer) = common::ask_by(&mut store, "c", &request, first, NOW_MS);
+    assert!(
+        answer.len() > limits::OUTCOME_INLINE_BYTES_MAX,
+        "only its digest is kept"
+    );
+    policy.work.clear();
+    let assignment = store.registry().assignment().rollback().unwrap();
+    let without = assignment.unload(it).unwrap();
+    for assignment in [assignment, without] {
+        assert!(store.assign(assignment, Vec::new()).is_ok());
+    }
+    assert!(
+        store
+            .registry()
+            .policies()
+            .all(|it| it.digest != policy.digest)
+    );
+    let again = Delivery { dup: true, ..first };
+    let (effects, answered) = common::ask_by(&mut store, "c", &request, again, NOW_MS);
+    assert_eq!(effects.repeated, Some(Rerun::Same));
+    assert_eq!(answered, answer);
 }
