@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse::clock::Stamp;
 use statehouse::request::{Delivery, Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
-use statehouse::store::Key;
+use statehouse::store::{Key, Mode};
 use statehouse_journal::simulation::Dice;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
@@ -28,6 +28,10 @@ pub(crate) struct Asked {
     pub(crate) sent: u32,
     /// The last record of the step that ran it, and what it answered; where a redelivery is owed that.
     pub(crate) ran: Option<(u64, Said)>,
+    /// Until when it is remembered at least.
+    pub(crate) until_ms: u64,
+    /// The same of an earlier time, where it ran anew since its time was over: that may be lost.
+    pub(crate) before: Option<((u64, Said), u64)>,
     /// What reached the client, and whether a redelivery is owed that.
     pub(crate) heard: Option<(bool, Said)>,
     /// What an answer that is no error tells of.
@@ -38,6 +42,8 @@ pub(crate) struct Asked {
 #[derive(Clone)]
 pub(crate) enum About {
     Key(Key),
+    /// Of who hears of a key.
+    Watch(Key),
     All,
     Nothing,
 }
@@ -54,8 +60,26 @@ struct Thought {
 
 /// What comes over a connection.
 pub(crate) enum Arrival {
-    Answer { id: u64, owed: bool, said: Said },
-    Acknowledgement { id: u64 },
+    Answer {
+        id: u64,
+        owed: bool,
+        said: Said,
+    },
+    /// Of the copy with this number.
+    Acknowledgement {
+        id: u64,
+        copy: u32,
+    },
+}
+
+impl Arrival {
+    /// What it answers to this request is not what another run of it has to. Whether it would have been.
+    pub(crate) fn disown(&mut self, request: u64) -> bool {
+        match self {
+            Self::Answer { id, owed, .. } if *id == request => std::mem::take(owed),
+            _ => false,
+        }
+    }
 }
 
 pub(crate) struct Client {
@@ -72,7 +96,13 @@ pub(crate) struct Client {
     thrifty: bool,
     /// The last request that was acknowledged: scripts send the very same again.
     last: Option<Thought>,
+    /// The last ones that were acknowledged to a foreign broker, which may bring them again all the same: their client
+    /// did not see that the broker had them.
+    pub(crate) done: VecDeque<Asked>,
 }
+
+/// Acknowledged requests that may come again.
+const DONE_MAX: usize = 4;
 
 /// What commands a run is made of.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +129,24 @@ impl Client {
             next_packet_id: 1,
             thrifty: dice.once_in(2),
             last: None,
+            done: VecDeque::new(),
         }
+    }
+
+    /// Whether it is a client of a foreign broker.
+    pub(crate) fn is_foreign(&self) -> bool {
+        Mode::of_session(self.session) == Mode::Foreign
+    }
+
+    /// Brings a request that was done with again; its place.
+    pub(crate) fn undo(&mut self, which: u64) -> Option<usize> {
+        let connection = self.connection?;
+        let count = self.done.len() as u64;
+        let at = which.checked_rem(count)?;
+        let mut asked = self.done.remove(at as usize)?;
+        asked.sent_over = connection;
+        self.in_flight.push_back(asked);
+        Some(self.in_flight.len() - 1)
     }
 
     /// The next request to be sent over this connection: first what was sent over an earlier one.
@@ -114,11 +161,21 @@ impl Client {
     pub(crate) fn send(&mut self, at: usize) -> Delivery {
         let connection = self.connection.expect("connected");
         let dup = self.sets_dup && self.in_flight[at].sent > 0;
+        let foreign = self.is_foreign();
         let asked = &mut self.in_flight[at];
         // Over one connection nothing is sent twice without DUP.
         let dup = dup || asked.sent_over == connection;
         asked.sent_over = connection;
         asked.sent += 1;
+        if foreign {
+            // Nothing but the identity tells.
+            return Delivery {
+                session: self.session,
+                connection: self.session,
+                packet_id: 0,
+                dup: true,
+            };
+        }
         Delivery {
             session: self.session,
             connection,
@@ -154,6 +211,8 @@ impl Client {
             sent_over: 0,
             sent: 0,
             ran: None,
+            until_ms: 0,
+            before: None,
             heard: None,
         });
     }
@@ -178,9 +237,11 @@ impl Client {
                 asked.heard = Some((owed, said));
                 None
             }
-            Arrival::Acknowledgement { id } => {
-                let place = self.in_flight.iter();
-                let at = place.clone().position(|it| it.id == id)?;
+            Arrival::Acknowledgement { id, copy } => {
+                // A foreign broker tells copies apart; a client knows packet identifiers only.
+                let foreign = self.is_foreign();
+                let is_it = |it: &Asked| it.id == id && (!foreign || it.sent == copy);
+                let at = self.in_flight.iter().position(is_it)?;
                 let asked = self.in_flight.remove(at)?;
                 // The PUBACK is written after the answer, on the same connection.
                 assert!(
@@ -195,14 +256,35 @@ impl Client {
                     words: asked.words.clone(),
                     about: asked.about.clone(),
                 });
+                if self.is_foreign() {
+                    self.done.truncate(DONE_MAX - 1);
+                    self.done.push_front(asked);
+                    return None;
+                }
                 Some(asked)
             }
         }
     }
 
-    /// The connection is lost, with everything that was not read.
+    /// What was answered to a request is not what another run of it has to. Whether it would have been.
+    pub(crate) fn disown(&mut self, request: u64) -> bool {
+        let asked = self.in_flight.iter_mut().chain(&mut self.done);
+        let heard = asked
+            .filter(|it| it.id == request)
+            .filter_map(|it| it.heard.as_mut())
+            .fold(false, |promised, (owed, _)| {
+                std::mem::take(owed) || promised
+            });
+        let arrivals = self.inbox.iter_mut();
+        arrivals.fold(heard, |promised, it| it.disown(request) || promised)
+    }
+
+    /// The connection is lost, with everything that was not read. A foreign broker's is the store's own, and what the
+    /// broker has for the client is not lost with it.
     pub(crate) fn disconnect(&mut self) -> Option<u64> {
-        self.inbox.clear();
+        if !self.is_foreign() {
+            self.inbox.clear();
+        }
         self.connection.take()
     }
 
@@ -304,6 +386,7 @@ fn request(client: &str, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) ->
     let properties = Properties::parse(properties).expect("just made");
     let about = match &words[0][..] {
         "GET" | "SET" | "DEL" | "VDEL" => About::Key(Key::from(words[1].clone())),
+        "KEYNOTIFY" => About::Watch(Key::from(words[1].clone())),
         "SCAN" => About::All,
         _ => About::Nothing,
     };

@@ -3,7 +3,7 @@
 use statehouse::clock::Stamp;
 use statehouse::journal::record::{self, Record};
 use statehouse::request::Request;
-use statehouse::store::{Effects, Handled, Swept, Write};
+use statehouse::store::{Effects, Handled, Swept, WatchChanges, Write};
 
 /// What stands behind one record.
 pub(crate) enum Deed {
@@ -12,6 +12,7 @@ pub(crate) enum Deed {
         clock: Stamp,
         writes: Vec<Write>,
     },
+    Watches(WatchChanges),
     Handled {
         client: String,
         payload: Vec<u8>,
@@ -36,9 +37,10 @@ impl Deed {
     /// The deeds of a step, in the order of their records.
     pub(crate) fn of(request: Option<&Request<'_>>, effects: &Effects) -> Vec<Self> {
         let swept = effects.swept.as_ref().map(Self::swept);
+        let watches = effects.watches.as_deref().cloned().map(Self::Watches);
         let handled = effects.handled.as_ref().zip(request);
         let handled = handled.map(|(handled, request)| Self::handled(request, handled));
-        swept.into_iter().chain(handled).collect()
+        swept.into_iter().chain(watches).chain(handled).collect()
     }
 
     fn swept(it: &Swept) -> Self {
@@ -97,6 +99,7 @@ impl Deed {
                 assert_eq!((*owed, *clock), (found.owed, found.clock));
                 assert_eq!(*writes, found.writes, "at {position}");
             }
+            (Some(Self::Watches(changes)), Record::Watches(found)) => assert_eq!(changes, found),
             (
                 None,
                 Record::Started { .. }

@@ -2,7 +2,7 @@
 
 use statehouse::journal::{Meta, Progress, sessions_block};
 use statehouse::policy::{Canary, CanaryRule, Instance};
-use statehouse::store::{Event, Peer};
+use statehouse::store::{Event, Key, Mode, Peer};
 use statehouse_mqtt::simulation::session_began;
 
 use crate::policies;
@@ -39,7 +39,9 @@ impl World {
             79..=81 => self.maintain(),
             82..=86 => self.time_passes(),
             87 | 88 => self.step(Event::Sweep),
+            89..=92 if self.mode == Mode::Foreign => self.lose_the_link(),
             89..=92 => self.disconnect(who),
+            93 if self.mode == Mode::Foreign => self.see_a_sign(who),
             93 if self.habits.ends => {
                 let all = self.dice.once_in(2);
                 for who in 0..self.clients.len() {
@@ -56,8 +58,48 @@ impl World {
         }
     }
 
+    /// The store's own connection to a foreign broker.
+    fn lose_the_link(&mut self) {
+        self.story.tell("the link is lost".into());
+        self.tally.count("losses of the link");
+        for client in &mut self.clients {
+            client.disconnect();
+        }
+    }
+
+    /// Some source says that a client has gone, or nobody took a notification.
+    fn see_a_sign(&mut self, who: usize) {
+        let peer = self.peer(who);
+        let key = Key::from(format!("key {}", self.dice.below(self.taste.keys)));
+        self.tally.count("signs of presence");
+        match self.dice.below(2) {
+            0 => {
+                self.story.tell(format!("{} has gone", peer.client));
+                self.step(Event::Gone(&peer));
+            }
+            _ => {
+                self.story
+                    .tell(format!("{} does not hear of {key:?}", peer.client));
+                self.step(Event::Unheard(&peer, &key));
+            }
+        }
+    }
+
+    /// A foreign broker brings one that it knows to be done with: its client asked it again.
+    fn bring_again(&mut self, who: usize) {
+        let which = self.dice.roll();
+        if let Some(at) = self.clients[who].undo(which) {
+            self.tally.count("acknowledged requests that came again");
+            self.ask(who, at);
+        }
+    }
+
     /// Over the same connection again: no client should, but the flag says what it is.
     fn send_twice(&mut self, who: usize) {
+        if self.mode == Mode::Foreign && self.dice.once_in(2) {
+            self.bring_again(who);
+            return;
+        }
         let client = &self.clients[who];
         let Some(connection) = client.connection.filter(|_| client.sets_dup) else {
             return;
@@ -93,7 +135,8 @@ impl World {
             if let Ok(Some(mut snapshot)) = self.log.begin_snapshot(now_ms) {
                 self.story
                     .tell(format!("begins a snapshot at {}", snapshot.position()));
-                for client in &self.clients {
+                let embedded = self.mode == Mode::Embedded;
+                for client in self.clients.iter().filter(|_| embedded) {
                     let block = sessions_block(&session_began(client.session, &client.name));
                     if snapshot.block(&block).is_err() {
                         return;

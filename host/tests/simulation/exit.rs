@@ -54,8 +54,11 @@ pub(crate) struct Out {
     pub(crate) clock: Stamp,
     pub(crate) client: usize,
     pub(crate) session: u64,
+    pub(crate) lane: u64,
+    /// What the request came over: there its PUBACK goes.
     pub(crate) connection: u64,
     pub(crate) id: u64,
+    pub(crate) copy: u32,
     pub(crate) owed: bool,
     /// It is to be on disk, whatever the mode.
     pub(crate) urgent: bool,
@@ -67,12 +70,21 @@ enum Waiting {
     Acknowledgement {
         client: usize,
         session: u64,
+        connection: u64,
         id: u64,
+        copy: u32,
     },
     Notification {
         record: u64,
-        version: Stamp,
+        heard: Heard,
     },
+}
+
+/// A client hears of a change, of which no two have the same version.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Heard {
+    pub(crate) client: Arc<str>,
+    pub(crate) version: Stamp,
 }
 
 /// What left.
@@ -82,6 +94,7 @@ pub(crate) struct Left {
     pub(crate) told: Stamp,
     /// For which client, over which session and connection.
     pub(crate) arrival: Option<(usize, u64, u64, Arrival)>,
+    pub(crate) heard: Option<Heard>,
 }
 
 /// The outbox and what is in it. It is given numbers to carry, and says in which order they may go.
@@ -132,27 +145,27 @@ impl Exit {
         let mut all = Vec::new();
         let tell = |notices: &[statehouse::store::Notice], all: &mut Vec<(u64, Waiting)>| {
             for notice in notices {
-                let version = notice.version;
-                let told = |_| Waiting::Notification { record, version };
-                all.extend(
-                    notice
-                        .to
-                        .iter()
-                        .map(|(peer, _)| (peer.connection, told(()))),
-                );
+                all.extend(notice.to.iter().map(|(peer, _)| {
+                    let heard = Heard {
+                        client: peer.client.clone(),
+                        version: notice.version,
+                    };
+                    (peer.connection, Waiting::Notification { record, heard })
+                }));
             }
         };
         tell(&effects.expired, &mut all);
         let acknowledgement = out.as_ref().map(|out| {
-            let (client, session, id) = (out.client, out.session, out.id);
             let settle = Waiting::Acknowledgement {
-                client,
-                session,
-                id,
+                client: out.client,
+                session: out.session,
+                connection: out.connection,
+                id: out.id,
+                copy: out.copy,
             };
-            (out.connection, settle)
+            (out.lane, settle)
         });
-        let answer = out.map(|out| (out.connection, Waiting::Answer(Box::new(out))));
+        let answer = out.map(|out| (out.lane, Waiting::Answer(Box::new(out))));
         all.extend(answer);
         tell(&effects.notices, &mut all);
         let count = all.len() as u64;
@@ -168,6 +181,17 @@ impl Exit {
         count
     }
 
+    /// The answers to a request count no more: it is a new one.
+    pub(crate) fn forget(&mut self, request: u64) {
+        for (_, waiting) in self.waiting.values_mut() {
+            if let Waiting::Answer(out) = waiting
+                && out.id == request
+            {
+                out.owed = false;
+            }
+        }
+    }
+
     /// Lets go what may go by now, and checks that it may.
     pub(crate) fn release(&mut self, released: Position, durable: u64, always: bool) -> Vec<Left> {
         let notebook = Notebook::default();
@@ -177,37 +201,49 @@ impl Exit {
             let (lane, waiting) = self.waiting.remove(&number).expect("it leaves once");
             let before = self.left.insert(lane, number).unwrap_or(0);
             assert!(before < number, "out of order for connection {lane}");
-            left.push(go(lane, waiting, durable, always));
+            left.push(go(waiting, durable, always));
         }
         left
     }
 }
 
-fn go(lane: u64, waiting: Waiting, durable: u64, always: bool) -> Left {
+fn go(waiting: Waiting, durable: u64, always: bool) -> Left {
     let nothing = Left {
         floor: 0,
         told: Stamp::default(),
         arrival: None,
+        heard: None,
     };
     match waiting {
-        Waiting::Notification { record, version } if always => {
+        Waiting::Notification { record, heard } if always => {
             assert!(
                 record <= durable,
                 "told of record {record}, durable is {durable}"
             );
             Left {
                 floor: record,
-                told: version,
+                told: heard.version,
+                heard: Some(heard),
                 ..nothing
             }
         }
-        Waiting::Notification { .. } => nothing,
+        Waiting::Notification { heard, .. } => Left {
+            heard: Some(heard),
+            ..nothing
+        },
         Waiting::Acknowledgement {
             client,
             session,
+            connection,
             id,
+            copy,
         } => Left {
-            arrival: Some((client, session, lane, Arrival::Acknowledgement { id })),
+            arrival: Some((
+                client,
+                session,
+                connection,
+                Arrival::Acknowledgement { id, copy },
+            )),
             ..nothing
         },
         Waiting::Answer(out) => {
@@ -234,7 +270,8 @@ fn go(lane: u64, waiting: Waiting, durable: u64, always: bool) -> Left {
                     (false, true) => version,
                     _ => Stamp::default(),
                 },
-                arrival: Some((out.client, out.session, lane, arrival)),
+                arrival: Some((out.client, out.session, out.connection, arrival)),
+                heard: None,
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use statehouse::store::Retention;
+use statehouse::store::{Mode, Retention};
 use statehouse_journal::simulation::Dice;
 use statehouse_journal::{Durability, Options};
 
@@ -30,6 +30,9 @@ pub(crate) struct Habits {
 
 /// Everything that is chosen at the beginning of a run.
 pub(crate) struct Kind {
+    pub(crate) mode: Mode,
+    /// Requests that a client may have on their way.
+    pub(crate) in_flight_max: u64,
     pub(crate) habits: Habits,
     pub(crate) taste: Taste,
     pub(crate) options: Options,
@@ -74,9 +77,9 @@ impl Kind {
             history_ms: [1_000, u64::MAX][dice.below(2) as usize],
             ..Options::default()
         };
-        let per_session = 1 + dice.below(6);
+        let in_flight_max = 1 + dice.below(6);
         // The last ones of all sessions that live always fit, those of the dead besides do not.
-        let tight = CLIENTS_MAX * per_session * REMEMBERED_BYTES_MAX;
+        let tight = CLIENTS_MAX * in_flight_max * REMEMBERED_BYTES_MAX;
         let retention = Retention {
             window_ms: [1, 5_000, 600_000][dice.below(3) as usize],
             count_max: [1, 10, 1_000][dice.below(3) as usize],
@@ -85,13 +88,39 @@ impl Kind {
             } else {
                 4 << 20
             },
-            per_session,
+            per_session: in_flight_max,
         };
+        if dice.once_in(3) {
+            return Self::foreign(habits, taste, options, in_flight_max);
+        }
         Self {
+            mode: Mode::Embedded,
+            in_flight_max,
             habits,
             taste,
             options,
             retention,
+        }
+    }
+
+    /// Behind a foreign broker. What is bounded there is time: the rest fits.
+    fn foreign(habits: Habits, taste: Taste, options: Options, in_flight_max: u64) -> Self {
+        Self {
+            mode: Mode::Foreign,
+            in_flight_max,
+            habits,
+            // The very same request is the same one.
+            taste: Taste {
+                reuse: false,
+                ..taste
+            },
+            options,
+            retention: Retention {
+                window_ms: 600_000,
+                count_max: 10_000,
+                bytes_max: 64 << 20,
+                per_session: 0,
+            },
         }
     }
 }

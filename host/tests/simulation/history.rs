@@ -7,7 +7,8 @@ use statehouse::clock::Stamp;
 use statehouse::journal::Image;
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
 use statehouse::policy::Assignment;
-use statehouse::store::{Duplicates, Entry, Key, Remembered, State, Table};
+use statehouse::request::Dialect;
+use statehouse::store::{Duplicates, Entry, Key, Peer, Remembered, State, Table, Watches};
 
 type Entries = Vec<(Key, Arc<Entry>)>;
 
@@ -17,6 +18,21 @@ fn entries(table: &Table) -> Entries {
         .collect()
 }
 
+type Watched = Vec<(Peer, Key, Dialect)>;
+
+/// Who watches what, where that is kept.
+fn watched(watches: &Watches) -> Watched {
+    let mut watched = Vec::new();
+    for peer in watches.peers().filter(|_| watches.are_kept()) {
+        for key in watches.by(peer) {
+            let dialect = watches.of(key).find(|(it, _)| *it == peer);
+            let (_, dialect) = dialect.expect("both indexes say the same");
+            watched.push((peer.clone(), key.clone(), dialect));
+        }
+    }
+    watched
+}
+
 /// A store right behind a record.
 pub(crate) struct Moment {
     pub(crate) position: u64,
@@ -24,6 +40,7 @@ pub(crate) struct Moment {
     pub(crate) clock: Stamp,
     table: Entries,
     hidden: Entries,
+    watched: Watched,
     remembered: Vec<Arc<Remembered>>,
     pub(crate) run: u32,
     pub(crate) assignment: Option<Assignment>,
@@ -44,6 +61,7 @@ impl Moment {
             clock: state.hlc.last(),
             table: entries(&state.table),
             hidden: entries(&state.hidden),
+            watched: watched(&state.watches),
             remembered: duplicates.range(0).cloned().collect(),
             run,
             assignment,
@@ -68,6 +86,11 @@ impl Moment {
             entries(&image.state.hidden),
             self.hidden,
             "other hidden keys at {at}"
+        );
+        assert_eq!(
+            watched(&image.state.watches),
+            self.watched,
+            "other watches at {at}"
         );
         assert_eq!(image.state.hlc.last(), self.clock, "another clock at {at}");
         assert!(image.now_ms >= self.now_ms, "an earlier time at {at}");

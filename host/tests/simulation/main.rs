@@ -9,8 +9,12 @@
 //! STATEHOUSE_SIM_SEED=<seed> cargo nextest run -p statehouse --test simulation --no-capture
 //! ```
 //!
+//! In one run of three the store is behind a foreign broker, which brings requests again after it lost the store or has
+//! not heard of an acknowledgement, keeps clients connected while the store is away, and takes what the store has for
+//! them some time after it left the store.
+//!
 //! `STATEHOUSE_SIM_SEEDS` is how many seeds are run. What must hold is said where it is checked: in `world.rs` for
-//! each step, in `recovery.rs` for each start, in `client.rs` for what clients see.
+//! each step, in `recovery.rs` for each start, in `client.rs` for what clients see, in `promises.rs` for watchers.
 
 mod client;
 mod deed;
@@ -19,6 +23,7 @@ mod exit;
 mod habits;
 mod history;
 mod policies;
+mod promises;
 mod recovery;
 mod story;
 mod world;

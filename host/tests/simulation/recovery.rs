@@ -172,26 +172,41 @@ impl World {
 
     /// What is behind the last record that survived did not happen.
     fn forget_behind(&mut self, position: u64) {
+        self.promises.forget_behind(position);
         self.ever.retain(|_, (record, _)| *record <= position);
         self.deeds.retain(|record, _| *record <= position);
         for records in self.ran.values_mut() {
             records.retain(|record| *record <= position);
         }
-        for record in self.written.values_mut() {
+        for record in self
+            .written
+            .values_mut()
+            .chain(self.registered.values_mut())
+        {
             *record = (*record).min(position);
         }
         let always = self.always();
-        for asked in self.clients.iter_mut().flat_map(|it| &mut it.in_flight) {
-            if asked
-                .ran
-                .as_ref()
-                .is_some_and(|(record, _)| *record > position)
-            {
-                assert!(
-                    !always || asked.heard.as_ref().is_none_or(|(owed, _)| !owed),
-                    "an answer that was heard is lost"
-                );
-                (asked.ran, asked.heard) = (None, None);
+        for client in &mut self.clients {
+            let mut lost = Vec::new();
+            for asked in client.in_flight.iter_mut().chain(&mut client.done) {
+                let ran = asked.ran.as_ref();
+                if ran.is_some_and(|(record, _)| *record > position) {
+                    asked.ran = None;
+                    lost.push(asked.id);
+                }
+                // What it did the first time is there again, and may or may not be remembered.
+                if asked.ran.is_none()
+                    && let Some((before, until_ms)) = asked.before.take()
+                    && before.0 <= position
+                {
+                    self.ran.insert(asked.id, vec![before.0]);
+                    self.ran_in.remove(&asked.id);
+                    (asked.ran, asked.until_ms) = (Some(before), until_ms);
+                }
+            }
+            for id in lost {
+                let promised = client.disown(id);
+                assert!(!always || !promised, "an answer that was heard is lost");
             }
         }
     }

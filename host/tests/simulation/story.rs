@@ -95,6 +95,15 @@ impl Tally {
             "starts from an older snapshot",
             "snapshots over several steps",
             "ended sessions",
+            "runs behind a foreign broker",
+            "losses of the link",
+            "signs of presence",
+            "watches found by a start",
+            "acknowledged requests that came again",
+            "requests of an earlier run that were told of again",
+            "requests that could not be told of again",
+            "requests that came again after their time",
+            "watchers told before the acknowledgement",
         ] {
             assert!(self.0.contains_key(what), "never happened: {what}");
         }

@@ -8,7 +8,8 @@ use statehouse::journal::{Progress, Recorder, record};
 use statehouse::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse::request::{self, Incoming, Parsed};
 use statehouse::store::{
-    Effects, Event, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
+    Effects, Event, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store, ToldAgain,
+    WatchChange,
 };
 use statehouse_journal::simulation::{Dice, Simulation};
 use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
@@ -17,10 +18,11 @@ use statehouse_mqtt::{QoS, Recovery};
 
 use crate::client::{About, Arrival, Asked, Client, Said, Taste};
 use crate::deed::Deed;
-use crate::exit::{Exit, OnLog, Out};
+use crate::exit::{Exit, Left, OnLog, Out};
 use crate::habits::{CLIENTS_MAX, Habits, Kind};
 use crate::history::{self, Moment};
 use crate::policies;
+use crate::promises::Promises;
 use crate::story::{Story, Tally};
 
 /// The wall clock at the beginning of every run.
@@ -28,6 +30,8 @@ const START_MS: u64 = 1_700_000_000_000;
 
 pub(crate) struct World {
     pub(crate) dice: Dice,
+    pub(crate) mode: Mode,
+    in_flight_max: u64,
     pub(crate) habits: Habits,
     pub(crate) taste: Taste,
     pub(crate) options: Options,
@@ -44,6 +48,11 @@ pub(crate) struct World {
     pub(crate) snapshot: Option<(Snapshot, Progress, u32)>,
     pub(crate) clients: Vec<Client>,
     pub(crate) exit: Exit,
+    /// What left the store and has not reached a foreign broker, which does not take it while its own is on its way.
+    wire: VecDeque<Left>,
+    pub(crate) promises: Promises,
+    /// Faults are over.
+    calm: bool,
     /// The store behind every record that a crash may leave as the last.
     pub(crate) moments: VecDeque<Moment>,
     /// What records say besides: the run, the policy, the time.
@@ -54,8 +63,11 @@ pub(crate) struct World {
     pub(crate) ever: BTreeMap<u64, (u64, Arc<Remembered>)>,
     /// The last record that wrote a key.
     pub(crate) written: HashMap<Key, u64>,
-    /// The records of what each request did.
+    /// The last record with which a watch began.
+    pub(crate) registered: HashMap<(Arc<str>, Key), u64>,
+    /// The records of what each request did, and the run.
     pub(crate) ran: HashMap<u64, Vec<u64>>,
+    pub(crate) ran_in: HashMap<u64, u32>,
     /// What was told to somebody depends on the records up to here, and versions up to there.
     pub(crate) floor: u64,
     pub(crate) told: Stamp,
@@ -81,6 +93,8 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let Kind {
+            mode,
+            in_flight_max,
             habits,
             taste,
             options,
@@ -89,19 +103,29 @@ impl World {
         let source = Arc::new(ManualSource::at(START_MS));
         let disk = Simulation::new(dice.roll());
         let assignment = policies::assignment();
-        let (log, image) = Self::open(&disk, &options, retention, START_MS, &BTreeMap::new())
+        let (log, mut image) = Self::open(&disk, &options, retention, START_MS, &BTreeMap::new())
             .expect("an empty disk")
             .0;
         let log = Arc::new(log);
+        image.begin(mode);
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
         let registry = policies::registry(&assignment, None);
         let store = Store::restore(registry, quota(), image.state, image.duplicates);
         let clients = 1 + dice.below(CLIENTS_MAX);
         let mut world = Self {
             clients: (0..clients as usize)
-                .map(|index| Client::new(index, index as u64 + 1, &mut dice))
+                .map(|index| {
+                    let number = index as u64 + 1;
+                    let session = match mode {
+                        Mode::Embedded => number,
+                        Mode::Foreign => Mode::foreign_session(number),
+                    };
+                    Client::new(index, session, &mut dice)
+                })
                 .collect(),
             dice,
+            mode,
+            in_flight_max,
             habits,
             taste,
             options,
@@ -117,12 +141,17 @@ impl World {
             assignment: assignment.clone(),
             snapshot: None,
             exit: Exit::default(),
+            wire: VecDeque::new(),
+            promises: Promises::default(),
+            calm: false,
             moments: VecDeque::new(),
             recorded: (0, None, 0),
             deeds: BTreeMap::new(),
             ever: BTreeMap::new(),
             written: HashMap::new(),
+            registered: HashMap::new(),
             ran: HashMap::new(),
+            ran_in: HashMap::new(),
             floor: 0,
             told: Stamp::default(),
             next_id: 1,
@@ -131,8 +160,11 @@ impl World {
             tally: Tally::default(),
             story: Story::new(seed),
         };
+        if mode == Mode::Foreign {
+            world.tally.count("runs behind a foreign broker");
+        }
         world.story.tell(format!(
-            "{:?} {:?} {:?} {:?}",
+            "{mode:?} {:?} {:?} {:?} {:?}",
             world.habits, world.taste, world.options, world.retention
         ));
         world.moment();
@@ -147,7 +179,8 @@ impl World {
         image: Option<statehouse::journal::Image>,
     ) {
         let mut last_ms = 0;
-        if let Some(image) = image {
+        if let Some(mut image) = image {
+            image.begin(self.mode);
             last_ms = image.now_ms;
             self.run = image.run;
             let journal = Arc::new(OnLog(self.log.clone()));
@@ -160,9 +193,15 @@ impl World {
             }
             let registry = policies::registry(&assignment, missing);
             self.resume_sessions(&image.sessions);
+            let watches = &image.state.watches;
+            self.promises.resume(watches);
+            self.tally
+                .add_to("watches found by a start", watches.len() as u64);
             self.store = Store::restore(registry, quota(), image.state, image.duplicates);
-            let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
-            self.store.retain_sessions(&live);
+            if self.mode == Mode::Embedded {
+                let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
+                self.store.retain_sessions(&live);
+            }
             self.check_sessions();
         } else {
             self.resume_sessions(&Recovery::default());
@@ -171,7 +210,7 @@ impl World {
         self.now_ms = last_ms;
         self.run += 1;
         let now_ms = self.now();
-        self.recorder.started(self.run, now_ms, Mode::Embedded);
+        self.recorder.started(self.run, now_ms, self.mode);
         (self.recorded.0, self.recorded.2) = (self.run, now_ms);
         self.moment();
         self.recorder.assign(policies::records(), &assignment);
@@ -219,6 +258,9 @@ impl World {
 
     /// A new request, or one that is sent again.
     pub(crate) fn send(&mut self, who: usize) {
+        if self.mode == Mode::Foreign && self.clients[who].connection.is_none() {
+            self.attach();
+        }
         let client = &mut self.clients[who];
         if client.connection.is_none() {
             client.connection = Some(self.next_connection);
@@ -229,7 +271,7 @@ impl World {
         let again = client.to_send_again();
         let at = again.unwrap_or(client.in_flight.len());
         if again.is_none() {
-            if client.in_flight.len() as u64 == self.retention.per_session {
+            if client.in_flight.len() as u64 >= self.in_flight_max {
                 return;
             }
             client.think(self.next_id, self.now_ms, self.taste, &mut self.dice);
@@ -238,19 +280,44 @@ impl World {
         self.ask(who, at);
     }
 
+    /// A foreign broker has the store again, and brings what it did not acknowledge.
+    fn attach(&mut self) {
+        self.story
+            .tell(format!("attaches: {}", self.next_connection));
+        for client in &mut self.clients {
+            client.connection = Some(self.next_connection);
+        }
+        self.next_connection += 1;
+    }
+
+    /// A client as the store sees it.
+    pub(crate) fn peer(&self, who: usize) -> Peer {
+        let Client {
+            name,
+            session,
+            connection,
+            ..
+        } = &self.clients[who];
+        Peer {
+            client: name.clone(),
+            connection: match self.mode {
+                Mode::Embedded => connection.expect("connected"),
+                Mode::Foreign => *session,
+            },
+            session: *session,
+        }
+    }
+
     /// Lets the store handle a request, and checks what it did.
     pub(crate) fn ask(&mut self, who: usize, at: usize) {
         let full = self.log.room() != Room::Plenty;
         self.store.quota().journal_full = full;
         let now_ms = self.now();
-        let client = &mut self.clients[who];
-        let delivery = client.send(at);
+        let delivery = self.clients[who].send(at);
+        let peer = self.peer(who);
+        let client = &self.clients[who];
+        let connection = client.connection.expect("connected");
         let asked = &client.in_flight[at];
-        let peer = Peer {
-            client: client.name.clone(),
-            connection: delivery.connection,
-            session: delivery.session,
-        };
         let incoming = Incoming {
             topic: asked.topic,
             payload: &asked.payload,
@@ -272,12 +339,12 @@ impl World {
             self.recorded.2 = now_ms;
         }
         let answer = effects.answer.take().expect("every request has an answer");
-        let (id, first) = (asked.id, asked.ran.as_ref().map(|(_, said)| said.clone()));
-        let (sent, packet_id) = (asked.sent, asked.packet_id);
+        let (id, mut first) = (asked.id, asked.ran.as_ref().map(|(_, said)| said.clone()));
+        let (sent, packet_id, until_ms) = (asked.sent, asked.packet_id, asked.until_ms);
         let said = (answer.payload, answer.version);
         self.story.tell(format!(
-            "{} asks {id} ({}) over {} packet {packet_id} dup {} at {now_ms}: {:?} {:?} {:?}, record {behind}",
-            client.name, asked.words, delivery.connection, delivery.dup,
+            "{} asks {id} ({}) over {connection} packet {packet_id} dup {} at {now_ms}: {:?} {:?} {:?}, record {behind}",
+            client.name, asked.words, delivery.dup,
             String::from_utf8_lossy(&said.0).chars().take(30).collect::<String>(), said.1, effects.repeated,
         ));
         self.tally.count("requests");
@@ -285,7 +352,15 @@ impl World {
             self.tally.count("refused for a full disk");
         }
         let deeds = Deed::of(Some(&request), &effects);
-        self.note(deeds);
+        if first.is_some() && effects.repeated.is_none() && now_ms >= until_ms {
+            // What the protocol says of a foreign broker: only for a while.
+            assert_eq!(self.mode, Mode::Foreign, "request {id} was forgotten");
+            self.tally
+                .count("requests that came again after their time");
+            self.forget(who, at);
+            first = None;
+        }
+        self.note(deeds, &effects);
         self.check_effects(clock, &effects);
         assert!(
             !full || !answer.put || effects.repeated.is_some(),
@@ -299,7 +374,7 @@ impl World {
                     effects.handled.is_none(),
                     "request {id} had an effect twice"
                 );
-                assert!(effects.notices.is_empty(), "request {id} was told of twice");
+                self.check_told_again(id, &effects);
                 assert_eq!(said, first, "request {id} was answered otherwise before");
                 match effects.repeated {
                     Some(Rerun::Same) => self.tally.count("duplicates run again"),
@@ -325,12 +400,18 @@ impl World {
                     self.tally.count("requests of a canary or a route");
                 }
                 let policy = by.digest;
+                assert_eq!(effects.told_again, None, "request {id} is new");
                 if let Some(handled) = &effects.handled {
+                    if self.mode == Mode::Foreign {
+                        let (writes, notices) = (&handled.writes, &effects.notices);
+                        self.promises.owe((id, sent), behind, writes, notices);
+                    }
                     owed = handled.owed;
                     assert_eq!(handled.remembered.context.policy, policy);
                     let records = self.ran.entry(id).or_default();
                     records.push(behind);
                     assert_eq!(records.len(), 1, "request {id} ran twice");
+                    self.ran_in.insert(id, self.run);
                     if sent > 1 {
                         self.tally.count("requests run anew after a crash");
                     }
@@ -345,6 +426,8 @@ impl World {
                 if owed {
                     let asked = &mut self.clients[who].in_flight[at];
                     asked.ran = Some((behind, said.clone()));
+                    let handled = effects.handled.as_ref();
+                    asked.until_ms = handled.map_or(0, |it| it.remembered.until_ms);
                 }
             }
         }
@@ -358,8 +441,10 @@ impl World {
             },
             client: who,
             session: delivery.session,
-            connection: delivery.connection,
+            lane: delivery.connection,
+            connection,
             id,
+            copy: sent,
             owed,
             urgent: urgent && answer.put,
             said,
@@ -367,6 +452,42 @@ impl World {
         let told = self.exit.push(position, &effects, behind, Some(out));
         self.tally.add_to("notifications", told - 1);
         self.moment();
+    }
+
+    /// A request is a new one again.
+    fn forget(&mut self, who: usize, at: usize) {
+        let client = &mut self.clients[who];
+        let asked = &mut client.in_flight[at];
+        let id = asked.id;
+        asked.before = asked.ran.take().map(|ran| (ran, asked.until_ms));
+        client.disown(id);
+        for left in &mut self.wire {
+            if let Some((.., arrival)) = &mut left.arrival {
+                arrival.disown(id);
+            }
+        }
+        self.exit.forget(id);
+        self.ran.remove(&id);
+        self.promises.forgive(id);
+    }
+
+    /// A duplicate tells nobody anything, but where an earlier run may not have.
+    fn check_told_again(&mut self, id: u64, effects: &Effects) {
+        match effects.told_again {
+            None => assert!(effects.notices.is_empty(), "request {id} was told of twice"),
+            Some(_) if self.ran_in.get(&id) == Some(&self.run) => {
+                panic!("request {id} is of this run");
+            }
+            Some(ToldAgain::Told) => {
+                self.tally
+                    .count("requests of an earlier run that were told of again");
+            }
+            Some(ToldAgain::Impossible) => {
+                self.tally.count("requests that could not be told of again");
+                assert_ne!(effects.repeated, Some(Rerun::Same));
+                self.promises.forgive(id);
+            }
+        }
     }
 
     /// Who is to answer a request, by the assignment; none where that depends on how a policy reads it.
@@ -399,13 +520,18 @@ impl World {
             // In interval mode only its own record is ever promised.
             return *record;
         }
-        if effects.swept.is_some() || effects.handled.is_some() || effects.repeated.is_some() {
+        let about_all = effects.handled.is_some() || effects.repeated.is_some();
+        if about_all || effects.swept.is_some() || effects.watches.is_some() {
             // The last one of the store: those of sessions tell nobody anything of it.
             return self.deeds.last_key_value().map_or(0, |(record, _)| *record);
         }
         match &asked.about {
             _ if said.0.starts_with(b"-ERR") => 0,
             About::Key(key) => self.written.get(key).copied().unwrap_or(0),
+            About::Watch(key) => {
+                let watched = (self.clients[who].name.clone(), key.clone());
+                self.registered.get(&watched).copied().unwrap_or(0)
+            }
             About::All => self.written.values().max().copied().unwrap_or(0),
             About::Nothing => 0,
         }
@@ -420,7 +546,7 @@ impl World {
         if effects.swept.is_some() {
             self.recorded.2 = now_ms;
         }
-        self.note(Deed::of(None, &effects));
+        self.note(Deed::of(None, &effects), &effects);
         self.check_effects(clock, &effects);
         let told = self
             .exit
@@ -430,9 +556,21 @@ impl World {
     }
 
     /// Takes down what the last records are about.
-    fn note(&mut self, deeds: Vec<Deed>) {
-        let first = self.log.appended().0 + 1 - deeds.len() as u64;
+    fn note(&mut self, deeds: Vec<Deed>, effects: &Effects) {
+        let last = self.log.appended().0;
+        let first = last + 1 - deeds.len() as u64;
         self.deeds.extend((first..).zip(deeds));
+        assert!(self.mode == Mode::Foreign || effects.watches.is_none());
+        let Some(watches) = &effects.watches else {
+            return;
+        };
+        self.promises.note(watches);
+        for change in &watches.changes {
+            if let WatchChange::Began(key, _) = change {
+                let watched = (watches.peer.client.clone(), key.clone());
+                self.registered.insert(watched, last);
+            }
+        }
     }
 
     fn check_effects(&mut self, before: Stamp, effects: &Effects) {
@@ -471,7 +609,10 @@ impl World {
             clock >= last || clock == before,
             "a version above the clock"
         );
-        for notice in effects.expired.iter().chain(&effects.notices) {
+        // What is told again is no news.
+        let again = effects.told_again.is_some();
+        let fresh = effects.notices.iter().filter(|_| !again);
+        for notice in effects.expired.iter().chain(fresh) {
             assert!(notice.version > before && notice.version <= clock);
         }
         if effects.swept.is_some() {
@@ -501,17 +642,43 @@ impl World {
         for left in self.exit.release(released, durable.0, self.always()) {
             self.floor = self.floor.max(left.floor);
             self.told = self.told.max(left.told);
-            let Some((client, session, connection, arrival)) = left.arrival else {
-                continue;
-            };
-            let client = &mut self.clients[client];
-            // An answer goes to the session, a PUBACK to the connection.
-            let here = client.connection.is_some() && client.session == session;
-            let acknowledges = matches!(arrival, Arrival::Acknowledgement { .. });
-            if here && (!acknowledges || client.connection == Some(connection)) {
-                client.inbox.push_back(arrival);
-            }
+            self.wire.push_back(left);
         }
+        let all = self.wire.len();
+        let some = match self.mode {
+            Mode::Foreign if !self.calm => self.dice.below(all as u64 + 1) as usize,
+            _ => all,
+        };
+        for left in self.wire.drain(..some).collect::<Vec<_>>() {
+            self.arrive(left);
+        }
+    }
+
+    fn arrive(&mut self, left: Left) {
+        if let Some(heard) = left.heard.filter(|_| self.mode == Mode::Foreign) {
+            self.promises.heard(heard);
+        }
+        let Some((client, session, connection, arrival)) = left.arrival else {
+            return;
+        };
+        let client = &mut self.clients[client];
+        // An answer goes to the session, a PUBACK to the connection. A foreign broker has the session all the time.
+        let here = client.connection.is_some() && client.session == session;
+        let arrives = match arrival {
+            Arrival::Answer { .. } => here || client.is_foreign(),
+            Arrival::Acknowledgement { .. } => here && client.connection == Some(connection),
+        };
+        if !arrives {
+            return;
+        }
+        if let Arrival::Acknowledgement { id, copy } = arrival
+            && client.is_foreign()
+        {
+            let told = self.promises.acknowledged(id, copy);
+            self.tally
+                .add_to("watchers told before the acknowledgement", told);
+        }
+        client.inbox.push_back(arrival);
     }
 
     /// After every event.
@@ -531,6 +698,7 @@ impl World {
     /// Every connection ends, and what was to go over them is gone.
     pub(crate) fn hang_up(&mut self) {
         self.exit = Exit::default();
+        self.wire.clear();
         for client in &mut self.clients {
             client.disconnect();
         }
@@ -539,6 +707,9 @@ impl World {
     /// After a start the records say again which sessions there are: the last ones that were lost with a crash,
     /// and their clients do not know of it here.
     fn resume_sessions(&mut self, found: &Recovery) {
+        if self.mode == Mode::Foreign {
+            return;
+        }
         let lives = |number: &u64| self.clients.iter().any(|it| it.session == *number);
         let over = found.session_numbers().filter(|number| !lives(number));
         let mut changes: Vec<_> = over.map(session_ended).collect();
@@ -577,7 +748,8 @@ impl World {
     fn settle(&mut self) {
         self.story.tell("settling".into());
         self.heal();
-        for _ in 0..10 * self.retention.per_session + 10 {
+        self.calm = true;
+        for _ in 0..10 * self.in_flight_max + 10 {
             for who in 0..self.clients.len() {
                 while self.clients[who].to_send_again().is_some() {
                     self.send(who);

@@ -1,0 +1,123 @@
+//! Who is to hear of what behind a foreign broker, where watches outlive the process: of each change at least once, before
+//! its request is acknowledged, whatever ended in between.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use statehouse::store::{Key, Notice, WatchChange, WatchChanges, Watches, Write};
+
+use crate::exit::Heard;
+
+/// What is owed to watchers.
+#[derive(Default)]
+pub(crate) struct Promises {
+    /// Who watches what, each with a number: one that ended and began again is another.
+    watched: BTreeMap<(Arc<str>, Key), u64>,
+    next: u64,
+    due: HashMap<u64, Due>,
+    /// What reached the broker.
+    told: HashSet<Heard>,
+}
+
+/// What one request led to.
+struct Due {
+    /// The copy of the request that ran.
+    copy: u32,
+    record: u64,
+    /// Who is to hear of it, over which watch of which key.
+    hear: Vec<(Heard, Key, u64)>,
+}
+
+impl Promises {
+    /// Watches changed.
+    pub(crate) fn note(&mut self, changes: &WatchChanges) {
+        let client = &changes.peer.client;
+        for change in &changes.changes {
+            match change {
+                WatchChange::Began(key, _) => self.begin(client, key),
+                WatchChange::Ended(key) => {
+                    let ended = self.watched.remove(&(client.clone(), key.clone()));
+                    assert!(ended.is_some(), "what is no watch ended");
+                }
+                WatchChange::AllEnded => self.watched.retain(|(it, _), _| it != client),
+            }
+        }
+    }
+
+    fn begin(&mut self, client: &Arc<str>, key: &Key) {
+        self.next += 1;
+        let place = self.watched.entry((client.clone(), key.clone()));
+        place.or_insert(self.next);
+    }
+
+    /// A start found these. One whose end was lost is another one, since nobody was to be told meanwhile.
+    pub(crate) fn resume(&mut self, found: &Watches) {
+        let there =
+            |client: &Arc<str>, key: &Key| found.of(key).any(|(it, _)| it.client == *client);
+        self.watched.retain(|(client, key), _| there(client, key));
+        for peer in found.peers() {
+            for key in found.by(peer) {
+                self.begin(&peer.client, key);
+            }
+        }
+    }
+
+    /// A copy of a request wrote this, and these are told.
+    pub(crate) fn owe(
+        &mut self,
+        (request, copy): (u64, u32),
+        record: u64,
+        writes: &[Write],
+        notices: &[Notice],
+    ) {
+        let mut hear = Vec::new();
+        for notice in notices {
+            let version = notice.version;
+            let wrote = writes.iter().find(|it| !it.hidden && it.version == version);
+            let key = &wrote.expect("what is told was written").key;
+            for (peer, _) in &notice.to {
+                let client = peer.client.clone();
+                let watch = self.watched[&(client.clone(), key.clone())];
+                hear.push((Heard { client, version }, key.clone(), watch));
+            }
+        }
+        let due = Due { copy, record, hear };
+        self.due.insert(request, due);
+    }
+
+    /// Nobody can say any more what it was.
+    pub(crate) fn forgive(&mut self, request: u64) {
+        self.due.remove(&request);
+    }
+
+    /// What is behind this record did not happen.
+    pub(crate) fn forget_behind(&mut self, record: u64) {
+        self.due.retain(|_, due| due.record <= record);
+    }
+
+    /// A notification reached the broker.
+    pub(crate) fn heard(&mut self, heard: Heard) {
+        self.told.insert(heard);
+    }
+
+    /// The broker has the PUBACK of a request. How many watchers were told of what it did.
+    pub(crate) fn acknowledged(&mut self, request: u64, copy: u32) -> u64 {
+        // An older copy of one that was forgotten since says nothing of this.
+        if self.due.get(&request).is_none_or(|due| due.copy > copy) {
+            return 0;
+        }
+        let due = self.due.remove(&request).map(|due| due.hear);
+        let due = due.unwrap_or_default();
+        let due = due.iter().filter(|(heard, key, watch)| {
+            let watched = (heard.client.clone(), key.clone());
+            self.watched.get(&watched) == Some(watch)
+        });
+        let told = due.inspect(|(heard, ..)| {
+            assert!(
+                self.told.contains(heard),
+                "request {request} is acknowledged, and nobody told {heard:?}"
+            );
+        });
+        told.count() as u64
+    }
+}
