@@ -148,7 +148,8 @@ fn keys_that_are_none() {
         .code(2)
         .says("mine.key");
     for key in ["missing.pub", "mine.key", "abcdef"] {
-        run_in(here, &["serve", "--trusted-keys", key], b"")
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--trusted-keys", key];
+        run_in(here, &serve, b"")
             .code(2)
             .says("trusted_keys")
             .says(key);
