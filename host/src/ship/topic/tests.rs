@@ -1,0 +1,129 @@
+use statehouse_mqtt::{NoService, Options};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::control::tests::{Rig, rig};
+use crate::ship::{Trust, digits, generate, sign_order};
+
+struct Orderly {
+    orders: Arc<PolicyOrders>,
+    broker: Broker,
+    key: wasmsign2::SecretKey,
+    _rig: Rig,
+}
+
+fn orderly() -> Orderly {
+    let (rig, pair) = (rig(), generate());
+    let trust = Trust::new(&[digits(&pair.pk)], false).unwrap();
+    Orderly {
+        orders: PolicyOrders::new(Arc::new(Gate::new(rig.control.clone(), trust))),
+        broker: Broker::new(Options::default(), Arc::new(NoService)),
+        key: pair.sk,
+        _rig: rig,
+    }
+}
+
+impl Orderly {
+    fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
+        let order = Order {
+            serial,
+            action,
+            digest: (!file.is_empty()).then(|| Digest::of(file)),
+            size: Some(file.len() as u64),
+            chunks: file.chunks(10).map(Digest::of).collect(),
+            per_mille: None,
+            rule: None,
+        };
+        let payload = order.payload();
+        let signature = sign_order(&payload, &self.key);
+        self.orders.order(&self.broker, &payload, Some(&signature))
+    }
+
+    /// The retained status, as it is sent to somebody who subscribes.
+    async fn status(&self) -> Json {
+        let (mut near, far) = tokio::io::duplex(1 << 16);
+        let broker = self.broker.clone();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let serving = tokio::spawn(async move { broker.serve_connection(far, peer).await });
+        // A CONNECT of version 5 that starts clean, and a SUBSCRIBE of QoS 0.
+        let mut sent = b"\x10\x0e\0\x04MQTT\x05\x02\0\0\0\0\x01a\x82".to_vec();
+        let length = u8::try_from(STATUS.len()).unwrap();
+        sent.extend([length + 6, 0, 1, 0, 0, length]);
+        sent.extend(STATUS.bytes());
+        sent.push(0);
+        near.write_all(&sent).await.unwrap();
+        let mut came = Vec::new();
+        let status = loop {
+            assert_ne!(near.read_buf(&mut came).await.unwrap(), 0, "{came:?}");
+            let text = String::from_utf8_lossy(&came);
+            // Only the status has braces.
+            if let Some((from, to)) = text.find('{').zip(text.rfind('}'))
+                && let Ok(status) = serde_json::from_str(&text[from..=to])
+            {
+                break status;
+            }
+        };
+        serving.abort();
+        status
+    }
+}
+
+#[tokio::test]
+async fn an_order_whose_chunks_do_not_come_is_given_up_and_may_come_again() {
+    let it = orderly();
+    let file = b"0123456789abc";
+    let before = Instant::now();
+    it.order(7, Action::Load, file).unwrap();
+    let after = Instant::now();
+    let place = format!("{}/0", Digest::of(file));
+    it.orders.chunk(&it.broker, &place, &file[..10]).unwrap();
+    let early = before + limits::ORDER_TIMEOUT - Duration::from_millis(1);
+    it.orders.expire(&it.broker, early);
+    assert_eq!(it.status().await["state"], "receiving");
+    it.orders.expire(&it.broker, after + limits::ORDER_TIMEOUT);
+    let status = it.status().await;
+    assert_eq!(
+        (&status["state"], &status["serial"]),
+        (&json!("failed"), &json!(7))
+    );
+    assert_eq!(status["missing"], 1, "{status}");
+    let refused = it.orders.chunk(&it.broker, &place, &file[..10]);
+    assert!(refused.unwrap_err().1.contains("publish the order first"));
+    it.order(7, Action::Load, file).unwrap();
+    assert_eq!(it.status().await["missing"], 2);
+}
+
+/// Whoever ordered it waits for its end, and others for their turn.
+#[tokio::test]
+async fn an_order_at_which_the_store_panics_has_an_end_too() {
+    let it = orderly();
+    let known = Known {
+        payload: blake3::hash(b"order"),
+        serial: 7,
+        file: None,
+    };
+    it.orders.lock().now = Some(Now {
+        known,
+        since: Instant::now(),
+        assembly: None,
+    });
+    let (reason, _) = it.order(8, Action::Rollback, b"").unwrap_err();
+    assert_eq!(reason, ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR);
+    let orders = it.orders.clone();
+    orders.start(it.broker.clone(), known, || panic!("a bug"));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while it.orders.lock().now.is_some() {
+        assert!(Instant::now() < deadline, "no order is ever taken again");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let status = it.status().await;
+    assert_eq!(
+        (&status["state"], &status["serial"]),
+        (&json!("failed"), &json!(7))
+    );
+    assert!(
+        status["error"].as_str().unwrap().contains("bug"),
+        "{status}"
+    );
+    it.order(8, Action::Rollback, b"").unwrap();
+}
