@@ -24,15 +24,27 @@ pub type Recall = Box<dyn Fn(&Observed, &[(bool, Key)]) -> Option<Vec<Read>> + S
 
 /// Where requests go that are to run again.
 pub struct Observer {
-    queue: OnceLock<Option<SyncSender<Box<Observed>>>>,
+    queue: OnceLock<Option<SyncSender<Job>>>,
     /// Until the thread starts.
     recall: Mutex<Option<Recall>>,
     shared: Arc<Shared>,
 }
 
+/// A request that waits.
+struct Job {
+    observed: Box<Observed>,
+    /// How many comparisons had begun when it came.
+    begun: u64,
+}
+
 #[derive(Default)]
 struct Shared {
+    /// Whoever reads it copies it, so no request may wait for it.
     report: Mutex<Option<ShadowReport>>,
+    /// Requests of this report for which there was no time.
+    skipped: AtomicU64,
+    /// Comparisons that somebody began. Changed only with the report.
+    begun: AtomicU64,
     queued_bytes: AtomicU64,
 }
 
@@ -40,6 +52,11 @@ impl Shared {
     /// A thread that died in the middle of a report only left it a request short.
     fn report(&self) -> MutexGuard<'_, Option<ShadowReport>> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(&self, report: &mut Option<ShadowReport>, policy: PolicyName, against: PolicyName) {
+        *report = Some(ShadowReport::new(policy, against));
+        self.skipped.store(0, Relaxed);
     }
 }
 
@@ -62,7 +79,8 @@ impl Observer {
         let sent = match self.queue.get_or_init(|| self.start()) {
             Some(queue) if fits => {
                 self.shared.queued_bytes.fetch_add(cost, Relaxed);
-                match queue.try_send(observed) {
+                let begun = self.shared.begun.load(Relaxed);
+                match queue.try_send(Job { observed, begun }) {
                     Ok(()) => true,
                     Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                         self.shared.queued_bytes.fetch_sub(cost, Relaxed);
@@ -72,25 +90,28 @@ impl Observer {
             }
             _ => false,
         };
-        if !sent
-            && compared
-            && let Some(report) = &mut *self.shared.report()
-        {
-            report.skipped += 1;
+        if !sent && compared {
+            self.shared.skipped.fetch_add(1, Relaxed);
         }
     }
 
     /// The last comparison.
     pub fn report(&self) -> Option<ShadowReport> {
-        self.shared.report().clone()
+        let report = self.shared.report().clone()?;
+        Some(ShadowReport {
+            skipped: self.shared.skipped.load(Relaxed),
+            ..report
+        })
     }
 
     /// A comparison begins anew.
     pub fn begin(&self, policy: PolicyName, against: PolicyName) {
-        *self.shared.report() = Some(ShadowReport::new(policy, against));
+        let mut report = self.shared.report();
+        self.shared.begun.fetch_add(1, Relaxed);
+        self.shared.start(&mut report, policy, against);
     }
 
-    fn start(&self) -> Option<SyncSender<Box<Observed>>> {
+    fn start(&self) -> Option<SyncSender<Job>> {
         let recall = self
             .recall
             .lock()
@@ -112,9 +133,9 @@ impl Observer {
 }
 
 /// Ends with its queue.
-fn work(jobs: &Receiver<Box<Observed>>, shared: &Shared, recall: &Recall) {
+fn work(jobs: &Receiver<Job>, shared: &Shared, recall: &Recall) {
     let mut candidate: Option<Instance<Transaction>> = None;
-    while let Ok(observed) = jobs.recv() {
+    while let Ok(Job { observed, begun }) = jobs.recv() {
         shared
             .queued_bytes
             .fetch_sub(observed.cost_bytes(), Relaxed);
@@ -128,7 +149,7 @@ fn work(jobs: &Receiver<Box<Observed>>, shared: &Shared, recall: &Recall) {
             let mut instance = known.unwrap_or_else(|| Instance::new(policy.clone()));
             let verdict = compare(&mut instance, &observed, recall);
             candidate = Some(instance);
-            count(shared, &observed, verdict);
+            count(shared, &observed, begun, verdict);
         }
     }
 }
@@ -158,7 +179,7 @@ fn compare(instance: &mut Instance<Transaction>, observed: &Observed, recall: &R
     Verdict::NotComparable("it asks for more and more keys")
 }
 
-fn count(shared: &Shared, observed: &Observed, verdict: Verdict) {
+fn count(shared: &Shared, observed: &Observed, begun: u64, verdict: Verdict) {
     let Some(policy) = &observed.candidate else {
         return;
     };
@@ -166,7 +187,11 @@ fn count(shared: &Shared, observed: &Observed, verdict: Verdict) {
     let mut report = shared.report();
     let same = |it: &ShadowReport| it.policy == is && it.against == against;
     if !report.as_ref().is_some_and(same) {
-        *report = Some(ShadowReport::new(is, against));
+        // It waited while another comparison was begun, or another policy came to answer.
+        if begun < shared.begun.load(Relaxed) {
+            return;
+        }
+        shared.start(&mut report, is, against);
     }
     if let Some(report) = &mut *report {
         report.add(observed, verdict);

@@ -322,6 +322,37 @@ fn what_differs_is_told_by_answer_and_by_effect() {
     assert_eq!(rig.control.diff().unwrap().compared, 3);
 }
 
+/// What the old candidate still had to do took the place of the report, and what was skipped meanwhile was forgotten.
+#[test]
+fn a_comparison_is_not_ended_by_what_waits_for_the_one_before() {
+    let all = policies();
+    let rig = rig(shadowed(&all.faulty), 0);
+    let long = "x".repeat(1 << 20);
+    // The first ones take the candidate all of their fuel; a few dozen fill the queue.
+    let mut asked = 0;
+    while rig.control.diff().unwrap().skipped == 0 {
+        let mode = if asked < 4 { "loop" } else { "panic" };
+        rig.ask(&["SET", "k", mode, &long]);
+        asked += 1;
+    }
+    let which = Selector::from(digest(&all.twin));
+    rig.control.shadow(Some((&which, 1000))).unwrap();
+    let skipped = || rig.control.diff().unwrap().skipped;
+    assert_eq!(skipped(), 0);
+    for _ in 0..5 {
+        rig.ask(&["SET", "k", "panic", &long]);
+    }
+    let before = skipped();
+    assert!(before > 0, "the queue was as good as full");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while rig.control.diff().unwrap().compared == 0 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(100));
+        rig.ask(&["GET", "k"]);
+    }
+    assert!(skipped() >= before);
+}
+
 #[test]
 fn a_policy_that_keeps_something_to_itself_is_found() {
     let all = policies();
