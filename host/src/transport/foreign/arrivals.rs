@@ -91,7 +91,7 @@ impl Foreign {
         told
     }
 
-    /// A message that is no request tells of clients, or answers who kicks.
+    /// A message that is no request tells of clients.
     fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
         let topic = String::from_utf8_lossy(&publish.topic);
         if *topic == *lock(&self.claim).topic() {
@@ -118,11 +118,12 @@ impl Foreign {
             }
             Sign::Works => {}
         });
-        if let Some(kick) = kick
-            && kick.filters().contains(&&*topic)
-        {
-            kick.read(&topic, &publish.payload);
-        }
+    }
+
+    /// An answer to who kicks.
+    fn is_for_kick(&self, topic: &[u8]) -> bool {
+        let kick = self.kick.get();
+        kick.is_some_and(|kick| kick.filters().iter().any(|it| it.as_bytes() == topic))
     }
 
     /// A sign of life.
@@ -205,11 +206,15 @@ impl Owner for Foreign {
 
     fn arrived(&self, arrivals: &mut Vec<Arrival>) {
         let mut held = lock(&self.held);
-        let mut heard = Vec::new();
-        {
+        let (mut heard, mut answers) = (Vec::new(), Vec::new());
+        let waits = {
             let mut state = self.state();
             for arrival in arrivals.drain(..) {
                 match arrival {
+                    // Not behind requests: these wait for ever once the store is about to leave.
+                    Arrival::Message(publish, receipt) if self.is_for_kick(&publish.topic) => {
+                        answers.push((publish, receipt));
+                    }
                     Arrival::Message(publish, receipt) => {
                         held.push_back(Held::Message(publish, receipt));
                     }
@@ -222,9 +227,18 @@ impl Owner for Foreign {
                     },
                 }
             }
-            if state.is_full() || self.closed.load(Relaxed) {
-                return;
+            state.is_full() || self.closed.load(Relaxed)
+        };
+        for (publish, receipt) in answers {
+            if let (Some(kick), Ok(topic)) = (self.kick.get(), str::from_utf8(&publish.topic)) {
+                kick.read(topic, &publish.payload);
             }
+            if let Some(receipt) = receipt {
+                self.state().outlet.settle(receipt);
+            }
+        }
+        if waits {
+            return;
         }
         let now = Instant::now();
         for peer in heard {
