@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Users and roles for a Statehouse and one client in Mosquitto's dynamic security: what statehouse.acl is to files.
+#   dynsec.sh ADMIN_PASSWORD STORE_PASSWORD CLIENT CLIENT_PASSWORD [HOST [PORT]]
+set -euo pipefail
+admin=$1 store=$2 client=$3 password=$4 host=${5:-127.0.0.1} port=${6:-1883}
+ctrl() { mosquitto_ctrl -h "$host" -p "$port" -u admin -P "$admin" dynsec "$@"; }
+
+ID=statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8
+hex=$(printf %s "$client" | od -An -v -tx1 | tr -d ' \n' | tr a-f A-F)
+
+ctrl createRole statehouse
+ctrl addRoleACL statehouse subscribeLiteral "$ID/command/invoke" allow
+ctrl addRoleACL statehouse subscribeLiteral '$services/statestore/_any_/command/invoke/request' allow
+ctrl addRoleACL statehouse publishClientSend 'clients/#' allow
+ctrl addRoleACL statehouse publishClientSend 'statehouse/v1/attached/+' allow
+ctrl addRoleACL statehouse subscribePattern 'statehouse/v1/attached/+' allow
+ctrl addRoleACL statehouse subscribeLiteral '$SYS/broker/version' allow
+ctrl addRoleACL statehouse subscribeLiteral '$SYS/broker/log/N' allow
+# Only for --kick dynsec. It is the right to everything in dynamic security: there is no smaller one.
+ctrl addRoleACL statehouse publishClientSend '$CONTROL/dynamic-security/v1' allow
+ctrl addRoleACL statehouse subscribeLiteral '$CONTROL/dynamic-security/v1/response' allow
+ctrl addRoleACL statehouse publishClientReceive '$CONTROL/dynamic-security/v1/response' allow
+ctrl createClient statehouse -p "$store"
+ctrl addClientRole statehouse statehouse
+
+# A role for each client: version 2.0 puts no client id into the topics of a role. `-c` binds the client id to the user.
+ctrl createRole "store-client-$client"
+ctrl addRoleACL "store-client-$client" publishClientSend "$ID/command/invoke" allow
+ctrl addRoleACL "store-client-$client" publishClientSend '$services/statestore/_any_/command/invoke/request' allow
+ctrl addRoleACL "store-client-$client" subscribePattern "clients/$client/#" allow
+ctrl addRoleACL "store-client-$client" subscribePattern "clients/$ID/$hex/command/notify/+" allow
+ctrl createClient "$client" -p "$password" -c "$client"
+ctrl addClientRole "$client" "store-client-$client"
