@@ -41,6 +41,7 @@ pub struct Server {
     stopped: AtomicBool,
     settings: Settings,
     observer: Observer,
+    this: Weak<Self>,
 }
 
 /// What a server says of itself, and how it understands clients.
@@ -146,6 +147,7 @@ impl Server {
             transport: OnceLock::new(),
             expiry: Notify::new(),
             stopped: AtomicBool::new(false),
+            this: server.clone(),
             settings,
         })
     }
@@ -287,6 +289,23 @@ impl Server {
         // An instance is megabytes to give back: while nobody waits.
         drop(left);
         Ok(position)
+    }
+
+    /// Starts an instance of the policy that the next rollback goes back to, so that no request waits for that. Blocks
+    /// for as long as an interpreter takes to start.
+    pub fn warm_before(&self) {
+        let Some(policy) = self.lock().store.registry().cold_before() else {
+            return;
+        };
+        match Instance::warm(policy.clone()) {
+            Ok(instance) => {
+                let left = self.lock().store.registry().warmed(instance);
+                drop(left);
+            }
+            Err(error) => {
+                tracing::warn!(%policy, %error, "the policy that a rollback goes back to does not start");
+            }
+        }
     }
 
     /// Runs live requests again, for a candidate in shadow and in search of hidden state.
@@ -463,6 +482,10 @@ impl Server {
             .push(position, before.chain(answer).chain(after).chain(settle));
         if let Some(trip) = effects.tripped {
             core.trip(&trip);
+            let server = self.this.clone();
+            let warming = std::thread::Builder::new().name("warming".into());
+            // Without a thread the next rollback, if there ever is one, starts its policy in the path of a request.
+            _ = warming.spawn(move || server.upgrade().map(|server| server.warm_before()));
         }
         Stepped::Queued(reply_bytes)
     }

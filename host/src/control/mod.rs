@@ -424,6 +424,7 @@ impl Control {
                 Ok(position) => {
                     self.server.durable(position)?;
                     self.tidy(&seen.assignment, &next);
+                    self.server.warm_before();
                     return Ok(next);
                 }
             }

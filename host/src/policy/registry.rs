@@ -219,6 +219,29 @@ impl<H: Host> Registry<H> {
         }
     }
 
+    /// The policy that the next rollback goes back to, where no instance of it has started.
+    pub(crate) fn cold_before(&self) -> Option<Arc<Policy<H>>> {
+        let before = self.assignment.previous.first()?;
+        let slot = self.slots.iter().find(|it| it.digest() == *before)?;
+        (!slot.is_warm()).then(|| slot.policy().clone())
+    }
+
+    /// Takes a warm instance for [`Self::cold_before`], if it still is that. What comes back is to be dropped where nobody
+    /// waits.
+    pub(crate) fn warmed(&mut self, mut instance: Instance<H>) -> Instance<H> {
+        let wanted = self.cold_before();
+        let slot = self
+            .slots
+            .iter_mut()
+            .find(|it| it.digest() == instance.digest());
+        if let Some(slot) = slot
+            && wanted.is_some_and(|it| it.digest == slot.policy().digest)
+        {
+            std::mem::swap(slot, &mut instance);
+        }
+        instance
+    }
+
     /// All that are held ready.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy<H>>> {
         self.slots.iter().map(Instance::policy)

@@ -171,6 +171,31 @@ fn a_policy_that_fails_too_often_is_rolled_back() {
     assert_eq!(rig.control.list().assignment.guard, None);
 }
 
+/// Only the first of two rollbacks found its policy warm; with an interpreter the next one kept everybody waiting.
+#[test]
+fn after_a_rollback_the_next_one_is_made_ready() {
+    let policies: Vec<_> = (1..=4).map(faulty_number).collect();
+    let mut assignment = loaded();
+    for policy in policies.iter().map(|it| digest(it)) {
+        assignment = assignment.load(policy).unwrap().promote(policy).unwrap();
+    }
+    let rig = rig_over(store_with(assignment, policies.clone()), 0);
+    // It counts how often it was started and configured.
+    let started = |at: usize| policies[at].counters.all().contains_key("configured");
+    for _ in 0..10 {
+        rig.ask(&["SET", "k", "panic"]);
+    }
+    assert_eq!(rig.control.list().assignment.active, digest(&policies[2]));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !started(1) {
+        assert!(Instant::now() < deadline, "nobody started it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Where somebody asks for it, it is done when the call returns.
+    rig.control.rollback().unwrap();
+    assert!(started(0));
+}
+
 #[test]
 fn one_client_does_not_switch_a_policy_off_that_answers_others() {
     let faulty = digest(&policies().faulty);
