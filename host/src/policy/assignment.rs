@@ -112,7 +112,7 @@ pub struct Route {
     pub policy: Digest,
 }
 
-/// The beginning of keys. As text where it is text, else in hex, so that the document is JSON.
+/// The beginning of keys. As text where it is text, else as a list of numbers, so that the document is JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PrefixText", into = "PrefixText")]
 pub struct Prefix(pub Vec<u8>);
