@@ -49,7 +49,7 @@ impl Bench {
         let ready = vec![Instance::new(self.other.clone())];
         assert!(registry.assign(assignment, ready).is_ok());
         let mut store = Store::new(registry, Quota::default());
-        store.watch().purity_every = 0;
+        store.supervision().purity_every = 0;
         store
     }
 

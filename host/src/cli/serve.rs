@@ -164,7 +164,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     recorder.started(run, clock.read().now_ms, mode);
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
-    *store.watch() = config.watch;
+    *store.supervision() = config.supervision;
     let server = Server::new(
         store,
         clock,

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::limits;
 use crate::policy::GuardSettings;
 use crate::request::Dialect;
-use crate::store::{Mode, Quota, Retention, Watch};
+use crate::store::{Mode, Quota, Retention, Supervision};
 
 mod foreign;
 mod values;
@@ -370,8 +370,8 @@ pub struct Config {
     pub allow_unsigned: bool,
     /// The directory that is watched for policies, and what becomes of them.
     pub policy_drop: Option<(PathBuf, DropAction)>,
-    /// How policies that answer are watched.
-    pub watch: Watch,
+    /// How policies that answer are supervised.
+    pub supervision: Supervision,
     /// Whether each answer says which policy gave it.
     pub policy_property: bool,
     /// What is kept, and how.
@@ -635,8 +635,8 @@ impl Config {
             },
             accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
         };
-        let default = Watch::default();
-        let watch = Watch {
+        let default = Supervision::default();
+        let supervision = Supervision {
             guard: GuardSettings {
                 failures_max: (flags.guard_failures.or(file.guard_failures))
                     .unwrap_or(default.guard.failures_max),
@@ -651,7 +651,7 @@ impl Config {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
                 None => TransportChoice::Embedded(listen),
             },
-            watch,
+            supervision,
             policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
             policy: match flags.policy.or(file.policy) {
                 None => PolicyChoice::Last,

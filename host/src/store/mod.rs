@@ -31,7 +31,7 @@ pub use quota::Quota;
 pub use repeat::{Rerun, ToldAgain};
 pub use replay::{Recorded, Replayed, replay};
 pub(crate) use step::INTERNAL_ERROR;
-pub use step::{Answer, Effects, Event, Handled, RestsOn, Store, Swept, Trip, Watch};
+pub use step::{Answer, Effects, Event, Handled, RestsOn, Store, Supervision, Swept, Trip};
 pub use table::{Entry, Key, Table};
 pub use transaction::{Change, State, Transaction, Write};
 pub use watch::{Peer, WatchChange, WatchChanges, Watches};

@@ -146,7 +146,7 @@ pub struct Store {
     pub(super) registry: Registry<Transaction>,
     pub(super) quota: Quota,
     duplicates: Duplicates,
-    watch: Watch,
+    supervision: Supervision,
     /// Over the active policy, and over a canary.
     guards: [Guard; 2],
     removals: Removals,
@@ -159,16 +159,16 @@ pub struct Store {
     shadow_turn: u32,
 }
 
-/// How policies that answer are watched.
+/// How policies that answer are supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watch {
+pub struct Supervision {
     /// What is tolerated of one.
     pub guard: GuardSettings,
     /// Of so many requests of the active one, one runs again on a fresh instance; zero means none.
     pub purity_every: u32,
 }
 
-impl Default for Watch {
+impl Default for Supervision {
     fn default() -> Self {
         Self {
             guard: GuardSettings::default(),
@@ -198,7 +198,7 @@ impl Store {
             earlier_below: duplicates.next_number(),
             told_again: HashSet::new(),
             duplicates,
-            watch: Watch::default(),
+            supervision: Supervision::default(),
             guards: Default::default(),
             removals: Removals::default(),
             purity_turn: 0,
@@ -206,9 +206,9 @@ impl Store {
         }
     }
 
-    /// How policies that answer are watched; a changed one counts from the next step on.
-    pub fn watch(&mut self) -> &mut Watch {
-        &mut self.watch
+    /// How policies that answer are supervised; a changed one counts from the next step on.
+    pub fn supervision(&mut self) -> &mut Supervision {
+        &mut self.supervision
     }
 
     /// What keys held when an observed request began, if that can still be told.
@@ -528,7 +528,7 @@ impl Store {
         };
         let client = number_of(peer);
         let ended = Ended { client, fuel, how };
-        if let Some(why) = guard.note(self.watch.guard, by.digest.into(), ended) {
+        if let Some(why) = guard.note(self.supervision.guard, by.digest.into(), ended) {
             effects.tripped = Some(Trip { part, why });
         }
     }
@@ -544,7 +544,8 @@ impl Store {
         evidence: &Option<Evidence>,
     ) -> Option<Box<Observed>> {
         self.purity_turn += 1;
-        let for_purity = self.watch.purity_every > 0 && self.purity_turn >= self.watch.purity_every;
+        let for_purity =
+            self.supervision.purity_every > 0 && self.purity_turn >= self.supervision.purity_every;
         if for_purity {
             self.purity_turn = 0;
         }

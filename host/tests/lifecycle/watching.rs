@@ -42,7 +42,7 @@ fn rig(assignment: Assignment, purity_every: u32) -> Rig {
 }
 
 fn rig_over(mut store: Store, purity_every: u32) -> Rig {
-    store.watch().purity_every = purity_every;
+    store.supervision().purity_every = purity_every;
     let server = Server::new(
         store,
         Clock::new(Arc::new(ManualSource::at(NOW_MS))),
