@@ -107,3 +107,40 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a file with these bytes.
+    fn said(name: &str, bytes: &[u8]) -> String {
+        let path = std::env::temp_dir().join(format!("statehouse-{name}-{:x}", crate::random()));
+        std::fs::write(&path, bytes).unwrap();
+        let error = config(Some(&path), None).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        error
+    }
+
+    #[test]
+    fn a_file_that_holds_no_certificate_is_named() {
+        let none = "holds no certificate in PEM form";
+        assert!(said("empty", b"").ends_with(none));
+        assert!(said("binary", b"\x30\x82\x01\x00").ends_with(none));
+        let broken = b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n";
+        assert!(said("broken", broken).ends_with(none));
+        let nonsense = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+        assert!(said("nonsense", nonsense).contains("cannot be used"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = config(Some(Path::new("/none/such.pem")), None).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read /none/such.pem:"));
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_not_read_whole() {
+        let bytes = usize::try_from(limits::PEM_FILE_BYTES_MAX).unwrap() + 1;
+        assert!(said("large", &vec![b'x'; bytes]).contains("is larger than"));
+    }
+}

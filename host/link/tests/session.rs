@@ -1,0 +1,537 @@
+//! One session over several connections, against a broker that does exactly what a test says.
+// A test fails where a step of it does.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rumqttc::v5::mqttbytes::v5::{
+    ConnAck, ConnAckProperties, ConnectReturnCode, Filter, Packet, PubAck, PubAckReason, Publish,
+    SubAck, SubscribeReasonCode,
+};
+use rumqttc::v5::mqttbytes::{Error as WireError, QoS};
+use statehouse_link::{Arrival, End, Message, Options, Outlet, Owner, Verdict};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+
+/// A payload, for as long as it may be sent; and whether a shorter one may stand for it.
+#[derive(Debug, Clone)]
+struct Note {
+    payload: Bytes,
+    expired: bool,
+    shorter: bool,
+}
+
+fn note(payload: impl Into<Bytes>) -> Note {
+    Note {
+        payload: payload.into(),
+        expired: false,
+        shorter: false,
+    }
+}
+
+impl Message for Note {
+    fn publish(&self) -> Option<Publish> {
+        let payload = self.payload.clone();
+        (!self.expired).then(|| Publish::new("notes", QoS::AtLeastOnce, payload, None))
+    }
+
+    fn too_large(self, _bytes: usize, _bytes_max: usize) -> Option<Self> {
+        self.shorter.then(|| note("too long"))
+    }
+}
+
+/// Hands everything to its test.
+struct Tester {
+    outlet: Mutex<Outlet<Note>>,
+    stopping: Notify,
+    subscribed: Notify,
+    arrived: mpsc::UnboundedSender<Arrival>,
+    /// What to make of the next subscriptions.
+    verdicts: Mutex<Vec<Verdict>>,
+    lost: Mutex<Vec<String>>,
+    ended: Mutex<Option<End>>,
+}
+
+impl Owner for Tester {
+    type Message = Note;
+
+    fn with<R>(&self, work: impl FnOnce(&mut Outlet<Note>) -> R) -> R {
+        work(&mut self.outlet.lock().unwrap())
+    }
+
+    fn stopping(&self) -> &Notify {
+        &self.stopping
+    }
+
+    fn filters(&self) -> Vec<Filter> {
+        vec![Filter::new("requests", QoS::AtLeastOnce)]
+    }
+
+    fn connected(self: &Arc<Self>, _session_present: bool) {}
+
+    fn subscribed(&self, _granted: &[SubscribeReasonCode]) -> Verdict {
+        self.subscribed.notify_one();
+        self.verdicts.lock().unwrap().pop().unwrap_or(Verdict::GoOn)
+    }
+
+    fn arrived(&self, arrivals: &mut Vec<Arrival>) {
+        for arrival in arrivals.drain(..) {
+            if let Arrival::Acknowledged(number, _) = &arrival {
+                self.with(|outlet| outlet.ledger.remove(*number));
+            }
+            self.arrived.send(arrival).unwrap();
+        }
+    }
+
+    fn lost(&self, why: &str) -> bool {
+        self.lost.lock().unwrap().push(why.to_owned());
+        true
+    }
+
+    fn ended(&self, end: End) {
+        *self.ended.lock().unwrap() = Some(end);
+    }
+}
+
+struct Scene {
+    listener: TcpListener,
+    owner: Arc<Tester>,
+    arrivals: mpsc::UnboundedReceiver<Arrival>,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (arrived, arrivals) = mpsc::unbounded_channel();
+        let owner = Arc::new(Tester {
+            outlet: Mutex::default(),
+            stopping: Notify::new(),
+            subscribed: Notify::new(),
+            arrived,
+            verdicts: Mutex::default(),
+            lost: Mutex::default(),
+            ended: Mutex::default(),
+        });
+        let options = Options {
+            host: "127.0.0.1".into(),
+            port: listener.local_addr().unwrap().port(),
+            tls: None,
+            login: None,
+            client_id: "tester".into(),
+            keep_alive: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(1),
+            session_expiry: Duration::from_secs(60),
+            resume: true,
+            receive_max: 16,
+            in_flight_max: 64,
+            packet_bytes_max: 1 << 20,
+            sent_bytes_max: u32::MAX,
+            by_hand: true,
+            pauses: (Duration::from_millis(5), Duration::from_millis(20)),
+        };
+        tokio::spawn(statehouse_link::run(owner.clone(), options));
+        Self {
+            listener,
+            owner,
+            arrivals,
+        }
+    }
+
+    /// The next connection, through SUBACK. The resends of a resumed session come before its SUBSCRIBE.
+    async fn accept(&self, greeting: Greeting) -> Peer {
+        let (stream, _) = self.listener.accept().await.unwrap();
+        let mut peer = Peer {
+            stream,
+            unread: BytesMut::new(),
+            early: Vec::new(),
+        };
+        let Packet::Connect(connect, ..) = peer.read().await else {
+            panic!("not a CONNECT");
+        };
+        assert!(!connect.clean_start);
+        peer.greet(greeting).await;
+        loop {
+            match peer.read().await {
+                Packet::Subscribe(subscribe) => {
+                    peer.write(Packet::SubAck(SubAck {
+                        pkid: subscribe.pkid,
+                        return_codes: vec![SubscribeReasonCode::Success(QoS::AtLeastOnce)],
+                        properties: None,
+                    }))
+                    .await;
+                    return peer;
+                }
+                early => peer.early.push(early),
+            }
+        }
+    }
+
+    fn add(&self, notes: impl IntoIterator<Item = Note>) {
+        self.owner.with(|outlet| {
+            for note in notes {
+                outlet.ledger.add(|_| note);
+            }
+            outlet.flush();
+        });
+    }
+
+    /// The next message that the link received: its receipt.
+    async fn receipt(&mut self) -> u64 {
+        loop {
+            if let Arrival::Message(_, receipt) = self.arrivals.recv().await.unwrap() {
+                return receipt.unwrap();
+            }
+        }
+    }
+
+    fn settle(&self, receipt: u64) {
+        self.owner.with(|outlet| {
+            outlet.settle(receipt);
+            outlet.flush();
+        });
+    }
+}
+
+#[derive(Default)]
+struct Greeting {
+    session_present: bool,
+    receive_max: Option<u16>,
+    max_packet_size: Option<u32>,
+}
+
+struct Peer {
+    stream: TcpStream,
+    unread: BytesMut,
+    early: Vec<Packet>,
+}
+
+impl Peer {
+    async fn greet(&mut self, greeting: Greeting) {
+        let properties = ConnAckProperties {
+            session_expiry_interval: None,
+            receive_max: greeting.receive_max,
+            max_qos: None,
+            retain_available: None,
+            max_packet_size: greeting.max_packet_size,
+            assigned_client_identifier: None,
+            topic_alias_max: None,
+            reason_string: None,
+            user_properties: vec![],
+            wildcard_subscription_available: None,
+            subscription_identifiers_available: None,
+            shared_subscription_available: None,
+            server_keep_alive: None,
+            response_information: None,
+            server_reference: None,
+            authentication_method: None,
+            authentication_data: None,
+        };
+        self.write(Packet::ConnAck(ConnAck {
+            session_present: greeting.session_present,
+            code: ConnectReturnCode::Success,
+            properties: Some(properties),
+        }))
+        .await;
+    }
+
+    async fn read(&mut self) -> Packet {
+        loop {
+            match Packet::read(&mut self.unread, None) {
+                Ok(packet) => return packet,
+                Err(WireError::InsufficientBytes(_)) => {
+                    let reading = self.stream.read_buf(&mut self.unread);
+                    let read = timeout(Duration::from_secs(10), reading).await;
+                    let read = read.expect("the link says nothing").unwrap();
+                    assert_ne!(read, 0, "the link closed the connection");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    async fn write(&mut self, packet: Packet) {
+        let mut bytes = BytesMut::new();
+        packet.write(&mut bytes, None).unwrap();
+        self.stream.write_all(&bytes).await.unwrap();
+    }
+
+    /// The next packet, in short.
+    async fn next(&mut self) -> Seen {
+        let packet = match self.early.is_empty() {
+            true => self.read().await,
+            false => self.early.remove(0),
+        };
+        match packet {
+            Packet::Publish(publish) => Seen::Publish {
+                text: String::from_utf8_lossy(&publish.payload).into_owned(),
+                packet_id: publish.pkid,
+                dup: publish.dup,
+            },
+            Packet::PubAck(ack) => Seen::PubAck(ack.pkid),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The text of the next PUBLISH.
+    async fn text(&mut self) -> String {
+        self.text_and_packet_id().await.0
+    }
+
+    async fn text_and_packet_id(&mut self) -> (String, u16) {
+        match self.next().await {
+            Seen::Publish {
+                text, packet_id, ..
+            } => (text, packet_id),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn publish(&mut self, packet_id: u16) {
+        let mut publish = Publish::new("requests", QoS::AtLeastOnce, "request", None);
+        publish.pkid = packet_id;
+        self.write(Packet::Publish(publish)).await;
+    }
+
+    async fn acknowledge(&mut self, packet_id: u16) {
+        self.write(Packet::PubAck(PubAck {
+            pkid: packet_id,
+            reason: PubAckReason::Success,
+            properties: None,
+        }))
+        .await;
+    }
+
+    /// Nothing comes for a moment.
+    async fn is_silent(&mut self) -> bool {
+        assert!(self.early.is_empty());
+        let wait = Duration::from_millis(50);
+        timeout(wait, self.read()).await.is_err()
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Publish {
+        text: String,
+        packet_id: u16,
+        dup: bool,
+    },
+    PubAck(u16),
+}
+
+#[tokio::test]
+async fn what_is_settled_is_acknowledged_in_order_behind_what_it_led_to() {
+    let mut scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    for packet_id in [31, 32, 33] {
+        peer.publish(packet_id).await;
+    }
+    let (first, second, third) = (
+        scene.receipt().await,
+        scene.receipt().await,
+        scene.receipt().await,
+    );
+    scene.settle(second);
+    assert!(peer.is_silent().await, "the first is not settled");
+    scene.add([note("a"), note("b")]);
+    scene.settle(first);
+    scene.settle(third);
+    let (a, b) = (
+        peer.text_and_packet_id().await,
+        peer.text_and_packet_id().await,
+    );
+    assert_eq!((&*a.0, &*b.0), ("a", "b"));
+    peer.acknowledge(a.1).await;
+    assert!(peer.is_silent().await, "b has not been taken");
+    peer.acknowledge(b.1).await;
+    for packet_id in [31, 32, 33] {
+        assert_eq!(peer.next().await, Seen::PubAck(packet_id));
+    }
+}
+
+#[tokio::test]
+async fn an_acknowledgement_of_an_earlier_connection_is_not_sent() {
+    let mut scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    peer.publish(31).await;
+    let before = scene.receipt().await;
+    drop(peer);
+    let mut peer = scene
+        .accept(Greeting {
+            session_present: true,
+            ..Greeting::default()
+        })
+        .await;
+    peer.publish(31).await;
+    let again = scene.receipt().await;
+    scene.settle(before);
+    assert!(peer.is_silent().await);
+    scene.settle(again);
+    assert_eq!(peer.next().await, Seen::PubAck(31));
+}
+
+#[tokio::test]
+async fn acknowledgements_go_although_the_broker_takes_no_more_messages() {
+    let mut scene = Scene::start().await;
+    let greeting = Greeting {
+        receive_max: Some(3),
+        ..Greeting::default()
+    };
+    let mut peer = scene.accept(greeting).await;
+    peer.publish(31).await;
+    let receipt = scene.receipt().await;
+    scene.settle(receipt);
+    assert_eq!(peer.next().await, Seen::PubAck(31));
+    peer.publish(32).await;
+    let receipt = scene.receipt().await;
+    // Nothing of this is before it: it was settled first.
+    scene.settle(receipt);
+    scene.add(["a", "b", "c", "d"].map(note));
+    let mut texts = Vec::new();
+    for _ in 0..3 {
+        match peer.next().await {
+            Seen::Publish { text, .. } => texts.push(text),
+            Seen::PubAck(packet_id) => assert_eq!(packet_id, 32),
+        }
+    }
+    assert_eq!(texts, ["a", "b"]);
+    // The window is full, as far as it is used.
+    peer.publish(33).await;
+    let receipt = scene.receipt().await;
+    scene.owner.with(|outlet| {
+        // As if all of that had been led to by something else.
+        outlet.ledger.drain().for_each(drop);
+        outlet.settle(receipt);
+        outlet.flush();
+    });
+    assert_eq!(peer.next().await, Seen::PubAck(33));
+}
+
+#[tokio::test]
+async fn what_a_lost_connection_held_is_sent_again_before_all_else() {
+    let scene = Scene::start().await;
+    let greeting = Greeting {
+        receive_max: Some(3),
+        ..Greeting::default()
+    };
+    let mut peer = scene.accept(greeting).await;
+    scene.add(["a", "b", "c"].map(note));
+    let sent = [
+        peer.text_and_packet_id().await,
+        peer.text_and_packet_id().await,
+    ];
+    drop(peer);
+    let mut peer = scene
+        .accept(Greeting {
+            session_present: true,
+            receive_max: Some(3),
+            ..Greeting::default()
+        })
+        .await;
+    for (text, packet_id) in sent.clone() {
+        let again = Seen::Publish {
+            text,
+            packet_id,
+            dup: true,
+        };
+        assert_eq!(peer.next().await, again);
+    }
+    assert!(peer.is_silent().await);
+    peer.acknowledge(sent[0].1).await;
+    assert_eq!(peer.text().await, "c");
+}
+
+#[tokio::test]
+async fn what_is_too_late_is_not_sent_and_holds_nothing_up() {
+    let mut scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    peer.publish(31).await;
+    let receipt = scene.receipt().await;
+    let late = Note {
+        expired: true,
+        ..note("late")
+    };
+    scene.owner.with(|outlet| {
+        outlet.ledger.add(|_| late);
+        outlet.settle(receipt);
+        outlet.flush();
+    });
+    assert_eq!(peer.next().await, Seen::PubAck(31));
+    assert!(scene.owner.with(|outlet| outlet.ledger.is_empty()));
+}
+
+#[tokio::test]
+async fn what_is_too_large_for_the_broker_is_replaced_or_forgotten() {
+    let scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    let long = || note(vec![b'x'; 200]);
+    let replaceable = Note {
+        shorter: true,
+        ..long()
+    };
+    scene.add([long(), replaceable, note("short")]);
+    for length in [200, 200, 5] {
+        assert_eq!(peer.text().await.len(), length);
+    }
+    drop(peer);
+    // The broker comes back with a bound that these do not keep.
+    let mut peer = scene
+        .accept(Greeting {
+            session_present: true,
+            max_packet_size: Some(100),
+            ..Greeting::default()
+        })
+        .await;
+    assert_eq!(
+        [peer.text().await, peer.text().await],
+        ["too long", "short"]
+    );
+    assert_eq!(scene.owner.with(|outlet| outlet.ledger.len()), 2);
+}
+
+#[tokio::test]
+async fn a_subscription_that_will_not_do_is_tried_again() {
+    let scene = Scene::start().await;
+    let refused = Verdict::TryAgain("it is not allowed".into());
+    scene.owner.verdicts.lock().unwrap().push(refused);
+    let mut peer = scene.accept(Greeting::default()).await;
+    assert_eq!(peer.stream.read_buf(&mut peer.unread).await.unwrap(), 0);
+    let mut peer = scene.accept(Greeting::default()).await;
+    scene.add([note("a")]);
+    assert_eq!(peer.text().await, "a");
+    assert_eq!(*scene.owner.lost.lock().unwrap(), ["it is not allowed"]);
+}
+
+/// rumqttc waits for ever where a write finds no room, and sends no PINGREQ meanwhile.
+#[tokio::test]
+async fn a_broker_that_does_not_read_is_given_up() {
+    let scene = Scene::start().await;
+    let mut stuck = scene.accept(Greeting::default()).await;
+    scene.add((0..60).map(|_| note(vec![b'x'; 512 << 10])));
+    stuck.text().await;
+    // More is not read: what the system buffers is full soon.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(12)).await;
+    tokio::time::resume();
+    let mut peer = scene.accept(Greeting::default()).await;
+    assert_eq!(peer.text().await.len(), 512 << 10);
+    let lost = scene.owner.lost.lock().unwrap().concat();
+    assert_eq!(lost, "the broker does not read any more");
+}
+
+#[tokio::test]
+async fn an_end_that_is_wanted_says_goodbye() {
+    let scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    scene.owner.subscribed.notified().await;
+    scene.owner.stopping.notify_one();
+    while peer.stream.read_buf(&mut peer.unread).await.unwrap() > 0 {}
+    assert_eq!(peer.unread.as_ref(), [0xe0, 0]);
+    tokio::task::yield_now().await;
+    assert_eq!(*scene.owner.ended.lock().unwrap(), Some(End::Closed));
+}
