@@ -17,6 +17,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
+/// How long a step may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A payload, for as long as it may be sent; and whether a shorter one may stand for it.
 #[derive(Debug, Clone)]
 struct Note {
@@ -143,7 +146,8 @@ impl Scene {
 
     /// The next connection, through SUBACK. The resends of a resumed session come before its SUBSCRIBE.
     async fn accept(&self, greeting: Greeting) -> Peer {
-        let (stream, _) = self.listener.accept().await.unwrap();
+        let knock = timeout(PATIENCE, self.listener.accept()).await;
+        let (stream, _) = knock.expect("the link does not come").unwrap();
         let mut peer = Peer {
             stream,
             unread: BytesMut::new(),
@@ -244,7 +248,7 @@ impl Peer {
                 Ok(packet) => return packet,
                 Err(WireError::InsufficientBytes(_)) => {
                     let reading = self.stream.read_buf(&mut self.unread);
-                    let read = timeout(Duration::from_secs(10), reading).await;
+                    let read = timeout(PATIENCE, reading).await;
                     let read = read.expect("the link says nothing").unwrap();
                     assert_ne!(read, 0, "the link closed the connection");
                 }
