@@ -25,8 +25,8 @@
 //!
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
-//! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), `replace` (small files that
-//! others read at any time) and `cli` (one file per command).
+//! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
+//! measures with), `replace` (small files that others read at any time) and `cli` (one file per command).
 //!
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
@@ -39,6 +39,7 @@ pub mod control;
 pub mod journal;
 pub mod kit;
 pub mod limits;
+pub mod load;
 mod opening;
 pub mod outbox;
 pub mod past;

@@ -4,6 +4,7 @@
 //! ends with 74 where its disk failed, and with 70 where it lost its state to a mistake of its own (sysexits.h).
 
 mod administration;
+mod bench;
 mod clients;
 mod data;
 mod del;
@@ -76,6 +77,7 @@ is on disk is recovered.")]
     Snapshot(snapshot::Args),
     Restore(restore::Args),
     Doctor(doctor::Args),
+    Bench(Box<bench::Args>),
 }
 
 /// Runs the program.
@@ -96,5 +98,6 @@ pub fn main() -> ExitCode {
         Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),
         Command::Restore(args) => output::finish(async { restore::run(&args) }),
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
+        Command::Bench(args) => output::finish(async { bench::run(&args) }),
     }
 }

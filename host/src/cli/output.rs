@@ -51,6 +51,16 @@ impl Failure {
         Self::new(EXIT_TRANSPORT, message)
     }
 
+    /// The store refused.
+    pub(super) fn refused(message: impl Into<String>) -> Self {
+        Self::new(EXIT_REFUSED, message)
+    }
+
+    /// The sentence.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Any exit code.
     pub(super) fn new(code: u8, message: impl Into<String>) -> Self {
         Self {

@@ -32,9 +32,16 @@ impl Progress {
         }
     }
 
-    /// So far: `done` of `total`, and what else there is to say.
+    /// So far: `done` of `total` records, and what else there is to say.
     pub(super) fn show(&mut self, done: u64, total: u64, says: impl FnOnce() -> String) {
         let began = *self.began.get_or_insert_with(Instant::now);
+        self.share(done, total, || {
+            records(done, total, began.elapsed(), &says())
+        });
+    }
+
+    /// So far: this share of the work, whatever it is counted in, and all that there is to say.
+    pub(super) fn share(&mut self, done: u64, total: u64, says: impl FnOnce() -> String) {
         let every = if self.is_terminal {
             DRAW_EVERY
         } else {
@@ -44,7 +51,7 @@ impl Progress {
             return;
         }
         self.last = Instant::now();
-        let line = line(done, total, began.elapsed(), &says(), self.is_terminal);
+        let line = line(done, total, &says(), self.is_terminal);
         let mut out = io::stderr();
         // Where nobody listens there is nothing to do about it.
         let _ = if self.is_terminal {
@@ -64,11 +71,16 @@ impl Progress {
     }
 }
 
-fn line(done: u64, total: u64, took: Duration, says: &str, bar: bool) -> String {
+fn records(done: u64, total: u64, took: Duration, says: &str) -> String {
+    let done = done.min(total);
+    let per_second = (done as f64 / took.as_secs_f64().max(0.001)) as u64;
+    format!("{done}/{total} records  {per_second}/s  {says}")
+}
+
+fn line(done: u64, total: u64, says: &str, bar: bool) -> String {
     let done = done.min(total);
     let percent = (done * 100).checked_div(total).unwrap_or(100);
-    let per_second = (done as f64 / took.as_secs_f64().max(0.001)) as u64;
-    let text = format!("{percent:3} %  {done}/{total} records  {per_second}/s  {says}");
+    let text = format!("{percent:3} %  {says}");
     if !bar {
         return text;
     }
@@ -87,16 +99,17 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_it_is() {
-        let second = Duration::from_secs(1);
+        let says = records(50, 200, Duration::from_secs(1), "3 differ");
         assert_eq!(
-            line(50, 200, second, "3 differ", false),
+            line(50, 200, &says, false),
             " 25 %  50/200 records  50/s  3 differ"
         );
-        let full = line(200, 200, second, "", true);
+        let full = line(200, 200, "", true);
         assert!(full.starts_with(&"█".repeat(20)), "{full}");
         assert!(!full.contains('░') && full.contains("100 %"), "{full}");
         // More than there seemed to be, or nothing at all.
-        assert!(line(201, 200, second, "", true).contains("200/200"));
-        assert!(line(0, 0, Duration::ZERO, "", false).contains("100 %"));
+        assert!(records(201, 200, Duration::ZERO, "").contains("200/200"));
+        assert!(line(201, 200, "", true).contains("100 %"));
+        assert!(line(0, 0, "", true).contains("100 %"));
     }
 }

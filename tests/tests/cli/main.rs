@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod backup;
+mod bench;
 mod commands;
 mod doctor;
 mod history;

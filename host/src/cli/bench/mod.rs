@@ -1,0 +1,458 @@
+//! `statehouse bench`: how much a running store does, and how long it takes for it.
+
+mod picture;
+mod report;
+mod sweep;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use statehouse_client::parse_duration;
+
+use self::report::{Point, Report};
+use self::sweep::Sweep;
+use super::data::count;
+use super::output::{Exit, Failure, emit, notice};
+use super::progress::Progress;
+use super::remote::{Address, START_ONE};
+use crate::admin::Door;
+use crate::limits;
+use crate::load::{
+    Broken, Catalogue, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener, put_on,
+};
+
+/// Requests of each connection at once while keys are set before a run and removed after it.
+const FILL_IN_FLIGHT: u16 = 16;
+
+/// Connections that do this.
+const FILL_CONNECTIONS: usize = 16;
+
+/// Measure a running store: requests per second, and how long they take
+///
+/// Some connections send GETs and SETs of keys by chance, check every answer, and count. By default each sends its next
+/// request when the last one is answered (a closed loop), which shows how much the store does. With --rate requests are
+/// due at fixed times whatever the store does (an open loop), and latency counts from when a request was due, which shows
+/// how long users wait at that load.
+///
+/// All keys are set before, and removed at the end; their names begin with `bench/`. Whether writes reach the disk is a
+/// setting of the store (`serve --durability`). The client takes a core, or half of them where there are more: run it on
+/// another machine to measure a store at its limit.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse bench                                        # 50 clients, one request at a time
+  statehouse bench --reads 0 --in-flight 16               # writes only, sixteen at a time
+  statehouse bench --rate 20000                           # how long does a request take at 20 000 a second?
+  statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # one change, a thousand watchers
+  statehouse bench --sweep rate=5000,10000,20000,40000 --svg curve.svg   # where does it bend?
+  statehouse bench --sweep connections=1,10,100,1000 --json figures.json
+  statehouse bench --port 1884 --data /var/lib/statehouse  # behind another broker: whose CPU to count
+
+Exit codes: 0 all requests were answered rightly, 1 some were not, 2 usage, 3 no store, 4 refused by the store.")]
+pub(super) struct Args {
+    /// Clients that send requests
+    #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_CONNECTIONS_MAX as u64))]
+    connections: u64,
+
+    /// Requests of each client at once [default: 1; with --rate as many as the server takes]
+    #[arg(long, value_name = "N", help_heading = "Load",
+          value_parser = clap::value_parser!(u16).range(1..))]
+    in_flight: Option<u16>,
+
+    /// Requests per second of all clients together, sent when they are due and not when the last is answered
+    #[arg(long, value_name = "N", help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_RATE_MAX))]
+    rate: Option<u64>,
+
+    /// How long to measure
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration, help_heading = "Load")]
+    duration: Duration,
+
+    /// How long to run before that
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration, help_heading = "Load")]
+    warm_up: Duration,
+
+    /// Keys
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_KEYS_MAX))]
+    keys: u64,
+
+    /// Length of every value
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(0..=limits::PACKET_BYTES_MAX_MAX as u64))]
+    value_bytes: u64,
+
+    /// How many of a hundred requests are GETs; the others are SETs
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, help_heading = "Load",
+          value_parser = clap::value_parser!(u8).range(0..=100))]
+    reads: u8,
+
+    /// Further clients, each of which watches one key, one after the other
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(0..=limits::LOAD_CONNECTIONS_MAX as u64))]
+    watchers: u64,
+
+    /// Another seed is another order of requests
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    seed: u64,
+
+    /// Measure once for each value: connections=N,N,... or rate=N,N,...
+    #[arg(long, value_name = "WHAT=N,N,...", help_heading = "Load")]
+    sweep: Option<Sweep>,
+
+    /// Threads of the clients [default: half of the cores, 8 at most]
+    #[arg(long, value_name = "N", help_heading = "Load",
+          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_THREADS_MAX as u64))]
+    threads: Option<u64>,
+
+    /// Do not set the keys before: GETs find what is there
+    #[arg(long, help_heading = "Load")]
+    no_fill: bool,
+
+    /// Do not remove the keys at the end
+    #[arg(long, help_heading = "Load")]
+    keep: bool,
+
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    json: Option<PathBuf>,
+
+    /// Draw latency over throughput into this file; needs --sweep
+    #[arg(long, value_name = "FILE", requires = "sweep", help_heading = "Report")]
+    svg: Option<PathBuf>,
+
+    /// The process of the store, for its CPU time and memory [default: found where it listens on this machine]
+    #[arg(long, value_name = "PID", help_heading = "Report")]
+    pid: Option<u32>,
+
+    /// Its data directory instead: the file `admin` in it says where to find the process
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with = "pid",
+        help_heading = "Report"
+    )]
+    data: Option<PathBuf>,
+
+    #[command(flatten)]
+    address: Address,
+
+    /// How long a connection or an answer may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
+          help_heading = "Connection")]
+    timeout: Duration,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let points = points(args)?;
+    // Before the work, so that none is lost for want of a directory.
+    let mut json = args.json.as_deref().map(create).transpose()?;
+    let mut svg = args.svg.as_deref().map(create).transpose()?;
+    let address = resolve(&args.address)?;
+    let process = process(args, address)?;
+    let bench = Bench {
+        args,
+        address,
+        catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
+        pid: process.as_ref().map(|(pid, _)| *pid),
+    };
+    let mut progress = Progress::new();
+    if !args.no_fill {
+        bench.every_key(Job::Fill, &mut progress)?;
+    }
+    let runs = points.len();
+    let mut measured = Vec::with_capacity(runs);
+    for (at, point) in points.into_iter().enumerate() {
+        let step = match runs {
+            1 => String::new(),
+            _ => format!("{}/{runs}: {}  ", at + 1, point.name),
+        };
+        let outcome = bench.measure(&point, &step, &mut progress)?;
+        let lost = outcome.measured < args.duration;
+        measured.push((point, outcome));
+        if lost {
+            // Nobody is left to go on with.
+            break;
+        }
+    }
+    if !args.keep
+        && let Err(failure) = bench.every_key(Job::Clean, &mut progress)
+    {
+        // The figures are worth more than the keys.
+        notice(&format!("the keys stay: {}", failure.message()));
+    }
+    progress.clear();
+    let report = Report {
+        args,
+        address,
+        process,
+        measured,
+    };
+    if let (Some(file), Some(path)) = (&mut json, &args.json) {
+        write(file, path, &format!("{:#}\n", report.json()))?;
+    }
+    if let (Some(file), Some(path)) = (&mut svg, &args.svg) {
+        write(file, path, &picture::draw(&report))?;
+    }
+    emit(report.text().as_bytes())?;
+    Ok(match report.errors() {
+        0 => Exit::Done,
+        _ => Exit::Negative,
+    })
+}
+
+/// What all runs of one command share.
+struct Bench<'a> {
+    args: &'a Args,
+    address: SocketAddr,
+    catalogue: Arc<Catalogue>,
+    pid: Option<u32>,
+}
+
+impl Bench<'_> {
+    fn plan(&self) -> Plan {
+        let args = self.args;
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / 2).clamp(1, limits::LOAD_THREADS_DEFAULT_MAX);
+        Plan {
+            address: self.address,
+            job: Job::Mix { reads: args.reads },
+            pace: Pace::Closed,
+            connections: FILL_CONNECTIONS,
+            in_flight: Some(FILL_IN_FLIGHT),
+            watchers: 0,
+            keys: args.keys,
+            catalogue: self.catalogue.clone(),
+            seed: args.seed,
+            warm_up: args.warm_up,
+            duration: args.duration,
+            timeout: args.timeout,
+            threads: args.threads.map_or(threads, bounded),
+            pid: self.pid,
+        }
+    }
+
+    fn put_on(&self, plan: &Plan, watch: impl FnMut(Live)) -> Result<Outcome, Failure> {
+        let nonce = statehouse_link::random();
+        let client = |role: Role, number| Mqtt::new(self.catalogue.clone(), nonce, role, number);
+        Ok(put_on(plan, client, watch)?)
+    }
+
+    /// Sets or removes all keys.
+    fn every_key(&self, job: Job, progress: &mut Progress) -> Result<(), Failure> {
+        let word = match job {
+            Job::Clean => "removed",
+            _ => "set",
+        };
+        let plan = Plan { job, ..self.plan() };
+        let outcome = self.put_on(&plan, |live| {
+            progress.share(live.answered, plan.keys, || {
+                format!("{}/{} keys {word}", live.answered, plan.keys)
+            });
+        })?;
+        let Some((kind, _)) = outcome.tally.errors.kinds().next() else {
+            return Ok(());
+        };
+        let why = format!("not all keys could be {word}: {kind}");
+        Err(match kind.strip_prefix("refused: ") {
+            Some(text) if text.contains("quota") => Failure::refused(format!(
+                "{why}. Ask for fewer keys or shorter values (--keys, --value-bytes), or raise the quota of the store"
+            )),
+            Some(_) => Failure::refused(why),
+            None => Failure::transport(why),
+        })
+    }
+
+    fn measure(
+        &self,
+        point: &Point,
+        step: &str,
+        progress: &mut Progress,
+    ) -> Result<Outcome, Failure> {
+        let plan = Plan {
+            pace: match point.rate {
+                Some(rate) => Pace::Open {
+                    per_second: rate as f64,
+                },
+                None => Pace::Closed,
+            },
+            connections: point.connections,
+            in_flight: match point.rate {
+                Some(_) => self.args.in_flight,
+                None => Some(self.args.in_flight.unwrap_or(1)),
+            },
+            watchers: bounded(self.args.watchers),
+            ..self.plan()
+        };
+        let total = plan.warm_up + plan.duration;
+        let mut last = (Duration::ZERO, 0);
+        let mut per_second = 0.0;
+        self.put_on(&plan, |live| {
+            let (took, answered) = (live.elapsed.saturating_sub(last.0), live.answered - last.1);
+            if took >= Duration::from_millis(500) {
+                per_second = answered as f64 / took.as_secs_f64();
+                last = (live.elapsed, live.answered);
+            }
+            let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            progress.share(ms(live.elapsed), ms(total), || {
+                let phase = match live.elapsed < plan.warm_up {
+                    true => "warming up",
+                    false => "measuring",
+                };
+                format!("{step}{phase}  {per_second:.0}/s  {} errors", live.failed)
+            });
+        })
+    }
+}
+
+/// The runs that were asked for.
+fn points(args: &Args) -> Result<Vec<Point>, Failure> {
+    let (low, high) = (limits::LOAD_DURATION_MIN, limits::LOAD_DURATION_MAX);
+    if args.duration < low || args.duration > high || args.warm_up > high {
+        return Err(Failure::usage(format!(
+            "--duration is between {low:?} and {} h, and --warm-up no longer",
+            high.as_secs() / 3600
+        )));
+    }
+    if args.timeout.is_zero() || args.timeout > high {
+        return Err(Failure::usage(
+            "--timeout is more than nothing, and no more than a day",
+        ));
+    }
+    let one = Point {
+        name: String::new(),
+        connections: bounded(args.connections),
+        rate: args.rate,
+    };
+    let points: Vec<Point> = match &args.sweep {
+        None => vec![one],
+        Some(Sweep::Connections(all)) => {
+            let each = all.iter().map(|n| Point {
+                name: count(*n, "connection"),
+                connections: bounded(*n),
+                ..one
+            });
+            each.collect()
+        }
+        Some(Sweep::Rate(_)) if args.rate.is_some() => {
+            return Err(Failure::usage(
+                "--rate and a sweep of rates exclude each other",
+            ));
+        }
+        Some(Sweep::Rate(all)) => {
+            let each = all.iter().map(|n| Point {
+                name: format!("{n}/s"),
+                rate: Some(*n),
+                ..one
+            });
+            each.collect()
+        }
+    };
+    let most = points.iter().map(|point| point.connections).max();
+    let in_flight = most.unwrap_or(0) * usize::from(args.in_flight.unwrap_or(1));
+    if in_flight > limits::LOAD_IN_FLIGHT_MAX {
+        return Err(Failure::usage(format!(
+            "--connections times --in-flight is {in_flight}; at most {} requests can be on their way",
+            limits::LOAD_IN_FLIGHT_MAX
+        )));
+    }
+    Ok(points)
+}
+
+fn resolve(address: &Address) -> Result<SocketAddr, Failure> {
+    let (host, port) = (&address.host, address.port);
+    let unknown = |why: String| {
+        Failure::transport(format!("the host {host} is not known: {why}. {START_ONE}"))
+    };
+    let mut all = (host.as_str(), port)
+        .to_socket_addrs()
+        .map_err(|error| unknown(error.to_string()))?;
+    all.next()
+        .ok_or_else(|| unknown("it has no address".to_owned()))
+}
+
+/// The store's process and its name.
+fn process(args: &Args, address: SocketAddr) -> Result<Option<(u32, String)>, Failure> {
+    if let Some(pid) = args.pid {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        let name = name.map_err(|_| Failure::usage(format!("there is no process {pid} here")))?;
+        return Ok(Some((pid, name.trim_end().to_owned())));
+    }
+    let Some(data) = &args.data else {
+        let found = address
+            .ip()
+            .is_loopback()
+            .then(|| listener(address))
+            .flatten();
+        if let Some((pid, name)) = &found
+            && name != env!("CARGO_PKG_NAME")
+        {
+            notice(&format!(
+                "{address} is the process {pid}, {name}: its CPU time and memory are shown. --data or --pid names the store's"
+            ));
+        }
+        return Ok(found);
+    };
+    let door = Door::read(data).map_err(|error| {
+        Failure::usage(format!(
+            "no store runs in {}, or its administration is off: {error}",
+            data.display()
+        ))
+    })?;
+    let url = door.url.trim_start_matches("http://").trim_end_matches('/');
+    let found = url.parse().ok().and_then(listener);
+    if found.is_none() {
+        notice(&format!(
+            "the process of the store in {} is not to be seen: its CPU time and memory are left out",
+            data.display()
+        ));
+    }
+    Ok(found)
+}
+
+fn create(path: &Path) -> Result<File, Failure> {
+    File::create(path).map_err(|error| cannot_write(path, &error))
+}
+
+fn write(file: &mut File, path: &Path, text: &str) -> Result<(), Failure> {
+    file.write_all(text.as_bytes())
+        .map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::usage(format!("cannot write {}: {error}", path.display()))
+}
+
+/// A number that a bound on the command line keeps small.
+fn bounded(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        let text = error.to_string();
+        match error {
+            LoadError::Connect(_, error) if error.raw_os_error() == Some(FILES_MAX) => {
+                Self::transport(format!(
+                    "{text}. `ulimit -n` raises how many files a process opens"
+                ))
+            }
+            LoadError::Connect(..) => Self::transport(format!("{text}. {START_ONE}")),
+            LoadError::Silent(..) => {
+                Self::transport(format!("{text}. Is a state store running there?"))
+            }
+            LoadError::Broken(_, Broken::Refused(_)) | LoadError::Watch(..) => Self::refused(text),
+            LoadError::Broken(..) | LoadError::System(_) => Self::transport(text),
+            LoadError::InFlight { .. } => Self::usage(text),
+        }
+    }
+}
+
+/// EMFILE of Linux: this process has too many files open.
+const FILES_MAX: i32 = 24;

@@ -1,0 +1,256 @@
+//! A sweep as a picture: throughput to the right, latency upwards by powers of ten. Enters: a report. Leaves: an SVG that
+//! needs no font, script or file of anybody else.
+
+use std::fmt::Write as _;
+
+use super::report::{Report, quantiles};
+
+const WIDTH: f64 = 920.0;
+const HEIGHT: f64 = 560.0;
+const LEFT: f64 = 80.0;
+const RIGHT: f64 = 110.0;
+const TOP: f64 = 78.0;
+const BOTTOM: f64 = 62.0;
+
+/// Lines, and colours that are told apart by most eyes (Okabe and Ito 2008).
+const LINES: [(&str, &str); 3] = [("p50", "#0072b2"), ("p99", "#e69f00"), ("p99.9", "#d55e00")];
+
+/// One run.
+struct Spot {
+    name: String,
+    per_second: f64,
+    us: [f64; 3],
+}
+
+/// Draws it.
+pub(super) fn draw(report: &Report<'_>) -> String {
+    let spots = report.measured.iter().map(|(point, outcome)| {
+        let [p50, p99, p999, _] = quantiles(&outcome.tally.latencies());
+        Spot {
+            name: point.name.clone(),
+            per_second: outcome.per_second(),
+            us: [p50, p99, p999],
+        }
+    });
+    picture(&report.heading(), &spots.collect::<Vec<_>>())
+}
+
+fn picture(heading: &str, spots: &[Spot]) -> String {
+    // A run without an answer has no place on a scale of powers.
+    let spots: Vec<&Spot> = spots.iter().filter(|it| it.us[0] > 0.0).collect();
+    let all = || spots.iter().flat_map(|it| it.us);
+    let most = spots.iter().map(|it| it.per_second).fold(1.0, f64::max);
+    let (step, right) = ruler(most);
+    let low = all().fold(f64::INFINITY, f64::min).min(1e9).log10().floor();
+    let high = all().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
+    let low = if spots.is_empty() { high - 1.0 } else { low };
+    let x = |per_second: f64| LEFT + per_second / right * (WIDTH - LEFT - RIGHT);
+    let y = |us: f64| HEIGHT - BOTTOM - (us.log10() - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
+
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <title>Latency over throughput</title>\n\
+         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+    );
+    let text = |svg: &mut String, x: f64, y: f64, more: &str, says: &str| {
+        // Writing to a String cannot fail; here and below.
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"#333\" {more}>{}</text>",
+            escaped(says)
+        );
+    };
+    text(
+        &mut svg,
+        LEFT,
+        26.0,
+        "font-size=\"16\" font-weight=\"bold\"",
+        "Latency over throughput",
+    );
+    for (line, says) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
+        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", says);
+    }
+    for power in low as i32..=high as i32 {
+        let us = 10_f64.powi(power);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>",
+            WIDTH - RIGHT,
+            y = y(us)
+        );
+        text(
+            &mut svg,
+            LEFT - 8.0,
+            y(us) + 4.0,
+            "text-anchor=\"end\"",
+            &time(us),
+        );
+    }
+    let mut tick = 0.0;
+    while tick <= right * 1.001 {
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{:.1}\" stroke=\"#eee\"/>",
+            HEIGHT - BOTTOM,
+            x = x(tick)
+        );
+        text(
+            &mut svg,
+            x(tick),
+            HEIGHT - BOTTOM + 18.0,
+            "text-anchor=\"middle\"",
+            &format!("{tick:.0}"),
+        );
+        tick += step;
+    }
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    text(
+        &mut svg,
+        middle,
+        HEIGHT - 18.0,
+        "text-anchor=\"middle\"",
+        "answers per second",
+    );
+    for (at, (name, colour)) in LINES.iter().enumerate() {
+        let points: Vec<String> = spots
+            .iter()
+            .map(|it| format!("{:.1},{:.1}", x(it.per_second), y(it.us[at])))
+            .collect();
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            points.join(" ")
+        );
+        for it in &spots {
+            let _ = writeln!(
+                svg,
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{colour}\"><title>{}: {:.0}/s, {name} {:.1} us</title></circle>",
+                x(it.per_second),
+                y(it.us[at]),
+                escaped(&it.name),
+                it.per_second,
+                it.us[at]
+            );
+        }
+        let (at_x, at_y) = (WIDTH - RIGHT + 20.0, TOP + 20.0 + 22.0 * at as f64);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{at_x}\" x2=\"{:.1}\" y1=\"{at_y}\" y2=\"{at_y}\" stroke=\"{colour}\" stroke-width=\"3\"/>",
+            at_x + 22.0
+        );
+        text(&mut svg, at_x + 28.0, at_y + 4.0, "", name);
+    }
+    for it in &spots {
+        let above = it.us.iter().copied().fold(0.0, f64::max);
+        let more = "text-anchor=\"middle\" font-size=\"10\"";
+        text(&mut svg, x(it.per_second), y(above) - 9.0, more, &it.name);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// A step of 1, 2 or 5 times a power of ten, some five to ten of which reach `most`, and where the last one ends.
+fn ruler(most: f64) -> (f64, f64) {
+    let power = 10_f64.powf((most / 10.0).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|times| times * power);
+    let step = steps
+        .into_iter()
+        .find(|step| most / step <= 10.0)
+        .unwrap_or(most);
+    (step, (most / step).ceil() * step)
+}
+
+/// Microseconds that are a power of ten, in the unit that fits.
+fn time(us: f64) -> String {
+    match us {
+        us if us < 0.999 => format!("{:.0} ns", us * 1e3),
+        us if us < 999.0 => format!("{us:.0} us"),
+        us if us < 999e3 => format!("{:.0} ms", us / 1e3),
+        us => format!("{:.0} s", us / 1e6),
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rulers_have_round_steps_and_reach_the_end() {
+        for (most, step, end) in [
+            (95.0, 10.0, 100.0),
+            (40_100.0, 5_000.0, 45_000.0),
+            (1.0, 0.1, 1.0),
+            (17.0, 2.0, 18.0),
+        ] {
+            let (found, reaches) = ruler(most);
+            assert!(
+                (found - step).abs() < 1e-9 && (reaches - end).abs() < 1e-6,
+                "{most}: {found} {reaches}"
+            );
+        }
+    }
+
+    #[test]
+    fn powers_have_units() {
+        let all: Vec<String> = (-1..8).map(|power| time(10_f64.powi(power))).collect();
+        let expected = [
+            "100 ns", "1 us", "10 us", "100 us", "1 ms", "10 ms", "100 ms", "1 s", "10 s",
+        ];
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn every_run_has_a_spot_on_every_line_and_nothing_leaves_the_page() {
+        let spot = |per_second, us| Spot {
+            name: "a <b> & \"c\"".into(),
+            per_second,
+            us,
+        };
+        let svg = picture(
+            "one\ntwo\n\n",
+            &[
+                spot(10.0, [30.0, 90.0, 3e6]),
+                spot(40_100.0, [31.0, 31.0, 31.0]),
+                spot(0.0, [0.0; 3]),
+            ],
+        );
+        assert_eq!(
+            svg.matches("<circle").count(),
+            6,
+            "a run without answers has none"
+        );
+        assert!(
+            svg.contains("a &lt;b&gt; &amp; &quot;c&quot;")
+                && !svg.contains("NaN")
+                && !svg.contains("inf")
+        );
+        for place in svg.split("cx=\"").skip(1) {
+            let x: f64 = place.split('"').next().unwrap().parse().unwrap();
+            let y: f64 = place
+                .split("cy=\"")
+                .nth(1)
+                .unwrap()
+                .split('"')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+            assert!(
+                (LEFT..=WIDTH - RIGHT + 0.1).contains(&x)
+                    && (TOP - 0.1..=HEIGHT - BOTTOM + 0.1).contains(&y),
+                "{x} {y}"
+            );
+        }
+        let nothing = picture("", &[]);
+        assert!(
+            nothing.ends_with("</svg>\n") && !nothing.contains("NaN") && !nothing.contains("inf")
+        );
+    }
+}

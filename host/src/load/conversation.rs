@@ -1,0 +1,451 @@
+//! The requests of one connection: which are on their way, since when, and what became of them.
+//!
+//! What enters: the time, and bytes of a socket. What leaves: bytes for it, and outcomes in a [`Tally`]. It does no I/O and
+//! reads no clock. A slot is one request on its way; it is free again once the request is both answered and acknowledged,
+//! so that its packet id can be used again.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::pace::{Schedule, Turns};
+use super::protocol::{Broken, Heard, Protocol};
+use super::run::Run;
+use super::tally::Tally;
+use super::work::{Reply, Request, Source, Verb};
+use crate::limits;
+
+/// A request on its way.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    request: Request,
+    number: u64,
+    since: Instant,
+    unanswered: bool,
+    unacknowledged: bool,
+    /// It counts as an error already, whatever comes.
+    failed: bool,
+}
+
+/// One connection's requests.
+pub(super) struct Conversation<P> {
+    protocol: P,
+    run: Arc<Run>,
+    tally: Rc<RefCell<Tally>>,
+    source: Source,
+    /// In an open loop only.
+    turns: Option<Turns>,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    asked: u64,
+    exhausted: bool,
+    /// Bytes for the socket.
+    pub(super) out: Vec<u8>,
+}
+
+impl<P: Protocol> Conversation<P> {
+    /// `in_flight` requests at once at most.
+    pub(super) fn new(
+        protocol: P,
+        run: Arc<Run>,
+        tally: Rc<RefCell<Tally>>,
+        source: Source,
+        turns: Option<Turns>,
+        in_flight: u16,
+    ) -> Self {
+        let never = Slot {
+            request: Request {
+                verb: Verb::Get,
+                key: 0,
+            },
+            number: 0,
+            since: run.schedule.begin,
+            unanswered: false,
+            unacknowledged: false,
+            failed: false,
+        };
+        Self {
+            protocol,
+            run,
+            tally,
+            source,
+            turns,
+            slots: vec![never; usize::from(in_flight)],
+            // The lowest is taken first.
+            free: (0..in_flight).rev().collect(),
+            asked: 0,
+            exhausted: false,
+            out: Vec::new(),
+        }
+    }
+
+    /// Writes all requests for which it is time and there is room.
+    pub(super) fn ask(&mut self, now: Instant) {
+        let schedule = self.run.schedule;
+        while self.out.len() < limits::LOAD_OUTPUT_BYTES_HIGH
+            && !self.exhausted
+            && let Some(slot) = self.free.last().copied()
+        {
+            let since = match self.turns {
+                None => now,
+                Some(turns) => schedule.begin + turns.due(self.asked),
+            };
+            if since > now && since < schedule.until {
+                return;
+            }
+            let request = match since < schedule.until {
+                true => self.source.next(),
+                false => None,
+            };
+            let Some(request) = request else {
+                self.exhausted = true;
+                return;
+            };
+            self.free.pop();
+            self.protocol.ask(slot, self.asked, request, &mut self.out);
+            self.slots[usize::from(slot)] = Slot {
+                request,
+                number: self.asked,
+                since,
+                unanswered: true,
+                unacknowledged: P::ACKNOWLEDGES,
+                failed: false,
+            };
+            self.asked += 1;
+            let mut tally = self.tally.borrow_mut();
+            tally.sent += 1;
+            if schedule.has(since) {
+                tally.requests += 1;
+                if self.turns.is_some() {
+                    tally.late.note(now.saturating_duration_since(since));
+                }
+            }
+        }
+    }
+
+    /// Reads what came; the bytes that were whole packets.
+    pub(super) fn read(&mut self, bytes: &[u8], now: Instant) -> Result<usize, Broken> {
+        let Self {
+            protocol,
+            run,
+            tally,
+            slots,
+            free,
+            out,
+            ..
+        } = self;
+        let mut tally = tally.borrow_mut();
+        protocol.read(bytes, out, |heard| match heard {
+            Heard::Answer {
+                slot: at,
+                number,
+                reply,
+            } => match slots.get_mut(usize::from(at)) {
+                Some(slot) if slot.unanswered && slot.number == number => {
+                    slot.unanswered = false;
+                    tally.replied += 1;
+                    if !slot.failed {
+                        answered(run, &mut tally, slot, reply, now);
+                    }
+                    if !slot.unacknowledged {
+                        free.push(at);
+                    }
+                }
+                _ => run.fail(&mut tally, "an answer that nobody asked for", None),
+            },
+            Heard::Acknowledged { slot: at, refused } => match slots.get_mut(usize::from(at)) {
+                Some(slot) if slot.unacknowledged => {
+                    slot.unacknowledged = false;
+                    if let Some(why) = refused {
+                        if slot.unanswered && !slot.failed {
+                            run.fail(&mut tally, &why, Some(slot.since));
+                        }
+                        slot.unanswered = false;
+                    }
+                    if !slot.unanswered {
+                        free.push(at);
+                    }
+                }
+                _ => run.fail(&mut tally, "an acknowledgement of nothing", None),
+            },
+            Heard::Ready => {}
+            Heard::Told(_) | Heard::Nonsense => {
+                run.fail(&mut tally, "a message that nobody asked for", None);
+            }
+        })
+    }
+
+    /// Looks for requests that have waited too long.
+    pub(super) fn look(&mut self, now: Instant) {
+        let timeout = self.run.timeout;
+        let why = format!("no answer within {timeout:?}");
+        self.give_up(&why, |slot| {
+            now.saturating_duration_since(slot.since) >= timeout
+        });
+    }
+
+    /// Whether nothing more is to be asked or awaited.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        let schedule = &self.run.schedule;
+        self.exhausted && self.free.len() == self.slots.len()
+            || now >= schedule.until + self.run.timeout
+            || self.run.is_given_up()
+    }
+
+    /// The end, because the connection was lost or all is over: what was not answered will not be, and what was still due
+    /// is not sent.
+    pub(super) fn end(&mut self, lost: Option<&str>, now: Instant) {
+        if lost.is_none() && self.run.is_given_up() {
+            // Its requests might have been answered; what counts is the one that was not.
+            return;
+        }
+        let overdue = format!("no answer within {:?}", self.run.timeout);
+        let count = self.give_up(lost.unwrap_or(&overdue), |_| true);
+        let mut tally = self.tally.borrow_mut();
+        if let Some(why) = lost
+            && count == 0
+        {
+            // Nothing was on its way that would say so.
+            self.run.fail(&mut tally, why, None);
+        }
+        let Some(turns) = self.turns else {
+            return;
+        };
+        let Schedule { begin, from, until } = self.run.schedule;
+        let before = |time: Instant| turns.before(time.saturating_duration_since(begin));
+        let due = before(until.min(now));
+        let measured = due.saturating_sub(self.asked.max(before(from)));
+        tally.requests += measured;
+        tally.failed += measured;
+        tally
+            .errors
+            .note("not sent in time", due.saturating_sub(self.asked));
+    }
+
+    fn give_up(&mut self, why: &str, which: impl Fn(&Slot) -> bool) -> usize {
+        let mut tally = self.tally.borrow_mut();
+        let mut count = 0;
+        for slot in &mut self.slots {
+            if slot.unanswered && !slot.failed && which(slot) {
+                slot.failed = true;
+                count += 1;
+                self.run.fail(&mut tally, why, Some(slot.since));
+            }
+        }
+        count
+    }
+
+    /// Writes a sign of life.
+    pub(super) fn ping(&mut self) {
+        self.protocol.ping(&mut self.out);
+    }
+
+    /// Writes the end.
+    pub(super) fn bye(&mut self) {
+        self.protocol.bye(&mut self.out);
+    }
+}
+
+fn answered(run: &Run, tally: &mut Tally, slot: &Slot, reply: Reply<'_>, now: Instant) {
+    if !run.catalogue.is_right(slot.request, reply) {
+        let why = match reply {
+            Reply::Refused(text) => format!("refused: {}", String::from_utf8_lossy(text)),
+            _ => "a wrong answer".to_owned(),
+        };
+        run.fail(tally, &why, Some(slot.since));
+        return;
+    }
+    run.succeed(slot.request);
+    if run.schedule.has(now) {
+        tally.arrived += 1;
+    }
+    if run.schedule.has(slot.since) {
+        tally.answered += 1;
+        let latency = now.saturating_duration_since(slot.since);
+        tally.of(slot.request.verb).note(latency);
+        if slot.request.verb == Verb::Get && reply == Reply::Nothing {
+            tally.misses += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::load::work::{Catalogue, Job};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Every byte is a packet: the slot of a request or of its answer, and above it the number.
+    struct Bytes {
+        says: Reply<'static>,
+    }
+
+    impl Protocol for Bytes {
+        const ACKNOWLEDGES: bool = false;
+        fn hello(&mut self, _: &mut Vec<u8>) {}
+        fn in_flight_max(&self) -> u16 {
+            8
+        }
+        fn ask(&mut self, slot: u16, number: u64, _: Request, out: &mut Vec<u8>) {
+            out.push(slot as u8 | (number as u8) << 4);
+        }
+        fn read(
+            &mut self,
+            bytes: &[u8],
+            _: &mut Vec<u8>,
+            mut hear: impl FnMut(Heard<'_>),
+        ) -> Result<usize, Broken> {
+            for byte in bytes {
+                hear(Heard::Answer {
+                    slot: u16::from(byte & 15),
+                    number: u64::from(byte >> 4),
+                    reply: self.says,
+                });
+            }
+            Ok(bytes.len())
+        }
+        fn ping(&mut self, _: &mut Vec<u8>) {}
+        fn bye(&mut self, _: &mut Vec<u8>) {}
+    }
+
+    fn conversation(per_second: Option<f64>, in_flight: u16) -> (Conversation<Bytes>, Instant) {
+        doing(Job::Mix { reads: 0 }, per_second, in_flight)
+    }
+
+    /// Warms up for 10 ms and measures 100.
+    fn doing(job: Job, per_second: Option<f64>, in_flight: u16) -> (Conversation<Bytes>, Instant) {
+        let begin = Instant::now();
+        let schedule = Schedule {
+            begin,
+            from: begin + 10 * MS,
+            until: begin + 110 * MS,
+        };
+        let catalogue = Arc::new(Catalogue::new(1));
+        let run = Arc::new(Run::new(schedule, catalogue, 50 * MS, 0, job));
+        let source = Source::new(job, 10, 1, 0, 1);
+        let turns = per_second.map(|rate| Turns::new(rate, 0, 1));
+        let tally = Rc::default();
+        let protocol = Bytes { says: Reply::Done };
+        (
+            Conversation::new(protocol, run, tally, source, turns, in_flight),
+            begin,
+        )
+    }
+
+    #[test]
+    fn a_closed_loop_asks_again_when_it_is_answered() {
+        let (mut it, begin) = conversation(None, 2);
+        it.ask(begin + 20 * MS);
+        assert_eq!(it.out, [0x00, 0x11]);
+        it.ask(begin + 20 * MS);
+        assert_eq!(it.out.len(), 2, "both slots are taken");
+        it.read(&[0x11], begin + 23 * MS).unwrap();
+        it.ask(begin + 24 * MS);
+        assert_eq!(
+            it.out[2..],
+            [0x21],
+            "a slot holds one request after the other"
+        );
+        let tally = it.tally.borrow();
+        assert_eq!((tally.requests, tally.answered, tally.sent), (3, 1, 3));
+        assert!((tally.writes.max_us() - 3000.0).abs() < 10.0);
+    }
+
+    #[test]
+    fn an_open_loop_counts_from_when_a_request_was_due() {
+        // Every 10 ms, and a server that answers nothing for 40.
+        let (mut it, begin) = conversation(Some(100.0), 1);
+        it.ask(begin + 10 * MS);
+        it.read(&[0x00], begin + 50 * MS).unwrap();
+        it.ask(begin + 50 * MS);
+        it.read(&[0x10], begin + 51 * MS).unwrap();
+        let tally = it.tally.borrow();
+        // The first was due at once, in the warm-up; the second at 10 ms, and was sent 40 ms late.
+        assert_eq!((tally.sent, tally.requests, tally.answered), (2, 1, 1));
+        assert!((tally.late.max_us() - 40_000.0).abs() < 100.0);
+        assert!((tally.writes.max_us() - 41_000.0).abs() < 100.0);
+    }
+
+    #[test]
+    fn only_the_window_is_measured() {
+        let (mut it, begin) = conversation(None, 1);
+        for (asked, answered) in [(5, 8), (9, 12), (50, 60), (109, 112)] {
+            it.ask(begin + asked * MS);
+            let number = it.asked as u8 - 1;
+            it.read(&[number << 4], begin + answered * MS).unwrap();
+        }
+        it.ask(begin + 113 * MS);
+        assert!(it.is_over(begin + 113 * MS));
+        let tally = it.tally.borrow();
+        // Begun within: at 50 and 109. Answered within: at 12 and 60.
+        assert_eq!((tally.sent, tally.replied), (4, 4));
+        assert_eq!((tally.requests, tally.answered, tally.arrived), (2, 2, 2));
+    }
+
+    #[test]
+    fn an_answer_that_is_late_is_an_error_once() {
+        let (mut it, begin) = conversation(None, 1);
+        it.ask(begin + 20 * MS);
+        it.look(begin + 69 * MS);
+        assert_eq!(it.tally.borrow().failed, 0);
+        it.look(begin + 70 * MS);
+        it.look(begin + 71 * MS);
+        it.read(&[0x00], begin + 72 * MS).unwrap();
+        it.ask(begin + 72 * MS);
+        assert_eq!(it.asked, 2, "its slot is free again");
+        let tally = it.tally.borrow();
+        assert_eq!((tally.requests, tally.answered, tally.failed), (2, 0, 1));
+        assert_eq!(
+            tally.errors.kinds().collect::<Vec<_>>(),
+            [("no answer within 50ms", 1)]
+        );
+    }
+
+    #[test]
+    fn what_was_due_and_could_not_be_sent_is_an_error() {
+        let (mut it, begin) = conversation(Some(1000.0), 1);
+        it.ask(begin + 30 * MS);
+        it.end(Some("connection lost: gone"), begin + 60 * MS);
+        let tally = it.tally.borrow();
+        let errors: Vec<_> = tally.errors.kinds().collect();
+        assert_eq!(
+            errors,
+            [("connection lost: gone", 1), ("not sent in time", 59)]
+        );
+        // One each millisecond from 10 to 59.
+        assert_eq!((tally.requests, tally.failed, tally.sent), (50, 50, 1));
+    }
+
+    #[test]
+    fn a_lost_connection_is_an_error_even_if_it_was_idle() {
+        let (mut it, begin) = conversation(None, 1);
+        it.end(Some("connection lost: gone"), begin);
+        assert_eq!(it.tally.borrow().errors.count(), 1);
+    }
+
+    #[test]
+    fn one_key_that_cannot_be_set_ends_the_filling_and_is_the_only_error() {
+        let (mut it, begin) = doing(Job::Fill, None, 3);
+        it.ask(begin);
+        it.protocol.says = Reply::Refused(b"quota");
+        it.read(&[0x11], begin + MS).unwrap();
+        assert!(it.is_over(begin + MS));
+        it.end(None, begin + MS);
+        let tally = it.tally.borrow();
+        let errors: Vec<_> = tally.errors.kinds().collect();
+        assert_eq!(errors, [("refused: quota", 1)]);
+    }
+
+    #[test]
+    fn an_answer_to_nothing_is_an_error() {
+        let (mut it, begin) = conversation(None, 1);
+        it.ask(begin + 20 * MS);
+        it.read(&[0x10, 0x05], begin + 21 * MS).unwrap();
+        assert_eq!(it.tally.borrow().errors.count(), 2);
+        assert_eq!(it.tally.borrow().answered, 0);
+    }
+}

@@ -1,0 +1,612 @@
+//! MQTT 5, as much of it as a client of the store needs, without a socket.
+//!
+//! What enters: requests, and bytes of a socket. What leaves: bytes for it, and what was heard. All that a request has in
+//! common with the others is written once; what is left is copying. It acknowledges answers and notifications along with
+//! the next bytes that go out.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use statehouse_mqtt::PropertiesBuilder;
+
+use super::protocol::{Broken, Heard, Protocol, Role};
+use super::work::{Catalogue, Reply, Request, Verb, write_digits};
+use crate::limits;
+use crate::request::REQUEST_TOPIC;
+
+/// Before the client id in Base 16 (the protocol, section 1).
+const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
+
+/// What a notification of a SET begins with; the value follows as a bulk string (the protocol, section 8).
+const NOTIFIED_SET: &[u8] = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n";
+
+/// Where the correlation data are in the properties: behind their identifier and length.
+const CORRELATION_AT: usize = 3;
+
+/// Slot and number, so that an answer finds its request and no two requests are alike.
+const CORRELATION_BYTES: usize = 8;
+
+/// The version of a request's clock; the milliseconds are written over.
+const TIMESTAMP: &str = "000000000000000:00000:bench";
+
+/// Digits of the milliseconds in it.
+const WALL_DIGITS: usize = 15;
+
+/// Reason code "No matching subscribers" (MQTT 5 section 3.4.2.1).
+const NO_SUBSCRIBERS: u8 = 0x10;
+
+/// One client of the store.
+pub struct Mqtt {
+    catalogue: Arc<Catalogue>,
+    id: String,
+    role: Role,
+    response_topic: String,
+    /// Topic, packet id, properties: all of a PUBLISH between its length and its payload.
+    envelope: Vec<u8>,
+    packet_id_at: usize,
+    correlation_at: usize,
+    wall_at: usize,
+    wall_ms: u64,
+    /// What the payloads begin with, up to the key.
+    heads: [Vec<u8>; 4],
+    /// Length and CRLF before a value.
+    value_head: Vec<u8>,
+    receive_max: u16,
+}
+
+impl Mqtt {
+    /// The client `number` of a run that has a `nonce` of its own, so that it takes no other run's sessions over.
+    #[must_use]
+    pub fn new(catalogue: Arc<Catalogue>, nonce: u64, role: Role, number: usize) -> Self {
+        let kind = match role {
+            Role::Asks => "bench",
+            Role::Watches => "bench-watch",
+        };
+        let id = format!("{kind}-{nonce:016x}-{number}");
+        let response_topic = format!("clients/{id}/bench");
+        let properties = PropertiesBuilder::new()
+            .correlation_data(&[0; CORRELATION_BYTES])
+            .response_topic(&response_topic)
+            .user("__protVer", "1.0")
+            .user("__ts", TIMESTAMP)
+            .finish()
+            // It fails for U+0000, wildcards and lengths above 65 535: there are none of these.
+            .expect("short texts of letters and digits");
+        let mut envelope = Vec::new();
+        push_text(&mut envelope, REQUEST_TOPIC.as_bytes());
+        let packet_id_at = envelope.len();
+        envelope.extend_from_slice(&[0, 0]);
+        push_length(&mut envelope, properties.len());
+        let correlation_at = envelope.len() + CORRELATION_AT;
+        envelope.extend_from_slice(&properties);
+        let head = |arguments: usize, verb: &str| {
+            let (verb_bytes, key_bytes) = (verb.len(), catalogue.key_bytes());
+            format!("*{arguments}\r\n${verb_bytes}\r\n{verb}\r\n${key_bytes}\r\n").into_bytes()
+        };
+        Self {
+            heads: [
+                head(2, "GET"),
+                head(3, "SET"),
+                head(2, "DEL"),
+                head(2, "KEYNOTIFY"),
+            ],
+            value_head: format!("\r\n${}\r\n", catalogue.value_bytes()).into_bytes(),
+            wall_at: envelope.len() - TIMESTAMP.len(),
+            wall_ms: 0,
+            catalogue,
+            id,
+            role,
+            response_topic,
+            envelope,
+            packet_id_at,
+            correlation_at,
+            receive_max: u16::MAX,
+        }
+    }
+
+    fn connect(&self, out: &mut Vec<u8>) {
+        let packet_bytes_max = self.catalogue.value_bytes() + limits::LOAD_ENVELOPE_BYTES;
+        let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', 5];
+        // Clean Start, and no session once the connection has ended (section 3.1.2.11.2).
+        body.push(2);
+        body.extend_from_slice(&limits::LOAD_KEEP_ALIVE_S.to_be_bytes());
+        // Maximum Packet Size (section 3.1.2.11.4).
+        body.extend_from_slice(&[5, 0x27]);
+        let packet_bytes_max = u32::try_from(packet_bytes_max).unwrap_or(u32::MAX);
+        body.extend_from_slice(&packet_bytes_max.to_be_bytes());
+        push_text(&mut body, self.id.as_bytes());
+        push_packet(out, 0x10, &body);
+    }
+
+    fn subscribe(&self, out: &mut Vec<u8>) {
+        let mut body = vec![0, 1, 0];
+        push_text(&mut body, self.response_topic.as_bytes());
+        body.push(1);
+        if self.role == Role::Watches {
+            // The store delivers them by itself; another broker only to who subscribed.
+            let hex: String = self.id.bytes().map(|byte| format!("{byte:02X}")).collect();
+            push_text(
+                &mut body,
+                format!("{NOTIFICATIONS}{hex}/command/notify/#").as_bytes(),
+            );
+            body.push(1);
+        }
+        push_packet(out, 0x82, &body);
+    }
+
+    /// CONNACK (section 3.2).
+    fn connected(&mut self, body: &[u8]) -> Result<(), Broken> {
+        let [_, reason, rest @ ..] = body else {
+            return Err(MALFORMED);
+        };
+        if *reason != 0 {
+            return Err(Broken::Refused(format!("CONNACK {reason:#04x}")));
+        }
+        let properties = properties(rest)?.0;
+        let mut packet_bytes_max = u32::MAX;
+        for property in Scan(properties) {
+            match property? {
+                (0x21, [high, low]) => self.receive_max = u16::from_be_bytes([*high, *low]),
+                (0x27, &[a, b, c, d]) => packet_bytes_max = u32::from_be_bytes([a, b, c, d]),
+                _ => {}
+            }
+        }
+        let mut longest = Vec::new();
+        let request = Request {
+            verb: Verb::Set,
+            key: 0,
+        };
+        self.ask(0, 0, request, &mut longest);
+        if longest.len() > packet_bytes_max as usize {
+            return Err(Broken::Refused(format!(
+                "values of {} bytes need packets of {}, and it takes {packet_bytes_max}",
+                self.catalogue.value_bytes(),
+                longest.len()
+            )));
+        }
+        Ok(())
+    }
+
+    fn message<'a>(
+        &self,
+        first: u8,
+        body: &'a [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Heard<'a>, Broken> {
+        let (topic, mut rest) = text(body)?;
+        if first & 6 != 0 {
+            let (id, behind) = rest.split_first_chunk::<2>().ok_or(MALFORMED)?;
+            out.extend_from_slice(&[0x40, 2, id[0], id[1]]);
+            rest = behind;
+        }
+        let (properties, payload) = properties(rest)?;
+        if topic != self.response_topic.as_bytes() {
+            let value = payload.strip_prefix(NOTIFIED_SET).and_then(bulk);
+            return Ok(Heard::Told(value));
+        }
+        let (mut correlation, mut status) = (None, None);
+        for property in Scan(properties) {
+            match property? {
+                (0x09, data) => correlation = <[u8; CORRELATION_BYTES]>::try_from(data).ok(),
+                (0x26, pair) => {
+                    let (name, rest) = text(pair)?;
+                    if name == b"__stat" {
+                        status = Some(text(rest)?.0);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let Some([a, b, number @ ..]) = correlation else {
+            return Ok(Heard::Nonsense);
+        };
+        let [c, d, e, f, g, h] = number;
+        let reply = match status {
+            Some(b"200") => reply(payload),
+            _ => Reply::Strange,
+        };
+        Ok(Heard::Answer {
+            slot: u16::from_be_bytes([a, b]),
+            number: u64::from_be_bytes([0, 0, c, d, e, f, g, h]),
+            reply,
+        })
+    }
+}
+
+impl Protocol for Mqtt {
+    const ACKNOWLEDGES: bool = true;
+
+    fn hello(&mut self, out: &mut Vec<u8>) {
+        // A client may send on before the CONNACK (section 3.1.4).
+        self.connect(out);
+        self.subscribe(out);
+    }
+
+    fn in_flight_max(&self) -> u16 {
+        // Packet ids begin at 1.
+        self.receive_max.min(u16::MAX - 1)
+    }
+
+    fn ask(&mut self, slot: u16, number: u64, request: Request, out: &mut Vec<u8>) {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let wall_ms = u64::try_from(now.as_millis()).unwrap_or(0);
+        if self.wall_ms != wall_ms {
+            self.wall_ms = wall_ms;
+            write_digits(&mut self.envelope[self.wall_at..][..WALL_DIGITS], wall_ms);
+        }
+        let packet_id = (slot + 1).to_be_bytes();
+        self.envelope[self.packet_id_at..][..2].copy_from_slice(&packet_id);
+        let correlation = u64::from(slot) << 48 | number & ((1 << 48) - 1);
+        self.envelope[self.correlation_at..][..CORRELATION_BYTES]
+            .copy_from_slice(&correlation.to_be_bytes());
+        let (head, value) = match request.verb {
+            Verb::Get => (&self.heads[0], None),
+            Verb::Set => (&self.heads[1], Some(self.catalogue.value(request.key))),
+            Verb::Del => (&self.heads[2], None),
+            Verb::Watch => (&self.heads[3], None),
+        };
+        let value_bytes = value.map_or(0, |value| self.value_head.len() + value.len());
+        let payload_bytes = head.len() + self.catalogue.key_bytes() + value_bytes + 2;
+        out.push(0x32);
+        push_length(out, self.envelope.len() + payload_bytes);
+        out.extend_from_slice(&self.envelope);
+        out.extend_from_slice(head);
+        self.catalogue.push_key(request.key, out);
+        if let Some(value) = value {
+            out.extend_from_slice(&self.value_head);
+            out.extend_from_slice(value);
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+        mut hear: impl FnMut(Heard<'_>),
+    ) -> Result<usize, Broken> {
+        let mut done = 0;
+        while let Some((first, at, end)) = packet(&bytes[done..])? {
+            let body = &bytes[done + at..done + end];
+            done += end;
+            match first >> 4 {
+                2 => self.connected(body)?,
+                3 => hear(self.message(first, body, out)?),
+                4 => {
+                    let [high, low, rest @ ..] = body else {
+                        return Err(MALFORMED);
+                    };
+                    let slot = u16::from_be_bytes([*high, *low])
+                        .checked_sub(1)
+                        .ok_or(MALFORMED)?;
+                    let refused = match rest.first().copied().unwrap_or(0) {
+                        NO_SUBSCRIBERS => Some("no store is subscribed to requests".to_owned()),
+                        reason if reason >= 0x80 => Some(format!("PUBACK {reason:#04x}")),
+                        _ => None,
+                    };
+                    hear(Heard::Acknowledged { slot, refused });
+                }
+                9 => {
+                    let (_, reasons) = properties(body.get(2..).ok_or(MALFORMED)?)?;
+                    if let Some(reason) = reasons.iter().find(|reason| **reason >= 0x80) {
+                        return Err(Broken::Refused(format!("SUBACK {reason:#04x}")));
+                    }
+                    hear(Heard::Ready);
+                }
+                13 => {}
+                14 => {
+                    let reason = body.first().copied().unwrap_or(0);
+                    return Err(Broken::Ended(format!("DISCONNECT {reason:#04x}")));
+                }
+                _ => return Err(MALFORMED),
+            }
+        }
+        Ok(done)
+    }
+
+    fn ping(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[0xC0, 0]);
+    }
+
+    fn bye(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[0xE0, 0]);
+    }
+}
+
+const MALFORMED: Broken = Broken::Malformed("a packet that no MQTT 5 broker sends");
+
+/// What an answer's payload means (the protocol, section 4).
+fn reply(payload: &[u8]) -> Reply<'_> {
+    match payload {
+        b"+OK\r\n" | b":1\r\n" => Reply::Done,
+        b"$-1\r\n" | b":0\r\n" => Reply::Nothing,
+        _ => match payload.strip_prefix(b"-ERR ") {
+            Some(text) => Reply::Refused(text.strip_suffix(b"\r\n").unwrap_or(text)),
+            None => bulk(payload).map_or(Reply::Strange, Reply::Value),
+        },
+    }
+}
+
+/// The bytes of a bulk string that is there whole, and nothing else.
+fn bulk(payload: &[u8]) -> Option<&[u8]> {
+    let rest = payload.strip_prefix(b"$")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let length = std::str::from_utf8(&rest[..digits])
+        .ok()?
+        .parse::<usize>()
+        .ok()?;
+    let value = rest[digits..]
+        .strip_prefix(b"\r\n")?
+        .strip_suffix(b"\r\n")?;
+    (value.len() == length).then_some(value)
+}
+
+/// First byte, and where body and packet end, once a packet is there whole.
+fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
+    let [first, rest @ ..] = bytes else {
+        return Ok(None);
+    };
+    let Some((length, at)) = number(rest)? else {
+        return Ok(None);
+    };
+    let (at, end) = (1 + at, 1 + at + length);
+    Ok((bytes.len() >= end).then_some((*first, at, end)))
+}
+
+/// A Variable Byte Integer and its own length (section 1.5.5).
+fn number(bytes: &[u8]) -> Result<Option<(usize, usize)>, Broken> {
+    let mut number = 0;
+    for (at, byte) in bytes.iter().take(4).enumerate() {
+        number |= usize::from(byte & 127) << (7 * at);
+        if byte & 128 == 0 {
+            return Ok(Some((number, at + 1)));
+        }
+    }
+    match bytes.len() {
+        0..4 => Ok(None),
+        _ => Err(MALFORMED),
+    }
+}
+
+/// Properties, and what is behind them.
+fn properties(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
+    let (length, at) = number(bytes)?.ok_or(MALFORMED)?;
+    bytes[at..].split_at_checked(length).ok_or(MALFORMED)
+}
+
+/// A string with its length in front, and what is behind it.
+fn text(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
+    let (length, rest) = bytes.split_first_chunk::<2>().ok_or(MALFORMED)?;
+    let length = usize::from(u16::from_be_bytes(*length));
+    rest.split_at_checked(length).ok_or(MALFORMED)
+}
+
+/// Properties one by one: identifier and value, of a string or binary value without its length, of a pair with both.
+struct Scan<'a>(&'a [u8]);
+
+impl<'a> Scan<'a> {
+    fn one(&mut self, id: u8, rest: &'a [u8]) -> Result<(u8, &'a [u8]), Broken> {
+        let fixed = match id {
+            // Section 2.2.2.2.
+            0x01 | 0x17 | 0x19 | 0x24 | 0x25 | 0x28..=0x2A => 1,
+            0x13 | 0x21..=0x23 => 2,
+            0x02 | 0x11 | 0x18 | 0x27 => 4,
+            0x0B => number(rest)?.ok_or(MALFORMED)?.1,
+            0x03 | 0x08 | 0x09 | 0x12 | 0x15 | 0x16 | 0x1A | 0x1C | 0x1F => {
+                let (value, rest) = text(rest)?;
+                self.0 = rest;
+                return Ok((id, value));
+            }
+            0x26 => {
+                let behind = text(text(rest)?.1)?.1;
+                rest.len() - behind.len()
+            }
+            _ => return Err(MALFORMED),
+        };
+        let (value, rest) = rest.split_at_checked(fixed).ok_or(MALFORMED)?;
+        self.0 = rest;
+        Ok((id, value))
+    }
+}
+
+impl<'a> Iterator for Scan<'a> {
+    type Item = Result<(u8, &'a [u8]), Broken>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (id, rest) = self.0.split_first()?;
+        let one = self.one(*id, rest);
+        if one.is_err() {
+            self.0 = &[];
+        }
+        Some(one)
+    }
+}
+
+fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
+    out.push(first);
+    push_length(out, body.len());
+    out.extend_from_slice(body);
+}
+
+fn push_text(out: &mut Vec<u8>, text: &[u8]) {
+    // All texts here are short: topics and client ids of our own.
+    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(text);
+}
+
+fn push_length(out: &mut Vec<u8>, mut length: usize) {
+    loop {
+        let more = length > 127;
+        out.push((length & 127) as u8 | if more { 128 } else { 0 });
+        length >>= 7;
+        if !more {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> Mqtt {
+        Mqtt::new(Arc::new(Catalogue::new(5)), 7, Role::Asks, 3)
+    }
+
+    /// What is heard of these bytes, in words.
+    fn heard(bytes: &[u8]) -> Result<(usize, Vec<String>, Vec<u8>), Broken> {
+        let (mut said, mut out) = (Vec::new(), Vec::new());
+        let done = client().read(bytes, &mut out, |heard| said.push(format!("{heard:?}")))?;
+        Ok((done, said, out))
+    }
+
+    fn answer(topic: &str, properties: &[u8], payload: &[u8]) -> Vec<u8> {
+        let mut body = Vec::new();
+        push_text(&mut body, topic.as_bytes());
+        body.extend_from_slice(&[0, 9]);
+        push_length(&mut body, properties.len());
+        body.extend_from_slice(properties);
+        body.extend_from_slice(payload);
+        let mut bytes = Vec::new();
+        push_packet(&mut bytes, 0x32, &body);
+        bytes
+    }
+
+    const TOPIC: &str = "clients/bench-0000000000000007-3/bench";
+    const OK: &[u8] = b"\x09\0\x08\0\x02\0\0\0\0\0\x05\x26\0\x06__stat\0\x03200";
+
+    #[test]
+    fn a_request_is_what_the_broker_reads() {
+        let mut out = Vec::new();
+        let mut client = client();
+        client.ask(
+            2,
+            5,
+            Request {
+                verb: Verb::Set,
+                key: 1,
+            },
+            &mut out,
+        );
+        let (first, at, end) = packet(&out).unwrap().unwrap();
+        assert_eq!((first, end), (0x32, out.len()));
+        let (topic, rest) = text(&out[at..]).unwrap();
+        assert_eq!(topic, REQUEST_TOPIC.as_bytes());
+        assert_eq!(rest[..2], [0, 3]);
+        let (raw, payload) = properties(&rest[2..]).unwrap();
+        let value = Catalogue::new(5);
+        let value = String::from_utf8_lossy(value.value(1)).into_owned();
+        let expected = format!("*3\r\n$3\r\nSET\r\n$18\r\nbench/5/0000000001\r\n$5\r\n{value}\r\n");
+        assert_eq!(payload, expected.as_bytes());
+        let parsed = statehouse_mqtt::Properties::parse(raw.to_vec()).unwrap();
+        assert_eq!(parsed.response_topic(), Some(TOPIC));
+        assert_eq!(
+            parsed.correlation_data().unwrap()[..],
+            [0, 2, 0, 0, 0, 0, 0, 5]
+        );
+        let user: Vec<_> = parsed.user().collect();
+        assert_eq!(user[0], ("__protVer", "1.0"));
+        assert!(
+            user[1].1.ends_with(":00000:bench") && user[1].1.starts_with("0017"),
+            "{user:?}"
+        );
+    }
+
+    #[test]
+    fn an_answer_finds_its_slot_and_is_acknowledged() {
+        let bytes = answer(TOPIC, OK, b"$5\r\nhello\r\n");
+        let (done, said, out) = heard(&bytes).unwrap();
+        assert_eq!(done, bytes.len());
+        assert_eq!(said.len(), 1);
+        assert!(
+            said[0].starts_with("Answer { slot: 2, number: 5, reply: Value("),
+            "{said:?}"
+        );
+        assert_eq!(out, [0x40, 2, 0, 9]);
+        // Byte by byte: nothing is heard of a part.
+        for end in 0..bytes.len() {
+            assert_eq!(heard(&bytes[..end]).unwrap().0, 0);
+        }
+    }
+
+    #[test]
+    fn answers_mean_what_the_protocol_says() {
+        for (payload, expected) in [
+            (&b"+OK\r\n"[..], Reply::Done),
+            (b"$-1\r\n", Reply::Nothing),
+            (b":0\r\n", Reply::Nothing),
+            (b":1\r\n", Reply::Done),
+            (b"$0\r\n\r\n", Reply::Value(b"")),
+            (b"$2\r\n\r\n\r\n", Reply::Value(b"\r\n")),
+            (b"-ERR syntax error\r\n", Reply::Refused(b"syntax error")),
+            (b"$3\r\nab\r\n", Reply::Strange),
+            (b"$\r\nab\r\n", Reply::Strange),
+            (b":-1\r\n", Reply::Strange),
+            (b"", Reply::Strange),
+        ] {
+            assert_eq!(reply(payload), expected, "{}", payload.escape_ascii());
+        }
+        // Without `__stat`=`200` every official client fails the call.
+        let said = heard(&answer(TOPIC, &OK[..11], b"+OK\r\n")).unwrap().1;
+        assert!(said[0].contains("Strange"), "{said:?}");
+    }
+
+    #[test]
+    fn notifications_and_acknowledgements_are_told_apart() {
+        let mut bytes = answer(
+            "clients/other",
+            &[],
+            b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nx\r\n",
+        );
+        bytes.extend_from_slice(&[0x40, 2, 0, 1, 0x40, 4, 0, 2, 0x97, 0, 0x40, 3, 0, 3, 0x10]);
+        let said = heard(&bytes).unwrap().1;
+        assert_eq!(said[0], "Told(Some([120]))");
+        assert_eq!(said[1], "Acknowledged { slot: 0, refused: None }");
+        assert!(
+            said[2].contains("0x97") && said[3].contains("no store"),
+            "{said:?}"
+        );
+    }
+
+    #[test]
+    fn what_no_broker_sends_is_an_error_and_never_a_panic() {
+        for bytes in [
+            &[0x30, 0xff, 0xff, 0xff, 0xff][..],
+            &[0x00, 0],
+            &[0x20, 1, 0],
+            &[0x32, 0],
+            &[0x32, 4, 0, 9, b'a', b'b'],
+            &[0x40, 2, 0, 0],
+            &[0x90, 1, 0],
+            &[0x20, 3, 0, 0x87, 0],
+            &[0xE0, 1, 0x8E],
+            &answer(TOPIC, &[0x7f, 0], b""),
+            &answer(TOPIC, &[0x26, 0, 9], b""),
+        ] {
+            assert!(heard(bytes).is_err(), "{bytes:02x?}");
+        }
+        assert!(matches!(heard(&[0xE0, 1, 0x8E]), Err(Broken::Ended(why)) if why.contains("0x8e")));
+        assert!(matches!(
+            heard(&[0x20, 3, 0, 0x87, 0]),
+            Err(Broken::Refused(_))
+        ));
+    }
+
+    #[test]
+    fn values_that_the_server_does_not_take_are_refused_at_once() {
+        let connack = |bytes: u32| {
+            let mut packet = vec![0x20, 11, 0, 0, 8, 0x21, 0, 20, 0x27];
+            packet.extend_from_slice(&bytes.to_be_bytes());
+            packet
+        };
+        let mut client = client();
+        let read = client.read(&connack(1000), &mut Vec::new(), |_| {});
+        assert!(read.is_ok());
+        assert_eq!(client.in_flight_max(), 20);
+        let read = client.read(&connack(100), &mut Vec::new(), |_| {});
+        assert!(matches!(read, Err(Broken::Refused(why)) if why.contains("takes 100")));
+    }
+}

@@ -1,0 +1,203 @@
+//! What came of a load. Enters: one outcome after the other. Leaves: counts, latencies, errors by kind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::work::Verb;
+use crate::limits;
+
+/// Latencies, in nanoseconds, each to a thousandth of itself or to a tenth of a microsecond.
+#[derive(Clone, Debug)]
+pub struct Latencies(Histogram<u64>);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let (low, high) = (limits::LOAD_LATENCY_NS_MIN, limits::LOAD_LATENCY_NS_MAX);
+        // Refused are a low of 0, a high below twice the low and more than 5 digits: constants, and none of these.
+        Self(Histogram::new_with_bounds(low, high, 3).expect("bounds that fit each other"))
+    }
+}
+
+impl Latencies {
+    pub(super) fn note(&mut self, latency: Duration) {
+        let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self.0.saturating_record(ns);
+    }
+
+    /// Takes over those of another.
+    pub fn add(&mut self, other: &Self) {
+        // It fails where the other one's bounds are wider: all have the same.
+        let _ = self.0.add(&other.0);
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// What this share of all took at most, in microseconds: 0.99 is p99. 0 where there are none.
+    #[must_use]
+    pub fn quantile_us(&self, quantile: f64) -> f64 {
+        match self.0.is_empty() {
+            true => 0.0,
+            false => self.0.value_at_quantile(quantile) as f64 / 1000.0,
+        }
+    }
+
+    /// The longest, in microseconds. 0 where there are none.
+    #[must_use]
+    pub fn max_us(&self) -> f64 {
+        self.0.max() as f64 / 1000.0
+    }
+}
+
+/// Errors by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Errors(BTreeMap<String, u64>);
+
+impl Errors {
+    /// What counts as another kind once there are too many.
+    const OTHERS: &str = "others";
+
+    pub(super) fn note(&mut self, kind: &str, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let known = self.0.contains_key(kind);
+        let kind = match known || self.0.len() < limits::LOAD_ERROR_KINDS_MAX {
+            true => kind,
+            false => Self::OTHERS,
+        };
+        *self.0.entry(kind.to_owned()).or_default() += count;
+    }
+
+    /// Takes over those of another.
+    pub fn add(&mut self, other: &Self) {
+        for (kind, count) in &other.0 {
+            self.note(kind, *count);
+        }
+    }
+
+    /// All kinds, and how often each came.
+    pub fn kinds(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(kind, count)| (kind.as_str(), *count))
+    }
+
+    /// All together.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+/// Counts of one run. A request is of the window if it began there (in an open loop: was due there).
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Latencies of GETs of the window that were answered rightly.
+    pub reads: Latencies,
+    /// Those of all other requests.
+    pub writes: Latencies,
+    /// How much later than due requests of the window were sent. In an open loop only.
+    pub late: Latencies,
+    /// Requests of the window.
+    pub requests: u64,
+    /// Of these, those that were answered rightly.
+    pub answered: u64,
+    /// Of these, GETs of a key that is not there.
+    pub misses: u64,
+    /// Requests of the window that were not answered rightly.
+    pub failed: u64,
+    /// Right answers that came within the window, whenever their requests began.
+    pub arrived: u64,
+    /// Errors of the whole run, before and behind the window as well, and notifications that are missing or wrong.
+    pub errors: Errors,
+    /// Requests of the whole run that were sent, those of watchers included.
+    pub sent: u64,
+    /// Of these, those that were answered, rightly or not.
+    pub replied: u64,
+    /// Notifications of the whole run.
+    pub notifications: u64,
+}
+
+impl Tally {
+    /// Takes over all of another.
+    pub fn add(&mut self, other: &Self) {
+        self.reads.add(&other.reads);
+        self.writes.add(&other.writes);
+        self.late.add(&other.late);
+        self.errors.add(&other.errors);
+        for (sum, more) in [
+            (&mut self.requests, other.requests),
+            (&mut self.answered, other.answered),
+            (&mut self.misses, other.misses),
+            (&mut self.failed, other.failed),
+            (&mut self.arrived, other.arrived),
+            (&mut self.sent, other.sent),
+            (&mut self.replied, other.replied),
+            (&mut self.notifications, other.notifications),
+        ] {
+            *sum += more;
+        }
+    }
+
+    /// Latencies of all requests of the window.
+    #[must_use]
+    pub fn latencies(&self) -> Latencies {
+        let mut all = self.reads.clone();
+        all.add(&self.writes);
+        all
+    }
+
+    pub(super) fn of(&mut self, verb: Verb) -> &mut Latencies {
+        match verb {
+            Verb::Get => &mut self.reads,
+            Verb::Set | Verb::Del | Verb::Watch => &mut self.writes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_right_to_a_thousandth() {
+        let mut it = Latencies::default();
+        assert_eq!((it.quantile_us(0.5), it.max_us()), (0.0, 0.0));
+        for us in 1..=10_000 {
+            it.note(Duration::from_micros(us));
+        }
+        for (quantile, us) in [(0.5, 5_000.0), (0.99, 9_900.0), (0.999, 9_990.0)] {
+            let found = it.quantile_us(quantile);
+            assert!((found / us - 1.0_f64).abs() < 0.002, "{found} for {us}");
+        }
+        let mut twice = it.clone();
+        twice.add(&it);
+        assert_eq!((it.count(), twice.count()), (10_000, 20_000));
+    }
+
+    #[test]
+    fn what_takes_longer_than_can_be_counted_is_counted_as_that() {
+        let mut it = Latencies::default();
+        it.note(Duration::MAX);
+        it.note(Duration::ZERO);
+        assert_eq!(it.count(), 2);
+        assert!(it.max_us() * 1000.0 >= limits::LOAD_LATENCY_NS_MAX as f64);
+    }
+
+    #[test]
+    fn kinds_of_errors_are_bounded_and_none_is_lost() {
+        let mut it = Errors::default();
+        for n in 0..1000 {
+            it.note(&format!("refused: {n}"), 1);
+        }
+        it.note("refused: 0", 1);
+        it.note("never", 0);
+        assert_eq!(it.count(), 1001);
+        assert_eq!(it.kinds().count(), limits::LOAD_ERROR_KINDS_MAX + 1);
+        assert!(it.kinds().any(|kind| kind == ("refused: 0", 2)));
+    }
+}

@@ -1,0 +1,480 @@
+//! `bench`: short runs against a real server. Nothing is asserted about speed; that counts agree is.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+use statehouse_tests::{
+    Admin, Lines, Mosquitto, Ran, Server, client::PATIENCE, command, command::finish, run,
+};
+
+/// A run of a second with a hundred keys, but for what the arguments say.
+fn bench(port: u16, arguments: &[&str]) -> Ran {
+    let port = port.to_string();
+    let mut all = vec!["bench", "--port", &port, "--warm-up", "200ms"];
+    for default in [["--keys", "100"], ["--duration", "1s"]] {
+        if !arguments.contains(&default[0]) {
+            all.extend(default);
+        }
+    }
+    all.extend(arguments);
+    run(&all, b"")
+}
+
+/// The same, and its figures.
+fn figures(server: &Server, name: &str, arguments: &[&str]) -> (Ran, Value) {
+    let path = server.directory().join(name);
+    let mut all = vec!["--json", path.to_str().unwrap()];
+    all.extend(arguments);
+    (bench(server.port(), &all), json(&path))
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// A counter of the server.
+fn metric(server: &Server, name: &str) -> u64 {
+    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
+    assert_eq!(status, 200);
+    let line = page
+        .lines()
+        .find(|line| line.starts_with(&format!("{name} ")));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {page}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Every request of the window is answered, and no count contradicts another.
+fn adds_up(run: &Value) {
+    let (requests, answered) = (number(&run["requests"]), number(&run["answered"]));
+    assert!(answered > 0, "{run}");
+    assert_eq!(requests, answered + number(&run["failed"]), "{run}");
+    assert_eq!(run["errors"], serde_json::json!({}), "{run}");
+    let latency = &run["latency_us"];
+    let (get, set) = (&latency["get"], &latency["set"]);
+    assert_eq!(
+        number(&get["count"]) + number(&set["count"]),
+        answered,
+        "{run}"
+    );
+    assert_eq!(number(&latency["all"]["count"]), answered, "{run}");
+    let times = ["p50", "p99", "p99.9", "max"].map(|it| latency["all"][it].as_f64().unwrap());
+    assert!(times.is_sorted() && times[0] > 1.0, "{run}");
+    let rate = run["requests_per_second"].as_f64().unwrap();
+    assert!(rate > 0.0, "{run}");
+    let all = &run["with_warm_up"];
+    assert_eq!(all["sent"], all["replied"], "{run}");
+    assert!(number(&all["sent"]) >= requests, "{run}");
+}
+
+#[test]
+fn a_closed_loop_counts_what_the_server_counts() {
+    let server = Server::start();
+    let before = metric(&server, "statehouse_requests_total");
+    let (ran, it) = figures(
+        &server,
+        "closed.json",
+        &["--connections", "8", "--in-flight", "4"],
+    );
+    let ran = ran.code(0);
+    let run = &it["runs"][0];
+    adds_up(run);
+    assert_eq!(
+        (&run["connections"], &run["rate"]),
+        (&8.into(), &Value::Null)
+    );
+    assert_eq!(number(&run["misses"]), 0, "all keys were set before");
+    // Every key was set before and removed behind it.
+    let asked = number(&run["with_warm_up"]["sent"]) + 2 * 100;
+    assert_eq!(metric(&server, "statehouse_requests_total") - before, asked);
+    assert_eq!(metric(&server, "statehouse_keys"), 0);
+    assert_eq!(it["process"]["pid"], server.pid());
+    assert!(number(&run["server"]["resident_bytes"]) > 1 << 20);
+    let text = ran.text();
+    for part in [
+        "closed loop",
+        "8 connections, 4 in flight on each",
+        "requests/s",
+        "p99.9 us",
+        "GET ",
+        "SET ",
+        "us of CPU per request",
+        "MB resident",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+#[test]
+fn an_open_loop_sends_what_is_due_and_no_more() {
+    let server = Server::start();
+    let (ran, it) = figures(
+        &server,
+        "open.json",
+        &[
+            "--rate",
+            "500",
+            "--connections",
+            "10",
+            "--reads",
+            "100",
+            "--keep",
+        ],
+    );
+    ran.code(0);
+    let run = &it["runs"][0];
+    adds_up(run);
+    // 500 a second, for a second.
+    assert_eq!(number(&run["requests"]), 500);
+    assert_eq!(number(&run["with_warm_up"]["sent"]), 600);
+    assert_eq!(number(&run["late_us"]["count"]), 500);
+    assert_eq!(number(&run["latency_us"]["set"]["count"]), 0);
+    assert_eq!(metric(&server, "statehouse_keys"), 100);
+}
+
+/// Latency counts from when a request was due, so a server that stands still for a while is seen to.
+#[test]
+fn an_open_loop_sees_a_pause_of_the_server() {
+    let server = Server::start();
+    let path = server.directory().join("pause.json");
+    let port = server.port().to_string();
+    let mut bench = command(&[
+        "bench",
+        "--port",
+        &port,
+        "--keys",
+        "10",
+        "--rate",
+        "200",
+        "--warm-up",
+        "0s",
+        "--duration",
+        "2s",
+    ]);
+    bench
+        .args([
+            "--connections",
+            "1",
+            "--in-flight",
+            "1",
+            "--timeout",
+            "20s",
+            "--json",
+        ])
+        .arg(&path);
+    let running = thread::spawn(move || finish(bench, b""));
+    thread::sleep(Duration::from_millis(1000));
+    server.signal("STOP");
+    thread::sleep(Duration::from_millis(600));
+    server.signal("CONT");
+    running.join().unwrap().code(0);
+    let it = json(&path);
+    let run = &it["runs"][0];
+    assert_eq!(number(&run["requests"]), 400);
+    assert_eq!(number(&run["answered"]), 400);
+    // One request in flight waited 600 ms, and so did, shorter and shorter, 120 that were due meanwhile.
+    let p99 = run["latency_us"]["all"]["p99"].as_f64().unwrap();
+    assert!(
+        p99 > 300_000.0,
+        "p99 {p99} us: the pause is not seen in {run}"
+    );
+}
+
+#[test]
+fn watchers_get_every_change_once() {
+    let server = Server::start();
+    let (ran, it) = figures(
+        &server,
+        "watchers.json",
+        &[
+            "--keys",
+            "3",
+            "--watchers",
+            "6",
+            "--reads",
+            "50",
+            "--connections",
+            "4",
+            "--keep",
+        ],
+    );
+    let ran = ran.code(0);
+    let run = &it["runs"][0];
+    adds_up(run);
+    let notified = number(&run["notifications"]);
+    // Two watchers for each of three keys: each SET of the run is told to two.
+    assert!(notified > 0 && notified.is_multiple_of(2), "{run}");
+    assert_eq!(metric(&server, "statehouse_notifications_total"), notified);
+    assert!(ran.text().contains("notified"), "{}", ran.text());
+}
+
+#[test]
+fn a_sweep_is_a_row_for_each_value_and_a_picture() {
+    let server = Server::start();
+    let svg = server.directory().join("curve.svg");
+    let arguments = [
+        "--sweep",
+        "connections=1,2,3",
+        "--duration",
+        "300ms",
+        "--svg",
+        svg.to_str().unwrap(),
+    ];
+    let (ran, it) = figures(&server, "sweep.json", &arguments);
+    let text = ran.code(0).text();
+    for row in ["1 connection ", "2 connections ", "3 connections "] {
+        assert!(
+            text.lines().any(|line| line.starts_with(row)),
+            "no {row:?} in {text}"
+        );
+    }
+    let runs = it["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 3);
+    runs.iter().for_each(adds_up);
+    let svg = fs::read_to_string(svg).unwrap();
+    well_formed(&svg);
+    assert_eq!(
+        svg.matches("<circle").count(),
+        9,
+        "three runs on three lines"
+    );
+
+    let (ran, it) = figures(
+        &server,
+        "rates.json",
+        &["--sweep", "rate=100,200", "--duration", "300ms"],
+    );
+    assert!(ran.code(0).text().contains("200/s"));
+    assert_eq!(number(&it["runs"][1]["requests"]), 60);
+}
+
+/// XML without entities of its own: every element is closed, in order, attributes are quoted, there is one root.
+fn well_formed(xml: &str) {
+    let (mut open, mut roots, mut rest) = (Vec::new(), 0, xml.trim());
+    while let Some(at) = rest.find('<') {
+        let text = &rest[..at];
+        assert!(
+            !open.is_empty() || text.trim().is_empty(),
+            "text outside of the root: {text:?}"
+        );
+        entities(text);
+        let end = rest.find('>').expect("a tag ends");
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "closes what is not open");
+            continue;
+        }
+        let (body, alone) = tag
+            .strip_suffix('/')
+            .map_or((tag, false), |body| (body, true));
+        let (name, attributes) = body.split_once(' ').unwrap_or((body, ""));
+        assert!(
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()),
+            "{tag}"
+        );
+        let mut attributes = attributes.trim();
+        while !attributes.is_empty() {
+            let (name, behind) = attributes
+                .split_once("=\"")
+                .unwrap_or_else(|| panic!("{tag}"));
+            assert!(
+                name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
+                "{tag}"
+            );
+            let (value, behind) = behind.split_once('"').unwrap_or_else(|| panic!("{tag}"));
+            entities(value);
+            attributes = behind.trim_start();
+        }
+        if open.is_empty() {
+            roots += 1;
+        }
+        if !alone {
+            open.push(name);
+        }
+    }
+    assert!(
+        open.is_empty() && rest.is_empty() && roots == 1,
+        "{open:?} {rest:?} {roots}"
+    );
+}
+
+fn entities(text: &str) {
+    for behind in text.split('&').skip(1) {
+        let known = ["amp;", "lt;", "gt;", "quot;"]
+            .iter()
+            .any(|it| behind.starts_with(it));
+        assert!(known, "{text:?}");
+    }
+}
+
+#[test]
+fn a_store_that_goes_away_is_counted_and_is_code_1() {
+    let server = Server::start();
+    let path = server.directory().join("gone.json");
+    let port = server.port().to_string();
+    let mut bench = command(&[
+        "bench",
+        "--port",
+        &port,
+        "--keys",
+        "10",
+        "--warm-up",
+        "0s",
+        "--duration",
+        "20s",
+    ]);
+    bench.args(["--connections", "5", "--json"]).arg(&path);
+    let running = thread::spawn(move || finish(bench, b""));
+    thread::sleep(Duration::from_millis(1500));
+    server.signal("TERM");
+    let ran = running.join().unwrap().code(1).says("the keys stay");
+    let it = json(&path);
+    let run = &it["runs"][0];
+    // The five of the connections, each once, whatever was on its way there.
+    let errors: u64 = run["errors"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(number)
+        .sum();
+    assert_eq!(errors, 5, "{run}");
+    assert!(number(&run["answered"]) > 0);
+    assert!(
+        number(&run["measured_ms"]) < 19_000,
+        "nobody waits for what cannot come: {run}"
+    );
+    assert!(ran.text().contains("connection lost"), "{}", ran.text());
+}
+
+#[test]
+fn refusals_of_the_store_are_told_apart() {
+    let server = Server::with_config("max_keys = 50");
+    let ran = bench(server.port(), &[]).code(4).says("quota");
+    assert!(ran.stdout.is_empty(), "{ran:?}");
+    // Without filling they are errors of the run, by kind.
+    let (ran, it) = figures(&server, "quota.json", &["--no-fill"]);
+    assert!(
+        ran.code(1)
+            .text()
+            .contains("refused: the quota has been exceeded")
+    );
+    let run = &it["runs"][0];
+    let failed = number(&run["failed"]);
+    assert!(
+        failed > 0 && number(&run["answered"]) + failed == number(&run["requests"]),
+        "{run}"
+    );
+    // More in flight than the server allows.
+    bench(server.port(), &["--in-flight", "2000", "--no-fill"])
+        .code(2)
+        .says("1024");
+}
+
+/// A store beside a broker, gone with the test.
+struct Beside(Child);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_store_behind_another_broker() {
+    let broker = Mosquitto::start();
+    let mut serve = command(&["serve", "--broker", &broker.url()]);
+    serve
+        .current_dir(broker.directory())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut store = Beside(serve.spawn().unwrap());
+    let lines = Lines::follow(store.0.stdout.take().unwrap());
+    assert!(lines.wait(PATIENCE, |line| line == "ready").is_some());
+
+    let (host, port) = (broker.address().ip().to_string(), broker.address().port());
+    let (data, path) = (
+        broker.directory().join("statehouse-data"),
+        broker.directory().join("behind.json"),
+    );
+    let (data, path) = (data.to_str().unwrap(), path.to_str().unwrap());
+    let ran = bench(
+        port,
+        &[
+            "--host",
+            &host,
+            "--keys",
+            "20",
+            "--connections",
+            "4",
+            "--watchers",
+            "2",
+            "--data",
+            data,
+            "--json",
+            path,
+        ],
+    );
+    let text = ran.code(0).text();
+    let it = json(Path::new(path));
+    adds_up(&it["runs"][0]);
+    assert!(number(&it["runs"][0]["notifications"]) > 0);
+    assert_eq!(it["process"]["pid"], store.0.id(), "{text}");
+}
+
+#[test]
+fn no_store_is_code_3() {
+    let ran = bench(1, &[])
+        .code(3)
+        .says("127.0.0.1:1")
+        .says("statehouse serve");
+    assert!(ran.stdout.is_empty(), "{ran:?}");
+    // Somebody listens, and never says a word.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    bench(port, &["--timeout", "300ms"]).code(3).says("300ms");
+}
+
+#[test]
+fn wrong_options_are_code_2() {
+    let directory = tempfile::tempdir().unwrap();
+    let nowhere = directory.path().join("missing/figures.json");
+    for wrong in [
+        &["--connections", "0"][..],
+        &["--connections", "10001"],
+        &["--in-flight", "0"],
+        &["--connections", "10000", "--in-flight", "1000"],
+        &["--rate", "0"],
+        &["--rate", "5", "--sweep", "rate=1,2"],
+        &["--reads", "101"],
+        &["--duration", "0s"],
+        &["--duration", "2d"],
+        &["--duration", "soon"],
+        &["--timeout", "0s"],
+        &["--keys", "0"],
+        &["--sweep", "keys=1"],
+        &["--sweep", "rate=1,x"],
+        &["--svg", "curve.svg"],
+        &["--pid", "4194305"],
+        &["--json", nowhere.to_str().unwrap()],
+        &["--data", directory.path().to_str().unwrap()],
+    ] {
+        let mut all = vec!["bench", "--port", "1"];
+        all.extend(wrong);
+        let ran = run(&all, b"").code(2);
+        assert!(ran.stdout.is_empty(), "{ran:?}");
+    }
+}
