@@ -432,6 +432,13 @@ pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 /// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
 pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
 
+/// Ends of keys that a start behind a foreign broker tells of again, since nobody knows whether the run before did: more
+/// than expire while the broker takes a message.
+pub const ENDS_TOLD_AGAIN_MAX: usize = 1024;
+
+/// How long ago they may have been: whoever waited for longer, such as for a lock, has looked by itself.
+pub const ENDS_TOLD_AGAIN_MS_MAX: u64 = 10 * 60_000;
+
 /// How often a standby looks whether the data directory is free: unnoticed by clients, and by an idle machine.
 pub const STANDBY_POLL: Duration = Duration::from_millis(100);
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
-use crate::clock::{Clock, Reading};
+use crate::clock::{Clock, Reading, Stamp};
 use crate::journal::record::PolicyRecord;
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
@@ -19,7 +19,7 @@ use crate::outbox::Outbox;
 use crate::policy::{Absent, Assignment, Instance, Part, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Notice, Peer, Rerun, Store, ToldAgain, Transaction, Trip};
+use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain, Transaction, Trip};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
@@ -222,6 +222,17 @@ impl Server {
     /// Whoever watches anything. After a restart these are clients of which nobody knows whether they are still there.
     pub fn watching(&self) -> Vec<Peer> {
         self.lock().store.state().watches.peers().cloned().collect()
+    }
+
+    /// After a restart: tells whoever watches of keys that the run before removed and may not have told of.
+    pub fn tell_of_ends(&self, removed: &[(Key, Stamp)]) {
+        {
+            let mut core = self.lock();
+            let now_ms = core.now();
+            let effects = core.store.step(Event::Expired(removed), now_ms);
+            self.record(&mut core, effects, None);
+        }
+        self.release();
     }
 
     /// After a restart: forgets the requests of sessions that did not survive it.

@@ -160,6 +160,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let promise = journal.promise();
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
+    let ends = image.ends();
     let mut recorder = Recorder::new(journal, image.policies, image.active);
     recorder.started(run, clock.read().now_ms, mode);
     recorder.assign(named, registry.assignment());
@@ -194,7 +195,11 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
             server.retain_sessions(&broker.sessions());
             Clients::Embedded(broker)
         }
-        TransportChoice::Foreign(foreign) => Clients::foreign(&server, foreign, client_id, config)?,
+        TransportChoice::Foreign(foreign) => {
+            let clients = Clients::foreign(&server, foreign, client_id, config)?;
+            server.tell_of_ends(&ends);
+            clients
+        }
     };
     listener.attach(server.clone(), clients.broker().cloned());
     Ok(Some(Started {

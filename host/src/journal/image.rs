@@ -8,6 +8,7 @@
 //! state of the last. Only what a request saw cannot be had so: that is captured last, and found again in
 //! the table for the requests behind it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use statehouse_journal::{Position, Sink};
@@ -16,6 +17,7 @@ use super::codec::{Malformed, Reader};
 use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN, WATCHES};
 use crate::clock::{Hlc, Stamp};
+use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{Duplicates, Entry, Key, Mode, Remembered, Retention, State, Table, Write};
 
@@ -37,6 +39,8 @@ pub struct Image {
     pub now_ms: u64,
     /// The latest run that is recorded.
     pub run: u32,
+    /// Watched keys that the records say went because their time was over, the last ones.
+    ends: VecDeque<(Key, Stamp)>,
     /// Requests below this number were remembered in the snapshot, or forgotten before it.
     remembered_below: u64,
     /// Whether anything was handled behind the snapshot.
@@ -72,6 +76,7 @@ impl Image {
             assignment: None,
             now_ms: 0,
             run: 0,
+            ends: VecDeque::new(),
             remembered_below: 0,
             goes_on: false,
             loading: [Vec::new(), Vec::new()],
@@ -152,6 +157,7 @@ impl Image {
                 clock,
                 writes,
             } => {
+                self.note_ends(&writes);
                 self.write(&writes);
                 self.tick(clock, now_ms);
             }
@@ -185,6 +191,9 @@ impl Image {
     /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their
     /// requests and watches.
     pub fn begin(&mut self, mode: Mode) -> Forgotten {
+        if mode == Mode::Embedded {
+            self.ends.clear();
+        }
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
         watches.keep(mode == Mode::Foreign);
@@ -251,6 +260,31 @@ impl Image {
     fn retain_sessions(&mut self) {
         let sessions = &self.sessions;
         self.duplicates.retain(|number| lives(sessions, number));
+    }
+
+    fn note_ends(&mut self, writes: &[Write]) {
+        let watches = &self.state.watches;
+        if !watches.are_kept() {
+            return;
+        }
+        for Write { key, version, .. } in writes.iter().filter(|it| !it.hidden) {
+            if watches.of(key).next().is_some() {
+                self.ends.push_back((key.clone(), *version));
+            }
+        }
+        let over = self.ends.len().saturating_sub(limits::ENDS_TOLD_AGAIN_MAX);
+        self.ends.drain(..over);
+    }
+
+    /// Keys that lately went because their time was over, and that somebody watched, where watches are kept: the run
+    /// before may have ended before it told anybody. Only those that records tell of are known, not those that only the
+    /// snapshot has seen go.
+    pub fn ends(&self) -> Vec<(Key, Stamp)> {
+        let since_ms = self.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
+        let ends = self.ends.iter().filter(|(key, version)| {
+            version.wall >= since_ms && self.state.table.get(key).is_none()
+        });
+        ends.cloned().collect()
     }
 
     /// Everything is read: forgets what a store that goes on from here would not remember.

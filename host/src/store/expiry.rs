@@ -3,13 +3,37 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
+use bytes::Bytes;
+
 use super::step::{Effects, Swept};
 use super::telling::Telling;
-use super::transaction::{State, Transaction, Write};
+use super::transaction::{Change, State, Transaction, Write};
 use super::{Key, Quota, Table};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::Registry;
+use crate::policy::{self, Registry};
+
+/// Tells whoever watches now of keys that an earlier run removed, since their time was over.
+pub(super) fn tell_again(
+    state: Box<State>,
+    registry: &mut Registry<Transaction>,
+    quota: Quota,
+    now_ms: u64,
+    removed: &[(Key, Stamp)],
+    effects: &mut Effects,
+) -> Box<State> {
+    let change = |(key, version): &(Key, Stamp)| Change {
+        key: key.clone(),
+        event: policy::Event::Expired,
+        version: *version,
+        value: Bytes::new(),
+    };
+    let changes: Vec<Change> = removed.iter().map(change).collect();
+    let telling = Telling::new(registry, now_ms, None);
+    let (state, notices, _) = telling.tell_again(state, quota, &changes, effects);
+    effects.expired.extend(notices);
+    state
+}
 
 /// Removes keys that have expired, at most one step's worth.
 pub(super) fn sweep(

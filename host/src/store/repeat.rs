@@ -3,14 +3,12 @@
 //! What enters: a request, what is remembered of its original, and the state. What leaves: the same answer. Nothing is
 //! stored again. Where an earlier run may not have told the watchers, they are told again; nothing else is done twice.
 
-use std::sync::Arc;
-
 use super::duplicates::{Kept, Outcome, Remembered};
-use super::notice::told_by;
 use super::replay;
 use super::step::{Answer, Effects, RestsOn, Store, internal_error};
-use super::transaction::{Change, State, Transaction};
-use crate::policy::{Failure, Instance, Policy, Repeat};
+use super::telling::Telling;
+use super::transaction::State;
+use crate::policy::{Failure, Repeat};
 use crate::request::Request;
 
 /// What became of a duplicate.
@@ -29,7 +27,7 @@ pub enum Rerun {
 pub enum ToldAgain {
     /// They are sent again, to whoever watches now.
     Told,
-    /// Nobody can say them again: the policy or what it saw is not there any more, or it failed.
+    /// Not all could be said again: the policy or what it saw is not there any more, or nobody could tell of a change.
     Impossible,
 }
 
@@ -93,52 +91,19 @@ impl Store {
         if !may_be_untold || !self.told_again.insert(original.number) {
             return state;
         }
-        let transaction = transaction.filter(|_| rerun == Rerun::Same);
-        let Some((transaction, by)) = transaction.zip(effects.by.clone()) else {
+        let Some(transaction) = transaction.filter(|_| rerun == Rerun::Same) else {
             effects.told_again = Some(ToldAgain::Impossible);
             return state;
         };
-        self.tell_again(state, &by, transaction.changes(), now_ms, effects)
-    }
-
-    /// Lets changes of an earlier run be told to whoever watches these keys now.
-    fn tell_again(
-        &mut self,
-        state: Box<State>,
-        by: &Arc<Policy<Transaction>>,
-        changes: &[Change],
-        now_ms: u64,
-        effects: &mut Effects,
-    ) -> Box<State> {
-        let mut transaction = Transaction::sweep(state, self.quota, now_ms);
-        let mut fresh = None;
-        for change in changes {
-            if transaction.state().watches.of(&change.key).next().is_none() {
-                continue;
-            }
-            let speaker = match self.registry.route_owner(&change.key) {
-                Some(owner) => self.registry.slot(owner),
-                None => fresh.get_or_insert_with(|| Instance::new(by.clone())),
-            };
-            let policy = speaker.policy().clone();
-            let told;
-            (transaction, told, _) = told_by(speaker, transaction, change);
-            match told {
-                Ok(notices) => {
-                    effects.notices.extend(notices);
-                    effects.told_again.get_or_insert(ToldAgain::Told);
-                }
-                Err(failure) => {
-                    effects.failures += 1;
-                    effects.told_again = Some(ToldAgain::Impossible);
-                    policy.work.failure(&failure);
-                    if policy.counters.may_log(now_ms) {
-                        tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to tell again what an earlier run changed");
-                    }
-                }
-            }
-        }
-        transaction.roll_back()
+        let telling = Telling::new(&mut self.registry, now_ms, None);
+        let changes = transaction.changes();
+        let (state, notices, failed) = telling.tell_again(state, self.quota, changes, effects);
+        effects.told_again = match failed {
+            true => Some(ToldAgain::Impossible),
+            false => (!notices.is_empty()).then_some(ToldAgain::Told),
+        };
+        effects.notices = notices;
+        state
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Event<'a> {
     Gone(&'a Peer),
     /// Nobody took a notification for this key: that watch ends.
     Unheard(&'a Peer, &'a [u8]),
+    /// An earlier run removed these keys, since their time was over, and may not have told anybody.
+    Expired(&'a [(Key, Stamp)]),
     /// Sessions ended: none of their requests can come again.
     Ended(&'a [u64]),
     /// Nothing but time has passed.
@@ -314,6 +316,10 @@ impl Store {
                     effects.note_watches(peer, vec![WatchChange::Ended(key)]);
                 }
                 state
+            }
+            Event::Expired(removed) => {
+                let (registry, quota) = (&mut self.registry, self.quota);
+                expiry::tell_again(state, registry, quota, now_ms, removed, &mut effects)
             }
             Event::Ended(sessions) => {
                 self.duplicates.ended(sessions);

@@ -3,9 +3,10 @@
 //! What enters: changes, one after the other, and who owns each key. What leaves: notices. A policy that failed once
 //! says no more in the same step, since it would most likely fail again while everybody waits.
 
+use super::Quota;
 use super::notice::{Notice, told_by};
 use super::step::Effects;
-use super::transaction::{Change, Transaction};
+use super::transaction::{Change, State, Transaction};
 use crate::policy::{Failure, Registry, Share};
 
 /// Tells of the changes of one step.
@@ -67,6 +68,30 @@ impl<'a> Telling<'a> {
             self.failed(built_in, failure, effects);
         }
         (transaction, told)
+    }
+
+    /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. With the
+    /// notices, whether anything could not be told.
+    pub(super) fn tell_again(
+        mut self,
+        state: Box<State>,
+        quota: Quota,
+        changes: &[Change],
+        effects: &mut Effects,
+    ) -> (Box<State>, Vec<Notice>, bool) {
+        let mut transaction = Transaction::sweep(state, quota, self.now_ms);
+        let (mut notices, mut failed) = (Vec::new(), false);
+        for change in changes {
+            if transaction.state().watches.of(&change.key).next().is_none() {
+                continue;
+            }
+            let owner = self.registry.owner(&change.key);
+            let told;
+            (transaction, told) = self.tell(owner, transaction, change, effects);
+            failed |= told.is_err();
+            notices.extend(told.into_iter().flatten());
+        }
+        (transaction.roll_back(), notices, failed)
     }
 
     fn failed(&mut self, speaker: usize, failure: &Failure, effects: &mut Effects) {

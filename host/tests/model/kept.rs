@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use statehouse::clock::Stamp;
 use statehouse::journal::{Image, Journal, Position, Progress, Recorder, record};
+use statehouse::limits;
 use statehouse::policy::Registry;
 use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Mode, Peer, Store, ToldAgain};
+use statehouse::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
@@ -19,6 +21,9 @@ struct Kept {
     store: Store,
     recorder: Recorder,
     records: Arc<Records>,
+    /// What the start found to tell again.
+    ends: Vec<(Key, Stamp)>,
+    now_ms: u64,
     next_id: u64,
 }
 
@@ -40,6 +45,8 @@ impl Kept {
         Self {
             mode,
             run,
+            ends: image.ends(),
+            now_ms: image.now_ms.max(START_MS),
             store: quiet(registry, image),
             recorder,
             records: journal,
@@ -101,14 +108,15 @@ impl Kept {
                 dup: true,
             },
         };
-        let effects = self.store.step(Event::Request(&request), START_MS);
+        let effects = self.store.step(Event::Request(&request), self.now_ms);
         let position = self.recorder.step(Some(&request), &effects, false);
         (effects, position)
     }
 
-    fn step(&mut self, event: Event<'_>) {
-        let effects = self.store.step(event, START_MS);
+    fn step(&mut self, event: Event<'_>) -> Effects {
+        let effects = self.store.step(event, self.now_ms);
         self.recorder.step(None, &effects, false);
+        effects
     }
 
     /// How many records there are.
@@ -312,6 +320,59 @@ fn what_nobody_can_say_again_is_counted_and_answered() {
     assert!(effects.notices.is_empty());
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert_eq!(effects.told_again, None, "counted once");
+}
+
+/// Who waits for a lock hears of nothing but the end of its key.
+#[test]
+fn an_end_of_an_earlier_run_is_told_again_where_the_key_is_still_gone() {
+    let mut kept = Kept::new(Mode::Foreign);
+    for key in ["gone", "there again", "unwatched"] {
+        kept.ask(1, &["SET", key, "v", "PX", "500"]);
+    }
+    for key in ["gone", "there again"] {
+        kept.ask(2, &["KEYNOTIFY", key]);
+    }
+    kept.now_ms += 500;
+    let effects = kept.step(Event::Sweep);
+    assert_eq!(effects.expired.len(), 2);
+    kept.ask(1, &["SET", "there again", "v"]);
+    let told = |kept: &mut Kept| {
+        let ends = kept.ends.clone();
+        let effects = kept.step(Event::Expired(&ends));
+        assert!(effects.swept.is_none() && effects.notices.is_empty());
+        effects.expired
+    };
+    let mut kept = kept.restart(Mode::Foreign);
+    let first = told(&mut kept);
+    let [notice] = &first[..] else {
+        panic!("one key: {first:?}");
+    };
+    let [(peer, topic)] = &notice.to[..] else {
+        panic!("one watcher: {notice:?}");
+    };
+    assert_eq!(&*peer.client, "client-2");
+    assert!(topic.ends_with(b"/676F6E65"), "{topic:?}");
+    assert!(effects.expired.contains(notice), "the very same");
+    // Nobody knows whether that run told it, either; but some time later it is no news.
+    let mut kept = kept.restart(Mode::Foreign);
+    assert_eq!(told(&mut kept), first);
+    kept.now_ms += limits::ENDS_TOLD_AGAIN_MS_MAX + 1;
+    kept.ask(1, &["SET", "other", "v"]);
+    let kept = kept.restart(Mode::Foreign);
+    assert!(kept.ends.is_empty());
+}
+
+#[test]
+fn as_the_broker_nobody_is_told_again_of_an_end() {
+    let mut kept = Kept::new(Mode::Embedded);
+    kept.ask(1, &["SET", "k", "v", "PX", "500"]);
+    kept.ask(2, &["KEYNOTIFY", "k"]);
+    kept.now_ms += 500;
+    assert_eq!(kept.step(Event::Sweep).expired.len(), 1);
+    let kept = kept.restart(Mode::Embedded);
+    assert!(kept.ends.is_empty());
+    // And what they were is nothing to who comes later.
+    assert!(kept.restart(Mode::Foreign).ends.is_empty());
 }
 
 #[test]

@@ -115,6 +115,8 @@ pub(crate) struct Taste {
     /// Whether the very same request may be a new one.
     pub(crate) reuse: bool,
     pub(crate) faulty: bool,
+    /// Whether everybody watches, and what is watched ends soon.
+    pub(crate) watchful: bool,
 }
 
 impl Client {
@@ -338,6 +340,13 @@ fn request(client: &str, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) ->
             0 => vec!["SET".into(), key, "panic".into()],
             1 => vec!["SET".into(), key, "fine".into()],
             _ => vec!["HIDE".into(), key],
+        };
+    }
+    if taste.watchful && dice.once_in(2) {
+        let key = format!("key {}", dice.below(taste.keys));
+        words = match dice.below(3) {
+            0 => vec!["SET".into(), key, "v".into(), "PX".into(), "50".into()],
+            _ => vec!["KEYNOTIFY".into(), key],
         };
     }
     let dialect = match dice.below(6) {

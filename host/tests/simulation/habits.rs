@@ -64,6 +64,7 @@ impl Kind {
             tokens: [3, 50][dice.below(2) as usize],
             reuse: dice.once_in(3),
             faulty: dice.once_in(4),
+            watchful: false,
         };
         let durability = if dice.once_in(6) {
             Durability::Interval(Duration::from_secs(1))
@@ -91,6 +92,12 @@ impl Kind {
             per_session: in_flight_max,
         };
         if dice.once_in(3) {
+            let taste = Taste {
+                // The very same request is the same one.
+                reuse: false,
+                watchful: dice.once_in(2),
+                ..taste
+            };
             return Self::foreign(habits, taste, options, in_flight_max);
         }
         Self {
@@ -109,11 +116,7 @@ impl Kind {
             mode: Mode::Foreign,
             in_flight_max,
             habits,
-            // The very same request is the same one.
-            taste: Taste {
-                reuse: false,
-                ..taste
-            },
+            taste,
             options,
             retention: Retention {
                 window_ms: 600_000,

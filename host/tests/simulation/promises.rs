@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use statehouse::store::{Key, Notice, WatchChange, WatchChanges, Watches, Write};
+use statehouse::store::{Key, Notice, Swept, Table, WatchChange, WatchChanges, Watches, Write};
 
 use crate::exit::Heard;
 
@@ -15,6 +15,8 @@ pub(crate) struct Promises {
     watched: BTreeMap<(Arc<str>, Key), u64>,
     next: u64,
     due: HashMap<u64, Due>,
+    /// Ends of keys: the record, the time, and who is to hear.
+    ends: Vec<(u64, u64, Heard, Key, u64)>,
     /// What reached the broker.
     told: HashSet<Heard>,
 }
@@ -70,19 +72,61 @@ impl Promises {
         writes: &[Write],
         notices: &[Notice],
     ) {
+        let hear = self.due_to(writes, notices);
+        let due = Due { copy, record, hear };
+        self.due.insert(request, due);
+    }
+
+    fn due_to(&self, writes: &[Write], notices: &[Notice]) -> Vec<(Heard, Key, u64)> {
         let mut hear = Vec::new();
         for notice in notices {
             let version = notice.version;
             let wrote = writes.iter().find(|it| !it.hidden && it.version == version);
-            let key = &wrote.expect("what is told was written").key;
+            // Else it is told again.
+            let Some(Write { key, .. }) = wrote else {
+                continue;
+            };
             for (peer, _) in &notice.to {
                 let client = peer.client.clone();
                 let watch = self.watched[&(client.clone(), key.clone())];
                 hear.push((Heard { client, version }, key.clone(), watch));
             }
         }
-        let due = Due { copy, record, hear };
-        self.due.insert(request, due);
+        hear
+    }
+
+    /// Keys went because their time was over.
+    pub(crate) fn owe_ends(&mut self, record: u64, swept: &Swept, notices: &[Notice]) {
+        for (heard, key, watch) in self.due_to(&swept.writes, notices) {
+            self.ends.push((record, swept.now_ms, heard, key, watch));
+        }
+    }
+
+    /// A start tells again of what is behind its snapshot and not long ago, where the key did not come back. What else
+    /// did not reach the broker is lost.
+    pub(crate) fn forgive_ends(&mut self, base: u64, since_ms: u64, table: &Table) {
+        let known = |record: u64, now_ms: u64, key: &Key| {
+            record > base && now_ms >= since_ms && table.get(key).is_none()
+        };
+        self.ends.retain(|(record, now_ms, heard, key, _)| {
+            self.told.contains(heard) || known(*record, *now_ms, key)
+        });
+    }
+
+    /// Everything reached the broker. How many heard of ends.
+    pub(crate) fn settle(&mut self) -> u64 {
+        let ends = std::mem::take(&mut self.ends);
+        let mut told = 0;
+        for (record, _, heard, key, watch) in ends {
+            if self.watched.get(&(heard.client.clone(), key)) == Some(&watch) {
+                assert!(
+                    self.told.contains(&heard),
+                    "nobody told {heard:?}, the end of record {record}"
+                );
+                told += 1;
+            }
+        }
+        told
     }
 
     /// Nobody can say any more what it was.
@@ -93,6 +137,7 @@ impl Promises {
     /// What is behind this record did not happen.
     pub(crate) fn forget_behind(&mut self, record: u64) {
         self.due.retain(|_, due| due.record <= record);
+        self.ends.retain(|(of, ..)| *of <= record);
     }
 
     /// A notification reached the broker.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehouse::journal::Image;
+use statehouse::limits;
 use statehouse::store::Retention;
 use statehouse_journal::simulation::Simulation;
 use statehouse_journal::{Disk, Error, Log, Opened, Options, Position, Sink};
@@ -145,6 +146,9 @@ impl World {
             self.tally.count("starts from an older snapshot");
         }
         self.forget_behind(found);
+        let since_ms = image.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
+        self.promises
+            .forgive_ends(opened.base.0, since_ms, &image.state.table);
         let moment = self.moments.iter().find(|it| it.position == found);
         let moment = moment.expect("what survives ends where a step ended");
         moment.check(&image, &self.living(), &self.ever);

@@ -103,6 +103,8 @@ impl Tally {
             "requests of an earlier run that were told of again",
             "requests that could not be told of again",
             "requests that came again after their time",
+            "ends that a start told again",
+            "watchers told of ends",
             "watchers told before the acknowledgement",
         ] {
             assert!(self.0.contains_key(what), "never happened: {what}");

@@ -178,9 +178,10 @@ impl World {
         mut assignment: Assignment,
         image: Option<statehouse::journal::Image>,
     ) {
-        let mut last_ms = 0;
+        let (mut last_ms, mut ends) = (0, Vec::new());
         if let Some(mut image) = image {
             image.begin(self.mode);
+            ends = image.ends();
             last_ms = image.now_ms;
             self.run = image.run;
             let journal = Arc::new(OnLog(self.log.clone()));
@@ -217,6 +218,11 @@ impl World {
         self.recorded.1 = Some(assignment.clone());
         self.assignment = assignment;
         self.moment();
+        if !ends.is_empty() {
+            self.tally
+                .add_to("ends that a start told again", ends.len() as u64);
+            self.step(Event::Expired(&ends));
+        }
     }
 
     pub(crate) fn always(&self) -> bool {
@@ -361,7 +367,7 @@ impl World {
             first = None;
         }
         self.note(deeds, &effects);
-        self.check_effects(clock, &effects);
+        self.check_effects(clock, &effects, effects.told_again.is_some());
         assert!(
             !full || !answer.put || effects.repeated.is_some(),
             "the disk is full, and {id} put something"
@@ -547,10 +553,13 @@ impl World {
             self.recorded.2 = now_ms;
         }
         self.note(Deed::of(None, &effects), &effects);
-        self.check_effects(clock, &effects);
-        let told = self
-            .exit
-            .push(position, &effects, self.log.appended().0, None);
+        self.check_effects(clock, &effects, matches!(event, Event::Expired(_)));
+        let record = match (&event, &effects.swept) {
+            // It was found on the disk.
+            (Event::Expired(_), None) => 0,
+            _ => self.log.appended().0,
+        };
+        let told = self.exit.push(position, &effects, record, None);
         self.tally.add_to("notifications", told);
         self.moment();
     }
@@ -560,6 +569,12 @@ impl World {
         let last = self.log.appended().0;
         let first = last + 1 - deeds.len() as u64;
         self.deeds.extend((first..).zip(deeds));
+        if self.mode == Mode::Foreign
+            && let Some(swept) = &effects.swept
+        {
+            // Before watches change: they are told of it first.
+            self.promises.owe_ends(first, swept, &effects.expired);
+        }
         assert!(self.mode == Mode::Foreign || effects.watches.is_none());
         let Some(watches) = &effects.watches else {
             return;
@@ -573,7 +588,7 @@ impl World {
         }
     }
 
-    fn check_effects(&mut self, before: Stamp, effects: &Effects) {
+    fn check_effects(&mut self, before: Stamp, effects: &Effects, again: bool) {
         let mut last = before.max(self.told);
         let handled = effects.handled.iter().flat_map(|it| &it.writes);
         let swept = effects.swept.iter().flat_map(|it| &it.writes);
@@ -609,11 +624,10 @@ impl World {
             clock >= last || clock == before,
             "a version above the clock"
         );
-        // What is told again is no news.
-        let again = effects.told_again.is_some();
-        let fresh = effects.notices.iter().filter(|_| !again);
-        for notice in effects.expired.iter().chain(fresh) {
-            assert!(notice.version > before && notice.version <= clock);
+        for notice in effects.expired.iter().chain(&effects.notices) {
+            // What is told again is no news.
+            assert!(again || notice.version > before);
+            assert!(notice.version <= clock);
         }
         if effects.swept.is_some() {
             self.tally.count("sweeps");
@@ -774,6 +788,8 @@ impl World {
                 client.name
             );
         }
+        let told = self.promises.settle();
+        self.tally.add_to("watchers told of ends", told);
         history::recount(self.store.state(), self.store.duplicates());
         self.restart_cleanly();
     }
