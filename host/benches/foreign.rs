@@ -1,0 +1,356 @@
+//! A store behind a foreign broker beside the least that one could be there: a native responder of rumqttc that sends
+//! every request back. In one run, on one Mosquitto with its defaults, with one load of clients:
+//!
+//! * `echo`: rumqttc as its documentation shows it, with the window of the store: it publishes the answer to the Response
+//!   Topic and then acknowledges the request. It knows nothing, keeps nothing, and loses what it was doing when a
+//!   connection breaks.
+//! * `memory`: `statehouse serve --broker` with `--durability memory`.
+//! * `durable`: the same with every write on disk before its answer.
+//! * `embedded`: the store as its own broker, in memory; the load is the same.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench foreign                 # some minutes
+//! cargo bench -p statehouse --bench foreign -- --rounds 9   # more rounds, tighter medians
+//! cargo bench -p statehouse --bench foreign -- --seconds 1  # shorter ones
+//! ```
+//!
+//! Rounds alternate, so that a noisy neighbour hits all of them.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Client, Server, resp};
+use rumqttc::NetworkOptions;
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{ConnectProperties, Packet, Publish, PublishProperties};
+use rumqttc::v5::{AsyncClient, Event, MqttOptions};
+use statehouse::request::REQUEST_TOPIC;
+use tokio::sync::mpsc;
+
+mod common;
+
+/// Clients, and how many requests each has on its way. More than a thousand together are more than Mosquitto queues.
+const LOADS: [(usize, usize); 3] = [(1, 1), (50, 1), (50, 16)];
+/// The default of `--broker-window`.
+const WINDOW: u16 = 64;
+/// The client id of whoever answers, so that its session can be cleared.
+const RESPONDER: &str = "bench-responder";
+const WARM_UP: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Target {
+    Echo,
+    Memory,
+    Durable,
+    Embedded,
+}
+
+const TARGETS: [Target; 4] = [
+    Target::Echo,
+    Target::Memory,
+    Target::Durable,
+    Target::Embedded,
+];
+
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Memory => "memory",
+            Self::Durable => "durable",
+            Self::Embedded => "embedded",
+        }
+    }
+}
+
+fn main() {
+    let (mut rounds, mut seconds) = (5, 3.0);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut number = || {
+            let number = arguments.next().and_then(|it| it.parse::<f64>().ok());
+            number.unwrap_or_else(|| panic!("{argument} takes a number"))
+        };
+        match argument.as_str() {
+            "--rounds" => rounds = number() as usize,
+            "--seconds" => seconds = number(),
+            // This program again, as the responder.
+            "--echo" => return echo(arguments.next().expect("--echo takes a port")),
+            // What cargo adds by itself.
+            "--bench" => {}
+            other => panic!("unknown argument {other}; there are --rounds N and --seconds N"),
+        }
+    }
+    // On a real disk: the default place of temporary files is memory on some systems.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let broker = Mosquitto::start(directory.path());
+    let round = Duration::from_secs_f64(seconds);
+    println!(
+        "SET of 64 bytes, a key for each client; medians of {rounds} rounds of {round:?}; ratios of requests/s to echo, round by round"
+    );
+    println!("| clients | in flight | | requests/s | p50 us | p99 us | ratio to echo |");
+    println!("|---|---|---|---|---|---|---|");
+    for (clients, in_flight) in LOADS {
+        let mut figures: [Vec<Figures>; 4] = Default::default();
+        for number in 0..rounds {
+            for (target, figures) in TARGETS.into_iter().zip(&mut figures) {
+                let name = format!("{}-{clients}-{in_flight}-{number}", target.name());
+                let place = directory.path().join(name);
+                std::fs::create_dir(&place).expect("a new directory");
+                figures.push(measure(target, &broker, &place, clients, in_flight, round));
+                std::fs::remove_dir_all(&place).expect("what the store wrote");
+            }
+        }
+        let echoed = figures[0].clone();
+        for (target, figures) in TARGETS.into_iter().zip(figures) {
+            let ratios = figures.iter().zip(&echoed);
+            let ratios = ratios.map(|(it, echo)| it.per_second / echo.per_second);
+            let ratio = median(ratios.collect());
+            let of = |figure: fn(&Figures) -> f64| median(figures.iter().map(figure).collect());
+            println!(
+                "| {clients} | {in_flight} | {} | {:.0} | {:.0} | {:.0} | {ratio:.2} |",
+                target.name(),
+                of(|it| it.per_second),
+                of(|it| it.p50_us),
+                of(|it| it.p99_us),
+            );
+        }
+    }
+}
+
+/// One target's figures of one round.
+#[derive(Clone, Copy)]
+struct Figures {
+    per_second: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Starts a target, lets the clients work on it for a round, and clears what it left at the broker.
+fn measure(
+    target: Target,
+    broker: &Mosquitto,
+    place: &Path,
+    clients: usize,
+    in_flight: usize,
+    round: Duration,
+) -> Figures {
+    let url = format!("mqtt://{}", broker.address);
+    let attached = |durability| {
+        let arguments = ["--broker", &url, "--broker-client-id", RESPONDER];
+        Responder::start(
+            Command::new(env!("CARGO_BIN_EXE_statehouse"))
+                .args(["serve", "--log-filter", "warn", "--durability", durability])
+                .args(arguments),
+            place,
+        )
+    };
+    let echo = || {
+        let program = std::env::current_exe().expect("this program has a path");
+        let port = broker.address.rsplit(':').next().expect("a port");
+        Responder::start(Command::new(program).args(["--echo", port]), place)
+    };
+    let (responder, server) = match target {
+        Target::Echo => (Some(echo()), None),
+        Target::Memory => (Some(attached("memory")), None),
+        Target::Durable => (Some(attached("always")), None),
+        Target::Embedded => (
+            None,
+            Some(Server::start(place, &["--durability", "memory"])),
+        ),
+    };
+    let address = server.as_ref().map_or(&broker.address, |it| &it.address);
+    let figures = load(address, clients, in_flight, round);
+    drop(responder);
+    if target != Target::Embedded {
+        // Its session would go on to queue what the next one is asked.
+        drop(Client::connect(&broker.address, RESPONDER));
+    }
+    figures
+}
+
+/// Lets this many clients work, each with so many requests on their way; the first moments do not count.
+fn load(address: &str, clients: usize, in_flight: usize, round: Duration) -> Figures {
+    let (counts, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut elapsed = Duration::ZERO;
+    let mut micros: Vec<u128> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients)
+            .map(|id| {
+                let (counts, over) = (&counts, &over);
+                let mut client = Client::connect(address, &format!("client{id}"));
+                let set = resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
+                scope.spawn(move || {
+                    let mut micros = Vec::new();
+                    while !over.load(Ordering::Relaxed) {
+                        let counted = counts.load(Ordering::Relaxed);
+                        let begun = Instant::now();
+                        client.round_trips(std::iter::repeat_n(&set[..], in_flight));
+                        if counted {
+                            micros.push(begun.elapsed().as_micros());
+                        }
+                    }
+                    micros
+                })
+            })
+            .collect();
+        thread::sleep(WARM_UP);
+        counts.store(true, Ordering::Relaxed);
+        let start = Instant::now();
+        thread::sleep(round);
+        over.store(true, Ordering::Relaxed);
+        elapsed = start.elapsed();
+        let micros = threads.into_iter();
+        micros.flat_map(|it| it.join().expect("a client")).collect()
+    });
+    micros.sort_unstable();
+    Figures {
+        per_second: (micros.len() * in_flight) as f64 / elapsed.as_secs_f64(),
+        p50_us: micros[micros.len() / 2] as f64,
+        p99_us: micros[micros.len() * 99 / 100] as f64,
+    }
+}
+
+/// Something that answers requests at the broker, gone with its round.
+struct Responder(Child);
+
+impl Responder {
+    /// Runs a command up to its line `ready`.
+    fn start(command: &mut Command, place: &Path) -> Self {
+        let mut process = command
+            .current_dir(place)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cargo built the binary before the benchmark");
+        let output = process.stdout.take().expect("it is piped");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line == "ready"), "{command:?} ended");
+        Self(process)
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        // It may be gone already; either way nothing is left behind.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A Mosquitto with its defaults, but that strangers may connect; gone with the benchmark.
+struct Mosquitto {
+    process: Child,
+    address: String,
+}
+
+impl Mosquitto {
+    fn start(directory: &Path) -> Self {
+        // A port that was free a moment ago: Mosquitto takes none by itself.
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = free.local_addr().expect("it is bound");
+        drop(free);
+        let file = directory.join("mosquitto.conf");
+        let lines = format!(
+            "listener {} 127.0.0.1\nallow_anonymous true\n",
+            address.port()
+        );
+        std::fs::write(&file, lines).expect("a file");
+        // Debian has it where a user's PATH does not look.
+        let program = match Path::new("/usr/sbin/mosquitto").exists() {
+            true => "/usr/sbin/mosquitto",
+            false => "mosquitto",
+        };
+        let mut process = Command::new(program)
+            .arg("-c")
+            .arg(&file)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("Debian's package mosquitto is installed");
+        let output = process.stderr.take().expect("it is piped");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        assert!(
+            lines.any(|line| line.ends_with(" running")),
+            "mosquitto ended"
+        );
+        // Whoever stops reading would stop it.
+        thread::spawn(move || lines.for_each(drop));
+        Self {
+            process,
+            address: address.to_string(),
+        }
+    }
+}
+
+impl Drop for Mosquitto {
+    fn drop(&mut self) {
+        // As with a responder.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Answers every request with its own payload. Runs until it is killed.
+fn echo(port: String) {
+    let port = port.parse().expect("a port is a number");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("threads");
+    runtime.block_on(async {
+        let mut options = MqttOptions::new(RESPONDER, "127.0.0.1", port);
+        let mut properties = ConnectProperties::new();
+        properties.receive_maximum = Some(WINDOW);
+        let mut network = NetworkOptions::new();
+        network.set_tcp_nodelay(true);
+        options
+            .set_manual_acks(true)
+            .set_connect_properties(properties)
+            .set_network_options(network)
+            .set_outgoing_inflight_upper_limit(WINDOW);
+        let (client, mut events) = AsyncClient::new(options, 4096);
+        // As many as can be on their way; whoever polls must not wait for the client.
+        let (requests, received) = mpsc::channel(usize::from(WINDOW));
+        tokio::spawn(answer(client.clone(), received));
+        loop {
+            match events.poll().await.expect("the broker stays") {
+                Event::Incoming(Packet::ConnAck(_)) => {
+                    let subscribed = client.subscribe(REQUEST_TOPIC, QoS::AtLeastOnce).await;
+                    subscribed.expect("room for the first thing of all");
+                }
+                Event::Incoming(Packet::SubAck(_)) => println!("ready"),
+                Event::Incoming(Packet::Publish(request)) => {
+                    let taken = requests.try_send(request);
+                    taken.expect("the broker keeps to the window");
+                }
+                _ => {}
+            }
+        }
+    });
+}
+
+async fn answer(client: AsyncClient, mut requests: mpsc::Receiver<Publish>) {
+    while let Some(request) = requests.recv().await {
+        let asked = request.properties.clone().unwrap_or_default();
+        let topic = asked.response_topic.expect("requests have one");
+        let properties = PublishProperties {
+            correlation_data: asked.correlation_data,
+            user_properties: asked.user_properties,
+            ..PublishProperties::default()
+        };
+        let payload = request.payload.clone();
+        let answered = client
+            .publish_with_properties(topic, QoS::AtLeastOnce, false, payload, properties)
+            .await;
+        answered.expect("whoever polls runs as long");
+        client.ack(&request).await.expect("as before");
+    }
+}
