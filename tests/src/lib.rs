@@ -13,6 +13,7 @@ pub mod client;
 pub mod command;
 pub mod connect;
 pub mod dice;
+pub mod histories;
 pub mod hlc;
 pub mod linearizable;
 pub mod lines;

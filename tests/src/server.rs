@@ -12,7 +12,13 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{binary, client::Client, connect::Connect, lines::Lines, store::Store};
+use crate::{
+    binary,
+    client::{Client, PATIENCE},
+    connect::Connect,
+    lines::Lines,
+    store::Store,
+};
 
 /// Long enough for a start with a policy of 18 MB on a machine with every core busy; nothing is asserted about speed.
 const START_TIMEOUT: Duration = Duration::from_secs(240);
@@ -23,6 +29,8 @@ pub struct Server {
     stdout: Lines,
     stderr: Lines,
     address: SocketAddr,
+    /// Whether that is a broker's: then the server has none of its own.
+    attached: bool,
     directory: TempDir,
     /// What it runs, to run it again.
     command: Command,
@@ -54,7 +62,29 @@ impl Server {
     }
 
     /// Runs a command that is to print `listening on …` and `ready`.
-    pub fn spawn(mut command: Command, directory: TempDir) -> Server {
+    pub fn spawn(command: Command, directory: TempDir) -> Server {
+        let mut server = Server::launch(command, directory, None);
+        server.wait_until_ready();
+        server
+    }
+
+    /// Attached to the broker of this URL, whose clients connect to `clients`. Settings are pairs such as
+    /// `("durability", "interval")`. It is not waited for: the broker may not be there.
+    pub fn attaching(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
+        let mut command = Command::new(binary::statehouse());
+        command.args(["serve", "--broker", url]);
+        set(&mut command, settings);
+        Server::launch(command, tempfile::tempdir().unwrap(), Some(clients))
+    }
+
+    /// The same, once it is ready.
+    pub fn attached(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
+        let mut server = Server::attaching(url, clients, settings);
+        server.wait_until_ready();
+        server
+    }
+
+    fn launch(mut command: Command, directory: TempDir, clients: Option<SocketAddr>) -> Server {
         for (name, _) in std::env::vars_os() {
             let ours = name.to_string_lossy().starts_with("STATEHOUSE_");
             if ours && !command.get_envs().any(|(set, _)| set == name) {
@@ -70,16 +100,15 @@ impl Server {
             .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
         let stdout = Lines::follow(child.stdout.take().unwrap());
         let stderr = Lines::follow(child.stderr.take().unwrap());
-        let mut server = Server {
+        Server {
             child,
             stdout,
             stderr,
-            address: ([127, 0, 0, 1], 0).into(),
+            address: clients.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+            attached: clients.is_some(),
             directory,
             command,
-        };
-        server.wait_until_ready();
-        server
+        }
     }
 
     /// One that can be killed and started again: the same address each time, which no other test takes meanwhile.
@@ -105,27 +134,40 @@ impl Server {
 
     /// The same with other settings, which stay for later restarts.
     pub fn restart_with(&mut self, settings: &[(&str, &str)]) {
+        self.start_again(settings);
+        self.wait_until_ready();
+    }
+
+    /// The same without waiting for it.
+    pub fn start_again(&mut self, settings: &[(&str, &str)]) {
         assert!(!self.runs(), "the server has to be killed or stopped first");
         set(&mut self.command, settings);
         let child = self.command.spawn();
         self.child = child.unwrap_or_else(|error| panic!("cannot run {:?}: {error}", self.command));
         self.stdout = Lines::follow(self.child.stdout.take().unwrap());
         self.stderr = Lines::follow(self.child.stderr.take().unwrap());
-        self.wait_until_ready();
     }
 
-    fn wait_until_ready(&mut self) {
+    /// Waits until it takes requests.
+    pub fn wait_until_ready(&mut self) {
         let ready = self.stdout.wait(START_TIMEOUT, |line| line == "ready");
         assert!(ready.is_some(), "the server did not become ready");
-        self.address = self.addresses()[0];
+        if !self.attached {
+            self.address = self.addresses()[0];
+        }
     }
 
-    /// Where the first listener listens.
+    /// Where clients connect: to the first listener, or to the broker that it is attached to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The port of the first listener.
+    /// Whether clients connect to the server itself.
+    pub fn is_broker(&self) -> bool {
+        !self.attached
+    }
+
+    /// The port of [`Self::address`].
     pub fn port(&self) -> u16 {
         self.address.port()
     }
@@ -154,6 +196,13 @@ impl Server {
         self.stderr.all()
     }
 
+    /// Waits for a line that it prints.
+    pub fn wait_for_line(&self, start: &str) -> String {
+        self.stdout
+            .wait(PATIENCE, |line| line.starts_with(start))
+            .unwrap_or_else(|| panic!("it does not print {start:?}"))
+    }
+
     /// Waits for a line of its log.
     pub fn wait_for_log(&self, what: &str) -> String {
         self.stderr
@@ -173,7 +222,11 @@ impl Server {
 
     /// A client that asks the store, in the dialect of the SDKs.
     pub fn store(&self, id: &str) -> Store {
-        Store::new(self.connect(id), id)
+        let client = self.connect(id);
+        match self.attached {
+            true => Store::behind(client, id),
+            false => Store::new(client, id),
+        }
     }
 
     /// The process.

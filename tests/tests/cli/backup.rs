@@ -65,11 +65,7 @@ fn everything_is_there_again() {
 
         let client = resume(&server, "client");
         assert!(client.session_present());
-        let mut store = Store {
-            client,
-            id: "client".into(),
-            dialect: statehouse_tests::Dialect::Sdk,
-        };
+        let mut store = Store::on(client, "client");
         assert_eq!(store.response_topic(), response_topic);
         let news = store.client.take_publish("clients/client/news");
         assert_eq!(news.payload, b"queued");

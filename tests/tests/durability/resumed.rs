@@ -21,9 +21,5 @@ pub(crate) fn begin(server: &Server, id: &str) -> Store {
 pub(crate) fn resume(server: &Server, id: &str) -> Store {
     let client = Client::connect(server.address(), &connect(id));
     assert!(client.session_present(), "the session of {id} is gone");
-    Store {
-        client,
-        id: id.into(),
-        dialect: statehouse_tests::Dialect::Sdk,
-    }
+    Store::on(client, id)
 }

@@ -349,11 +349,7 @@ fn unacknowledged_notifications_come_again() {
     drop(watcher.client);
     let connect = connect("watcher").with(Property::ReceiveMaximum(2));
     let client = Client::connect(server.address(), &connect);
-    let mut watcher = Store {
-        client,
-        id: "watcher".into(),
-        dialect: statehouse_tests::Dialect::Sdk,
-    };
+    let mut watcher = Store::on(client, "watcher");
     watcher.watch("key");
     watcher.client.acknowledges = false;
     watcher.client.ping();
