@@ -10,9 +10,8 @@ use std::{
 };
 
 use crate::{
-    client::Client,
-    connect::Connect,
     hlc::Hlc,
+    mosquitto::Mosquitto,
     packet::{Publish, kind},
     property::{self, Property},
     resp,
@@ -31,11 +30,27 @@ pub fn check(path: &Path) {
 
 /// The same against a server that is started with these arguments.
 pub fn check_with(path: &Path, arguments: &[&str]) {
+    check_against(path, |config| Server::with(config, arguments));
+}
+
+/// The same against a server behind this broker.
+pub fn check_behind(path: &Path, broker: &Mosquitto) {
+    check_against(path, |config| {
+        let file = broker.directory().join("statehouse.toml");
+        fs::write(&file, config).unwrap();
+        let settings = [("config", file.to_str().unwrap()), ("presence", "off")];
+        Server::attached(&broker.url(), broker.address(), &settings)
+    });
+}
+
+/// The same against a server that `start` starts with lines of configuration.
+fn check_against(path: &Path, start: impl FnOnce(&str) -> Server) {
     let text = fs::read_to_string(path).unwrap();
     let script = language::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let update = std::env::var_os("UPDATE").is_some_and(|value| value == "1");
     let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    let different = run(script, path, &lines, arguments);
+    let server = start(&script.config);
+    let different = run(server, script, path, &lines);
     let count = different.len();
     for (number, actual) in different {
         lines[number] = actual;
@@ -67,9 +82,9 @@ struct Run {
 }
 
 /// The lines that differ and what should stand there. Each is shown at once, since a later step may panic for it.
-fn run(script: Script, path: &Path, lines: &[String], arguments: &[&str]) -> Vec<(usize, String)> {
+fn run(server: Server, script: Script, path: &Path, lines: &[String]) -> Vec<(usize, String)> {
     let mut run = Run {
-        server: Server::with(&script.config, arguments),
+        server,
         actors: HashMap::new(),
         variables: Variables::default(),
         dialect: Dialect::Sdk,
@@ -115,9 +130,8 @@ impl Run {
     }
 
     fn open(&mut self, name: &str, id: &str) {
-        let client = Client::connect(self.server.address(), &Connect::new(id));
         let actor = Actor {
-            store: Store::new(client, id),
+            store: self.server.store(id),
             outstanding: VecDeque::new(),
         };
         self.actors.insert(name.into(), actor);

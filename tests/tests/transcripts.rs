@@ -1,5 +1,5 @@
 //! Golden transcripts: what goes over the wire, byte for byte, over real sockets. Each file of `transcripts/`
-//! is one test with a server of its own.
+//! is one test with a server of its own, and one with a server behind a Mosquitto.
 //!
 //! `UPDATE=1 cargo test -p statehouse-tests --test transcripts` writes what the server says into the files, where
 //! it differs. Read the difference before committing it: the transcripts are the specification.
@@ -14,13 +14,17 @@ use std::{collections::BTreeSet, fs, path::Path};
 use statehouse_tests::transcript;
 
 macro_rules! transcripts {
-    ($($name:ident = $file:literal),+ $(,)?) => {
+    ($($name:ident = $file:literal $(, not behind a broker: $reason:literal)?;)+) => {
         $(
             #[test]
             fn $name() {
                 transcript::check(&directory().join(concat!($file, ".txt")));
             }
         )+
+
+        mod attached {
+            $(transcripts!(@attached $name $file $($reason)?);)+
+        }
 
         #[test]
         fn every_transcript_is_run() {
@@ -32,6 +36,15 @@ macro_rules! transcripts {
             assert_eq!(known, there);
         }
     };
+    (@attached $name:ident $file:literal) => {
+        #[test]
+        fn $name() {
+            let broker = statehouse_tests::Mosquitto::start();
+            let path = crate::directory().join(concat!($file, ".txt"));
+            statehouse_tests::transcript::check_behind(&path, &broker);
+        }
+    };
+    (@attached $name:ident $file:literal $reason:literal) => {};
 }
 
 fn directory() -> &'static Path {
@@ -39,32 +52,35 @@ fn directory() -> &'static Path {
 }
 
 transcripts! {
-    carriage = "carriage",
-    clocks_documents = "clocks-documents",
-    clocks_preview = "clocks-preview",
-    clocks_sdk = "clocks-sdk",
-    commands_documents = "commands-documents",
-    commands_preview = "commands-preview",
-    commands_sdk = "commands-sdk",
-    dialects = "dialects",
-    expiry_documents = "expiry-documents",
-    expiry_preview = "expiry-preview",
-    expiry_sdk = "expiry-sdk",
-    fencing_documents = "fencing-documents",
-    fencing_preview = "fencing-preview",
-    fencing_sdk = "fencing-sdk",
-    forced_documents = "forced-documents",
-    forced_sdk = "forced-sdk",
-    malformed_documents = "malformed-documents",
-    malformed_preview = "malformed-preview",
-    malformed_sdk = "malformed-sdk",
-    notifications_documents = "notifications-documents",
-    notifications_sdk = "notifications-sdk",
-    preview_2023 = "preview-2023",
-    quota_documents = "quota-keys-documents",
-    quota_preview = "quota-keys-preview",
-    quota_sdk = "quota-keys-sdk",
-    scan_documents = "scan-documents",
-    scan_preview = "scan-preview",
-    scan_sdk = "scan-sdk",
+    carriage = "carriage", not behind a broker:
+        "PUBACKs of requests and DISCONNECTs are those of the broker";
+    clocks_documents = "clocks-documents";
+    clocks_preview = "clocks-preview";
+    clocks_sdk = "clocks-sdk";
+    commands_documents = "commands-documents";
+    commands_preview = "commands-preview";
+    commands_sdk = "commands-sdk";
+    dialects = "dialects";
+    expiry_documents = "expiry-documents";
+    expiry_preview = "expiry-preview";
+    expiry_sdk = "expiry-sdk";
+    fencing_documents = "fencing-documents";
+    fencing_preview = "fencing-preview";
+    fencing_sdk = "fencing-sdk";
+    forced_documents = "forced-documents";
+    forced_sdk = "forced-sdk";
+    malformed_documents = "malformed-documents";
+    malformed_preview = "malformed-preview";
+    malformed_sdk = "malformed-sdk";
+    notifications_documents = "notifications-documents", not behind a broker:
+        "only a subscription delivers there, and watches outlive connections";
+    notifications_sdk = "notifications-sdk", not behind a broker:
+        "only a subscription delivers there, and watches outlive connections";
+    preview_2023 = "preview-2023";
+    quota_documents = "quota-keys-documents";
+    quota_preview = "quota-keys-preview";
+    quota_sdk = "quota-keys-sdk";
+    scan_documents = "scan-documents";
+    scan_preview = "scan-preview";
+    scan_sdk = "scan-sdk";
 }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::{
+    peer::{Peer, TIMEOUT, heard_that, newer},
+    place::Place,
+};
 use azure_iot_operations_services::{
     leased_lock::{Error, ErrorKind, lease},
     state_store::Operation,
 };
-use statehouse_tests::Server;
-
-use crate::peer::{Peer, TIMEOUT, heard_that, newer};
 
 const LEASE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(600);
@@ -25,9 +26,8 @@ fn held<T: std::fmt::Debug>(result: Result<T, Error>) {
     );
 }
 
-#[tokio::test]
-async fn acquire_renew_release() {
-    let server = Server::start();
+pub(crate) async fn acquire_renew_release(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     assert_eq!(holder(&first).await, None);
@@ -54,9 +54,8 @@ async fn acquire_renew_release() {
     two.leave().await;
 }
 
-#[tokio::test]
-async fn a_lease_ends_at_its_time() {
-    let server = Server::start();
+pub(crate) async fn a_lease_ends_at_its_time(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let token = first.acquire(SHORT, TIMEOUT, None).await.unwrap();
@@ -74,9 +73,8 @@ async fn a_lease_ends_at_its_time() {
     two.leave().await;
 }
 
-#[tokio::test]
-async fn a_release_is_observed() {
-    let server = Server::start();
+pub(crate) async fn a_release_is_observed(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let mut seen = second.observe(TIMEOUT).await.unwrap();
@@ -89,9 +87,8 @@ async fn a_release_is_observed() {
     two.leave().await;
 }
 
-#[tokio::test]
-async fn auto_renewal_keeps_a_lease_beyond_its_time() {
-    let server = Server::start();
+pub(crate) async fn auto_renewal_keeps_a_lease_beyond_its_time(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let mut seen = second.observe(TIMEOUT).await.unwrap();
@@ -117,9 +114,8 @@ async fn auto_renewal_keeps_a_lease_beyond_its_time() {
     two.leave().await;
 }
 
-#[tokio::test]
-async fn a_fenced_key_outlives_its_lease() {
-    let server = Server::start();
+pub(crate) async fn a_fenced_key_outlives_its_lease(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let old = first.acquire(LEASE, TIMEOUT, None).await.unwrap();

@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use statehouse_tests::Server;
-
-use crate::peer::{Peer, TIMEOUT, newer, within};
+use crate::{
+    peer::{Peer, TIMEOUT, newer, within},
+    place::Place,
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-#[tokio::test]
-async fn lock_and_unlock() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "one");
+pub(crate) async fn lock_and_unlock(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "one");
     let lock = peer.lock("lock");
     let token = lock.lock(LEASE, TIMEOUT, None).await.unwrap();
     assert_eq!(lock.current_lock_fencing_token(), Some(token.clone()));
@@ -33,9 +33,8 @@ async fn lock_and_unlock() {
 }
 
 /// The second waits until the first unlocks: it has not got the lock before.
-#[tokio::test]
-async fn unlocking_hands_over() {
-    let server = Server::start();
+pub(crate) async fn unlocking_hands_over(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let first = one.lock("lock");
     let token = first.lock(LEASE, TIMEOUT, None).await.unwrap();
@@ -51,9 +50,8 @@ async fn unlocking_hands_over() {
 }
 
 /// Nobody unlocks: the lease ends, and the waiting one is woken by the notification of its expiry.
-#[tokio::test]
-async fn expiry_hands_over() {
-    let server = Server::start();
+pub(crate) async fn expiry_hands_over(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let lease = Duration::from_secs(1);
     let token = one.lock("lock").lock(lease, TIMEOUT, None).await.unwrap();
@@ -64,9 +62,8 @@ async fn expiry_hands_over() {
 }
 
 /// The holder renews, then dies in the middle: its connection breaks and the renewals stop.
-#[tokio::test]
-async fn a_killed_holder_hands_over() {
-    let server = Server::start();
+pub(crate) async fn a_killed_holder_hands_over(place: Place) {
+    let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (lease, period) = (Duration::from_secs(2), Duration::from_millis(500));
     let first = one.lock("lock");
@@ -83,13 +80,12 @@ async fn a_killed_holder_hands_over() {
 }
 
 /// Five clients count under one lock; nobody is ever inside with another, and no count is lost.
-#[tokio::test]
-async fn five_clients_share_one_lock() {
-    let server = Server::start();
+pub(crate) async fn five_clients_share_one_lock(place: Place) {
+    let server = place.start(&[]);
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..5 {
-        let peer = Peer::connect(server.port(), &format!("client{n}"));
+        let peer = Peer::connect(&server, &format!("client{n}"));
         let inside = inside.clone();
         tasks.spawn(async move {
             let lock = peer.lock("lock");

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::{
+    peer::{Peer, TIMEOUT, newer, within},
+    place::Place,
+};
 use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock;
 use azure_iot_operations_services::state_store::{
     Error, ErrorKind, ServiceError, SetCondition, SetOptions,
 };
-use statehouse_tests::Server;
-
-use crate::peer::{Peer, TIMEOUT, newer, within};
 
 fn condition(set_condition: SetCondition) -> SetOptions {
     SetOptions {
@@ -29,10 +30,9 @@ macro_rules! refused {
     }};
 }
 
-#[tokio::test]
-async fn versions_rise_and_belong_to_the_value() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "versions");
+pub(crate) async fn versions_rise_and_belong_to_the_value(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "versions");
     let first = peer.set("key", "one").await;
     let second = peer.set("key", "two").await;
     assert!(newer(&second, &first), "{second} after {first}");
@@ -59,10 +59,9 @@ async fn versions_rise_and_belong_to_the_value() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn conditions_of_a_set() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "conditions");
+pub(crate) async fn conditions_of_a_set(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "conditions");
     let set = async |value: &str, options: SetOptions| {
         let response = peer
             .store
@@ -103,10 +102,9 @@ async fn conditions_of_a_set() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn a_key_expires() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "expiry");
+pub(crate) async fn a_key_expires(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "expiry");
     let mut expires = condition(SetCondition::OnlyIfDoesNotExist);
     expires.expires = Some(Duration::from_millis(300));
     peer.set_with("key", "a", None, expires.clone()).await;
@@ -118,10 +116,9 @@ async fn a_key_expires() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn asking_for_the_disk_is_no_error() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "persist");
+pub(crate) async fn asking_for_the_disk_is_no_error(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "persist");
     let persist = SetOptions {
         persist: true,
         ..SetOptions::default()
@@ -130,10 +127,9 @@ async fn asking_for_the_disk_is_no_error() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn fencing_tokens() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "fencing");
+pub(crate) async fn fencing_tokens(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "fencing");
     let key = || b"key".to_vec();
     let plain = SetOptions::default;
     let mut token = HybridLogicalClock::default();
@@ -200,10 +196,9 @@ async fn fencing_tokens() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn the_quota_is_an_error_of_the_service() {
-    let server = Server::with_config("max_keys = 1");
-    let peer = Peer::connect(server.port(), "quota");
+pub(crate) async fn the_quota_is_an_error_of_the_service(place: Place) {
+    let server = place.start(&[("max_keys", "1")]);
+    let peer = Peer::connect(&server, "quota");
     peer.set("one", "v").await;
     let second = peer
         .store
@@ -222,10 +217,9 @@ async fn the_quota_is_an_error_of_the_service() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn keys_and_values_are_any_bytes() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "bytes");
+pub(crate) async fn keys_and_values_are_any_bytes(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "bytes");
     let all: Vec<u8> = (0..=255).collect();
     for value in [Vec::new(), all.clone(), vec![0xFF; 200 * 1024]] {
         let set = peer
@@ -245,10 +239,9 @@ async fn keys_and_values_are_any_bytes() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn many_requests_at_once_are_each_answered() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "many");
+pub(crate) async fn many_requests_at_once_are_each_answered(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "many");
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..200 {
         let store = peer.store.clone();
@@ -275,10 +268,9 @@ async fn many_requests_at_once_are_each_answered() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn leaving_at_once_is_clean() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "leaving");
+pub(crate) async fn leaving_at_once_is_clean(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "leaving");
     within(peer.monitor.connected()).await;
     peer.leave().await;
 }

@@ -31,16 +31,17 @@ pub(crate) struct Peer {
 impl Peer {
     /// Two clients of one server, `one` and `two`.
     pub(crate) fn pair(server: &Server) -> (Peer, Peer) {
-        let connect = |id| Peer::connect(server.port(), id);
+        let connect = |id| Peer::connect(server, id);
         (connect("one"), connect("two"))
     }
 
     /// Connects as the examples do, with the defaults of the crate.
-    pub(crate) fn connect(port: u16, id: &str) -> Peer {
-        Peer::connect_to("localhost", port, id)
+    pub(crate) fn connect(server: &Server, id: &str) -> Peer {
+        let address = server.address();
+        Peer::connect_to(&address.ip().to_string(), address.port(), id)
     }
 
-    /// The same to a server of a name.
+    /// The same to whatever is there.
     pub(crate) fn connect_to(host: &str, port: u16, id: &str) -> Peer {
         let settings = MqttConnectionSettingsBuilder::default()
             .client_id(id)

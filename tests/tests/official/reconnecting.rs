@@ -13,7 +13,10 @@ use tokio::{
     sync::broadcast,
 };
 
-use crate::peer::{Peer, TIMEOUT, heard_that, within};
+use crate::{
+    peer::{Peer, TIMEOUT, heard_that, within},
+    place::Place,
+};
 
 /// A relay in front of the server that breaks its connections on demand.
 struct Relay {
@@ -48,11 +51,10 @@ impl Relay {
     }
 }
 
-#[tokio::test]
-async fn a_broken_connection_is_resumed() {
-    let server = Server::start();
+pub(crate) async fn a_broken_connection_is_resumed(place: Place) {
+    let server = place.start(&[]);
     let relay = Relay::start(&server).await;
-    let peer = Peer::connect(relay.port, "resuming");
+    let peer = Peer::connect_to("127.0.0.1", relay.port, "resuming");
     let version = peer.set("key", "before").await;
     for round in 0..3 {
         relay.up.store(false, Ordering::SeqCst);
@@ -68,12 +70,11 @@ async fn a_broken_connection_is_resumed() {
 }
 
 /// A watch ends with its connection, and the client says so: the observation ends and can begin again.
-#[tokio::test]
-async fn an_observation_ends_with_its_connection_and_begins_again() {
-    let server = Server::start();
+pub(crate) async fn an_observation_ends_with_its_connection_and_begins_again(place: Place) {
+    let server = place.start(&[]);
     let relay = Relay::start(&server).await;
-    let peer = Peer::connect(relay.port, "observing");
-    let writer = Peer::connect(server.port(), "writer");
+    let peer = Peer::connect_to("127.0.0.1", relay.port, "observing");
+    let writer = Peer::connect(&server, "writer");
     let key = || b"key".to_vec();
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     writer.set("key", "one").await;

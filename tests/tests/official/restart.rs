@@ -11,10 +11,13 @@ use std::{
 
 use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock;
 use azure_iot_operations_services::state_store::{SetCondition, SetOptions};
-use statehouse_tests::{Dice, Server};
+use statehouse_tests::Dice;
 use tokio::{sync::Notify, task::block_in_place};
 
-use crate::peer::{Peer, TIMEOUT, newer, within};
+use crate::{
+    peer::{Peer, TIMEOUT, newer, within},
+    place::Place,
+};
 
 const PEERS: usize = 3;
 /// Guards the counter.
@@ -103,16 +106,15 @@ impl Worker {
     }
 }
 
-async fn killed_under(rounds: u64) {
+async fn killed_under(place: Place, rounds: u64) {
     let mut dice = Dice::thrown();
-    let mut server = Server::restartable(&[]);
-    let address = server.address();
+    let mut server = place.start(&[]);
     let shared = Arc::new(Shared::default());
     let workers: Vec<_> = (0..PEERS)
         .map(|number| {
             let shared = shared.clone();
             let own = format!("peer{number}");
-            let peer = Peer::connect_to(&address.ip().to_string(), address.port(), &own);
+            let peer = Peer::connect(&server, &own);
             let mut worker = Worker {
                 peer,
                 own,
@@ -176,13 +178,10 @@ async fn killed_under(rounds: u64) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_or_doubled_in_10_kills() {
-    killed_under(10).await;
+pub(crate) async fn nothing_is_lost_or_doubled_in_10_kills(place: Place) {
+    killed_under(place, 10).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes"]
-async fn nothing_is_lost_or_doubled_in_100_kills() {
-    killed_under(100).await;
+pub(crate) async fn nothing_is_lost_or_doubled_in_100_kills(place: Place) {
+    killed_under(place, 100).await;
 }

@@ -1,9 +1,10 @@
 //! SCAN through the pager of the newest client.
 
+use crate::{
+    peer::{Peer, TIMEOUT},
+    place::Place,
+};
 use azure_iot_operations_services::state_store::SetOptions;
-use statehouse_tests::Server;
-
-use crate::peer::{Peer, TIMEOUT};
 
 async fn keys(peer: &Peer, pattern: &str) -> (Vec<String>, usize) {
     let mut pager = peer.store.list_keys(pattern.into(), TIMEOUT).unwrap();
@@ -24,10 +25,9 @@ fn sorted(keys: &[&str]) -> Vec<String> {
     keys
 }
 
-#[tokio::test]
-async fn patterns() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "patterns");
+pub(crate) async fn patterns(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "patterns");
     let all = [
         "p", "pa", "pb", "pc", "p1", "p2", "pab", "pabc", "p.x", "p*lit",
     ];
@@ -56,10 +56,9 @@ async fn patterns() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn changes_between_two_scans() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "changes");
+pub(crate) async fn changes_between_two_scans(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "changes");
     let mut expected: Vec<String> = (0..100).map(|n| format!("key{n:03}")).collect();
     for key in &expected {
         peer.set(key, "v").await;
@@ -74,10 +73,9 @@ async fn changes_between_two_scans() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn many_keys_come_in_pages_each_once() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "pages");
+pub(crate) async fn many_keys_come_in_pages_each_once(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "pages");
     let expected: Vec<String> = (0..3000).map(|n| format!("key{n:05}")).collect();
     let mut tasks = tokio::task::JoinSet::new();
     for key in expected.clone() {

@@ -16,7 +16,10 @@ use std::{
 
 use statehouse_tests::{Admin, Server, client::PATIENCE, policies};
 
-use crate::peer::{Peer, TIMEOUT};
+use crate::{
+    peer::{Peer, TIMEOUT},
+    place::Place,
+};
 
 const SWAPS: usize = 200;
 const CLIENTS: usize = 6;
@@ -84,9 +87,8 @@ async fn official(peer: &Peer, over: &AtomicBool) -> u64 {
     written
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_swaps_under_load_lose_and_double_nothing() {
-    let server = Arc::new(Server::start());
+pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: Place) {
+    let server = Arc::new(place.start(&[]));
     let admin = Admin::of(&server);
     for mark in ["one", "two"] {
         let module = fs::read(policies::marked(mark)).unwrap();
@@ -103,7 +105,7 @@ async fn two_hundred_swaps_under_load_lose_and_double_nothing() {
             thread::spawn(move || tally(&server, id, &over, &done))
         })
         .collect();
-    let peer = Arc::new(Peer::connect(server.port(), "official"));
+    let peer = Arc::new(Peer::connect(&server, "official"));
     let beside = tokio::spawn({
         let (peer, over) = (peer.clone(), over.clone());
         async move { official(&peer, &over).await }

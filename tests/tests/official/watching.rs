@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use crate::{
+    peer::{Peer, TIMEOUT, heard_that, newer, within},
+    place::Place,
+};
 use azure_iot_operations_services::state_store::{ErrorKind, Operation, SetOptions};
-use statehouse_tests::Server;
-
-use crate::peer::{Peer, TIMEOUT, heard_that, newer, within};
 
 const KEY: &str = "key";
 
@@ -15,11 +16,10 @@ fn key() -> Vec<u8> {
 
 /// What happens outside of an observation is not heard; what happens inside is, once, in order, with the
 /// versions that the writer was told.
-#[tokio::test]
-async fn changes_are_heard_while_observed() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "observer");
-    let writer = Peer::connect(server.port(), "writer");
+pub(crate) async fn changes_are_heard_while_observed(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "observer");
+    let writer = Peer::connect(&server, "writer");
     writer.set(KEY, "before").await;
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
 
@@ -45,10 +45,9 @@ async fn changes_are_heard_while_observed() {
     writer.leave().await;
 }
 
-#[tokio::test]
-async fn observing_twice_and_unobserving_nothing() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "observer");
+pub(crate) async fn observing_twice_and_unobserving_nothing(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "observer");
     let store = &peer.store;
     let unobserve = async || store.unobserve(key(), TIMEOUT).await.unwrap().response;
     assert!(!unobserve().await);
@@ -67,10 +66,9 @@ async fn observing_twice_and_unobserving_nothing() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn expiry_is_heard_as_a_deletion() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "observer");
+pub(crate) async fn expiry_is_heard_as_a_deletion(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "observer");
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     let expires = SetOptions {
         expires: Some(Duration::from_millis(300)),
@@ -83,26 +81,24 @@ async fn expiry_is_heard_as_a_deletion() {
     peer.leave().await;
 }
 
-#[tokio::test]
-async fn a_shut_down_client_hears_the_end() {
-    let server = Server::start();
-    let peer = Peer::connect(server.port(), "observer");
+pub(crate) async fn a_shut_down_client_hears_the_end(place: Place) {
+    let server = place.start(&[]);
+    let peer = Peer::connect(&server, "observer");
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     let waiting = tokio::spawn(async move { seen.recv_notification().await.is_none() });
     peer.leave().await;
     assert!(within(waiting).await.unwrap());
 }
 
-#[tokio::test]
-async fn several_observers_hear_the_same() {
-    let server = Server::start();
+pub(crate) async fn several_observers_hear_the_same(place: Place) {
+    let server = place.start(&[]);
     let mut observers = Vec::new();
     for n in 0..5 {
-        let peer = Peer::connect(server.port(), &format!("observer{n}"));
+        let peer = Peer::connect(&server, &format!("observer{n}"));
         let seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
         observers.push((peer, seen));
     }
-    let writer = Peer::connect(server.port(), "writer");
+    let writer = Peer::connect(&server, "writer");
     for n in 0..20 {
         writer.set(KEY, &n.to_string()).await;
     }
