@@ -16,12 +16,23 @@ use std::{
 use crate::{packet::Packet, server};
 
 /// Where a packet goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
     /// From whoever connected.
     ToBroker,
     /// From the broker.
     FromBroker,
+}
+
+impl Way {
+    /// The other one.
+    #[must_use]
+    pub fn back(self) -> Way {
+        match self {
+            Way::ToBroker => Way::FromBroker,
+            Way::FromBroker => Way::ToBroker,
+        }
+    }
 }
 
 /// A packet that has arrived whole.
@@ -82,7 +93,8 @@ struct State {
 struct Connection {
     client: TcpStream,
     broker: TcpStream,
-    vanished: AtomicBool,
+    /// Its packets go nowhere any more.
+    over: AtomicBool,
 }
 
 impl Proxy {
@@ -203,7 +215,7 @@ impl Shared {
             let connection = Arc::new(Connection {
                 client,
                 broker,
-                vanished: AtomicBool::new(false),
+                over: AtomicBool::new(false),
             });
             let mut state = self.state.lock().unwrap();
             let number = state.connections.len();
@@ -232,7 +244,8 @@ impl Shared {
                 self.meet(connection, seen);
             }
         }
-        if !connection.vanished.load(SeqCst) {
+        // One that is half open stays so.
+        if !connection.over.load(SeqCst) {
             connection.end();
         }
     }
@@ -240,7 +253,7 @@ impl Shared {
     /// What the script says of a packet is done.
     fn meet(&self, connection: &Arc<Connection>, seen: Seen) {
         let mut script = self.script.lock().unwrap();
-        if connection.vanished.load(SeqCst) {
+        if connection.over.load(SeqCst) {
             return;
         }
         let (way, bytes) = (seen.way, seen.packet.bytes());
@@ -269,20 +282,20 @@ impl Shared {
                 thread::sleep(time);
                 self.pass(connection, way, &bytes);
             }
-            Fate::Vanish => connection.vanished.store(true, SeqCst),
+            Fate::Vanish => connection.over.store(true, SeqCst),
         }
     }
 
     fn pass(&self, connection: &Connection, way: Way, bytes: &[u8]) {
-        // A tenth of a second's worth at a time; 0 bytes at a time would never end.
-        match self.bytes_per_second.load(SeqCst) as usize / 10 {
-            0 => connection.write(way, bytes),
-            piece => {
-                for piece in bytes.chunks(piece) {
-                    connection.write(way, piece);
-                    thread::sleep(Duration::from_millis(100));
-                }
-            }
+        let limit = self.bytes_per_second.load(SeqCst);
+        if limit == 0 {
+            return connection.write(way, bytes);
+        }
+        for piece in bytes.chunks(64) {
+            connection.write(way, piece);
+            thread::sleep(Duration::from_secs_f64(
+                piece.len() as f64 / f64::from(limit),
+            ));
         }
     }
 }
@@ -304,6 +317,7 @@ impl Connection {
 
     /// What was written before arrives. It may have ended already.
     fn end(&self) {
+        self.over.store(true, SeqCst);
         let _ = self.client.shutdown(Shutdown::Both);
         let _ = self.broker.shutdown(Shutdown::Both);
     }
