@@ -1,0 +1,188 @@
+//! This store beside what people would use instead, through the same work in one run on loopback.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench rivals                            # all rows, some minutes
+//! cargo bench -p statehouse --bench rivals -- --rounds 3 --seconds 1  # less, with wider medians
+//! cargo bench -p statehouse --bench rivals -- --only durable          # rows with this word
+//! cargo bench -p statehouse --bench rivals -- --large 10000000        # and that many keys beside a thousand
+//! ```
+//!
+//! Rivals are Debian's packages redis-server, redis-tools, mosquitto, nats-server and etcd-server; what is not installed
+//! is said to be missing. Every server of a row runs for the whole row, and rounds alternate between them, so that a noisy
+//! neighbour hits all; figures are medians. Clients are those of `statehouse bench` for every server, and Redis gets its own
+//! benchmark as well. A ratio above 1 is in this store's favour. Rows that are lost are printed like the others.
+
+use std::path::Path;
+use std::time::Duration;
+
+use contender::{Contender, Who};
+use rows::{ROWS, Row};
+use servers::{Figures, Work, median};
+use statehouse::load::Job;
+
+#[path = "../common/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the lean client of the other benchmarks is not needed here"
+)]
+mod common;
+mod contender;
+mod etcd;
+mod mosquitto;
+mod nats;
+mod redis;
+mod rows;
+mod servers;
+mod sizes;
+
+/// Length of the values in all rows.
+const VALUE_BYTES: usize = 64;
+
+/// Keys of the rows that say nothing else.
+const KEYS: u64 = 10_000;
+
+struct Options {
+    rounds: usize,
+    round: Duration,
+    only: Option<String>,
+    /// Keys of the rows about memory.
+    keys: u64,
+    large: Option<u64>,
+}
+
+fn main() {
+    let mut options = Options {
+        rounds: 5,
+        round: Duration::from_secs(2),
+        only: None,
+        keys: 1_000_000,
+        large: None,
+    };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().expect("a value behind the option");
+        match argument.as_str() {
+            "--rounds" => options.rounds = value().parse().expect("a number of rounds"),
+            "--seconds" => {
+                options.round = Duration::from_secs_f64(value().parse().expect("seconds"));
+            }
+            "--only" => options.only = Some(value()),
+            "--keys" => options.keys = value().parse().expect("a number of keys"),
+            "--large" => options.large = Some(value().parse().expect("a number of keys")),
+            // Not for people: this program as the rival behind Mosquitto.
+            "--responder" => {
+                return mosquitto::respond(value().parse().expect("an address"), false);
+            }
+            "--responder-nodelay" => {
+                return mosquitto::respond(value().parse().expect("an address"), true);
+            }
+            // What cargo adds by itself.
+            "--bench" => {}
+            other => panic!(
+                "unknown argument {other}; there are --rounds N, --seconds N, --only WORD, --keys N and --large KEYS"
+            ),
+        }
+    }
+    assert!(options.rounds > 0, "--rounds is at least 1");
+    // On a real disk: the default place of temporary files is memory on some systems.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let place = directory.path();
+    println!(
+        "medians of {} rounds of {:?}; a ratio above 1 is in this store's favour",
+        options.rounds, options.round
+    );
+    let asked = |name: &str| options.only.as_ref().is_none_or(|word| name.contains(word));
+    for row in ROWS.iter().filter(|row| asked(row.name)) {
+        measure(row, place, &options);
+    }
+    if asked("many keys: resident memory") {
+        sizes::many_keys(place, &options);
+    }
+    if asked("idle: memory and cold start") {
+        sizes::idle(place, &options);
+    }
+    if asked("scale: keys") {
+        sizes::scale(place, &options);
+    }
+    println!(
+        "\nThe cost of a policy call is measured by `cargo bench -p statehouse --bench policy_call`."
+    );
+}
+
+fn measure(row: &Row, place: &Path, options: &Options) {
+    let (connections, in_flight, reads) = row.work;
+    let work = Work {
+        connections,
+        in_flight,
+        reads,
+        keys: KEYS,
+        value_bytes: VALUE_BYTES,
+        round: options.round,
+    };
+    println!("\n{}\n", row.name);
+    println!("| | requests/s | p50 us | p99 us | CPU us of the server | ratio | aim |");
+    println!("|---|---|---|---|---|---|---|");
+    let directory = tempfile::tempdir_in(place).expect("a directory");
+    let mut contenders = Vec::new();
+    let everyone = std::iter::once((Who::Ours, None)).chain(row.rivals.iter().copied());
+    for (number, (who, aim)) in everyone.enumerate() {
+        let own = directory.path().join(number.to_string());
+        std::fs::create_dir(&own).expect("a new directory");
+        let started =
+            Contender::start(who, row.durable, &own).and_then(|it| it.fill(work.keys).map(|()| it));
+        match started {
+            Ok(contender) => contenders.push((contender, aim, Vec::new(), None)),
+            Err(why) => println!("| {why} | | | | | | |"),
+        }
+    }
+    for _ in 0..options.rounds {
+        for (contender, _, rounds, failed) in &mut contenders {
+            match contender.work(&work, Job::Mix { reads }) {
+                Ok(figures) => rounds.push(figures),
+                Err(why) => *failed = Some(why),
+            }
+        }
+    }
+    let by = |it: &Figures| match row.by_latency {
+        true => it.p50_us,
+        false => it.per_second,
+    };
+    let mut ours = None;
+    for (contender, aim, rounds, failed) in contenders {
+        if let Some(why) = failed {
+            println!("| {} failed: {why} | | | | | | |", contender.name);
+        }
+        let Some(it) = median(rounds, by) else {
+            continue;
+        };
+        let ratio = ours.map(|ours: Figures| match row.by_latency {
+            true => it.p50_us / ours.p50_us,
+            false => ours.per_second / it.per_second,
+        });
+        if matches!(contender.who, Who::Ours) {
+            ours = Some(it);
+        }
+        println!(
+            "| {} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+            contender.name,
+            it.per_second,
+            it.p50_us,
+            it.p99_us,
+            it.cpu_us.map_or(String::new(), |us| format!("{us:.1}")),
+            ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
+            judged(ratio, aim.filter(|_| contender.keeps)),
+        );
+    }
+}
+
+/// The aim, and whether it is met.
+fn judged(ratio: Option<f64>, aim: Option<f64>) -> String {
+    match (ratio, aim) {
+        (Some(ratio), Some(aim)) => {
+            let word = if ratio >= aim { "met" } else { "MISSED" };
+            format!("{aim}, {word}")
+        }
+        _ => String::new(),
+    }
+}

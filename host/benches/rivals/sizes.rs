@@ -1,0 +1,157 @@
+//! The rows that are not about the speed of requests: memory, cold start, and what many keys cost.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use statehouse::load::{Job, Usage};
+
+use crate::common::Server;
+use crate::contender::{Contender, Who};
+use crate::rows::{FUNCTIONS, PLAIN};
+use crate::servers::{Work, median};
+use crate::{Options, VALUE_BYTES, judged};
+
+/// Memory of many keys, value and version, beside Redis with a hash for each.
+pub(crate) fn many_keys(place: &Path, options: &Options) {
+    println!(
+        "\nmany keys: resident memory of {} keys of 19 B with values of 64 B\n",
+        options.keys
+    );
+    println!("| | MB | ratio | aim |\n|---|---|---|---|");
+    let directory = tempfile::tempdir_in(place).expect("a directory");
+    let mut ours = None;
+    for (number, who) in [
+        Who::Ours,
+        Who::Redis {
+            functions: FUNCTIONS,
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let own = directory.path().join(number.to_string());
+        std::fs::create_dir(&own).expect("a new directory");
+        let filled =
+            Contender::start(who, false, &own).and_then(|it| it.fill(options.keys).map(|()| it));
+        let contender = match filled {
+            Ok(contender) => contender,
+            Err(why) => {
+                println!("| {why} | | | |");
+                continue;
+            }
+        };
+        let mb = resident_mb(contender.pid);
+        // Less memory is better, so the ratio is the other way around.
+        let ratio = ours.map(|ours: f64| mb / ours);
+        let shown = ratio.map_or(String::new(), |it| format!("{it:.2}"));
+        println!(
+            "| {} | {mb:.0} | {shown} | {} |",
+            contender.name,
+            judged(ratio, ratio.map(|_| 1.0))
+        );
+        ours.get_or_insert(mb);
+    }
+}
+
+/// From the start of the process to the first answer, and memory then.
+pub(crate) fn idle(place: &Path, options: &Options) {
+    println!("\nidle: memory and cold start to the first answer (aims: 30 MB, 100 ms)\n");
+    println!("| | ms | MB |\n|---|---|---|");
+    for who in [Who::Ours, Who::Redis { functions: PLAIN }] {
+        let mut rounds = Vec::new();
+        let mut name = String::new();
+        for _ in 0..options.rounds {
+            let directory = tempfile::tempdir_in(place).expect("a directory");
+            let begun = Instant::now();
+            let first = Contender::start(who, false, directory.path()).and_then(|it| {
+                let one = Work {
+                    connections: 1,
+                    in_flight: 1,
+                    reads: 0,
+                    keys: 1,
+                    value_bytes: VALUE_BYTES,
+                    round: Duration::from_millis(1),
+                };
+                it.work(&one, Job::Fill).map(|_| it)
+            });
+            match first {
+                Ok(contender) => {
+                    rounds.push((
+                        begun.elapsed().as_secs_f64() * 1e3,
+                        resident_mb(contender.pid),
+                    ));
+                    name = contender.name;
+                }
+                Err(why) => {
+                    println!("| {why} | | |");
+                    break;
+                }
+            }
+        }
+        rounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if let Some((ms, mb)) = rounds.get(rounds.len() / 2) {
+            println!("| {name} | {ms:.0} | {mb:.1} |");
+        }
+    }
+}
+
+/// What a request costs with many keys, beside a thousand.
+pub(crate) fn scale(place: &Path, options: &Options) {
+    let Some(large) = options.large else {
+        println!("\nscale: not measured; `--large 10000000` does, with some 5 GB of memory");
+        return;
+    };
+    println!(
+        "\nscale: keys, GET and SET of 64 B, 50 × 16 (aim: 1.3 times the CPU of a thousand keys)\n"
+    );
+    println!(
+        "| keys | requests/s | p50 us | p99 us | CPU us of the server |\n|---|---|---|---|---|"
+    );
+    for keys in [1_000, large] {
+        let directory = tempfile::tempdir_in(place).expect("a directory");
+        let arguments = [
+            "--durability",
+            "memory",
+            "--max-bytes",
+            "64000000000",
+            "--max-keys",
+            "1000000000",
+        ];
+        let server = Server::start(directory.path(), &arguments);
+        let contender = Contender {
+            who: Who::Ours,
+            name: "statehouse".to_owned(),
+            address: server.address.parse().expect("an address"),
+            pid: server.id(),
+            keeps: true,
+            _process: Box::new(server),
+        };
+        if let Err(why) = contender.fill(keys) {
+            println!("| {keys} failed: {why} | | | | |");
+            continue;
+        }
+        let work = Work {
+            connections: 50,
+            in_flight: 16,
+            reads: 50,
+            keys,
+            value_bytes: VALUE_BYTES,
+            round: options.round,
+        };
+        let rounds =
+            (0..options.rounds).filter_map(|_| contender.work(&work, Job::Mix { reads: 50 }).ok());
+        if let Some(it) = median(rounds.collect(), |it| it.per_second) {
+            println!(
+                "| {keys} | {:.0} | {:.0} | {:.0} | {} |",
+                it.per_second,
+                it.p50_us,
+                it.p99_us,
+                it.cpu_us.map_or(String::new(), |us| format!("{us:.1}"))
+            );
+        }
+    }
+}
+
+fn resident_mb(pid: u32) -> f64 {
+    Usage::of(pid).map_or(0.0, |usage| usage.resident as f64 / 1e6)
+}
