@@ -2,14 +2,18 @@
 //! a network breaks.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod access;
 mod asker;
 mod cuts;
 mod doors;
+mod example;
 mod histories;
+mod kick;
 mod kills;
 mod order;
 mod outages;
 mod points;
+mod presence;
 mod rules;
 mod scene;
 mod standby;
