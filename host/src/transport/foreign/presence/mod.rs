@@ -81,7 +81,9 @@ impl Presence {
         }
     }
 
-    /// The topics to subscribe to, at QoS 1: signs and requests then come in one order.
+    /// The topics to subscribe to, at QoS 1. What is published at QoS 1 then comes in one order with requests, as
+    /// Mosquitto's log does; what is published at QoS 0, as EMQX's events may be, can overtake requests that wait or be
+    /// lost: a watch may then end too early or too late.
     pub fn filters(&self) -> Vec<&'static str> {
         let filters = self.sources.iter().flat_map(|it| it.source.filters());
         filters.copied().collect()
