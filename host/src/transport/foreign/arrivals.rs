@@ -95,7 +95,7 @@ impl Foreign {
     fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
         let topic = String::from_utf8_lossy(&publish.topic);
         if *topic == *lock(&self.claim).topic() {
-            let meaning = lock(&self.claim).read(&publish.payload);
+            let meaning = lock(&self.claim).read(&publish.payload, publish.retain);
             match meaning {
                 Meaning::Nothing => {}
                 Meaning::Overtake => self.claim(),

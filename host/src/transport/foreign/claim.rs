@@ -1,7 +1,8 @@
 //! Who has the store's client id: two stores with one would throw each other out for ever, and both would serve.
 //!
 //! MQTT has DISCONNECT 0x8E for it (section 3.14.2.1), but Mosquitto sends that in its shortest form, which rumqttc 0.25
-//! cannot read. So each run leaves a retained mark at the broker, and stops where it finds a later one.
+//! cannot read. So each run leaves a retained mark at the broker, and stops where it finds a later one when it attaches
+//! again. Whoever may write there can stop it so: that is for the broker's rules to prevent.
 //!
 //! What enters: marks. What leaves: what to do about them. It knows of no connection.
 
@@ -82,8 +83,10 @@ impl Claim {
         format!("{since_ms} {nonce:016x}").into()
     }
 
-    /// A mark that the broker shows.
-    pub(super) fn read(&mut self, payload: &[u8]) -> Meaning {
+    /// A mark that the broker shows; `retained` where it was there at the SUBSCRIBE, and does not come over the connection
+    /// at this moment. Whoever takes the client id breaks this one's connection first, so a later mark that comes without
+    /// that is somebody's who only may publish.
+    pub(super) fn read(&mut self, payload: &[u8], retained: bool) -> Meaning {
         let Some(seen) = parse(payload) else {
             return Meaning::Nothing;
         };
@@ -92,7 +95,8 @@ impl Claim {
             return Meaning::Nothing;
         }
         match (seen > self.mine, self.stands) {
-            (true, true) => Meaning::TakenOver,
+            (true, true) if retained => Meaning::TakenOver,
+            (true, true) => Meaning::Nothing,
             (true, false) => {
                 // Of an earlier run whose clock was ahead of ours.
                 self.mine.since_ms = seen.since_ms.saturating_add(1);
@@ -123,33 +127,42 @@ mod tests {
 
     /// A broker shows each mark to whoever is attached.
     fn left(by: &Claim, seen_by: &mut Claim) -> Meaning {
-        seen_by.read(&by.mark())
+        seen_by.read(&by.mark(), true)
     }
 
     #[test]
     fn the_earlier_one_stops_when_it_finds_the_later_ones_mark() {
         let (mut first, mut second) = (claim(1, 7), claim(2, 3));
-        assert_eq!(first.read(&first.mark()), Meaning::Nothing);
+        assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
         assert_eq!(left(&first, &mut second), Meaning::Nothing);
-        assert_eq!(second.read(&second.mark()), Meaning::Nothing);
+        assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
         assert_eq!(left(&second, &mut first), Meaning::TakenOver);
     }
 
     #[test]
     fn a_run_whose_clock_is_behind_takes_over_all_the_same() {
         let (mut first, mut second) = (claim(9, 7), claim(2, 3));
-        assert_eq!(first.read(&first.mark()), Meaning::Nothing);
+        assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
         assert_eq!(left(&first, &mut second), Meaning::Overtake);
-        assert_eq!(second.read(&second.mark()), Meaning::Nothing);
+        assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
         assert_eq!(left(&second, &mut first), Meaning::TakenOver);
+    }
+
+    #[test]
+    fn nobody_is_stopped_by_a_mark_while_the_connection_holds() {
+        let mut claim = claim(1, 7);
+        let forged = b"99999999999999 0";
+        assert_eq!(claim.read(&claim.mark(), false), Meaning::Nothing);
+        assert_eq!(claim.read(forged, false), Meaning::Nothing);
+        assert_eq!(claim.read(forged, true), Meaning::TakenOver);
     }
 
     #[test]
     fn a_broker_that_was_set_back_stops_nobody() {
         let (first, mut second) = (claim(1, 7), claim(2, 3));
-        assert_eq!(second.read(&second.mark()), Meaning::Nothing);
+        assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
         assert_eq!(left(&first, &mut second), Meaning::Overtake);
-        assert_eq!(second.read(b"no mark at all"), Meaning::Nothing);
+        assert_eq!(second.read(b"no mark at all", true), Meaning::Nothing);
     }
 
     #[test]
