@@ -126,6 +126,17 @@ impl Foreign {
         kick.is_some_and(|kick| kick.filters().iter().any(|it| it.as_bytes() == topic))
     }
 
+    /// Whether requests are taken now. While they are not, nobody is silent by their own choice.
+    fn listens(&self, listens: bool, now: Instant) {
+        let Some(ttl) = &self.ttl else {
+            return;
+        };
+        match listens {
+            true => lock(ttl).hears(now),
+            false => lock(ttl).deafen(),
+        }
+    }
+
     /// A sign of life.
     fn renew(&self, peer: &Peer, now: Instant) {
         if let (Some(ttl), Some(client)) = (&self.ttl, peer.known()) {
@@ -229,6 +240,11 @@ impl Owner for Foreign {
             }
             state.is_full() || self.closed.load(Relaxed)
         };
+        let now = Instant::now();
+        for peer in heard {
+            self.renew(&peer, now);
+        }
+        self.listens(!waits, now);
         for (publish, receipt) in answers {
             if let (Some(kick), Ok(topic)) = (self.kick.get(), str::from_utf8(&publish.topic)) {
                 kick.read(topic, &publish.payload);
@@ -237,14 +253,7 @@ impl Owner for Foreign {
                 self.state().outlet.settle(receipt);
             }
         }
-        if waits {
-            return;
-        }
-        let now = Instant::now();
-        for peer in heard {
-            self.renew(&peer, now);
-        }
-        if held.is_empty() {
+        if waits || held.is_empty() {
             return;
         }
         let told = self.read(held.drain(..));
@@ -255,6 +264,7 @@ impl Owner for Foreign {
     fn lost(&self, why: &str) -> bool {
         // What was not acknowledged comes again, or is lost to the broker too.
         lock(&self.held).retain(|held| matches!(held, Held::Unheard(..)));
+        self.listens(false, Instant::now());
         let mut state = self.state();
         state.lost();
         if state.down.as_deref() != Some(why) {

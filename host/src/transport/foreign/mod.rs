@@ -18,6 +18,8 @@ mod outgoing;
 pub mod presence;
 mod quiet;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -119,9 +121,17 @@ impl Foreign {
         loop {
             let interval = lock(ttl).interval();
             tokio::time::sleep(interval).await;
-            let silent = lock(ttl).check(watching(), Instant::now());
-            self.intake.take(&mut silent.iter().map(Inbound::Gone));
+            self.end_watches_of_silent(&watching, Instant::now());
         }
+    }
+
+    fn end_watches_of_silent(&self, watching: &impl Fn() -> Vec<Peer>, now: Instant) {
+        let Some(ttl) = &self.ttl else {
+            return;
+        };
+        let watching = watching();
+        let silent = lock(ttl).check(watching, now);
+        self.intake.take(&mut silent.iter().map(Inbound::Gone));
     }
 
     /// Begins no request any more, waits until the broker has taken what is decided, `grace` at most, and leaves with a
@@ -220,7 +230,11 @@ impl Transport for Foreign {
 impl Post for Foreign {
     fn post(&self, topic: &str, payload: Bytes) {
         let message = Message::new(topic.to_owned(), payload, QoS::AtLeastOnce);
-        self.state().publish(message, To::Broker);
+        let mut state = self.state();
+        // Else they would add up: whoever kicks says it again once the store is attached.
+        if state.outlet.is_up() {
+            state.publish(message, To::Broker);
+        }
     }
 }
 

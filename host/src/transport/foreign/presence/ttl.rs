@@ -1,7 +1,8 @@
 //! A time to live for watches, renewed by every sign of life of their client.
 //!
 //! What enters: signs of life, and now and then who holds watches. What leaves: who was silent for too long. It holds
-//! nothing of clients without watches, so it is bounded as these are. After a restart every client starts afresh.
+//! nothing of clients without watches, so it is bounded as these are. After a restart every client starts afresh, and
+//! so after each time that the store itself heard nobody.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use crate::store::Peer;
 pub struct Ttl {
     ttl: Duration,
     heard: HashMap<Arc<str>, Instant>,
+    /// The store hears nobody: silence says nothing of clients.
+    deaf: bool,
 }
 
 impl Ttl {
@@ -22,6 +25,7 @@ impl Ttl {
         Self {
             ttl,
             heard: HashMap::new(),
+            deaf: true,
         }
     }
 
@@ -37,8 +41,23 @@ impl Ttl {
         }
     }
 
+    /// The store takes nothing from the broker from now on: no watch ends until [`Self::hears`].
+    pub fn deafen(&mut self) {
+        self.deaf = true;
+    }
+
+    /// The store takes what comes. Where it did not, everybody counts as heard at this moment.
+    pub fn hears(&mut self, now: Instant) {
+        if std::mem::take(&mut self.deaf) {
+            self.heard.values_mut().for_each(|heard| *heard = now);
+        }
+    }
+
     /// Of the clients that hold watches now, those whose watches have ended. Who is new counts as heard at this moment.
     pub fn check(&mut self, watching: impl IntoIterator<Item = Peer>, now: Instant) -> Vec<Peer> {
+        if self.deaf {
+            return Vec::new();
+        }
         let mut before = std::mem::take(&mut self.heard);
         let mut silent = Vec::new();
         for peer in watching {
@@ -72,11 +91,17 @@ mod tests {
         peers.iter().map(|peer| &*peer.client).collect()
     }
 
+    fn hearing() -> Ttl {
+        let mut ttl = Ttl::new(TTL);
+        ttl.hears(Instant::now());
+        ttl
+    }
+
     #[test]
     fn who_is_silent_for_too_long_loses_its_watches() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = Ttl::new(TTL);
+        let mut ttl = hearing();
         assert!(ttl.check(watching(&["a", "b"]), at(0)).is_empty());
         ttl.renew("b", at(30));
         assert!(ttl.check(watching(&["a", "b"]), at(59)).is_empty());
@@ -89,7 +114,7 @@ mod tests {
     fn who_watches_anew_starts_afresh() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = Ttl::new(TTL);
+        let mut ttl = hearing();
         assert!(ttl.check(watching(&["a"]), at(0)).is_empty());
         assert_eq!(names(&ttl.check(watching(&["a"]), at(60))), ["a"]);
         assert!(ttl.check(watching(&["a"]), at(61)).is_empty());
@@ -98,9 +123,24 @@ mod tests {
     }
 
     #[test]
+    fn silence_that_is_the_store_s_own_ends_no_watch() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut ttl = hearing();
+        assert!(ttl.check(watching(&["a"]), at(0)).is_empty());
+        ttl.deafen();
+        assert!(ttl.check(watching(&["a"]), at(1000)).is_empty());
+        ttl.hears(at(1000));
+        assert!(ttl.check(watching(&["a"]), at(1059)).is_empty());
+        // It has heard all the time since.
+        ttl.hears(at(1059));
+        assert_eq!(names(&ttl.check(watching(&["a"]), at(1060))), ["a"]);
+    }
+
+    #[test]
     fn nothing_is_held_of_who_holds_no_watches() {
         let start = Instant::now();
-        let mut ttl = Ttl::new(TTL);
+        let mut ttl = hearing();
         for n in 0..1000 {
             ttl.renew(&n.to_string(), start);
         }

@@ -1,0 +1,78 @@
+//! A store's session without a broker: what the link would call is called here.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use statehouse_link::Owner;
+
+use super::identity::named;
+use super::kick::Post;
+use super::{Foreign, lock};
+use crate::config::{ForeignConfig, KickKind, PresenceKind};
+use crate::transport::{Inbound, Intake};
+
+/// Notes who has gone.
+#[derive(Default)]
+struct Noted(Mutex<Vec<String>>);
+
+impl Intake for Noted {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        for inbound in batch {
+            if let Inbound::Gone(peer) = inbound {
+                lock(&self.0).push(peer.client.to_string());
+            }
+        }
+    }
+}
+
+fn config() -> ForeignConfig {
+    ForeignConfig {
+        broker: "mqtt://broker".parse().unwrap(),
+        user: None,
+        password: None,
+        ca: None,
+        certificate: None,
+        client_id: None,
+        window: 1,
+        keep_alive: Duration::from_secs(15),
+        presence: PresenceKind::Off,
+        watch_ttl: Some(Duration::from_secs(60)),
+        kick: KickKind::Off,
+        standby: false,
+    }
+}
+
+fn foreign() -> (Arc<Foreign>, Arc<Noted>) {
+    let noted = Arc::new(Noted::default());
+    (Foreign::new(noted.clone(), &config(), "id"), noted)
+}
+
+#[test]
+fn no_watch_ends_because_the_store_itself_was_cut_off() {
+    let (foreign, noted) = foreign();
+    let gone = || std::mem::take(&mut *lock(&noted.0));
+    let watching = || vec![named("a")];
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    // The client was heard last some time ago.
+    let before = now.checked_sub(Duration::from_secs(50)).unwrap();
+    foreign.arrived(&mut Vec::new());
+    foreign.end_watches_of_silent(&watching, before);
+    foreign.lost("the broker is away");
+    foreign.end_watches_of_silent(&watching, at(1000));
+    assert!(gone().is_empty(), "without a connection nobody is heard");
+    foreign.arrived(&mut Vec::new());
+    foreign.end_watches_of_silent(&watching, at(30));
+    assert!(gone().is_empty(), "time begins anew with a connection");
+    foreign.end_watches_of_silent(&watching, at(70));
+    assert_eq!(gone(), ["a"]);
+}
+
+#[test]
+fn no_order_to_the_broker_waits_while_it_is_away() {
+    let (foreign, _) = foreign();
+    for _ in 0..3 {
+        foreign.post("$CONTROL/x", "{}".into());
+    }
+    assert_eq!(foreign.state().outlet.ledger.len(), 0);
+}
