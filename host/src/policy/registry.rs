@@ -206,19 +206,6 @@ impl<H: Host> Registry<H> {
         Ok(left)
     }
 
-    /// Lets another policy answer from the next request on; the one before it stays behind it.
-    pub fn promote(&mut self, policy: Arc<Policy<H>>) {
-        let digest = policy.digest.into();
-        let next = self
-            .assignment
-            .load(digest)
-            .and_then(|it| it.promote(digest));
-        if let Ok(next) = next {
-            // Whatever it names is here: it was here before, or is given.
-            let _ = self.assign(next, vec![Instance::new(policy)]);
-        }
-    }
-
     /// The policy that the next rollback goes back to, where no instance of it has started.
     pub(crate) fn cold_before(&self) -> Option<Arc<Policy<H>>> {
         let before = self.assignment.previous.first()?;

@@ -12,7 +12,7 @@ use statehouse::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
-use crate::{Records, START_MS, policies, quiet, records, retention};
+use crate::{Records, START_MS, policies, promote, quiet, records, retention};
 
 /// A store whose records are kept, and nothing between it and the test.
 struct Kept {
@@ -309,7 +309,7 @@ fn what_nobody_can_say_again_is_counted_and_answered() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     // Another policy answers, and is not there after the restart.
     let twin = policies()[1].clone();
-    kept.store.registry().promote(twin.clone());
+    promote(&mut kept.store, twin.clone());
     let assignment = kept.store.registry().assignment().clone();
     kept.recorder.assign(records(), &assignment);
     kept.ask_as(1, 7, &["SET", "k", "new"]);

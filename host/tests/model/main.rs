@@ -22,7 +22,7 @@ use statehouse::journal::record::PolicyRecord;
 use statehouse::journal::{
     Image, Journal, Meta, Position, Progress, Recorder, record, sessions_block,
 };
-use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::policy::{Engine, Instance, Policy, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{
     Effects, Event, Mode, Notice, Peer, Quota, Rerun, Retention, Store, ToldAgain, Transaction,
@@ -121,6 +121,16 @@ fn policies() -> &'static Policies {
 fn records() -> Vec<PolicyRecord> {
     let all = policies().iter();
     all.map(|policy| PolicyRecord::of(policy, false)).collect()
+}
+
+/// Lets another policy answer from the next request on; the one before it stays behind it.
+fn promote(store: &mut Store, policy: Arc<Policy<Transaction>>) {
+    let digest = policy.digest.into();
+    let loaded = store.registry().assignment().load(digest);
+    let next = loaded.and_then(|it| it.promote(digest));
+    let next = next.expect("there is room for two");
+    let assigned = store.assign(next, vec![Instance::new(policy)]);
+    assert!(assigned.is_ok(), "all that are named are here");
 }
 
 /// A request that was answered once.
@@ -290,7 +300,7 @@ impl Model {
             Op::Swap => {
                 self.active = 1 - self.active;
                 let policy = &policies()[self.active];
-                self.store.registry().promote(policy.clone());
+                promote(&mut self.store, policy.clone());
                 let assignment = self.store.registry().assignment();
                 self.recorder.assign(crate::records(), assignment);
             }
