@@ -60,7 +60,8 @@ fn what_works_is_shown_at_the_start() {
 #[test]
 fn a_watch_ends_with_its_connection_however_that_ends() {
     let (host, broker) = attached(LOG, &[]);
-    let ends: [(&str, fn(Store)); 5] = [
+    type End = fn(Store);
+    let ends: [(&str, End); 5] = [
         ("disconnects", |it| it.client.disconnect()),
         ("disconnects with its will", |mut it| {
             it.client.send(&disconnect(4, &[]));

@@ -262,8 +262,10 @@ mod tests {
 
     #[test]
     fn what_is_decided_is_out_before_the_end() {
-        let mut state = State::default();
-        state.unsettled = 1;
+        let mut state = State {
+            unsettled: 1,
+            ..State::default()
+        };
         assert!(
             state.is_drained(),
             "without a connection nothing is waited for"
