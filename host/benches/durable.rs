@@ -30,6 +30,7 @@ const IN_FLIGHT: usize = 500;
 
 fn main() {
     let mut rounds = 3;
+    let mut clients = CLIENTS.to_vec();
     let mut device = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -38,10 +39,15 @@ fn main() {
                 let count = arguments.next().and_then(|count| count.parse().ok());
                 rounds = count.expect("--rounds takes a number");
             }
+            "--clients" => {
+                let list = arguments.next().unwrap_or_default();
+                let numbers = list.split(',').map(|it| it.parse().ok()).collect();
+                clients = Option::expect(numbers, "--clients takes numbers with commas between them");
+            }
             "--device" => device = true,
             // What cargo adds by itself.
             "--bench" => {}
-            other => panic!("unknown argument {other}; there are --rounds N and --device"),
+            other => panic!("unknown argument {other}; there are --rounds N, --clients N,N and --device"),
         }
     }
     if device {
@@ -49,7 +55,7 @@ fn main() {
     }
     // On a real disk: the default place of temporary files is memory on some systems.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    writes_per_second(directory.path(), rounds);
+    writes_per_second(directory.path(), rounds, &clients);
     a_million_keys(directory.path());
 }
 
@@ -61,13 +67,13 @@ struct Figures {
     p99_us: u128,
 }
 
-fn writes_per_second(directory: &Path, rounds: usize) {
+fn writes_per_second(directory: &Path, rounds: usize, clients: &[usize]) {
     println!(
         "durable SET, values of 64 bytes, a key for each client, one write at a time; medians of {rounds} rounds of {ROUND:?}"
     );
     println!("| clients | statehouse/s | p50 us | p99 us | redis/s | p50 us | p99 us | ratio |");
     println!("|---|---|---|---|---|---|---|---|");
-    for clients in CLIENTS {
+    for &clients in clients {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let place = directory.join(format!("{clients}-{round}"));
