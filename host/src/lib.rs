@@ -5,13 +5,14 @@
 //! ```text
 //! socket ─ mqtt ─ transport ─ request ─ store ──────────── journal ─ outbox ─ transport ─ socket
 //!          codec  embedded    topic,    duplicate?         records,  reply,
-//!          session            properties, policy (wasm)    group     notifications,
-//!          router             delivery  over a transaction commit    PUBACK last
+//!          session  or        properties, policy (wasm)    group     notifications,
+//!          router foreign     delivery  over a transaction commit    PUBACK last
 //! ```
 //!
 //! Each module, what enters it, what leaves it, and what it never does:
 //!
 //! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
+//! * `statehouse_link` (a crate of its own): one session with somebody else's broker, over as many connections as it takes.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
 //! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
