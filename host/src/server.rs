@@ -367,7 +367,11 @@ impl Server {
         };
         match request::parse(&incoming, self.settings.dialect) {
             // Nobody waits for its answer any more, and whoever asked may have asked anew since.
-            Parsed::Run(_, reply_to) if reply_to.expires.is_some_and(|at| at <= Instant::now()) => {
+            // But one that an earlier run may have left untold is told of: its effect is there, and nothing runs again.
+            Parsed::Run(request, reply_to)
+                if reply_to.expires.is_some_and(|at| at <= Instant::now())
+                    && !core.store.may_be_untold(&request) =>
+            {
                 core.stats.refused += 1;
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
                 self.queue(incoming.peer, [settle]);
@@ -722,7 +726,7 @@ mod tests {
     use crate::journal::Memory;
     use crate::policy::{Engine, Registry};
     use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
-    use crate::store::Quota;
+    use crate::store::{Duplicates, Mode, Quota, Retention, State};
 
     /// Keeps the payloads it was asked to carry out, in order.
     #[derive(Default)]
@@ -806,5 +810,96 @@ mod tests {
         assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
         assert_eq!(server.stats().refused, 1);
         assert_eq!(ask_until(later, set), ["+OK\r\n"]);
+    }
+
+    /// Its client has given up, but its effect is there, and the run that brought it about may have told nobody.
+    #[test]
+    fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
+        let retention = Retention {
+            per_session: 0,
+            ..Retention::default()
+        };
+        let quota = Quota {
+            keys_max: 10,
+            bytes_max: 10_000,
+            key_bytes_max: 100,
+            value_bytes_max: 100,
+            journal_full: false,
+        };
+        let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+        let serve = |state: Box<State>, duplicates: Duplicates| {
+            let registry = Registry::new(policy.clone(), None);
+            let server = Server::new(
+                Store::restore(registry, quota, state, duplicates),
+                Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+                Recorder::new(Arc::new(Memory), Vec::new(), None),
+                1,
+                Settings {
+                    node: "StateStore".into(),
+                    dialect: Some(Dialect::Sdk),
+                    attached: true,
+                    ..Settings::default()
+                },
+            );
+            let notebook = Arc::new(Notebook::default());
+            server.attach(notebook.clone());
+            (server, notebook)
+        };
+        let properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(b"1")
+            .user("__ts", "1700000000000:0:client")
+            .finish()
+            .unwrap();
+        let properties = Properties::parse(properties).unwrap();
+        let session = Mode::foreign_session(1);
+        let peer = Peer {
+            client: "client".into(),
+            connection: session,
+            session,
+        };
+        let ask = |server: &Server, arguments: &[&[u8]], expires| {
+            let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+            let incoming = Incoming {
+                topic: REQUEST_TOPIC,
+                payload: &payload,
+                properties: &properties,
+                qos: QoS::AtLeastOnce,
+                delivery: Delivery {
+                    session,
+                    connection: session,
+                    packet_id: 0,
+                    dup: true,
+                },
+                expires,
+                peer: &peer,
+            };
+            server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+        };
+        let over = Instant::now().checked_sub(Duration::from_secs(1));
+        let set: &[&[u8]] = &[b"SET", b"k", b"v"];
+        let mut state = Box::<State>::default();
+        state.watches.keep(true);
+        let (first, _) = serve(state, Duplicates::new(retention));
+        ask(&first, &[b"KEYNOTIFY", b"k"], None);
+        ask(&first, set, None);
+        // In the run that handled it, it was told of.
+        ask(&first, set, over);
+        assert_eq!(first.stats().refused, 1);
+
+        let mut core = first.lock();
+        let mut duplicates = Duplicates::new(retention);
+        for remembered in core.store.duplicates().range(0) {
+            duplicates.insert(remembered.clone());
+        }
+        let state = Box::new(std::mem::take(core.store.state_mut()));
+        let (second, notebook) = serve(state, duplicates);
+        ask(&second, set, over);
+        let notes = notebook.0.lock().unwrap();
+        let told = notes
+            .iter()
+            .filter(|note| note.starts_with(b"*4\r\n$6\r\nNOTIFY"));
+        assert_eq!(told.count(), 1, "{notes:?}");
+        assert_eq!(second.stats().told_again, 1);
     }
 }

@@ -278,6 +278,13 @@ impl Store {
         next_expiry_ms(self.state())
     }
 
+    /// Whether this is a request that an earlier run handled, whose notifications may not have left.
+    pub fn may_be_untold(&self, request: &Request<'_>) -> bool {
+        self.state().watches.are_kept()
+            && (self.duplicates.find(&request.delivery, &identity(request)))
+                .is_some_and(|original| original.number < self.earlier_below)
+    }
+
     /// Handles one event at `now_ms`, which must not lie below that of an earlier step.
     pub fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
         let mut effects = Effects::default();
