@@ -47,7 +47,7 @@ Examples:
   statehouse policy push --key gateway.key --rollback")]
 pub(super) struct Args {
     /// Where the store's broker is
-    #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
     broker: (String, u16),
 
     /// The secret key, as `policy keygen` writes it; wasmsign2's format, DER or PEM
@@ -352,6 +352,15 @@ fn broker(text: &str) -> Result<(String, u16), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// That one is `serve`'s, and may hold the store's own password or speak TLS.
+    #[test]
+    fn the_store_s_own_way_to_its_broker_is_not_taken_for_that_of_orders() {
+        let command = <Args as clap::Args>::augment_args(clap::Command::new("push"));
+        let broker = command.get_arguments().find(|it| it.get_id() == "broker");
+        let variable = broker.and_then(clap::Arg::get_env);
+        assert_eq!(variable, Some("STATEHOUSE_POLICY_BROKER".as_ref()));
+    }
 
     #[test]
     fn brokers_are_named_in_several_ways() {
