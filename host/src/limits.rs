@@ -313,6 +313,10 @@ pub const BROKER_KEEP_ALIVE_MS_DEFAULT: u64 = 15_000;
 /// a day covers a reboot and a repair. Requests that carry an expiry end sooner.
 pub const BROKER_SESSION_EXPIRY: Duration = Duration::from_secs(86_400);
 
+/// The same where nobody will have the client id again, since it is kept nowhere: a lost connection comes back within this,
+/// and what a run leaves behind takes requests for no longer.
+pub const BROKER_SESSION_EXPIRY_UNKEPT: Duration = Duration::from_secs(300);
+
 /// How long a connection to a foreign broker may take, from TCP to CONNACK.
 pub const BROKER_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 

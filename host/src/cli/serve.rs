@@ -32,13 +32,21 @@ pub(super) fn run(flags: Flags) -> ExitCode {
     let transport = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
     let ended = Config::load(flags)
         .map_err(|error| usage(error.into()))
-        .and_then(|config| {
+        .and_then(|mut config| {
             start_logging(&config).map_err(usage)?;
             // First what fails soonest: a store that cannot listen touches no data.
-            let entrance = Entrance::prepare(&config).map_err(transport)?;
+            let mut entrance = Entrance::prepare(&config).map_err(transport)?;
             let Some(started) = start(&config).map_err(usage)? else {
                 return Ok(());
             };
+            // Its turn may have come after months: passwords and certificates change.
+            if let TransportChoice::Foreign(foreign) = &mut config.transport
+                && foreign.standby
+            {
+                let read = foreign.read_password_again();
+                read.map_err(|error| usage(error.into()))?;
+                entrance = Entrance::prepare(&config).map_err(transport)?;
+            }
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()

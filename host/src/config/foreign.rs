@@ -88,8 +88,12 @@ pub struct ForeignConfig {
     pub ca: Option<PathBuf>,
     /// Files with a certificate of the store and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The file that the password is from.
+    pub password_file: Option<PathBuf>,
     /// The client id, where it is given; else the one that is kept in the data directory.
     pub client_id: Option<String>,
+    /// Whether a later run has the same client id, and with it the session.
+    pub keeps_client_id: bool,
     /// The Receive Maximum that the store announces (MQTT 5 section 3.1.2.11.3).
     pub window: u16,
     /// The Keep Alive, in whole seconds.
@@ -102,6 +106,19 @@ pub struct ForeignConfig {
     pub kick: KickKind,
     /// Wait for the data directory.
     pub standby: bool,
+}
+
+impl ForeignConfig {
+    /// Reads the password's file once more: since the start it may have changed.
+    ///
+    /// # Errors
+    /// [`ConfigError::Password`].
+    pub fn read_password_again(&mut self) -> Result<(), ConfigError> {
+        if let Some(path) = &self.password_file {
+            self.password = Some(read_password(path)?);
+        }
+        Ok(())
+    }
 }
 
 /// What must not be seen.
@@ -372,6 +389,8 @@ impl ForeignFlags {
             password,
             ca: self.broker_ca,
             certificate,
+            password_file: self.broker_password_file,
+            keeps_client_id: durability != Durability::Memory || self.broker_client_id.is_some(),
             client_id: self.broker_client_id.map(|ClientId(id)| id),
             window: (self.broker_window).map_or(limits::BROKER_WINDOW_DEFAULT, |Window(n)| n),
             // MQTT counts in seconds.
@@ -469,8 +488,27 @@ mod tests {
             broker_password_file: Some(file.path().to_owned()),
             ..ForeignFlags::default()
         };
-        let config = flags.load(Durability::Always).unwrap().unwrap();
+        let mut config = flags.load(Durability::Always).unwrap().unwrap();
         assert_eq!(config.user.as_deref(), Some("me"));
         assert_eq!(config.password, Some(Secret("se cret".into())));
+        // A standby takes over after a long time.
+        std::fs::write(file.path(), "changed\n").unwrap();
+        config.read_password_again().unwrap();
+        assert_eq!(config.password, Some(Secret("changed".into())));
+    }
+
+    #[test]
+    fn a_client_id_that_is_nowhere_is_not_had_again() {
+        let keeps = |client_id: Option<&str>, durability| {
+            let flags = ForeignFlags {
+                broker: Some(parsed("mqtt://broker")),
+                broker_client_id: client_id.map(|id| ClientId(id.into())),
+                ..ForeignFlags::default()
+            };
+            flags.load(durability).unwrap().unwrap().keeps_client_id
+        };
+        assert!(keeps(None, Durability::Always));
+        assert!(keeps(Some("id"), Durability::Memory));
+        assert!(!keeps(None, Durability::Memory));
     }
 }

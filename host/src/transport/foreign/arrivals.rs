@@ -2,8 +2,8 @@
 //!
 //! What enters: one read of rumqttc. What leaves: one batch for the store.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::QoS;
@@ -11,7 +11,7 @@ use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeRe
 use statehouse_link::{Arrival, End, Outlet, Owner, Verdict};
 use tokio::sync::Notify;
 
-use super::claim::Meaning;
+use super::claim::{Claim, Meaning};
 use super::incoming::{Asked, Bad, request_topic};
 use super::outgoing::Outgoing;
 use super::presence::Sign;
@@ -94,8 +94,9 @@ impl Foreign {
     /// A message that is no request tells of clients.
     fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
         let topic = String::from_utf8_lossy(&publish.topic);
-        if *topic == *lock(&self.claim).topic() {
-            let meaning = lock(&self.claim).read(&publish.payload, publish.retain);
+        let is_here = |claim: &&Mutex<Claim>| *topic == *lock(claim).topic();
+        if let Some(claim) = self.claim.as_ref().filter(is_here) {
+            let meaning = lock(claim).read(&publish.payload, publish.retain);
             match meaning {
                 Meaning::Nothing => {}
                 Meaning::Overtake => self.claim(),
@@ -170,8 +171,10 @@ impl Owner for Foreign {
             ..Filter::new(path, QoS::AtLeastOnce)
         };
         let mut filters: Vec<_> = filters.into_iter().map(filter).collect();
-        let mark = lock(&self.claim).topic().to_owned();
-        filters.push(Filter::new(mark, QoS::AtLeastOnce));
+        if let Some(claim) = &self.claim {
+            let mark = lock(claim).topic().to_owned();
+            filters.push(Filter::new(mark, QoS::AtLeastOnce));
+        }
         filters
     }
 
@@ -198,7 +201,8 @@ impl Owner for Foreign {
         };
         // Where it stands, nobody else's is in its place unless the session was another's meanwhile. Then that is shown,
         // and must not be replaced before.
-        if !resumed || !lock(&self.claim).stands() {
+        let stands = (self.claim.as_ref()).is_some_and(|claim| lock(claim).stands());
+        if !resumed || !stands {
             self.claim();
         }
         if let Some(kick) = self.kick.get() {

@@ -54,7 +54,8 @@ pub struct Foreign {
     /// What came and waits, because too much is on its way out. Only the link's task adds and takes.
     held: Mutex<VecDeque<Held>>,
     presence: Mutex<Presence>,
-    claim: Mutex<Claim>,
+    /// None where no other run can have the client id.
+    claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
     kick: OnceLock<Arc<dyn Kick>>,
     /// Where the broker is, for log lines.
@@ -86,7 +87,7 @@ impl Foreign {
             state: Mutex::default(),
             held: Mutex::default(),
             presence: Mutex::new(Presence::new(config.presence)),
-            claim: Mutex::new(Claim::new(client_id)),
+            claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
             kick: OnceLock::new(),
             place: config.broker.to_string(),
@@ -168,8 +169,11 @@ impl Foreign {
 
     /// Leaves this run's mark at the broker.
     fn claim(&self) {
+        let Some(claim) = &self.claim else {
+            return;
+        };
         let (topic, mark) = {
-            let claim = lock(&self.claim);
+            let claim = lock(claim);
             (claim.topic().to_owned(), claim.mark())
         };
         let message = Message {
@@ -262,7 +266,10 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
         client_id: String::new(),
         keep_alive: config.keep_alive,
         connect_timeout: limits::BROKER_CONNECT_TIMEOUT,
-        session_expiry: limits::BROKER_SESSION_EXPIRY,
+        session_expiry: match config.keeps_client_id {
+            true => limits::BROKER_SESSION_EXPIRY,
+            false => limits::BROKER_SESSION_EXPIRY_UNKEPT,
+        },
         resume: true,
         receive_max: config.window,
         in_flight_max: limits::BROKER_IN_FLIGHT_MAX,

@@ -3,12 +3,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::SubscribeReasonCode;
 use statehouse_link::Owner;
 
 use super::identity::named;
 use super::kick::Post;
-use super::{Foreign, lock};
+use super::{Foreign, lock, options};
 use crate::config::{ForeignConfig, KickKind, PresenceKind};
+use crate::limits;
 use crate::transport::{Inbound, Intake};
 
 /// Notes who has gone.
@@ -30,9 +33,11 @@ fn config() -> ForeignConfig {
         broker: "mqtt://broker".parse().unwrap(),
         user: None,
         password: None,
+        password_file: None,
         ca: None,
         certificate: None,
         client_id: None,
+        keeps_client_id: true,
         window: 1,
         keep_alive: Duration::from_secs(15),
         presence: PresenceKind::Off,
@@ -75,4 +80,27 @@ fn no_order_to_the_broker_waits_while_it_is_away() {
         foreign.post("$CONTROL/x", "{}".into());
     }
     assert_eq!(foreign.state().outlet.ledger.len(), 0);
+}
+
+#[test]
+fn a_client_id_that_nobody_has_again_leaves_next_to_nothing_at_the_broker() {
+    for keeps_client_id in [true, false] {
+        let config = ForeignConfig {
+            keeps_client_id,
+            ..config()
+        };
+        let foreign = Foreign::new(Arc::new(Noted::default()), &config, "id");
+        let filters = foreign.filters();
+        let marks = (filters.iter()).filter(|it| it.path.starts_with("statehouse/"));
+        assert_eq!(marks.count(), usize::from(keeps_client_id));
+        foreign.subscribed(&[SubscribeReasonCode::Success(QoS::AtLeastOnce)]);
+        let published = foreign.state().outlet.ledger.len();
+        assert_eq!(published, usize::from(keeps_client_id), "a retained mark");
+        let expiry = options(&config, 1).unwrap().session_expiry;
+        assert_eq!(
+            expiry == limits::BROKER_SESSION_EXPIRY,
+            keeps_client_id,
+            "{expiry:?}"
+        );
+    }
 }
