@@ -42,12 +42,15 @@ fn main() {
             "--clients" => {
                 let list = arguments.next().unwrap_or_default();
                 let numbers = list.split(',').map(|it| it.parse().ok()).collect();
-                clients = Option::expect(numbers, "--clients takes numbers with commas between them");
+                clients =
+                    Option::expect(numbers, "--clients takes numbers with commas between them");
             }
             "--device" => device = true,
             // What cargo adds by itself.
             "--bench" => {}
-            other => panic!("unknown argument {other}; there are --rounds N, --clients N,N and --device"),
+            other => {
+                panic!("unknown argument {other}; there are --rounds N, --clients N,N and --device")
+            }
         }
     }
     if device {
