@@ -344,6 +344,23 @@ pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
 /// What an answer or notification costs beside its bytes: its place in the ledger and its PUBLISH, rounded up.
 pub const BROKER_OUTBOX_OVERHEAD_BYTES: usize = 512;
 
+/// Levels of a response topic: EMQX takes 128, Mosquitto 200, and it closes the connection of who publishes to more.
+pub const BROKER_TOPIC_LEVELS_MAX: usize = 128;
+
+/// Messages that are looked at before it is looked again whether the outbox is full.
+pub const BROKER_HELD_CHUNK: usize = 64;
+
+/// Messages at QoS 0 that wait for the outbox, in bytes: the broker's Receive Maximum does not bound them. They tell of
+/// clients that come and go, some hundred bytes each.
+pub const BROKER_HELD_BYTES_MAX: usize = 8 << 20;
+
+/// Answers remembered as those that the broker closes the connection for, in hashes: one for each request that can come
+/// again.
+pub const BROKER_HOPELESS_MAX: usize = BROKER_WINDOW_MAX as usize;
+
+/// What a log line shows of a topic that a client chose.
+pub const BROKER_LOG_TOPIC_BYTES_MAX: usize = 256;
+
 /// The shortest between two log lines that clients can bring about at will; what is left out is counted.
 pub const BROKER_LOG_PAUSE: Duration = Duration::from_secs(10);
 

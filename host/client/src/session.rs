@@ -421,6 +421,11 @@ impl Owner for Session {
         true
     }
 
+    fn hopeless(&self, message: Request, why: &str) {
+        let why = format!("the broker closes the connection because of this request: {why}");
+        message.finish(Err(Error::Transport(why)));
+    }
+
     fn ended(&self, end: End) {
         self.close(Error::Transport(match end {
             End::Closed => "the client was closed".into(),

@@ -7,6 +7,9 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use crate::limits;
+use crate::loss::Blame;
+
 /// All messages, numbered in the order they were made.
 #[derive(Debug)]
 pub struct Ledger<T> {
@@ -21,6 +24,10 @@ pub struct Ledger<T> {
     queued: VecDeque<(u64, bool)>,
     /// Sent and not acknowledged.
     packet_ids: HashMap<u16, u64>,
+    /// How many connections ended, in a way that a message can bring about, while each of these was in flight.
+    blamed: HashMap<u64, u8>,
+    /// Whether the broker has answered the SUBSCRIBE of this connection.
+    subscribed: bool,
 }
 
 impl<T> Default for Ledger<T> {
@@ -32,6 +39,8 @@ impl<T> Default for Ledger<T> {
             unsent: VecDeque::new(),
             queued: VecDeque::new(),
             packet_ids: HashMap::new(),
+            blamed: HashMap::new(),
+            subscribed: false,
         }
     }
 }
@@ -89,6 +98,7 @@ impl<T> Ledger<T> {
     /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
     /// again.
     pub fn remove(&mut self, number: u64) -> Option<T> {
+        self.blamed.remove(&number);
         self.messages.remove(&number)
     }
 
@@ -98,6 +108,7 @@ impl<T> Ledger<T> {
         self.unsent.clear();
         self.queued.clear();
         self.packet_ids.clear();
+        self.blamed.clear();
         std::mem::take(&mut self.messages).into_values()
     }
 
@@ -113,7 +124,7 @@ impl<T> Ledger<T> {
 
     /// The next message to give to rumqttc a first time.
     pub(crate) fn next_unsent(&mut self) -> Option<u64> {
-        if self.next_again().is_some() {
+        if self.first_again().is_some() {
             return None;
         }
         while let Some(number) = self.unsent.front()
@@ -121,17 +132,51 @@ impl<T> Ledger<T> {
         {
             self.unsent.pop_front();
         }
-        self.unsent.front().copied()
+        self.unsent.front().copied().filter(|it| self.may_go(*it))
     }
 
     /// The next message to give to rumqttc again, and the packet id that it must have.
     pub(crate) fn next_again(&mut self) -> Option<(u64, u16)> {
+        self.first_again()
+            .filter(|(number, _)| self.may_go(*number))
+    }
+
+    fn first_again(&mut self) -> Option<(u64, u16)> {
         while let Some((number, _)) = self.again.front()
             && !self.messages.contains_key(number)
         {
             self.again.pop_front();
         }
         self.again.front().copied()
+    }
+
+    /// A suspect goes when nothing else is under way, the SUBSCRIBE neither, and nothing goes beside it: if the broker
+    /// closes the connection then, it is because of this one.
+    fn may_go(&self, number: u64) -> bool {
+        if self.is_suspect(number) {
+            return self.subscribed && self.in_flight() == 0;
+        }
+        self.suspect_in_flight().is_none()
+    }
+
+    fn is_suspect(&self, number: u64) -> bool {
+        let blamed = self.blamed.get(&number);
+        blamed.is_some_and(|times| *times >= limits::SUSPECT_AFTER)
+    }
+
+    /// The suspect that was sent, and nothing else was.
+    fn suspect_in_flight(&self) -> Option<u64> {
+        if self.blamed.is_empty() || self.in_flight() != 1 {
+            return None;
+        }
+        let queued = self.queued.iter().map(|(number, _)| *number);
+        let mut all = queued.chain(self.packet_ids.values().copied());
+        all.find(|number| self.is_suspect(*number))
+    }
+
+    /// The broker has answered the SUBSCRIBE of this connection.
+    pub(crate) fn subscribed(&mut self) {
+        self.subscribed = true;
     }
 
     /// rumqttc has taken `number` a first time.
@@ -163,13 +208,18 @@ impl<T> Ledger<T> {
 
     /// The PUBLISH with this packet id was acknowledged: it will not be sent again.
     pub(crate) fn acknowledged(&mut self, packet_id: u16) -> Option<u64> {
-        self.packet_ids.remove(&packet_id)
+        let number = self.packet_ids.remove(&packet_id)?;
+        self.blamed.remove(&number);
+        Some(number)
     }
 
     /// The connection is lost. What rumqttc never sent is unsent again; what it sent is to be sent again, if it is still
-    /// here: a message that makes the broker close the connection would do so for ever otherwise. With `anew` packet ids
-    /// mean nothing any more, although the broker may still know the session.
-    pub(crate) fn lost(&mut self, anew: bool) {
+    /// here. With `anew` packet ids mean nothing any more, although the broker may still know the session.
+    ///
+    /// A message that makes the broker close the connection would do so for ever: it is taken out, and given back.
+    pub(crate) fn lost(&mut self, anew: bool, blame: Blame) -> Option<T> {
+        self.subscribed = false;
+        let hopeless = self.blame(blame).and_then(|number| self.remove(number));
         let mut again: Vec<(u64, u16)> = self.again.drain(..).collect();
         let sent = self.packet_ids.drain();
         again.extend(sent.map(|(packet_id, number)| (number, packet_id)));
@@ -186,6 +236,25 @@ impl<T> Ledger<T> {
             again.iter_mut().for_each(|(_, packet_id)| *packet_id = 0);
         }
         self.again = again.into();
+        hopeless
+    }
+
+    /// Notes that any message in flight may have ended the connection. Names the one that did.
+    fn blame(&mut self, blame: Blame) -> Option<u64> {
+        if blame == Blame::Nobody {
+            return None;
+        }
+        let suspect = self.suspect_in_flight();
+        for number in self.packet_ids.values() {
+            if self.messages.contains_key(number) {
+                let times = self.blamed.entry(*number).or_default();
+                *times = times.saturating_add(1);
+            }
+        }
+        suspect.filter(|number| {
+            let times = self.blamed.get(number).copied().unwrap_or_default();
+            blame == Blame::Message || times >= limits::GIVE_UP_AFTER
+        })
     }
 
     /// The broker knows nothing of us: every message is unsent.
@@ -246,7 +315,7 @@ mod tests {
         ledger.queued(numbers[0]);
         ledger.sent(1);
         ledger.queued(numbers[1]);
-        ledger.lost(false);
+        ledger.lost(false, Blame::Nobody);
         assert_eq!(ledger.next_unsent(), None, "nothing overtakes");
         assert_eq!(queue_again(&mut ledger), [(numbers[0], 1)]);
         ledger.sent(1);
@@ -263,7 +332,7 @@ mod tests {
         ledger.sent(1);
         ledger.sent(2);
         ledger.acknowledged(1);
-        ledger.lost(false);
+        ledger.lost(false, Blame::Nobody);
         ledger.new_session();
         assert_eq!(ledger.next_again(), None);
         assert_eq!(queue_all(&mut ledger), numbers);
@@ -279,7 +348,7 @@ mod tests {
         for number in numbers {
             ledger.remove(number);
         }
-        ledger.lost(false);
+        ledger.lost(false, Blame::Nobody);
         assert_eq!(ledger.next_again(), None);
         assert_eq!(ledger.next_unsent(), None);
         assert_eq!((ledger.in_flight(), ledger.oldest()), (0, None));
@@ -292,15 +361,71 @@ mod tests {
         ledger.queued(numbers[1]);
         ledger.sent(9);
         ledger.sent(3);
-        ledger.lost(true);
+        ledger.lost(true, Blame::Nobody);
         let again = [(numbers[0], 0), (numbers[1], 0)];
         assert_eq!(queue_again(&mut ledger), again);
         // Lost again before it left: it was sent once, and the store must be able to tell.
-        ledger.lost(false);
+        ledger.lost(false, Blame::Nobody);
         assert_eq!(queue_again(&mut ledger), again);
         ledger.sent(1);
         ledger.sent(2);
         assert_eq!(queue_all(&mut ledger), numbers[2..]);
         assert_eq!(ledger.acknowledged(2), Some(numbers[1]));
+    }
+
+    /// Gives what may go to an imagined rumqttc, which sends it.
+    fn send_all(ledger: &mut Ledger<()>) -> Vec<u64> {
+        let again = queue_again(ledger).into_iter().map(|(number, _)| number);
+        let all: Vec<_> = again.chain(queue_all(ledger)).collect();
+        for packet_id in 1..=u16::try_from(all.len()).unwrap() {
+            ledger.sent(packet_id);
+        }
+        all
+    }
+
+    #[test]
+    fn a_message_that_ends_every_connection_is_found_and_taken_out() {
+        let (mut ledger, numbers) = ledger(3);
+        for _ in 0..limits::SUSPECT_AFTER {
+            assert_eq!(send_all(&mut ledger), numbers);
+            ledger.subscribed();
+            assert_eq!(ledger.lost(false, Blame::Message), None);
+        }
+        assert_eq!(send_all(&mut ledger), [], "nothing beside the SUBSCRIBE");
+        ledger.subscribed();
+        assert_eq!(send_all(&mut ledger), numbers[..1], "alone");
+        assert_eq!(ledger.lost(false, Blame::Message), Some(()));
+        assert!(ledger.get(numbers[0]).is_none());
+        // The others are not to blame, and are sent one by one until that is known.
+        ledger.subscribed();
+        for number in &numbers[1..] {
+            assert_eq!(send_all(&mut ledger), [*number]);
+            let packet_id = *ledger.packet_ids.keys().next().unwrap();
+            assert_eq!(ledger.acknowledged(packet_id), Some(*number));
+            ledger.remove(*number);
+        }
+        assert!(ledger.blamed.is_empty());
+    }
+
+    #[test]
+    fn a_broker_that_goes_without_a_word_is_asked_more_often() {
+        let (mut ledger, _) = ledger(1);
+        for _ in 1..limits::GIVE_UP_AFTER {
+            ledger.subscribed();
+            send_all(&mut ledger);
+            assert_eq!(ledger.lost(false, Blame::Anybody), None);
+        }
+        ledger.subscribed();
+        send_all(&mut ledger);
+        assert_eq!(ledger.lost(false, Blame::Anybody), Some(()));
+    }
+
+    #[test]
+    fn a_network_that_fails_is_nobodys_fault() {
+        let (mut ledger, numbers) = ledger(2);
+        for _ in 0..=u8::MAX {
+            assert_eq!(send_all(&mut ledger), numbers);
+            assert_eq!(ledger.lost(false, Blame::Nobody), None);
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! What enters: messages that its [`Owner`] wants published at QoS 1, and which of the received ones it has settled. What
 //! leaves: these messages, until the owner has taken them out of the ledger; PUBACKs in the order of receipt; and to the
-//! owner everything that came, in order. It never loses a message because a connection or a session is lost, never reads
-//! one, and knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
+//! owner everything that came, in order. It never loses a message because a connection or a session is lost, unless it is
+//! that message that the broker closes each connection for; it never reads one, and knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
 //!
 //! The way of a message: the owner puts it into the [`Ledger`] of its [`Outlet`], which gives it to rumqttc as far as the
 //! broker has room; [`run`] polls rumqttc, and tells ledger and owner what became of it.

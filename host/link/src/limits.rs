@@ -17,3 +17,11 @@ pub(crate) const CHANNEL_SPARE: usize = 8;
 
 /// Files with certificates: the roots of a whole system have a quarter of it.
 pub(crate) const PEM_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Connections that a message may have ended, before it is sent alone: a broker that restarts ends one.
+pub(crate) const SUSPECT_AFTER: u8 = 3;
+
+/// Connections that ended without a word of the broker, the last ones with nothing else in flight, before a message is
+/// given up: a broker that cannot keep running should not cost messages so soon. One that says DISCONNECT ends the doubt
+/// at once.
+pub(crate) const GIVE_UP_AFTER: u8 = 8;

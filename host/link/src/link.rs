@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{describe, is_confused, is_final};
+use crate::loss::{Blame, describe, is_confused, is_final};
 use crate::options::Options;
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -49,6 +49,10 @@ pub trait Owner: Send + Sync + 'static {
 
     /// The connection is lost, or could not be made; why is the end of a sentence. False ends the link.
     fn lost(&self, why: &str) -> bool;
+
+    /// The broker closes the connection because of this message, which is not in the ledger any more; why is the end of
+    /// a sentence.
+    fn hopeless(&self, message: Self::Message, why: &str);
 
     /// There will be no other connection. The last call.
     fn ended(&self, end: End);
@@ -103,11 +107,11 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
-        let (why, anew) = match polled {
+        let (why, anew, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
                 Next::Leave => return,
-                Next::StartAnew(why) => (why, true),
+                Next::StartAnew(why) => (why, true, Blame::Nobody),
             },
             Ok(Err(error)) => {
                 let why = describe(&error);
@@ -119,11 +123,16 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                     end.1 = End::TakenOver(why);
                     return;
                 }
-                (why, is_confused(&error))
+                (why, is_confused(&error), Blame::of(&error))
             }
-            Err(_) => ("the broker does not read any more".to_owned(), true),
+            Err(_) => {
+                let why = "the broker does not read any more".to_owned();
+                (why, true, Blame::Nobody)
+            }
         };
-        link.lost(anew);
+        if let Some(message) = link.lost(anew, blame) {
+            link.owner.hopeless(message, &why);
+        }
         if closing.is_some() || !link.owner.lost(&why) {
             return;
         }
@@ -228,6 +237,7 @@ impl<O: Owner> Link<O> {
                     Verdict::End => return Next::Leave,
                 }
                 self.pause = self.ours.pauses.0;
+                self.owner.with(Outlet::subscribed);
             }
             Event::Outgoing(Sent::Disconnect) => return Next::Leave,
             Event::Outgoing(Sent::AwaitAck(_)) => {
@@ -289,19 +299,21 @@ impl<O: Owner> Link<O> {
     }
 
     /// Brings ledger and rumqttc to the same state after the connection is lost.
-    fn lost(&mut self, anew: bool) {
+    fn lost(&mut self, anew: bool, blame: Blame) -> Option<O::Message> {
         let anew = anew || self.events.state.collision.is_some();
         let events = &mut self.events;
-        self.owner.with(|outlet| {
-            outlet.down(anew);
+        let hopeless = self.owner.with(|outlet| {
+            let hopeless = outlet.down(anew, blame);
             // Under the lock: somebody could send until the line above. The ledger has it all.
             events.clean();
             events.pending.clear();
+            hopeless
         });
         if anew {
             (self.client, self.events) =
                 AsyncClient::new(self.options.clone(), self.ours.channel());
             self.receive_max = None;
         }
+        hopeless
     }
 }

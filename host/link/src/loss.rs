@@ -18,6 +18,59 @@ pub(crate) fn is_final(error: &ConnectionError) -> bool {
     )
 }
 
+/// What a loss says of the messages in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// They have no part in it.
+    Nobody,
+    /// Somebody at the other side closed the connection and did not say why: one of them may have made it.
+    Anybody,
+    /// The broker says that it was sent what it cannot take.
+    Message,
+}
+
+impl Blame {
+    /// What this error says.
+    pub(crate) fn of(error: &ConnectionError) -> Self {
+        use DisconnectReasonCode as Code;
+        let ConnectionError::MqttState(error) = error else {
+            return Self::Nobody;
+        };
+        match error {
+            StateError::ServerDisconnect { reason_code, .. } => match reason_code {
+                Code::UnspecifiedError
+                | Code::MalformedPacket
+                | Code::ProtocolError
+                | Code::ImplementationSpecificError
+                | Code::NotAuthorized
+                | Code::TopicNameInvalid
+                | Code::PacketTooLarge
+                | Code::QuotaExceeded
+                | Code::PayloadFormatInvalid
+                | Code::RetainNotSupported
+                | Code::QoSNotSupported => Self::Message,
+                _ => Self::Nobody,
+            },
+            StateError::ConnectionAborted => Self::Anybody,
+            // Where we were writing, this hides the DISCONNECT that came before.
+            StateError::Io(error) | StateError::Deserialization(WireError::Io(error)) => {
+                match error.kind() {
+                    io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::UnexpectedEof => Self::Anybody,
+                    _ => Self::Nobody,
+                }
+            }
+            // What rumqttc cannot write.
+            StateError::OutgoingPacketTooLarge { .. }
+            | StateError::Deserialization(
+                WireError::OutgoingPacketTooLarge { .. } | WireError::PayloadTooLong,
+            ) => Self::Anybody,
+            _ => Self::Nobody,
+        }
+    }
+}
+
 /// rumqttc's own state may be wrong: everything but the connection itself failing.
 pub(crate) fn is_confused(error: &ConnectionError) -> bool {
     match error {
@@ -70,5 +123,27 @@ fn describe_io(error: &io::Error) -> String {
         io::ErrorKind::NetworkUnreachable => "no route to the network".into(),
         io::ErrorKind::TimedOut => "no answer in time".into(),
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_that_shuts_down_blames_nobody() {
+        let said = |reason_code| {
+            Blame::of(&ConnectionError::MqttState(StateError::ServerDisconnect {
+                reason_code,
+                reason_string: None,
+            }))
+        };
+        assert_eq!(
+            said(DisconnectReasonCode::ServerShuttingDown),
+            Blame::Nobody
+        );
+        assert_eq!(said(DisconnectReasonCode::ProtocolError), Blame::Message);
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert_eq!(Blame::of(&ConnectionError::Io(refused)), Blame::Nobody);
     }
 }

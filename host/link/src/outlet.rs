@@ -12,6 +12,7 @@ use rumqttc::v5::{AsyncClient, Request as Outgoing};
 
 use crate::ledger::Ledger;
 use crate::link::Arrival;
+use crate::loss::Blame;
 use crate::receipts::Receipts;
 
 /// What is kept of a message until its owner takes it out of the ledger.
@@ -20,8 +21,8 @@ pub trait Message: Send {
     /// it has left. None where it is too late for it; then it is forgotten.
     fn publish(&self) -> Option<Publish>;
 
-    /// The broker takes no packet of so many bytes. What to send in its place, which must be smaller; with none it is
-    /// forgotten.
+    /// The broker takes no packet of so many bytes. What to send in its place, which must be small enough; with none it
+    /// is forgotten.
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self>
     where
         Self: Sized;
@@ -127,10 +128,10 @@ impl<T: Message> Outlet<T> {
     }
 
     /// The connection is lost; see [`Ledger::lost`].
-    pub(crate) fn down(&mut self, anew: bool) {
+    pub(crate) fn down(&mut self, anew: bool, blame: Blame) -> Option<T> {
         self.client = None;
         self.receipts.lost();
-        self.ledger.lost(anew);
+        self.ledger.lost(anew, blame)
     }
 
     /// Puts what is to be sent again into rumqttc's own queue, which goes before its channel and keeps packet ids.
@@ -168,6 +169,11 @@ impl<T: Message> Outlet<T> {
         Some(Arrival::Acknowledged(number, ack))
     }
 
+    /// The broker has answered the SUBSCRIBE.
+    pub(crate) fn subscribed(&mut self) {
+        self.ledger.subscribed();
+    }
+
     /// Sends the PUBACKs whose turn it is. False where rumqttc has no room.
     fn acknowledge(&mut self, client: &AsyncClient) -> bool {
         while let Some(packet_id) = self.receipts.due(self.ledger.oldest()) {
@@ -191,19 +197,27 @@ impl<T: Message> Outlet<T> {
             self.ledger.remove(number);
             return None;
         };
-        // Its size with a packet id.
-        publish.pkid = 1;
-        let bytes = publish.size();
-        publish.pkid = 0;
+        let bytes = size(&mut publish);
         if bytes <= self.packet_bytes_max {
             return Some(publish);
         }
         let message = self.ledger.remove(number)?;
         let smaller = message.too_large(bytes, self.packet_bytes_max)?;
-        let publish = smaller.publish().filter(|it| it.size() < bytes)?;
+        let mut publish = smaller.publish()?;
+        if size(&mut publish) > self.packet_bytes_max {
+            return None;
+        }
         self.ledger.replace(number, smaller);
         Some(publish)
     }
+}
+
+/// In bytes, with the packet id that it will have.
+fn size(publish: &mut Publish) -> usize {
+    publish.pkid = 1;
+    let bytes = publish.size();
+    publish.pkid = 0;
+    bytes
 }
 
 /// False where rumqttc has no room, or would not send it anyway.

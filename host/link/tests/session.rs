@@ -56,6 +56,7 @@ struct Tester {
     /// What to make of the next subscriptions.
     verdicts: Mutex<Vec<Verdict>>,
     lost: Mutex<Vec<String>>,
+    hopeless: Mutex<Vec<Bytes>>,
     ended: Mutex<Option<End>>,
 }
 
@@ -95,6 +96,10 @@ impl Owner for Tester {
         true
     }
 
+    fn hopeless(&self, message: Note, _why: &str) {
+        self.hopeless.lock().unwrap().push(message.payload);
+    }
+
     fn ended(&self, end: End) {
         *self.ended.lock().unwrap() = Some(end);
     }
@@ -117,6 +122,7 @@ impl Scene {
             arrived,
             verdicts: Mutex::default(),
             lost: Mutex::default(),
+            hopeless: Mutex::default(),
             ended: Mutex::default(),
         });
         let options = Options {
@@ -495,6 +501,78 @@ async fn what_is_too_large_for_the_broker_is_replaced_or_forgotten() {
         ["too long", "short"]
     );
     assert_eq!(scene.owner.with(|outlet| outlet.ledger.len()), 2);
+}
+
+#[tokio::test]
+async fn what_cannot_be_made_small_enough_is_forgotten() {
+    let scene = Scene::start().await;
+    let greeting = Greeting {
+        // Less than the shorter one, by a byte; more than the SUBSCRIBE.
+        max_packet_size: Some(19),
+        ..Greeting::default()
+    };
+    let mut peer = scene.accept(greeting).await;
+    scene.owner.subscribed.notified().await;
+    let replaceable = Note {
+        shorter: true,
+        ..note(vec![b'x'; 200])
+    };
+    scene.add([replaceable]);
+    assert!(peer.is_silent().await);
+    assert!(scene.owner.with(|outlet| outlet.ledger.is_empty()));
+}
+
+/// Publishes a message for which the broker says `farewell` each time, between others. How many connections it ends.
+async fn publish_evil(farewell: &[u8]) -> usize {
+    let mut scene = Scene::start().await;
+    let mut peer = scene.accept(Greeting::default()).await;
+    peer.publish(31).await;
+    let receipt = scene.receipt().await;
+    scene.add(["good", "evil", "fine"].map(note));
+    scene.settle(receipt);
+    let mut taken: Vec<String> = Vec::new();
+    let mut ended = 0;
+    while taken.len() < 2 {
+        let (text, packet_id) = peer.text_and_packet_id().await;
+        if text != "evil" {
+            // The first PUBACK comes too late at first.
+            if ended >= 3 {
+                peer.acknowledge(packet_id).await;
+                taken.push(text);
+            }
+            continue;
+        }
+        peer.stream.write_all(farewell).await.unwrap();
+        peer.stream.shutdown().await.unwrap();
+        while peer.stream.read_buf(&mut peer.unread).await.unwrap_or(0) > 0 {}
+        ended += 1;
+        assert!(ended < 20, "it is sent again for ever");
+        peer = scene
+            .accept(Greeting {
+                session_present: true,
+                ..Greeting::default()
+            })
+            .await;
+    }
+    assert_eq!(taken, ["good", "fine"]);
+    assert_eq!(*scene.owner.hopeless.lock().unwrap(), ["evil"]);
+    // What led to it is not held up any more.
+    peer.publish(31).await;
+    let receipt = scene.receipt().await;
+    scene.settle(receipt);
+    assert_eq!(peer.next().await, Seen::PubAck(31));
+    ended
+}
+
+#[tokio::test]
+async fn a_message_that_the_broker_always_closes_for_does_not_stop_the_others() {
+    assert_eq!(publish_evil(&[0xe0, 2, 0x82, 0]).await, 4);
+}
+
+/// As Mosquitto does: rumqttc does not read its DISCONNECT, which has no length of properties.
+#[tokio::test]
+async fn so_it_is_where_the_broker_does_not_say_why() {
+    assert_eq!(publish_evil(&[0xe0, 1, 0x82]).await, 8);
 }
 
 #[tokio::test]

@@ -278,6 +278,10 @@ impl Owner for Foreign {
         true
     }
 
+    fn hopeless(&self, message: Outgoing, why: &str) {
+        self.state().hopeless(&message, why);
+    }
+
     fn ended(&self, end: End) {
         self.phase.send_if_modified(|phase| {
             let open = !matches!(phase, Phase::Ended(_));

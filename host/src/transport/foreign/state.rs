@@ -3,6 +3,7 @@
 //! What enters: what the store wants done, and PUBACKs. What leaves: messages into the outlet, and of a PUBACK what it
 //! says about a watcher.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -27,6 +28,8 @@ pub(super) struct State {
     /// Answers that were given over an earlier connection of the session: their requests come again, and are answered
     /// the same. One of both is enough.
     given: Vec<u64>,
+    /// Answers that the broker closes the connection for: their requests come again too, and are not answered.
+    hopeless: VecDeque<blake3::Hash>,
     /// Requests that the store has and has not settled.
     pub(super) unsettled: usize,
     /// Whether the broker knew the session, at the last connection.
@@ -91,7 +94,24 @@ impl State {
             self.given.swap_remove(place);
             return;
         }
+        if !self.hopeless.is_empty() && self.hopeless.contains(&fingerprint(&message)) {
+            return;
+        }
         self.add(message, To::Asker);
+    }
+
+    /// The broker closes the connection for this message, which is not sent any more.
+    pub(super) fn hopeless(&mut self, outgoing: &Outgoing, why: &str) {
+        self.sums.refused += 1;
+        // Seldom: each costs some connections. A topic may be long.
+        let message = &outgoing.message;
+        let start = message.topic.get(..limits::BROKER_LOG_TOPIC_BYTES_MAX);
+        let topic = start.unwrap_or(&message.topic).escape_ascii();
+        tracing::error!(%topic, why, "the broker closes the connection each time the store publishes this: it is lost");
+        if matches!(outgoing.to, To::Asker) {
+            self.hopeless.truncate(limits::BROKER_HOPELESS_MAX - 1);
+            self.hopeless.push_front(fingerprint(message));
+        }
     }
 
     fn notify(&mut self, peer: Peer, message: Message) {
@@ -154,6 +174,7 @@ impl State {
         if !session_present {
             // Nothing comes again.
             self.given.clear();
+            self.hopeless.clear();
         }
     }
 
@@ -166,6 +187,16 @@ impl State {
             ..self.sums
         }
     }
+}
+
+/// What tells an answer from others, as [`Outgoing::is_same`] does.
+fn fingerprint(message: &Message) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in [&message.topic, &message.properties, &message.payload] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize()
 }
 
 #[cfg(test)]
@@ -245,6 +276,24 @@ mod tests {
         state.connected(false);
         state.take(answer());
         assert_eq!(state.outlet.ledger.len(), 4);
+    }
+
+    #[test]
+    fn an_answer_that_the_broker_closes_for_is_not_given_again() {
+        let mut state = State::default();
+        let answer = |topic| Outbound::Answer(message(topic, "+OK\r\n"), None);
+        state.take(answer("answers/evil"));
+        let number = state.outlet.ledger.oldest().unwrap();
+        let evil = state.outlet.ledger.remove(number).unwrap();
+        state.hopeless(&evil, "the broker closed it");
+        assert_eq!(state.figures().refused, 1);
+        state.lost();
+        state.connected(true);
+        // Its request comes again, since it was not acknowledged.
+        state.take(answer("answers/evil"));
+        assert!(state.outlet.ledger.is_empty());
+        state.take(answer("answers/good"));
+        assert_eq!(state.outlet.ledger.len(), 1);
     }
 
     #[test]
