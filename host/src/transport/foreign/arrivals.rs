@@ -75,8 +75,7 @@ impl Foreign {
                 Err(bad) => {
                     malformed += 1;
                     settled.extend(receipt);
-                    if let Bad::ResponseTopic(peer) = bad {
-                        let text = "the response topic of a request holds a wildcard";
+                    if let Bad::ResponseTopic(peer, text) = bad {
                         self.broke_a_rule(&peer, text);
                     }
                 }

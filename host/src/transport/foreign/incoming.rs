@@ -11,6 +11,7 @@ use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS};
 
 use super::identity;
+use crate::limits;
 use crate::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -28,8 +29,8 @@ pub(super) struct Asked {
 /// What is none.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Bad {
-    /// Its Response Topic holds a wildcard, which no broker should have let pass; and whose it is.
-    ResponseTopic(Peer),
+    /// Its Response Topic breaks this rule; and whose it is.
+    ResponseTopic(Peer, &'static str),
     /// Its properties are none that MQTT knows (MQTT 5 section 1.5.4).
     Malformed,
 }
@@ -49,13 +50,22 @@ impl Asked {
                     ..sent
                 };
                 let peer = convert(&anonymous).map(|it| identity::peer(&it));
-                return Err(peer.map_or(Bad::Malformed, Bad::ResponseTopic));
+                // No broker should have let it pass.
+                let rule = "the response topic of a request holds a wildcard";
+                return Err(peer.map_or(Bad::Malformed, |peer| Bad::ResponseTopic(peer, rule)));
             }
             Err(_) => return Err(Bad::Malformed),
         };
+        let peer = identity::peer(&properties);
+        let response_topic = properties.response_topic().unwrap_or_default();
+        // A broker lets any pass as a property, and may close the connection of who publishes there.
+        if response_topic.split('/').count() > limits::BROKER_TOPIC_LEVELS_MAX {
+            let rule = "the response topic of a request has more levels than brokers take";
+            return Err(Bad::ResponseTopic(peer, rule));
+        }
         Ok(Self {
             topic,
-            peer: identity::peer(&properties),
+            peer,
             payload: publish.payload,
             properties,
             qos: match publish.qos {
@@ -168,10 +178,25 @@ mod tests {
             user_properties: vec![("__srcId".into(), "rude".into())],
             ..PublishProperties::default()
         };
-        let Err(Bad::ResponseTopic(peer)) = asked(sent) else {
+        let Err(Bad::ResponseTopic(peer, _)) = asked(sent) else {
             panic!("it was taken");
         };
         assert_eq!(peer.known(), Some("rude"));
+    }
+
+    #[test]
+    fn a_response_topic_where_a_broker_may_let_nobody_publish_is_not_taken() {
+        let with_levels = |levels| PublishProperties {
+            response_topic: Some(["clients", "evil"].join("/") + &"/".repeat(levels - 2)),
+            ..PublishProperties::default()
+        };
+        assert!(asked(with_levels(limits::BROKER_TOPIC_LEVELS_MAX)).is_ok());
+        let Err(Bad::ResponseTopic(peer, _)) =
+            asked(with_levels(limits::BROKER_TOPIC_LEVELS_MAX + 1))
+        else {
+            panic!("it was taken");
+        };
+        assert_eq!(peer.known(), Some("evil"));
     }
 
     #[test]
