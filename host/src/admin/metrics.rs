@@ -132,6 +132,11 @@ fn connection(page: &mut Page, link: &Figures) {
             "Notifications lost because the broker was away for too long",
             link.lost,
         ),
+        (
+            "broker_dropped",
+            "Messages at QoS 0 dropped because too much was on its way out",
+            link.dropped,
+        ),
     ]);
     page.gauges(&[
         (

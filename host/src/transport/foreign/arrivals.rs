@@ -2,6 +2,7 @@
 //!
 //! What enters: one read of rumqttc. What leaves: one batch for the store.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -15,17 +16,65 @@ use super::claim::{Claim, Meaning};
 use super::incoming::{Asked, Bad, request_topic};
 use super::outgoing::Outgoing;
 use super::presence::Sign;
-use super::state::Watcher;
+use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
+use crate::limits;
 use crate::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 use crate::transport::{Inbound, Ticket};
 
-/// What came and has not been looked at. The broker bounds the messages: they are not acknowledged; and the number of
-/// notifications bounds the others.
-pub(super) enum Held {
+/// What came and has not been looked at.
+enum Held {
     Message(Publish, Option<u64>),
     Unheard(Peer, Vec<u8>),
+}
+
+/// All of this, in order. The broker bounds what is to be acknowledged, the number of notifications what nobody heard, and
+/// the bytes are those of messages at QoS 0, which nobody else bounds.
+#[derive(Default)]
+pub(super) struct Backlog {
+    held: VecDeque<Held>,
+    bytes: usize,
+}
+
+impl Backlog {
+    fn push(&mut self, held: Held) {
+        self.bytes += held.unbounded_bytes();
+        self.held.push_back(held);
+    }
+
+    /// Takes the oldest.
+    fn chunk(&mut self) -> Vec<Held> {
+        let chunk = self.held.len().min(limits::BROKER_HELD_CHUNK);
+        let chunk: Vec<_> = self.held.drain(..chunk).collect();
+        self.bytes -= chunk.iter().map(Held::unbounded_bytes).sum::<usize>();
+        chunk
+    }
+
+    /// Drops the messages, with the connection that they came over.
+    fn lost(&mut self) {
+        self.held.retain(|held| matches!(held, Held::Unheard(..)));
+        self.bytes = 0;
+    }
+
+    /// Whether a message at QoS 0 can wait here. A request cannot: the answer would only say that it needs QoS 1.
+    fn has_room_for(&self, publish: &Publish) -> bool {
+        request_topic(&publish.topic).is_none()
+            && self.bytes + bytes(publish) <= limits::BROKER_HELD_BYTES_MAX
+    }
+}
+
+impl Held {
+    fn unbounded_bytes(&self) -> usize {
+        match self {
+            Self::Message(publish, None) => bytes(publish),
+            Self::Message(_, Some(_)) | Self::Unheard(..) => 0,
+        }
+    }
+}
+
+fn bytes(publish: &Publish) -> usize {
+    publish.size() + limits::BROKER_OUTBOX_OVERHEAD_BYTES
 }
 
 /// What the store is told.
@@ -48,8 +97,13 @@ impl Told {
 }
 
 impl Foreign {
+    /// Whether nothing more is looked at for now.
+    fn waits(&self, state: &State) -> bool {
+        state.is_full() || self.closed.load(Relaxed)
+    }
+
     /// Reads what came. What is no request is settled at once.
-    fn read(&self, held: impl Iterator<Item = Held>) -> Vec<Told> {
+    fn read(&self, held: Vec<Held>) -> Vec<Told> {
         let now = Instant::now();
         let mut told = Vec::new();
         let (mut settled, mut asked, mut malformed) = (Vec::new(), 0, 0);
@@ -229,19 +283,24 @@ impl Owner for Foreign {
                     Arrival::Message(publish, receipt) if self.is_for_kick(&publish.topic) => {
                         answers.push((publish, receipt));
                     }
+                    Arrival::Message(publish, None)
+                        if self.waits(&state) && !held.has_room_for(&publish) =>
+                    {
+                        state.sums.dropped += 1;
+                    }
                     Arrival::Message(publish, receipt) => {
-                        held.push_back(Held::Message(publish, receipt));
+                        held.push(Held::Message(publish, receipt));
                     }
                     Arrival::Acknowledged(number, ack) => match state.acknowledged(number, &ack) {
                         Some(Watcher::Heard(peer)) => heard.push(peer),
                         Some(Watcher::Unheard(peer, key)) => {
-                            held.push_back(Held::Unheard(peer, key));
+                            held.push(Held::Unheard(peer, key));
                         }
                         None => {}
                     },
                 }
             }
-            state.is_full() || self.closed.load(Relaxed)
+            self.waits(&state)
         };
         let now = Instant::now();
         for peer in heard {
@@ -256,17 +315,20 @@ impl Owner for Foreign {
                 self.state().outlet.settle(receipt);
             }
         }
-        if waits || held.is_empty() {
-            return;
-        }
-        let told = self.read(held.drain(..));
         drop(held);
-        self.intake.take(&mut told.iter().map(Told::inbound));
+        while !self.waits(&self.state()) {
+            let chunk = lock(&self.held).chunk();
+            if chunk.is_empty() {
+                return;
+            }
+            let told = self.read(chunk);
+            self.intake.take(&mut told.iter().map(Told::inbound));
+        }
     }
 
     fn lost(&self, why: &str) -> bool {
         // What was not acknowledged comes again, or is lost to the broker too.
-        lock(&self.held).retain(|held| matches!(held, Held::Unheard(..)));
+        lock(&self.held).lost();
         self.listens(false, Instant::now());
         let mut state = self.state();
         state.lost();
@@ -289,5 +351,137 @@ impl Owner for Foreign {
             }
             open
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use rumqttc::v5::mqttbytes::v5::PublishProperties;
+    use statehouse_mqtt::Message;
+
+    use super::*;
+    use crate::config::ForeignConfig;
+    use crate::transport::{Outbound, Transport};
+
+    /// Answers each request at once.
+    #[derive(Default)]
+    struct Store {
+        transport: Mutex<Weak<Foreign>>,
+        told: Mutex<usize>,
+    }
+
+    impl crate::transport::Intake for Store {
+        fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+            let transport = lock(&self.transport).upgrade().unwrap();
+            for _ in batch {
+                *lock(&self.told) += 1;
+                let message = Message {
+                    topic: "answers".into(),
+                    ..Message::default()
+                };
+                let mut ready = VecDeque::from([Outbound::Answer(message, None)]);
+                transport.deliver(&mut || std::mem::take(&mut ready));
+            }
+        }
+    }
+
+    fn scene() -> (Arc<Store>, Arc<Foreign>) {
+        let store = Arc::new(Store::default());
+        let config = ForeignConfig {
+            broker: "mqtt://broker".parse().unwrap(),
+            user: None,
+            password: None,
+            password_file: None,
+            ca: None,
+            certificate: None,
+            client_id: None,
+            keeps_client_id: true,
+            window: 64,
+            keep_alive: limits::BROKER_CONNECT_TIMEOUT,
+            presence: crate::config::PresenceKind::Off,
+            watch_ttl: None,
+            kick: crate::config::KickKind::Off,
+            standby: false,
+        };
+        let foreign = Foreign::new(store.clone(), &config, "store");
+        *lock(&store.transport) = Arc::downgrade(&foreign);
+        (store, foreign)
+    }
+
+    fn arrive(foreign: &Foreign, topic: &'static str, payload: usize, receipt: Option<u64>) {
+        let publish = Publish {
+            topic: topic.into(),
+            payload: vec![0; payload].into(),
+            properties: Some(PublishProperties::default()),
+            ..Publish::default()
+        };
+        foreign.arrived(&mut vec![Arrival::Message(publish, receipt)]);
+    }
+
+    /// Leaves room for so many.
+    fn fill(foreign: &Foreign, room: usize) {
+        let mut state = foreign.state();
+        while state.outlet.ledger.len() < limits::BROKER_OUTBOX_HOLD - room {
+            let peer = identity::named("watcher");
+            state.take(Outbound::Notify(peer, Message::default()));
+        }
+    }
+
+    fn empty(foreign: &Foreign) {
+        foreign.state().outlet.ledger.drain().for_each(drop);
+    }
+
+    #[test]
+    fn requests_at_qos_zero_do_not_wait_for_the_outbox() {
+        let (store, foreign) = scene();
+        fill(&foreign, 0);
+        for _ in 0..3 {
+            arrive(&foreign, REQUEST_TOPIC, 10, None);
+        }
+        arrive(&foreign, REQUEST_TOPIC, 10, Some(0));
+        assert_eq!(lock(&foreign.held).held.len(), 1);
+        assert_eq!(foreign.state().sums.dropped, 3);
+        empty(&foreign);
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(*lock(&store.told), 1);
+    }
+
+    #[test]
+    fn what_else_comes_at_qos_zero_waits_within_a_bound() {
+        let (_, foreign) = scene();
+        fill(&foreign, 0);
+        let half = limits::BROKER_HELD_BYTES_MAX / 2 - 1024;
+        for _ in 0..3 {
+            arrive(&foreign, "$SYS/broker/log/N", half, None);
+        }
+        assert_eq!(foreign.state().sums.dropped, 1);
+        empty(&foreign);
+        foreign.arrived(&mut Vec::new());
+        let held = lock(&foreign.held);
+        assert_eq!((held.held.len(), held.bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_loss_of_the_connection_empties_what_waits() {
+        let (_, foreign) = scene();
+        fill(&foreign, 0);
+        arrive(&foreign, "$SYS/broker/log/N", 10, None);
+        Owner::lost(&*foreign, "the broker closed it");
+        assert_eq!(lock(&foreign.held).bytes, 0);
+    }
+
+    #[test]
+    fn what_waited_runs_as_far_as_there_is_room_for_what_it_leads_to() {
+        let (store, foreign) = scene();
+        fill(&foreign, 0);
+        for receipt in 0..3 * limits::BROKER_HELD_CHUNK as u64 {
+            arrive(&foreign, REQUEST_TOPIC, 10, Some(receipt));
+        }
+        empty(&foreign);
+        fill(&foreign, 1);
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(*lock(&store.told), limits::BROKER_HELD_CHUNK);
     }
 }

@@ -21,4 +21,6 @@ pub struct Figures {
     pub unheard: u64,
     /// Notifications that were lost because the broker was away for too long.
     pub lost: u64,
+    /// Messages at QoS 0 that came while too much was on its way out, and were dropped.
+    pub dropped: u64,
 }

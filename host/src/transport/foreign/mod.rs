@@ -33,7 +33,7 @@ use statehouse_link::{End, Options};
 use statehouse_mqtt::{Message, QoS};
 use tokio::sync::{Notify, watch};
 
-use self::arrivals::Held;
+use self::arrivals::Backlog;
 use self::claim::Claim;
 pub use self::figures::Figures;
 use self::kick::{Kick, Post};
@@ -52,7 +52,7 @@ pub struct Foreign {
     /// What goes out. Its lock is the only one that is held while another one, of the store's outbox, is taken.
     state: Mutex<State>,
     /// What came and waits, because too much is on its way out. Only the link's task adds and takes.
-    held: Mutex<VecDeque<Held>>,
+    held: Mutex<Backlog>,
     presence: Mutex<Presence>,
     /// None where no other run can have the client id.
     claim: Option<Mutex<Claim>>,
