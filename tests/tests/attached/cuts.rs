@@ -89,8 +89,8 @@ fn a_cut_at_any_packet_of_the_next_connection_loses_and_doubles_nothing() {
         });
         one_effect(&mut writer, &mut watcher, &value, &exchange);
         if exchange.strikes() == 1 {
-            // CONNECT, CONNACK, SUBSCRIBE, SUBACK, and the six of the exchange.
-            assert!(number >= 2 + 10, "{:?}", exchange.came());
+            // CONNECT, CONNACK, SUBSCRIBE and the six of the exchange; the SUBACK may come after these.
+            assert!(number >= 2 + 9, "{:?}", exchange.came());
             break;
         }
     }
