@@ -1,5 +1,6 @@
 //! A store behind a foreign broker beside the least that one could be there: a native responder of rumqttc that sends
-//! every request back. In one run, on one Mosquitto with its defaults, with one load of clients:
+//! every request back. In one run, on one Mosquitto with its defaults and then on one with `set_tcp_nodelay true`, with
+//! one load of clients:
 //!
 //! * `echo`: rumqttc as its documentation shows it, with the window of the store: it publishes the answer to the Response
 //!   Topic and then acknowledges the request. It knows nothing, keeps nothing, and loses what it was doing when a
@@ -14,7 +15,9 @@
 //! cargo bench -p statehouse --bench foreign -- --seconds 1  # shorter ones
 //! ```
 //!
-//! Rounds alternate, so that a noisy neighbour hits all of them.
+//! Rounds alternate, so that a noisy neighbour hits all of them. With its defaults Mosquitto lets an answer wait for some
+//! 40 ms until the client has acknowledged the TCP segment with the PUBACK before it, if it sends nothing else (Nagle's
+//! algorithm): where little is on its way that is all there is to see, of any responder.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -88,39 +91,59 @@ fn main() {
     }
     // On a real disk: the default place of temporary files is memory on some systems.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let broker = Mosquitto::start(directory.path());
     let round = Duration::from_secs_f64(seconds);
     println!(
-        "SET of 64 bytes, a key for each client; medians of {rounds} rounds of {round:?}; ratios of requests/s to echo, round by round"
+        "SET of 64 bytes, a key for each client; medians of {rounds} rounds of {round:?}; the ratio is that of requests/s, round by round"
     );
-    println!("| clients | in flight | | requests/s | p50 us | p99 us | ratio to echo |");
-    println!("|---|---|---|---|---|---|---|");
-    for (clients, in_flight) in LOADS {
-        let mut figures: [Vec<Figures>; 4] = Default::default();
-        for number in 0..rounds {
-            for (target, figures) in TARGETS.into_iter().zip(&mut figures) {
-                let name = format!("{}-{clients}-{in_flight}-{number}", target.name());
-                let place = directory.path().join(name);
-                std::fs::create_dir(&place).expect("a new directory");
-                figures.push(measure(target, &broker, &place, clients, in_flight, round));
-                std::fs::remove_dir_all(&place).expect("what the store wrote");
-            }
-        }
-        let echoed = figures[0].clone();
-        for (target, figures) in TARGETS.into_iter().zip(figures) {
-            let ratios = figures.iter().zip(&echoed);
-            let ratios = ratios.map(|(it, echo)| it.per_second / echo.per_second);
-            let ratio = median(ratios.collect());
-            let of = |figure: fn(&Figures) -> f64| median(figures.iter().map(figure).collect());
-            println!(
-                "| {clients} | {in_flight} | {} | {:.0} | {:.0} | {:.0} | {ratio:.2} |",
-                target.name(),
-                of(|it| it.per_second),
-                of(|it| it.p50_us),
-                of(|it| it.p99_us),
-            );
+    for (broker, line) in [
+        ("Mosquitto's defaults", ""),
+        ("set_tcp_nodelay", "set_tcp_nodelay true"),
+    ] {
+        let broker_of = Mosquitto::start(directory.path(), line);
+        println!("\n{broker}\n");
+        println!("| clients | in flight | | requests/s | p50 us | p99 us | ratio to echo |");
+        println!("|---|---|---|---|---|---|---|");
+        for (clients, in_flight) in LOADS {
+            compare(&broker_of, directory.path(), rounds, |address| {
+                load(address, clients, in_flight, round)
+            })
+            .into_iter()
+            .for_each(|row| println!("| {clients} | {in_flight} {row}"));
         }
     }
+}
+
+/// Lets all targets work under the same load, and gives a row for each.
+fn compare(
+    broker: &Mosquitto,
+    directory: &Path,
+    rounds: usize,
+    load: impl Fn(&str) -> Figures,
+) -> Vec<String> {
+    let mut figures: [Vec<Figures>; 4] = Default::default();
+    for _ in 0..rounds {
+        for (target, figures) in TARGETS.into_iter().zip(&mut figures) {
+            let place = directory.join("place");
+            std::fs::create_dir(&place).expect("a new directory");
+            figures.push(measure(target, broker, &place, &load));
+            std::fs::remove_dir_all(&place).expect("what the store wrote");
+        }
+    }
+    let echoed = figures[0].clone();
+    let rows = TARGETS.into_iter().zip(figures).map(|(target, figures)| {
+        let ratios = figures.iter().zip(&echoed);
+        let ratios = ratios.map(|(it, echo)| it.per_second / echo.per_second);
+        let of = |figure: fn(&Figures) -> f64| median(figures.iter().map(figure).collect());
+        format!(
+            "| {} | {:.0} | {:.0} | {:.0} | {:.2} |",
+            target.name(),
+            of(|it| it.per_second),
+            of(|it| it.p50_us),
+            of(|it| it.p99_us),
+            median(ratios.collect())
+        )
+    });
+    rows.collect()
 }
 
 /// One target's figures of one round.
@@ -141,9 +164,7 @@ fn measure(
     target: Target,
     broker: &Mosquitto,
     place: &Path,
-    clients: usize,
-    in_flight: usize,
-    round: Duration,
+    load: impl Fn(&str) -> Figures,
 ) -> Figures {
     let url = format!("mqtt://{}", broker.address);
     let attached = |durability| {
@@ -170,7 +191,7 @@ fn measure(
         ),
     };
     let address = server.as_ref().map_or(&broker.address, |it| &it.address);
-    let figures = load(address, clients, in_flight, round);
+    let figures = load(address);
     drop(responder);
     if target != Target::Embedded {
         // Its session would go on to queue what the next one is asked.
@@ -246,21 +267,22 @@ impl Drop for Responder {
     }
 }
 
-/// A Mosquitto with its defaults, but that strangers may connect; gone with the benchmark.
+/// A Mosquitto, gone with the benchmark.
 struct Mosquitto {
     process: Child,
     address: String,
 }
 
 impl Mosquitto {
-    fn start(directory: &Path) -> Self {
+    /// With its defaults, but that strangers may connect, and this line of its configuration.
+    fn start(directory: &Path, line: &str) -> Self {
         // A port that was free a moment ago: Mosquitto takes none by itself.
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = free.local_addr().expect("it is bound");
         drop(free);
         let file = directory.join("mosquitto.conf");
         let lines = format!(
-            "listener {} 127.0.0.1\nallow_anonymous true\n",
+            "listener {} 127.0.0.1\nallow_anonymous true\n{line}\n",
             address.port()
         );
         std::fs::write(&file, lines).expect("a file");
@@ -317,8 +339,8 @@ fn echo(port: String) {
             .set_network_options(network)
             .set_outgoing_inflight_upper_limit(WINDOW);
         let (client, mut events) = AsyncClient::new(options, 4096);
-        // As many as can be on their way; whoever polls must not wait for the client.
-        let (requests, received) = mpsc::channel(usize::from(WINDOW));
+        // Whoever polls must not wait for the client, and Mosquitto 2.0 sends more than the window.
+        let (requests, received) = mpsc::unbounded_channel();
         tokio::spawn(answer(client.clone(), received));
         loop {
             match events.poll().await.expect("the broker stays") {
@@ -328,8 +350,7 @@ fn echo(port: String) {
                 }
                 Event::Incoming(Packet::SubAck(_)) => println!("ready"),
                 Event::Incoming(Packet::Publish(request)) => {
-                    let taken = requests.try_send(request);
-                    taken.expect("the broker keeps to the window");
+                    requests.send(request).expect("who answers runs as long");
                 }
                 _ => {}
             }
@@ -337,7 +358,7 @@ fn echo(port: String) {
     });
 }
 
-async fn answer(client: AsyncClient, mut requests: mpsc::Receiver<Publish>) {
+async fn answer(client: AsyncClient, mut requests: mpsc::UnboundedReceiver<Publish>) {
     while let Some(request) = requests.recv().await {
         let asked = request.properties.clone().unwrap_or_default();
         let topic = asked.response_topic.expect("requests have one");
@@ -350,7 +371,7 @@ async fn answer(client: AsyncClient, mut requests: mpsc::Receiver<Publish>) {
         let answered = client
             .publish_with_properties(topic, QoS::AtLeastOnce, false, payload, properties)
             .await;
-        answered.expect("whoever polls runs as long");
+        answered.expect("who polls runs as long");
         client.ack(&request).await.expect("as before");
     }
 }
