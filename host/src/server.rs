@@ -488,11 +488,12 @@ impl Server {
         let before = effects
             .expired
             .into_iter()
-            .flat_map(|notice| self.tell(notice));
+            .flat_map(|notice| self.tell(notice, None));
+        let led_to = ticket.flatten();
         let after = effects
             .notices
             .into_iter()
-            .flat_map(|notice| self.tell(notice));
+            .flat_map(|notice| self.tell(notice, led_to));
         self.outbox
             .push(position, before.chain(answer).chain(after).chain(settle));
         if let Some(trip) = effects.tripped {
@@ -505,14 +506,18 @@ impl Server {
         Stepped::Queued(reply_bytes)
     }
 
-    /// One message for each watcher of a notice.
-    fn tell(&self, notice: Notice) -> impl Iterator<Item = (u64, Outbound)> + use<> {
+    /// One message for each watcher of a notice, which a request led to or nobody's.
+    fn tell(
+        &self,
+        notice: Notice,
+        led_to: Option<Ticket>,
+    ) -> impl Iterator<Item = (u64, Outbound)> + use<> {
         let properties =
             request::notification_properties(notice.dialect, notice.version, &self.settings.node);
         let payload = notice.payload;
         notice.to.into_iter().map(move |(peer, topic)| {
             let message = message(topic, payload.clone(), properties.clone(), None);
-            (peer.connection, Outbound::Notify(peer, message))
+            (peer.connection, Outbound::Notify(peer, message, led_to))
         })
     }
 
@@ -736,7 +741,7 @@ mod tests {
         fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
             let mut notes = self.0.lock().unwrap();
             notes.extend(ready().into_iter().map(|out| match out {
-                Outbound::Answer(message, _) | Outbound::Notify(_, message) => message.payload,
+                Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => message.payload,
                 _ => panic!("nothing here is settled or kicked"),
             }));
         }

@@ -139,7 +139,7 @@ impl Session {
             return Err(error.clone());
         }
         let timestamp = state.clock.read(now_ms());
-        let number = state.outlet.ledger.add(|number| {
+        let number = state.outlet.add(None, |number| {
             let mut properties = self.properties(number, timestamp);
             if let Some(fence) = fence {
                 let fence = ("__ft".into(), fence.to_string());
@@ -208,7 +208,7 @@ impl Session {
         let Some(number) = number else { return };
         let mut state = self.state();
         // Not ours any more: it timed out, or this is the answer to a STOP.
-        let Some(request) = state.outlet.ledger.remove(number) else {
+        let Some(request) = state.outlet.remove(number) else {
             return;
         };
         let answer = version(properties).and_then(|version| {
@@ -323,7 +323,7 @@ impl Session {
                 text.unwrap_or_else(|| format!("{other:?}"))
             }
         };
-        if let Some(request) = self.state().outlet.ledger.remove(number) {
+        if let Some(request) = self.state().outlet.remove(number) {
             request.finish(Err(Error::Rejected(reason)));
         }
     }
@@ -338,7 +338,7 @@ impl Session {
         if let Some(ready) = state.ready.take() {
             let _ = ready.send(Err(why.clone()));
         }
-        for request in state.outlet.ledger.drain() {
+        for request in state.outlet.drain() {
             request.finish(Err(why.clone()));
         }
         for inbox in state.watches.values().flatten() {
@@ -440,7 +440,7 @@ fn publish(payload: Bytes, properties: PublishProperties) -> Publish {
     Publish::new(topics::REQUEST, QoS::AtLeastOnce, payload, Some(properties))
 }
 
-/// Takes a request out of the ledger when its caller stops waiting, for whatever reason.
+/// Takes a request out of the outlet when its caller stops waiting, for whatever reason.
 struct UnderWay<'a> {
     session: &'a Session,
     number: u64,
@@ -448,7 +448,7 @@ struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.session.state().outlet.ledger.remove(self.number);
+        self.session.state().outlet.remove(self.number);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::loss::Blame;
 
 /// All messages, numbered in the order they were made.
 #[derive(Debug)]
-pub struct Ledger<T> {
+pub(crate) struct Ledger<T> {
     last_number: u64,
     messages: BTreeMap<u64, T>,
     /// Sent over an earlier connection of the session, each with the packet id that it must have again, or 0: any. They
@@ -47,7 +47,7 @@ impl<T> Default for Ledger<T> {
 
 impl<T> Ledger<T> {
     /// Takes a message, which may be made of its number. It is to be sent.
-    pub fn add(&mut self, message: impl FnOnce(u64) -> T) -> u64 {
+    pub(crate) fn add(&mut self, message: impl FnOnce(u64) -> T) -> u64 {
         let number = self.number();
         self.messages.insert(number, message(number));
         self.unsent.push_back(number);
@@ -60,61 +60,51 @@ impl<T> Ledger<T> {
         self.last_number
     }
 
-    /// The number of the last message.
-    #[must_use]
-    pub fn last_number(&self) -> u64 {
-        self.last_number
-    }
-
-    /// The number of the oldest message that is here.
-    #[must_use]
-    pub fn oldest(&self) -> Option<u64> {
-        self.messages.first_key_value().map(|(number, _)| *number)
-    }
-
     /// One that is here.
-    #[must_use]
-    pub fn get(&self, number: u64) -> Option<&T> {
+    pub(crate) fn get(&self, number: u64) -> Option<&T> {
         self.messages.get(&number)
     }
 
+    /// The same, to change it.
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        self.messages.get_mut(&number)
+    }
+
     /// All that are here, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.messages.iter().map(|(number, it)| (*number, it))
     }
 
     /// How many are here.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.messages.len()
     }
 
     /// Whether none is.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
     /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
     /// again.
-    pub fn remove(&mut self, number: u64) -> Option<T> {
+    pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
         self.blamed.remove(&number);
         self.messages.remove(&number)
     }
 
+    /// Puts another message in the place of one that was taken out.
+    pub(crate) fn put_back(&mut self, number: u64, message: T) {
+        self.messages.insert(number, message);
+    }
+
     /// Takes out everything, for the end.
-    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.again.clear();
         self.unsent.clear();
         self.queued.clear();
         self.packet_ids.clear();
         self.blamed.clear();
         std::mem::take(&mut self.messages).into_values()
-    }
-
-    /// Puts another message in the place of one.
-    pub(crate) fn replace(&mut self, number: u64, message: T) {
-        self.messages.insert(number, message);
     }
 
     /// How many rumqttc has that are not acknowledged.
@@ -351,7 +341,7 @@ mod tests {
         ledger.lost(false, Blame::Nobody);
         assert_eq!(ledger.next_again(), None);
         assert_eq!(ledger.next_unsent(), None);
-        assert_eq!((ledger.in_flight(), ledger.oldest()), (0, None));
+        assert_eq!((ledger.in_flight(), ledger.len()), (0, 0));
     }
 
     #[test]

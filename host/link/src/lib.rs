@@ -1,12 +1,13 @@
 //! One MQTT 5 session over rumqttc, over as many connections as it takes.
 //!
 //! What enters: messages that its [`Owner`] wants published at QoS 1, and which of the received ones it has settled. What
-//! leaves: these messages, until the owner has taken them out of the ledger; PUBACKs in the order of receipt; and to the
-//! owner everything that came, in order. It never loses a message because a connection or a session is lost, unless it is
-//! that message that the broker closes each connection for; it never reads one, and knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
+//! leaves: these messages, until the owner has taken them out; PUBACKs in the order of receipt, each behind the messages
+//! that it is to wait for; and to the owner everything that came, in order. It never loses a message because a connection
+//! or a session is lost, unless it is that message that the broker closes each connection for; it never reads one, and
+//! knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
 //!
-//! The way of a message: the owner puts it into the [`Ledger`] of its [`Outlet`], which gives it to rumqttc as far as the
-//! broker has room; [`run`] polls rumqttc, and tells ledger and owner what became of it.
+//! The way of a message: the owner puts it into its [`Outlet`], which keeps it in a ledger and gives it to rumqttc as far
+//! as the broker has room; [`run`] polls rumqttc, and tells outlet and owner what became of it.
 #![forbid(unsafe_code)]
 
 mod ledger;
@@ -19,7 +20,6 @@ mod random;
 mod receipts;
 pub mod tls;
 
-pub use ledger::Ledger;
 pub use link::{Arrival, End, Owner, Verdict, run};
 pub use options::Options;
 pub use outlet::{Message, Outlet};

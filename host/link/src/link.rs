@@ -298,13 +298,13 @@ impl<O: Owner> Link<O> {
         Next::Poll
     }
 
-    /// Brings ledger and rumqttc to the same state after the connection is lost.
+    /// Brings outlet and rumqttc to the same state after the connection is lost.
     fn lost(&mut self, anew: bool, blame: Blame) -> Option<O::Message> {
         let anew = anew || self.events.state.collision.is_some();
         let events = &mut self.events;
         let hopeless = self.owner.with(|outlet| {
             let hopeless = outlet.down(anew, blame);
-            // Under the lock: somebody could send until the line above. The ledger has it all.
+            // Under the lock: somebody could send until the line above. The outlet has it all.
             events.clean();
             events.pending.clear();
             hopeless

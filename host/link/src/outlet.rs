@@ -31,14 +31,20 @@ pub trait Message: Send {
 /// The messages of a session, and what receives them.
 #[derive(Debug)]
 pub struct Outlet<T> {
-    /// The messages. After a change call [`Outlet::flush`].
-    pub ledger: Ledger<T>,
+    ledger: Ledger<Kept<T>>,
     receipts: Receipts,
     /// None without a connection.
     client: Option<AsyncClient>,
     packet_bytes_max: usize,
     /// PUBLISH packets that rumqttc may have at once.
     in_flight_max: usize,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    message: T,
+    /// The received message that led to it, which is acknowledged behind it.
+    of: Option<u64>,
 }
 
 impl<T> Default for Outlet<T> {
@@ -54,6 +60,69 @@ impl<T> Default for Outlet<T> {
 }
 
 impl<T: Message> Outlet<T> {
+    /// Takes a message, which may be made of its number; `of` is the receipt of the message that led to it. It is to be
+    /// sent: after that call [`Outlet::flush`].
+    pub fn add(&mut self, of: Option<u64>, message: impl FnOnce(u64) -> T) -> u64 {
+        if let Some(receipt) = of {
+            self.receipts.led_to_one(receipt);
+        }
+        let kept = |number| Kept {
+            message: message(number),
+            of,
+        };
+        self.ledger.add(kept)
+    }
+
+    /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
+    /// again.
+    pub fn remove(&mut self, number: u64) -> Option<T> {
+        let kept = self.ledger.remove(number)?;
+        if let Some(receipt) = kept.of {
+            self.receipts.one_is_done(receipt);
+        }
+        Some(kept.message)
+    }
+
+    /// Lets a message stand for one that another received message led to, as far as its acknowledgement goes.
+    pub fn tie(&mut self, number: u64, receipt: u64) {
+        let Some(kept) = self.ledger.get_mut(number) else {
+            return;
+        };
+        self.receipts.led_to_one(receipt);
+        if let Some(before) = kept.of.replace(receipt) {
+            self.receipts.one_is_done(before);
+        }
+    }
+
+    /// A message that is here.
+    #[must_use]
+    pub fn get(&self, number: u64) -> Option<&T> {
+        self.ledger.get(number).map(|kept| &kept.message)
+    }
+
+    /// All that are here, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        let all = self.ledger.iter();
+        all.map(|(number, kept)| (number, &kept.message))
+    }
+
+    /// How many are here.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ledger.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ledger.is_empty()
+    }
+
+    /// Takes out everything, for the end.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.ledger.drain().map(|kept| kept.message)
+    }
+
     /// Whether there is a connection.
     #[must_use]
     pub fn is_up(&self) -> bool {
@@ -66,10 +135,10 @@ impl<T: Message> Outlet<T> {
         self.receipts.len()
     }
 
-    /// Settles a received message: it is acknowledged once all messages that are in the ledger now have left it, and all
+    /// Settles a received message: it is acknowledged once all messages that it led to have been taken out, and all
     /// received before it are acknowledged. After that call [`Outlet::flush`].
     pub fn settle(&mut self, receipt: u64) {
-        self.receipts.settle(receipt, self.ledger.last_number());
+        self.receipts.settle(receipt);
     }
 
     /// Gives rumqttc what the broker has room for.
@@ -131,7 +200,7 @@ impl<T: Message> Outlet<T> {
     pub(crate) fn down(&mut self, anew: bool, blame: Blame) -> Option<T> {
         self.client = None;
         self.receipts.lost();
-        self.ledger.lost(anew, blame)
+        self.ledger.lost(anew, blame).map(|it| it.message)
     }
 
     /// Puts what is to be sent again into rumqttc's own queue, which goes before its channel and keeps packet ids.
@@ -176,7 +245,7 @@ impl<T: Message> Outlet<T> {
 
     /// Sends the PUBACKs whose turn it is. False where rumqttc has no room.
     fn acknowledge(&mut self, client: &AsyncClient) -> bool {
-        while let Some(packet_id) = self.receipts.due(self.ledger.oldest()) {
+        while let Some(packet_id) = self.receipts.due() {
             let received = Publish {
                 pkid: packet_id,
                 qos: QoS::AtLeastOnce,
@@ -192,23 +261,28 @@ impl<T: Message> Outlet<T> {
 
     /// The PUBLISH of a message; none where it is forgotten.
     fn prepare(&mut self, number: u64) -> Option<Publish> {
-        let publish = self.ledger.get(number).and_then(Message::publish);
+        let publish = self.get(number).and_then(Message::publish);
         let Some(mut publish) = publish else {
-            self.ledger.remove(number);
+            self.remove(number);
             return None;
         };
         let bytes = size(&mut publish);
         if bytes <= self.packet_bytes_max {
             return Some(publish);
         }
-        let message = self.ledger.remove(number)?;
-        let smaller = message.too_large(bytes, self.packet_bytes_max)?;
-        let mut publish = smaller.publish()?;
-        if size(&mut publish) > self.packet_bytes_max {
-            return None;
+        let Kept { message, of } = self.ledger.remove(number)?;
+        let smaller = message.too_large(bytes, self.packet_bytes_max);
+        let publish = smaller.as_ref().and_then(Message::publish);
+        let publish =
+            publish.and_then(|mut it| (size(&mut it) <= self.packet_bytes_max).then_some(it));
+        match (smaller, of) {
+            (Some(message), of) if publish.is_some() => {
+                self.ledger.put_back(number, Kept { message, of });
+            }
+            (_, Some(receipt)) => self.receipts.one_is_done(receipt),
+            (_, None) => {}
         }
-        self.ledger.replace(number, smaller);
-        Some(publish)
+        publish
     }
 }
 

@@ -1,7 +1,7 @@
 //! Received messages that are acknowledged by hand, in the order of their receipt (MQTT 5 [MQTT-4.6.0-2]).
 //!
-//! Enters: packet ids, and which ones are settled. Leaves: the packet ids whose turn it is. Only the connection that a
-//! message came over can acknowledge it, so its end forgets them all.
+//! Enters: packet ids, what each led to, and which ones are settled. Leaves: the packet ids whose turn it is. Only the
+//! connection that a message came over can acknowledge it, so its end forgets them all.
 
 use std::collections::VecDeque;
 
@@ -16,8 +16,9 @@ pub(crate) struct Receipts {
 #[derive(Debug)]
 struct Receipt {
     packet_id: u16,
-    /// Settled, once no message up to this number is in the ledger any more.
-    behind: Option<u64>,
+    settled: bool,
+    /// Messages that it led to and that are under way.
+    under_way: usize,
 }
 
 impl Receipts {
@@ -25,28 +26,38 @@ impl Receipts {
     pub(crate) fn add(&mut self, packet_id: u16) -> u64 {
         let receipt = Receipt {
             packet_id,
-            behind: None,
+            settled: false,
+            under_way: 0,
         };
         self.waiting.push_back(receipt);
         self.first + self.waiting.len() as u64 - 1
     }
 
-    /// The message may be acknowledged once no message up to `behind` is in the ledger. A number of an earlier connection
-    /// means nothing.
-    pub(crate) fn settle(&mut self, number: u64, behind: u64) {
-        let place = number.checked_sub(self.first);
-        let place = place.and_then(|it| usize::try_from(it).ok());
-        if let Some(receipt) = place.and_then(|it| self.waiting.get_mut(it)) {
-            receipt.behind.get_or_insert(behind);
+    /// It led to one more message. Here as below a number of an earlier connection means nothing.
+    pub(crate) fn led_to_one(&mut self, number: u64) {
+        if let Some(receipt) = self.get(number) {
+            receipt.under_way += 1;
         }
     }
 
-    /// The packet id to acknowledge next, where messages from `oldest` on are still in the ledger.
-    pub(crate) fn due(&self, oldest: Option<u64>) -> Option<u16> {
+    /// One of the messages that it led to is not under way any more.
+    pub(crate) fn one_is_done(&mut self, number: u64) {
+        if let Some(receipt) = self.get(number) {
+            receipt.under_way = receipt.under_way.saturating_sub(1);
+        }
+    }
+
+    /// Nothing more comes of it.
+    pub(crate) fn settle(&mut self, number: u64) {
+        if let Some(receipt) = self.get(number) {
+            receipt.settled = true;
+        }
+    }
+
+    /// The packet id to acknowledge next.
+    pub(crate) fn due(&self) -> Option<u16> {
         let receipt = self.waiting.front()?;
-        let behind = receipt.behind?;
-        let gone = oldest.is_none_or(|oldest| behind < oldest);
-        gone.then_some(receipt.packet_id)
+        (receipt.settled && receipt.under_way == 0).then_some(receipt.packet_id)
     }
 
     /// The one that was due is acknowledged.
@@ -56,7 +67,7 @@ impl Receipts {
         }
     }
 
-    /// The connection is lost: whoever settles one of them later means nothing any more.
+    /// The connection is lost.
     pub(crate) fn lost(&mut self) {
         self.first += self.waiting.len() as u64;
         self.waiting.clear();
@@ -64,6 +75,11 @@ impl Receipts {
 
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    fn get(&mut self, number: u64) -> Option<&mut Receipt> {
+        let place = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.waiting.get_mut(place)
     }
 }
 
@@ -75,37 +91,43 @@ mod tests {
     fn acknowledgements_keep_the_order_of_receipt() {
         let mut receipts = Receipts::default();
         let numbers = [11, 12, 13].map(|packet_id| receipts.add(packet_id));
-        receipts.settle(numbers[1], 0);
-        assert_eq!(receipts.due(None), None, "the first is not settled");
-        receipts.settle(numbers[0], 0);
+        receipts.settle(numbers[1]);
+        assert_eq!(receipts.due(), None, "the first is not settled");
+        receipts.settle(numbers[0]);
         for packet_id in [11, 12] {
-            assert_eq!(receipts.due(None), Some(packet_id));
+            assert_eq!(receipts.due(), Some(packet_id));
             receipts.acknowledged();
         }
-        assert_eq!((receipts.due(None), receipts.len()), (None, 1));
+        assert_eq!((receipts.due(), receipts.len()), (None, 1));
     }
 
     #[test]
     fn a_message_is_acknowledged_behind_what_it_led_to() {
         let mut receipts = Receipts::default();
         let number = receipts.add(11);
-        receipts.settle(number, 7);
-        assert_eq!(receipts.due(Some(7)), None);
-        assert_eq!(receipts.due(Some(8)), Some(11));
-        // The first word counts: later messages of others do not hold it up.
-        receipts.settle(number, 9);
-        assert_eq!(receipts.due(Some(8)), Some(11));
+        receipts.led_to_one(number);
+        receipts.led_to_one(number);
+        receipts.one_is_done(number);
+        receipts.settle(number);
+        assert_eq!(receipts.due(), None);
+        receipts.one_is_done(number);
+        assert_eq!(receipts.due(), Some(11));
     }
 
     #[test]
     fn what_came_over_an_earlier_connection_is_not_acknowledged() {
         let mut receipts = Receipts::default();
         let old = receipts.add(11);
+        receipts.led_to_one(old);
         receipts.lost();
         let new = receipts.add(11);
-        receipts.settle(old, 0);
-        assert_eq!(receipts.due(None), None);
-        receipts.settle(new, 0);
-        assert_eq!(receipts.due(None), Some(11));
+        receipts.settle(old);
+        assert_eq!(receipts.due(), None);
+        receipts.led_to_one(new);
+        receipts.one_is_done(old);
+        receipts.settle(new);
+        assert_eq!(receipts.due(), None, "the message is the new one's");
+        receipts.one_is_done(new);
+        assert_eq!(receipts.due(), Some(11));
     }
 }

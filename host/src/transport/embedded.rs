@@ -159,7 +159,9 @@ impl Transport for Embedded {
                             let token = ticket.and_then(token);
                             let _ = batch.answer(token.as_ref(), message);
                         }
-                        Outbound::Notify(to, message) => drop(batch.deliver(&origin(to), message)),
+                        Outbound::Notify(to, message, _) => {
+                            let _ = batch.deliver(&origin(to), message);
+                        }
                         Outbound::Settle(ticket, reason, text) => {
                             if let Some(token) = token(ticket) {
                                 batch.settle(token, reason, text);

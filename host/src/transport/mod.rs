@@ -39,8 +39,8 @@ pub enum Inbound<'a> {
 pub enum Outbound {
     /// Publish the answer to a request (named where it is acknowledged) to whoever subscribed.
     Answer(Message, Option<Ticket>),
-    /// Give a notification to one connection and nobody else.
-    Notify(Peer, Message),
+    /// Give a notification to one connection and nobody else; the request that led to it is named where there is one.
+    Notify(Peer, Message, Option<Ticket>),
     /// Acknowledge a request, after all that came before.
     Settle(Ticket, ReasonCode, Option<&'static str>),
     /// End a connection that broke a rule.

@@ -423,14 +423,14 @@ mod tests {
     /// Leaves room for so many.
     fn fill(foreign: &Foreign, room: usize) {
         let mut state = foreign.state();
-        while state.outlet.ledger.len() < limits::BROKER_OUTBOX_HOLD - room {
+        while state.outlet.len() < limits::BROKER_OUTBOX_HOLD - room {
             let peer = identity::named("watcher");
-            state.take(Outbound::Notify(peer, Message::default()));
+            state.take(Outbound::Notify(peer, Message::default(), None));
         }
     }
 
     fn empty(foreign: &Foreign) {
-        foreign.state().outlet.ledger.drain().for_each(drop);
+        foreign.state().outlet.drain().for_each(drop);
     }
 
     #[test]

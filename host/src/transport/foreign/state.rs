@@ -42,6 +42,14 @@ pub(super) struct State {
     lost_log: Quiet,
 }
 
+/// The number of the receipt; this transport gets nothing else back.
+fn receipt(ticket: Ticket) -> Option<u64> {
+    match ticket {
+        Ticket::Foreign(receipt) => Some(receipt),
+        Ticket::Embedded(_) => None,
+    }
+}
+
 /// What the PUBACK of a notification says about its watcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Watcher {
@@ -54,50 +62,57 @@ pub(super) enum Watcher {
 impl State {
     /// Whether the store should decide nothing more until the broker has taken some of this.
     pub(super) fn is_full(&self) -> bool {
-        self.outlet.ledger.len() >= limits::BROKER_OUTBOX_HOLD
+        self.outlet.len() >= limits::BROKER_OUTBOX_HOLD
             || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_HOLD
     }
 
     /// Whether the broker has everything, as far as it can be had.
     pub(super) fn is_drained(&self) -> bool {
-        !self.outlet.is_up() || (self.unsettled == 0 && self.outlet.ledger.is_empty())
+        !self.outlet.is_up() || (self.unsettled == 0 && self.outlet.is_empty())
     }
 
     /// Does what the store wants done. A kick is not done here.
     pub(super) fn take(&mut self, out: Outbound) {
         match out {
-            Outbound::Answer(message, _) => self.answer(message),
-            Outbound::Notify(peer, message) => self.notify(peer, message),
-            Outbound::Settle(Ticket::Foreign(receipt), ..) => {
-                self.unsettled = self.unsettled.saturating_sub(1);
-                self.outlet.settle(receipt);
+            Outbound::Answer(message, of) => self.answer(message, of.and_then(receipt)),
+            Outbound::Notify(peer, message, of) => {
+                self.notify(peer, message, of.and_then(receipt));
             }
-            Outbound::Settle(Ticket::Embedded(_), ..) | Outbound::Kick(..) => {}
+            Outbound::Settle(ticket, ..) => {
+                self.unsettled = self.unsettled.saturating_sub(1);
+                if let Some(receipt) = receipt(ticket) {
+                    self.outlet.settle(receipt);
+                }
+            }
+            Outbound::Kick(..) => {}
         }
     }
 
     /// Publishes, for who is not the store.
     pub(super) fn publish(&mut self, message: Message, to: To) {
-        self.add(message, to);
+        self.add(message, to, None);
         self.outlet.flush();
     }
 
-    fn add(&mut self, message: Message, to: To) {
+    fn add(&mut self, message: Message, to: To, of: Option<u64>) {
         let outgoing = Outgoing::new(message, to, &self.weight);
-        self.outlet.ledger.add(|_| outgoing);
+        self.outlet.add(of, |_| outgoing);
     }
 
-    fn answer(&mut self, message: Message) {
-        let ledger = &self.outlet.ledger;
-        let is_same = |number: &u64| ledger.get(*number).is_some_and(|it| it.is_same(&message));
+    fn answer(&mut self, message: Message, of: Option<u64>) {
+        let outlet = &self.outlet;
+        let is_same = |number: &u64| outlet.get(*number).is_some_and(|it| it.is_same(&message));
         if let Some(place) = self.given.iter().position(is_same) {
-            self.given.swap_remove(place);
+            let given = self.given.swap_remove(place);
+            if let Some(receipt) = of {
+                self.outlet.tie(given, receipt);
+            }
             return;
         }
         if !self.hopeless.is_empty() && self.hopeless.contains(&fingerprint(&message)) {
             return;
         }
-        self.add(message, To::Asker);
+        self.add(message, To::Asker, of);
     }
 
     /// The broker closes the connection for this message, which is not sent any more.
@@ -114,8 +129,8 @@ impl State {
         }
     }
 
-    fn notify(&mut self, peer: Peer, message: Message) {
-        if self.outlet.ledger.len() >= limits::BROKER_OUTBOX_MAX
+    fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
+        if self.outlet.len() >= limits::BROKER_OUTBOX_MAX
             || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX
         {
             self.sums.lost += 1;
@@ -127,12 +142,12 @@ impl State {
             }
             return;
         }
-        self.add(message, To::Watcher(peer));
+        self.add(message, To::Watcher(peer), of);
     }
 
     /// The broker has taken a message, or will not. Says what it means for a watcher.
     pub(super) fn acknowledged(&mut self, number: u64, ack: &PubAck) -> Option<Watcher> {
-        let outgoing = self.outlet.ledger.remove(number)?;
+        let outgoing = self.outlet.remove(number)?;
         self.given.retain(|given| *given != number);
         match (ack.reason, &outgoing.to) {
             (PubAckReason::Success, To::Watcher(peer)) => Some(Watcher::Heard(peer.clone())),
@@ -155,7 +170,7 @@ impl State {
     /// The connection is lost: requests that were not acknowledged may come again.
     pub(super) fn lost(&mut self) {
         let numbers = |is_it: fn(&To) -> bool| {
-            let all = self.outlet.ledger.iter();
+            let all = self.outlet.iter();
             all.filter(|(_, outgoing)| is_it(&outgoing.to))
                 .map(|(number, _)| number)
                 .collect::<Vec<_>>()
@@ -163,7 +178,7 @@ impl State {
         self.given = numbers(|to| matches!(to, To::Asker));
         // It would be left in the place of a later one.
         for mark in numbers(|to| matches!(to, To::Heir)) {
-            self.outlet.ledger.remove(mark);
+            self.outlet.remove(mark);
         }
     }
 
@@ -181,7 +196,7 @@ impl State {
     pub(super) fn figures(&self) -> Figures {
         Figures {
             connected: self.outlet.is_up(),
-            outstanding: self.outlet.ledger.len() as u64,
+            outstanding: self.outlet.len() as u64,
             outstanding_bytes: self.weight.load(Relaxed) as u64,
             unacknowledged: self.outlet.unacknowledged() as u64,
             ..self.sums
@@ -225,15 +240,20 @@ mod tests {
         super::super::identity::named("watcher")
     }
 
+    fn oldest(state: &State) -> u64 {
+        let (number, _) = state.outlet.iter().next().unwrap();
+        number
+    }
+
     #[test]
     fn a_puback_tells_whether_a_watcher_is_there() {
         let mut state = State::default();
         let topic = "clients/x/command/notify/6B";
         for _ in 0..2 {
-            state.take(Outbound::Notify(watcher(), message(topic, "n")));
+            state.take(Outbound::Notify(watcher(), message(topic, "n"), None));
         }
         state.take(Outbound::Answer(message("answers", "a"), None));
-        let first = state.outlet.ledger.oldest().unwrap();
+        let first = oldest(&state);
         assert_eq!(
             state.acknowledged(first, &ack(PubAckReason::Success)),
             Some(Watcher::Heard(watcher()))
@@ -252,7 +272,7 @@ mod tests {
     fn what_the_broker_refuses_is_counted_and_gone() {
         let mut state = State::default();
         state.take(Outbound::Answer(message("answers", "a"), None));
-        let number = state.outlet.ledger.oldest().unwrap();
+        let number = oldest(&state);
         let refused = ack(PubAckReason::NotAuthorized);
         assert_eq!(state.acknowledged(number, &refused), None);
         assert_eq!(state.figures().refused, 1);
@@ -265,17 +285,17 @@ mod tests {
         let answer = || Outbound::Answer(message("answers", "+OK\r\n"), None);
         state.take(answer());
         state.take(answer());
-        assert_eq!(state.outlet.ledger.len(), 2, "two requests, two answers");
+        assert_eq!(state.outlet.len(), 2, "two requests, two answers");
         state.lost();
         for _ in 0..3 {
             state.take(answer());
         }
-        assert_eq!(state.outlet.ledger.len(), 3, "and a third request");
+        assert_eq!(state.outlet.len(), 3, "and a third request");
         // Where the broker has lost the session, nothing comes again: this is a new request.
         state.lost();
         state.connected(false);
         state.take(answer());
-        assert_eq!(state.outlet.ledger.len(), 4);
+        assert_eq!(state.outlet.len(), 4);
     }
 
     #[test]
@@ -283,17 +303,16 @@ mod tests {
         let mut state = State::default();
         let answer = |topic| Outbound::Answer(message(topic, "+OK\r\n"), None);
         state.take(answer("answers/evil"));
-        let number = state.outlet.ledger.oldest().unwrap();
-        let evil = state.outlet.ledger.remove(number).unwrap();
+        let evil = state.outlet.remove(1).unwrap();
         state.hopeless(&evil, "the broker closed it");
         assert_eq!(state.figures().refused, 1);
         state.lost();
         state.connected(true);
         // Its request comes again, since it was not acknowledged.
         state.take(answer("answers/evil"));
-        assert!(state.outlet.ledger.is_empty());
+        assert_eq!(state.outlet.len(), 0);
         state.take(answer("answers/good"));
-        assert_eq!(state.outlet.ledger.len(), 1);
+        assert_eq!(state.outlet.len(), 1);
     }
 
     #[test]
@@ -301,10 +320,10 @@ mod tests {
         let mut state = State::default();
         for _ in 0..limits::BROKER_OUTBOX_HOLD {
             assert!(!state.is_full());
-            state.take(Outbound::Notify(watcher(), message("t", "n")));
+            state.take(Outbound::Notify(watcher(), message("t", "n"), None));
         }
         assert!(state.is_full());
-        let number = state.outlet.ledger.oldest().unwrap();
+        let number = oldest(&state);
         state.acknowledged(number, &ack(PubAckReason::Success));
         assert!(!state.is_full());
     }

@@ -79,7 +79,7 @@ fn no_order_to_the_broker_waits_while_it_is_away() {
     for _ in 0..3 {
         foreign.post("$CONTROL/x", "{}".into());
     }
-    assert_eq!(foreign.state().outlet.ledger.len(), 0);
+    assert_eq!(foreign.state().outlet.len(), 0);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_client_id_that_nobody_has_again_leaves_next_to_nothing_at_the_broker() {
         let marks = (filters.iter()).filter(|it| it.path.starts_with("statehouse/"));
         assert_eq!(marks.count(), usize::from(keeps_client_id));
         foreign.subscribed(&[SubscribeReasonCode::Success(QoS::AtLeastOnce)]);
-        let published = foreign.state().outlet.ledger.len();
+        let published = foreign.state().outlet.len();
         assert_eq!(published, usize::from(keeps_client_id), "a retained mark");
         let expiry = options(&config, 1).unwrap().session_expiry;
         assert_eq!(
