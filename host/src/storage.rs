@@ -286,6 +286,9 @@ mod tests {
     use super::*;
     use crate::config::{Config, Flags};
     use crate::journal::Recorder;
+    use crate::past::{Past, restore};
+    use crate::request::Dialect;
+    use crate::store::{Effects, Key, Peer, WatchChange, WatchChanges};
 
     #[test]
     fn a_clock_that_went_back_is_asked_about() {
@@ -329,6 +332,57 @@ mod tests {
         assert!(refused.is_some_and(|text| text.contains("in use by another process")));
         drop(first);
         assert!(recover(&settings).is_ok());
+    }
+
+    /// As behind a foreign broker, whose clients are there all the time.
+    #[test]
+    fn watches_are_in_the_directory_in_a_backup_and_in_what_is_restored_from_it() {
+        let place = tempfile::tempdir().unwrap();
+        let settings = |name: &str| {
+            let flags = Flags {
+                data: Some(place.path().join(name)),
+                ..Flags::default()
+            };
+            Config::load(flags).unwrap().storage
+        };
+        let peer = Peer {
+            client: "c".into(),
+            connection: Mode::foreign_session(7),
+            session: Mode::foreign_session(7),
+        };
+        let (disk, _) = recover(&settings("first"))
+            .unwrap()
+            .start(&Listener::default())
+            .unwrap();
+        let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
+        recorder.started(1, wall_ms(), Mode::Foreign);
+        let watches = WatchChanges {
+            peer: peer.clone(),
+            changes: vec![WatchChange::Began(Key::from_static(b"k"), Dialect::Sdk)],
+        };
+        let effects = Effects {
+            watches: Some(Box::new(watches)),
+            ..Effects::default()
+        };
+        recorder.step(None, &effects, false);
+        disk.journal().close().unwrap();
+        drop((recorder, disk));
+
+        let backup = place.path().join("backup");
+        let past = Past::open(&settings("first").directory).unwrap();
+        let opening = past.checkup().unwrap().opening.unwrap();
+        assert_eq!(opening.contents.watches, 1);
+        assert_eq!(past.snapshot(&backup, 0).unwrap().watches, 1);
+        let restored = restore(&backup, &settings("second").directory, wall_ms());
+        assert_eq!(restored.unwrap().watches, 1);
+        for name in ["first", "second"] {
+            let mut found = recover(&settings(name)).unwrap();
+            found.begin(Mode::Foreign);
+            let watching: Vec<&Peer> = found.image.state.watches.peers().collect();
+            assert_eq!(watching, [&peer], "{name}");
+            found.begin(Mode::Embedded);
+            assert!(found.image.state.watches.is_empty(), "{name}");
+        }
     }
 
     #[test]
