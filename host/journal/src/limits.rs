@@ -73,13 +73,14 @@ pub(crate) const TOLD_BY_WRITER_MAX: u64 = 4;
 /// How often the maintenance thread looks around when nobody wakes it.
 pub(crate) const MAINTENANCE_MS: u64 = 1_000;
 
-/// How long a snapshot that failed, for want of space mostly, is not tried again.
+/// How long a snapshot that failed is not tried again, where the disk has room.
 pub(crate) const SNAPSHOT_RETRY_MS: u64 = 30_000;
 
 /// How often the writing thread lets others go first before it writes: bounds the wait of the first of them.
 pub(crate) const GATHER_YIELDS_MAX: usize = 16;
 
-/// Between two snapshots that are to make room on a full disk.
+/// Between two snapshots that are to make room on a full disk, also where one has failed: removals make the next one
+/// smaller.
 pub(crate) const SNAPSHOT_SHORT_MS: u64 = 2_000;
 
 /// How long the log waits before it asks a full disk for a segment again.

@@ -317,8 +317,9 @@ fn keep_loop(
     now_ms: &dyn Fn() -> u64,
 ) {
     let mut retry = Instant::now();
-    // Said once for as long as it lasts.
+    // Both said once for as long as they last.
     let mut trouble = String::new();
+    let mut no_snapshot: Option<String> = None;
     loop {
         match log.maintain(now_ms()) {
             Ok(()) => trouble.clear(),
@@ -335,12 +336,19 @@ fn keep_loop(
         }
         if log.snapshot_due() && Instant::now() >= retry && source.ready() {
             let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms());
-            if let Err(error) = &outcome {
-                tracing::warn!(%error, "no snapshot was taken");
-                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
-            } else if log.is_short() {
-                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
+            let failed = outcome.err().map(|error| error.to_string());
+            if let Some(error) = &failed
+                && failed != no_snapshot
+            {
+                tracing::warn!(error, "no snapshot was taken");
             }
+            // On a full disk a later one may be smaller, and is what makes room.
+            if log.is_short() {
+                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
+            } else if failed.is_some() {
+                retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
+            }
+            no_snapshot = failed;
             // The history that it makes superfluous goes now.
             locked(&chores.state).woken = true;
         }
