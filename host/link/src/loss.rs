@@ -37,20 +37,21 @@ impl Blame {
             return Self::Nobody;
         };
         match error {
-            StateError::ServerDisconnect { reason_code, .. } => match reason_code {
-                Code::UnspecifiedError
-                | Code::MalformedPacket
-                | Code::ProtocolError
-                | Code::ImplementationSpecificError
-                | Code::NotAuthorized
-                | Code::TopicNameInvalid
-                | Code::PacketTooLarge
-                | Code::QuotaExceeded
-                | Code::PayloadFormatInvalid
-                | Code::RetainNotSupported
-                | Code::QoSNotSupported => Self::Message,
-                _ => Self::Nobody,
-            },
+            StateError::ServerDisconnect {
+                reason_code:
+                    Code::UnspecifiedError
+                    | Code::MalformedPacket
+                    | Code::ProtocolError
+                    | Code::ImplementationSpecificError
+                    | Code::NotAuthorized
+                    | Code::TopicNameInvalid
+                    | Code::PacketTooLarge
+                    | Code::QuotaExceeded
+                    | Code::PayloadFormatInvalid
+                    | Code::RetainNotSupported
+                    | Code::QoSNotSupported,
+                ..
+            } => Self::Message,
             StateError::ConnectionAborted => Self::Anybody,
             // Where we were writing, this hides the DISCONNECT that came before.
             StateError::Io(error) | StateError::Deserialization(WireError::Io(error)) => {
