@@ -4,7 +4,7 @@
 //! far as the broker has room for them. It never waits: what finds no room goes when the next event of the connection
 //! comes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{PubAck, Publish, PublishProperties};
@@ -33,6 +33,9 @@ pub trait Message: Send {
 pub struct Outlet<T> {
     ledger: Ledger<Kept<T>>,
     receipts: Receipts,
+    /// Messages that received ones of an earlier connection led to. Those come again, and nobody knows which of the
+    /// received ones they are: so nothing is acknowledged before these have left.
+    orphans: BTreeSet<u64>,
     /// None without a connection.
     client: Option<AsyncClient>,
     packet_bytes_max: usize,
@@ -52,6 +55,7 @@ impl<T> Default for Outlet<T> {
         Self {
             ledger: Ledger::default(),
             receipts: Receipts::default(),
+            orphans: BTreeSet::new(),
             client: None,
             packet_bytes_max: usize::MAX,
             in_flight_max: 0,
@@ -76,11 +80,17 @@ impl<T: Message> Outlet<T> {
     /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
     /// again.
     pub fn remove(&mut self, number: u64) -> Option<T> {
-        let kept = self.ledger.remove(number)?;
-        if let Some(receipt) = kept.of {
+        let Kept { message, of } = self.ledger.remove(number)?;
+        self.done(number, of);
+        Some(message)
+    }
+
+    /// A message is out of the ledger.
+    fn done(&mut self, number: u64, of: Option<u64>) {
+        self.orphans.remove(&number);
+        if let Some(receipt) = of {
             self.receipts.one_is_done(receipt);
         }
-        Some(kept.message)
     }
 
     /// Lets a message stand for one that another received message led to, as far as its acknowledgement goes.
@@ -135,8 +145,8 @@ impl<T: Message> Outlet<T> {
         self.receipts.len()
     }
 
-    /// Settles a received message: it is acknowledged once all messages that it led to have been taken out, and all
-    /// received before it are acknowledged. After that call [`Outlet::flush`].
+    /// Settles a received message: it is acknowledged once all messages that it led to have been taken out, as have those
+    /// that an earlier connection left, and all received before it are acknowledged. After that call [`Outlet::flush`].
     pub fn settle(&mut self, receipt: u64) {
         self.receipts.settle(receipt);
     }
@@ -189,6 +199,8 @@ impl<T: Message> Outlet<T> {
     ) {
         if !session_present {
             self.ledger.new_session();
+            // Nothing comes again.
+            self.orphans.clear();
         }
         self.packet_bytes_max = packet_bytes_max;
         // One less than the broker allows: where rumqttc has as many as that, it sends no PUBACKs either.
@@ -200,7 +212,10 @@ impl<T: Message> Outlet<T> {
     pub(crate) fn down(&mut self, anew: bool, blame: Blame) -> Option<T> {
         self.client = None;
         self.receipts.lost();
-        self.ledger.lost(anew, blame).map(|it| it.message)
+        let hopeless = self.ledger.lost(anew, blame);
+        let of_requests = self.ledger.iter().filter(|(_, kept)| kept.of.is_some());
+        self.orphans = of_requests.map(|(number, _)| number).collect();
+        hopeless.map(|it| it.message)
     }
 
     /// Puts what is to be sent again into rumqttc's own queue, which goes before its channel and keeps packet ids.
@@ -235,6 +250,9 @@ impl<T: Message> Outlet<T> {
     /// A PUBACK came; none where nobody knows its packet id.
     pub(crate) fn acknowledged(&mut self, ack: PubAck) -> Option<Arrival> {
         let number = self.ledger.acknowledged(ack.pkid)?;
+        // Brokers acknowledge in order (MQTT 5 [MQTT-4.6.0-2]). One that skips a message may never acknowledge it, and
+        // what comes in is not held up for ever.
+        self.orphans = self.orphans.split_off(&number);
         Some(Arrival::Acknowledged(number, ack))
     }
 
@@ -245,7 +263,9 @@ impl<T: Message> Outlet<T> {
 
     /// Sends the PUBACKs whose turn it is. False where rumqttc has no room.
     fn acknowledge(&mut self, client: &AsyncClient) -> bool {
-        while let Some(packet_id) = self.receipts.due() {
+        while self.orphans.is_empty()
+            && let Some(packet_id) = self.receipts.due()
+        {
             let received = Publish {
                 pkid: packet_id,
                 qos: QoS::AtLeastOnce,
@@ -279,8 +299,7 @@ impl<T: Message> Outlet<T> {
             (Some(message), of) if publish.is_some() => {
                 self.ledger.put_back(number, Kept { message, of });
             }
-            (_, Some(receipt)) => self.receipts.one_is_done(receipt),
-            (_, None) => {}
+            (_, of) => self.done(number, of),
         }
         publish
     }

@@ -370,6 +370,42 @@ async fn what_is_settled_is_acknowledged_in_order_behind_what_it_led_to() {
 }
 
 #[tokio::test]
+async fn nothing_is_acknowledged_before_what_a_lost_request_led_to() {
+    for skipped in [false, true] {
+        let mut scene = Scene::start().await;
+        let mut peer = scene.accept(Greeting::default()).await;
+        peer.publish(31).await;
+        let lost = scene.receipt().await;
+        scene.owner.with(|outlet| {
+            for (of, text) in [(Some(lost), "a"), (None, "b")] {
+                outlet.add(of, |_| note(text));
+            }
+            outlet.flush();
+        });
+        let before = [
+            peer.text_and_packet_id().await,
+            peer.text_and_packet_id().await,
+        ];
+        drop(peer);
+        let greeting = Greeting {
+            session_present: true,
+            ..Greeting::default()
+        };
+        let mut peer = scene.accept(greeting).await;
+        peer.publish(31).await;
+        let again = scene.receipt().await;
+        scene.settle(again);
+        for sent in &before {
+            assert_eq!(peer.text_and_packet_id().await, *sent);
+        }
+        assert!(peer.is_silent().await, "a is of the request that was lost");
+        // Of what lies before an acknowledgement a broker has no other to come.
+        peer.acknowledge(before[usize::from(skipped)].1).await;
+        assert_eq!(peer.next().await, Seen::PubAck(31));
+    }
+}
+
+#[tokio::test]
 async fn an_acknowledgement_of_an_earlier_connection_is_not_sent() {
     let mut scene = Scene::start().await;
     let mut peer = scene.accept(Greeting::default()).await;
