@@ -54,6 +54,12 @@ impl Outbox {
         }
     }
 
+    /// Queues what rests on nothing and need not wait for what was decided before it. A client may send any number of
+    /// requests that nobody acknowledges, so their refusals must not pile up behind a slow disk.
+    pub fn push_out_of_order(&self, out: Outbound) {
+        self.lock().ready.push_back(out);
+    }
+
     /// Lets everything go that the journal releases by now. Whoever calls may carry out what others queued:
     /// the transport runs one delivery at a time, so the order is that of the queue.
     pub fn release(&self, released: Position, transport: &dyn Transport) {
@@ -148,6 +154,16 @@ mod tests {
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20]);
         outbox.release(Position(3), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20, 30]);
+    }
+
+    #[test]
+    fn what_may_leave_out_of_order_waits_for_nobody() {
+        let (outbox, notebook) = (Outbox::default(), Notebook::default());
+        outbox.push(Position(5), [kick(1)]);
+        outbox.push_out_of_order(kick(1).1);
+        outbox.release(Position(4), &notebook);
+        assert_eq!(*notebook.0.lock().unwrap(), [1]);
+        assert_eq!(outbox.lock().waiting.len(), 1);
     }
 
     #[test]

@@ -392,11 +392,14 @@ impl Server {
                     ),
                 };
                 let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
-                let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
-                self.queue(
-                    incoming.peer,
-                    [Some(Outbound::Answer(answer, ticket)), settle],
-                );
+                let answer = Outbound::Answer(answer, ticket);
+                match ticket {
+                    Some(ticket) => {
+                        let settle = settle(ticket, ReasonCode::SUCCESS, None);
+                        self.queue(incoming.peer, [answer, settle].map(Some));
+                    }
+                    None => self.outbox.push_out_of_order(answer),
+                }
                 Stepped::Queued(payload.len())
             }
             Parsed::Refuse(reason, text) => {
