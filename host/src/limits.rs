@@ -277,9 +277,9 @@ pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 /// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
 
-/// What an entry counts against `max_bytes` besides its key, value and fence's node: its version,
-/// expiry, three allocations and its share of the table's nodes, rounded up.
-pub const ENTRY_OVERHEAD_BYTES: u64 = 320;
+/// What an entry counts against `max_bytes` besides its key, value and fence's node: its version and expiry, what the
+/// allocator rounds up, and its share of the table's nodes, of both where it expires.
+pub const ENTRY_OVERHEAD_BYTES: u64 = 128;
 
 /// The longest packet that can be configured: its payload and what a policy makes of it have to fit
 /// into the policy's memory.
@@ -431,8 +431,9 @@ pub const EVIDENCE_PAGE_BYTES_MAX: usize = 4 << 10;
 /// the published commands that change anything have at most some ten bytes.
 pub const OUTCOME_INLINE_BYTES_MAX: usize = 256;
 
-/// What a remembered request costs besides what it saw and was answered: its places in three indexes, rounded up.
-pub const REMEMBERED_OVERHEAD_BYTES: u64 = 512;
+/// What a remembered request costs besides what it saw and was answered: itself and its places in two indexes, with the
+/// room that these keep to grow.
+pub const REMEMBERED_OVERHEAD_BYTES: u64 = 256;
 
 /// The shortest that a request is remembered: longer than any client waits before it sends again.
 pub const DUPLICATE_WINDOW_MS_MIN: u64 = 60_000;

@@ -898,7 +898,7 @@ mod tests {
         let mut core = first.lock();
         let mut duplicates = Duplicates::new(retention);
         for remembered in core.store.duplicates().range(0) {
-            duplicates.insert(remembered.clone());
+            duplicates.insert(&remembered);
         }
         let state = Box::new(std::mem::take(core.store.state_mut()));
         let (second, notebook) = serve(state, duplicates);

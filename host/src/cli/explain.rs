@@ -284,14 +284,14 @@ fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
         Some(entry) => {
             let mut text = format!(
                 "{hidden}{key}, which holds {} ({}), version {}",
-                excerpt(&entry.value),
-                data::count(entry.value.len() as u64, "byte"),
-                printable(entry.version.display(node).to_string().as_bytes())
+                excerpt(entry.value()),
+                data::count(entry.value().len() as u64, "byte"),
+                printable(entry.version().display(node).to_string().as_bytes())
             );
-            if let Some(fence) = &entry.fence {
-                text.push_str(&format!(", fence {}", data::fence(fence)));
+            if let Some(fence) = entry.fence() {
+                text.push_str(&format!(", fence {}", data::fence(&fence)));
             }
-            if let Some(expires_ms) = entry.expires_ms {
+            if let Some(expires_ms) = entry.expires_ms() {
                 text.push_str(&format!(", expires {}", utc(expires_ms)));
             }
             text
@@ -316,9 +316,9 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
                 json!({
                     "key": read.key.resolve(&payload).map(json_bytes),
                     "hidden": read.hidden,
-                    "version": entry.map(|it| it.version.display(node).to_string()),
-                    "bytes": entry.map(|it| it.value.len()),
-                    "expires": entry.and_then(|it| it.expires_ms).map(utc),
+                    "version": entry.map(|it| it.version().display(node).to_string()),
+                    "bytes": entry.map(|it| it.value().len()),
+                    "expires": entry.and_then(|it| it.expires_ms()).map(utc),
                 })
             })
             .collect(),

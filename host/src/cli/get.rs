@@ -104,8 +104,8 @@ fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, Str
     let node = &args.node.name;
     match Past::open(&args.data.path)?.as_of(key, moment)? {
         AsOf::Value(entry) => {
-            let version = entry.version.display(node).to_string();
-            Ok(Some((entry.value.to_vec(), version)))
+            let version = entry.version().display(node).to_string();
+            Ok(Some((entry.value().to_vec(), version)))
         }
         AsOf::Absent => Ok(None),
         AsOf::TooOld { since_ms } => Err(Failure::usage(format!(

@@ -62,8 +62,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             "changes": history.count,
             "since": history.since_ms.map(utc),
             "before": history.before.as_ref().map(|entry| json!({
-                "version": entry.version.display(node).to_string(),
-                "bytes": entry.value.len(),
+                "version": entry.version().display(node).to_string(),
+                "bytes": entry.value().len(),
             })),
         }))?;
     } else {
@@ -165,10 +165,10 @@ fn beginning(history: &History, key: &[u8], node: &str) -> String {
 }
 
 fn value_of(entry: &Entry, node: &str) -> String {
-    let version = entry.version.display(node).to_string();
+    let version = entry.version().display(node).to_string();
     format!(
         "it held {} of version {}",
-        data::count(entry.value.len() as u64, "byte"),
+        data::count(entry.value().len() as u64, "byte"),
         printable(version.as_bytes())
     )
 }

@@ -12,7 +12,7 @@ use crate::clock::Stamp;
 use crate::kit::read_policy;
 use crate::limits;
 use crate::past::{Bound, Counts, Difference, Observer, Past, Replayed, Tally, words};
-use crate::store::{Kept, Write};
+use crate::store::{Entry, Kept, Write};
 use statehouse_journal::Position;
 
 /// Run recorded requests again and print every difference
@@ -188,22 +188,26 @@ fn request(payload: &[u8]) -> String {
 
 pub(super) fn write_text(write: &Write, node: &str) -> String {
     let hidden = if write.hidden { "hidden " } else { "" };
-    let key = data::excerpt(&write.key);
-    let Some(entry) = &write.entry else {
-        let how = if write.expired { "expires" } else { "deletes" };
+    let key = data::excerpt(write.key());
+    let Some(entry) = write.entry() else {
+        let how = if write.expired() {
+            "expires"
+        } else {
+            "deletes"
+        };
         return format!("{how} {hidden}{key}");
     };
-    let version = entry.version.display(node).to_string();
+    let version = entry.version().display(node).to_string();
     let mut text = format!(
         "sets {hidden}{key} to {} ({}), version {}",
-        data::excerpt(&entry.value),
-        data::count(entry.value.len() as u64, "byte"),
+        data::excerpt(entry.value()),
+        data::count(entry.value().len() as u64, "byte"),
         printable(version.as_bytes())
     );
-    if let Some(fence) = &entry.fence {
-        text.push_str(&format!(", fence {}", data::fence(fence)));
+    if let Some(fence) = entry.fence() {
+        text.push_str(&format!(", fence {}", data::fence(&fence)));
     }
-    if let Some(expires_ms) = entry.expires_ms {
+    if let Some(expires_ms) = entry.expires_ms() {
         text.push_str(&format!(", expires {}", utc(expires_ms)));
     }
     text
@@ -243,21 +247,21 @@ fn difference_json(it: &Difference<'_>, node: &str) -> Json {
 }
 
 pub(super) fn write_json(write: &Write, node: &str) -> Json {
-    let entry = write.entry.as_deref();
+    let entry = write.entry();
     let shown = |value: &[u8]| json_bytes(&value[..value.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
     json!({
-        "key": json_bytes(&write.key),
+        "key": json_bytes(write.key()),
         "hidden": write.hidden,
-        "event": match (entry, write.expired) {
+        "event": match (entry, write.expired()) {
             (Some(_), _) => "set",
             (None, true) => "expired",
             (None, false) => "deleted",
         },
-        "version": write.version.display(node).to_string(),
-        "bytes": entry.map(|entry| entry.value.len()),
-        "value": entry.map(|entry| shown(&entry.value)),
-        "fencing_token": entry.and_then(|entry| entry.fence.as_ref()).map(data::fence_json),
-        "expires": entry.and_then(|entry| entry.expires_ms).map(utc),
+        "version": write.version().display(node).to_string(),
+        "bytes": entry.map(|entry| entry.value().len()),
+        "value": entry.map(|entry| shown(entry.value())),
+        "fencing_token": entry.and_then(Entry::fence).map(|it| data::fence_json(&it)),
+        "expires": entry.and_then(Entry::expires_ms).map(utc),
     })
 }
 
@@ -330,11 +334,9 @@ fn summary_json(it: &Replayed) -> Json {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::clock::Fence;
-    use crate::store::{Entry, Key};
+    use crate::store::Change;
 
     #[test]
     fn a_write_in_json_has_its_token_as_it_came() {
@@ -343,21 +345,8 @@ mod tests {
             counter: 1,
             node: "a\\b".into(),
         };
-        let entry = Entry {
-            value: "v".into(),
-            version: Stamp::default(),
-            fence: Some(fence),
-            expires_ms: None,
-        };
-        let write = Write {
-            key: Key::from("k"),
-            hidden: false,
-            entry: Some(Arc::new(entry)),
-            expired: false,
-            version: Stamp::default(),
-            key_at: None,
-            value_at: None,
-        };
+        let entry = Entry::new(b"k", b"v", Stamp::default(), Some(&fence), None);
+        let write = Write::of(Change::Set(entry));
         let said = write_json(&write, "StateStore");
         assert_eq!(said["fencing_token"], "000000000000007:00001:a\\b");
     }

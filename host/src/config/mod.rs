@@ -234,7 +234,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
     pub max_keys: Option<NonZeroU64>,
 
-    /// Most bytes of keys and values, each entry counted with 320 more
+    /// Most bytes of keys and values, each entry counted with 128 more
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
     pub max_bytes: Option<NonZeroU64>,
 

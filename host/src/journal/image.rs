@@ -9,7 +9,6 @@
 //! the table for the requests behind it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use statehouse_journal::{Position, Sink};
 
@@ -19,7 +18,9 @@ use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Entry, Key, Mode, Remembered, Retention, State, Table, Write};
+use crate::store::{
+    Change, Duplicates, Entry, Key, Mode, Remembered, Retention, State, Table, Write,
+};
 
 /// A store as it was.
 pub struct Image {
@@ -46,7 +47,7 @@ pub struct Image {
     /// Whether anything was handled behind the snapshot.
     goes_on: bool,
     /// Entries of a snapshot that is being read, visible and hidden.
-    loading: [Vec<(Key, Arc<Entry>)>; 2],
+    loading: [Vec<Entry>; 2],
     /// Whether sessions and requests are wanted: offline commands look at keys only.
     whole: bool,
 }
@@ -99,8 +100,10 @@ impl Image {
             ENTRIES => {
                 while !reader.is_empty() {
                     let write = record::read_write(&mut reader, b"")?;
-                    let entry = write.entry.ok_or(Malformed("an entry that is none"))?;
-                    self.loading[usize::from(write.hidden)].push((write.key, entry));
+                    let Change::Set(entry) = write.change else {
+                        return Err(Malformed("an entry that is none"));
+                    };
+                    self.loading[usize::from(write.hidden)].push(entry);
                 }
             }
             REMEMBERED if !self.whole => {}
@@ -113,7 +116,7 @@ impl Image {
                     let policy: usize = reader.small()?;
                     let mut remembered = record::read_remembered(&mut reader, true)?;
                     remembered.context.policy = *policies.get(policy).ok_or(UNNAMED)?;
-                    self.duplicates.insert(Arc::new(remembered));
+                    self.duplicates.insert(&remembered);
                 }
             }
             SESSIONS => self.sessions(reader.0)?,
@@ -252,7 +255,7 @@ impl Image {
         }
         let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
         if lives(&self.sessions, session) {
-            self.duplicates.insert(Arc::new(remembered));
+            self.duplicates.insert(&remembered);
             self.duplicates.evict(session, now_ms);
         }
     }
@@ -267,9 +270,10 @@ impl Image {
         if !watches.are_kept() {
             return;
         }
-        for Write { key, version, .. } in writes.iter().filter(|it| !it.hidden) {
-            if watches.of(key).next().is_some() {
-                self.ends.push_back((key.clone(), *version));
+        for write in writes.iter().filter(|it| !it.hidden) {
+            if watches.of(write.key()).next().is_some() {
+                let key = Key::copy_from_slice(write.key());
+                self.ends.push_back((key, write.version()));
             }
         }
         let over = self.ends.len().saturating_sub(limits::ENDS_TOLD_AGAIN_MAX);

@@ -4,8 +4,6 @@
 //! What enters: what a step did. What leaves: bytes, and from them the same again. A record holds what a
 //! request did and everything it saw, so that recovery runs no policy, and a replay can.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 
 use super::codec::{Malformed, Reader, bytes, number};
@@ -13,8 +11,8 @@ use crate::clock::{Fence, Stamp};
 use crate::policy::{Assignment, Fault, Host, Page, Policy};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    Context, Entry, Evidence, Imported, Kept, KeyRef, Mode, Outcome, Peer, Read, Remembered,
-    WatchChange, WatchChanges, Write,
+    Change, Context, Entry, Evidence, Imported, Kept, KeyRef, Mode, Outcome, Peer, Read,
+    Remembered, WatchChange, WatchChanges, Write,
 };
 
 const HANDLED: u8 = 1;
@@ -466,9 +464,8 @@ fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Mal
         it.reads.push(Read {
             key,
             hidden: flags & 1 != 0,
-            entry: held
-                .then(|| read_entry(reader, b"").map(Arc::new))
-                .transpose()?,
+            // Its key may stand in the request, which is not here.
+            entry: held.then(|| read_entry(reader, b"", b"")).transpose()?,
         });
     }
     for _ in 0..reader.count()? {
@@ -552,22 +549,23 @@ pub(super) fn write(out: &mut Vec<u8>, it: &Write) {
     let bit = |on: bool, bit: u8| if on { bit } else { 0 };
     out.push(
         bit(it.hidden, kind::HIDDEN)
-            | bit(it.expired, kind::EXPIRED)
-            | bit(it.entry.is_some(), kind::ENTRY),
+            | bit(it.expired(), kind::EXPIRED)
+            | bit(it.entry().is_some(), kind::ENTRY),
     );
+    let key = it.key();
     match it.key_at {
         Some(at) => {
-            number(out, (it.key.len() as u64) << 1);
+            number(out, (key.len() as u64) << 1);
             number(out, at.into());
         }
         None => {
-            number(out, (it.key.len() as u64) << 1 | 1);
-            out.extend_from_slice(&it.key);
+            number(out, (key.len() as u64) << 1 | 1);
+            out.extend_from_slice(key);
         }
     }
-    match &it.entry {
+    match it.entry() {
         Some(entry) => self::entry(out, entry, it.value_at),
-        None => stamp(out, it.version),
+        None => stamp(out, it.version()),
     }
 }
 
@@ -584,52 +582,49 @@ pub(super) fn read_write(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Writ
     let flags = reader.u8()?;
     let key = read_key_ref(reader)?;
     let key = key.resolve(payload).ok_or(OUTSIDE)?;
-    let key = Bytes::copy_from_slice(key);
-    let entry = (flags & kind::ENTRY != 0)
-        .then(|| read_entry(reader, payload))
-        .transpose()?;
-    let version = match &entry {
-        Some(entry) => entry.version,
-        None => read_stamp(reader)?,
+    let change = if flags & kind::ENTRY != 0 {
+        Change::Set(read_entry(reader, key, payload)?)
+    } else {
+        let (key, version) = (Bytes::copy_from_slice(key), read_stamp(reader)?);
+        match flags & kind::EXPIRED != 0 {
+            true => Change::Expired(key, version),
+            false => Change::Deleted(key, version),
+        }
     };
     Ok(Write {
-        key,
         hidden: flags & kind::HIDDEN != 0,
-        entry: entry.map(Arc::new),
-        expired: flags & kind::EXPIRED != 0,
-        version,
-        key_at: None,
-        value_at: None,
+        ..Write::of(change)
     })
 }
 
 const OUTSIDE: Malformed = Malformed("a part of the payload that it does not have");
 
 fn entry(out: &mut Vec<u8>, it: &Entry, value_at: Option<u32>) {
+    let (fence, expires_ms) = (it.fence(), it.expires_ms());
     out.push(
         u8::from(value_at.is_some())
-            | u8::from(it.fence.is_some()) << 1
-            | u8::from(it.expires_ms.is_some()) << 2,
+            | u8::from(fence.is_some()) << 1
+            | u8::from(expires_ms.is_some()) << 2,
     );
     match value_at {
         Some(at) => {
             number(out, at.into());
-            number(out, it.value.len() as u64);
+            number(out, it.value().len() as u64);
         }
-        None => bytes(out, &it.value),
+        None => bytes(out, it.value()),
     }
-    stamp(out, it.version);
-    if let Some(fence) = &it.fence {
+    stamp(out, it.version());
+    if let Some(fence) = &fence {
         number(out, fence.wall);
         number(out, fence.counter.into());
         bytes(out, fence.node.as_bytes());
     }
-    if let Some(expires_ms) = it.expires_ms {
+    if let Some(expires_ms) = expires_ms {
         number(out, expires_ms);
     }
 }
 
-fn read_entry(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Entry, Malformed> {
+fn read_entry(reader: &mut Reader<'_>, key: &[u8], payload: &[u8]) -> Result<Entry, Malformed> {
     let flags = reader.u8()?;
     let value = if flags & 1 != 0 {
         let at: usize = reader.small()?;
@@ -639,16 +634,10 @@ fn read_entry(reader: &mut Reader<'_>, payload: &[u8]) -> Result<Entry, Malforme
     } else {
         reader.bytes()?
     };
-    let value = Bytes::copy_from_slice(value);
     let version = read_stamp(reader)?;
     let fence = (flags & 2 != 0).then(|| read_fence(reader)).transpose()?;
     let expires_ms = (flags & 4 != 0).then(|| reader.number()).transpose()?;
-    Ok(Entry {
-        value,
-        version,
-        fence,
-        expires_ms,
-    })
+    Ok(Entry::new(key, value, version, fence.as_ref(), expires_ms))
 }
 
 fn read_fence(reader: &mut Reader<'_>) -> Result<Fence, Malformed> {

@@ -9,7 +9,7 @@ use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{
-    Duplicates, Key, Peer, State, Table, WatchChange, WatchChanges, Watches, Write,
+    Change, Duplicates, Key, Peer, State, Table, WatchChange, WatchChanges, Watches, Write,
 };
 
 pub(super) const ENTRIES: u8 = 1;
@@ -200,22 +200,15 @@ pub(super) const UNKNOWN: Malformed = Malformed(
 /// Entries behind a key, and the last of them where there may be more.
 fn entries(table: &Table, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Option<Key>) {
     let mut out = vec![ENTRIES];
-    for (count, (key, entry)) in table.range(b"", after).enumerate() {
-        record::write(
-            &mut out,
-            &Write {
-                key: key.clone(),
-                hidden,
-                entry: Some(entry.clone()),
-                expired: false,
-                version: entry.version,
-                key_at: None,
-                value_at: None,
-            },
-        );
+    for (count, entry) in table.range(b"", after).enumerate() {
+        let write = Write {
+            hidden,
+            ..Write::of(Change::Set(entry.clone()))
+        };
+        record::write(&mut out, &write);
         if out.len() >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES
         {
-            return (out, Some(key.clone()));
+            return (out, Some(Key::copy_from_slice(entry.key())));
         }
     }
     (out, None)
@@ -269,7 +262,7 @@ fn remembered(
             continue;
         };
         number(&mut out, policy as u64);
-        record::remembered(&mut out, it, true);
+        record::remembered(&mut out, &it, true);
         if out.len() >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES
         {
             return (out, Some(it.number));

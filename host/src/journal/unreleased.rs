@@ -3,36 +3,39 @@
 //! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 
 use super::Position;
-use crate::store::{Key, Read, RestsOn, Write};
+use crate::store::{Read, RestsOn, Write};
 
 /// Writes on their way to the disk.
+///
+/// A key is known by its hash: of two that have the same one a read may wait for the other, which is late and never wrong.
 #[derive(Default)]
 pub(super) struct Unreleased {
-    /// By key, visible and hidden.
-    keys: [HashMap<Key, Position>; 2],
-    order: VecDeque<(Position, bool, Key)>,
+    hasher: RandomState,
+    last: HashMap<u64, Position>,
+    order: VecDeque<(Position, u64)>,
 }
 
 impl Unreleased {
     /// Notes what a record wrote.
     pub(super) fn wrote(&mut self, position: Position, writes: &[Write]) {
-        for Write { key, hidden, .. } in writes {
-            self.keys[usize::from(*hidden)].insert(key.clone(), position);
-            self.order.push_back((position, *hidden, key.clone()));
+        for write in writes {
+            let key = self.hash(write.key(), write.hidden);
+            self.last.insert(key, position);
+            self.order.push_back((position, key));
         }
     }
 
     /// Forgets what is released.
     pub(super) fn release(&mut self, released: Position) {
-        while let Some((position, hidden, key)) = self
+        while let Some((position, key)) = self
             .order
-            .pop_front_if(|(position, ..)| *position <= released)
+            .pop_front_if(|(position, _)| *position <= released)
         {
-            let keys = &mut self.keys[usize::from(hidden)];
-            if keys.get(&key) == Some(&position) {
-                keys.remove(&key);
+            if self.last.get(&key) == Some(&position) {
+                self.last.remove(&key);
             }
         }
     }
@@ -45,28 +48,28 @@ impl Unreleased {
             RestsOn::Keys(reads) => {
                 let of = |read: &Read| {
                     let key = read.key.resolve(payload)?;
-                    self.keys[usize::from(read.hidden)].get(key).copied()
+                    self.last.get(&self.hash(key, read.hidden)).copied()
                 };
                 reads.iter().filter_map(of).max().unwrap_or_default()
             }
         }
+    }
+
+    fn hash(&self, key: &[u8], hidden: bool) -> u64 {
+        self.hasher.hash_one((key, hidden))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::KeyRef;
+    use crate::store::{Change, Key, KeyRef};
 
     fn write(key: &'static str, hidden: bool) -> Write {
+        let key = Key::from_static(key.as_bytes());
         Write {
-            key: Key::from_static(key.as_bytes()),
             hidden,
-            entry: None,
-            expired: false,
-            version: Default::default(),
-            key_at: None,
-            value_at: None,
+            ..Write::of(Change::Deleted(key, Default::default()))
         }
     }
 
@@ -94,6 +97,6 @@ mod tests {
         assert_eq!(unreleased.of(&RestsOn::Everything, b"", Position(99)).0, 99);
         assert_eq!(unreleased.of(&RestsOn::Nothing, b"", Position(99)).0, 0);
         unreleased.release(Position(2));
-        assert!(unreleased.keys.iter().all(HashMap::is_empty) && unreleased.order.is_empty());
+        assert!(unreleased.last.is_empty() && unreleased.order.is_empty());
     }
 }

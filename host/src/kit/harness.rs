@@ -16,8 +16,8 @@ use crate::clock::Hlc;
 use crate::policy::{Policy, Registry};
 use crate::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};
 use crate::store::{
-    Duplicates, Effects, Entry, Event, Key, Notice, Peer, Quota, RestsOn, Retention, Store, Swept,
-    Transaction, Write,
+    Change, Duplicates, Effects, Entry, Event, Key, Notice, Peer, Quota, RestsOn, Retention, Store,
+    Swept, Transaction, Write,
 };
 
 /// The time at which a harness begins where nobody says another.
@@ -181,26 +181,13 @@ impl Harness {
     /// Puts a key into the table, past the policy.
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         let mut hlc = self.used.state().hlc;
-        let entry = Entry {
-            value: Bytes::copy_from_slice(value.as_ref()),
-            version: hlc.tick(self.now_ms),
-            fence: None,
-            expires_ms: None,
-        };
-        self.put_entry(key.as_ref(), entry, hlc);
+        let version = hlc.tick(self.now_ms);
+        let entry = Entry::new(key.as_ref(), value.as_ref(), version, None, None);
+        self.put_entry(entry, hlc);
     }
 
-    fn put_entry(&mut self, key: &[u8], entry: Entry, hlc: Hlc) {
-        let version = entry.version;
-        let write = Write {
-            key: Bytes::copy_from_slice(key),
-            hidden: false,
-            entry: Some(Arc::new(entry)),
-            expired: false,
-            version,
-            key_at: None,
-            value_at: None,
-        };
+    fn put_entry(&mut self, entry: Entry, hlc: Hlc) {
+        let write = Write::of(Change::Set(entry));
         for store in [Some(&mut self.used), self.fresh.as_mut()]
             .into_iter()
             .flatten()
@@ -214,7 +201,7 @@ impl Harness {
     /// What a key holds.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&Entry> {
         let entry = self.used.state().table.get(key.as_ref())?;
-        (!entry.expired(self.now_ms)).then_some(&**entry)
+        (!entry.expired(self.now_ms)).then_some(entry)
     }
 
     /// A client of this id, which connects where it is not connected.

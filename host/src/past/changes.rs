@@ -17,7 +17,7 @@ use crate::clock::Stamp;
 use crate::journal::record::{self, PolicyRecord, Record};
 use crate::journal::{Block, Malformed, read_block};
 use crate::limits;
-use crate::store::{Entry, Write};
+use crate::store::{self, Entry, Write};
 
 /// One change of a key.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub struct History {
     /// From when on every change is known; none where that is since the store began.
     pub since_ms: Option<u64>,
     /// What it held before the first of them, where that is known.
-    pub before: Option<Arc<Entry>>,
+    pub before: Option<Entry>,
 }
 
 /// A place in the past.
@@ -82,7 +82,7 @@ pub enum Moment {
 #[derive(Debug, PartialEq, Eq)]
 pub enum AsOf {
     /// It held this.
-    Value(Arc<Entry>),
+    Value(Entry),
     /// There was no such key.
     Absent,
     /// That is not known any more.
@@ -134,7 +134,7 @@ impl History {
 
     fn wrote(&mut self, write: &Write, origin: &Origin<'_>, limit: usize) {
         // The snapshot saw this one already, so it says nothing of before.
-        if (self.before.as_ref()).is_some_and(|entry| entry.version == write.version) {
+        if (self.before.as_ref()).is_some_and(|entry| entry.version() == write.version()) {
             self.before = None;
         }
         self.count += 1;
@@ -159,7 +159,7 @@ impl AsOf {
             Seen::Nothing => search = Search::default(),
             Seen::Base(entry) => {
                 // A version's wall is never behind the time at which it was given.
-                if moment.holds(entry.version.wall, entry.version) {
+                if moment.holds(entry.version().wall, entry.version()) {
                     search.found = Some(Some(entry));
                 } else {
                     search.later = Some(entry);
@@ -182,8 +182,8 @@ impl AsOf {
             } => search.pass(moment, now_ms, clock),
             Seen::Passed { .. } => {}
             Seen::Wrote(write, origin) => {
-                if moment.holds(origin.now_ms, write.version) {
-                    search.found = Some(write.entry.clone());
+                if moment.holds(origin.now_ms, write.version()) {
+                    search.found = Some(write.entry().cloned());
                 }
             }
         };
@@ -194,24 +194,25 @@ impl AsOf {
 
 impl Change {
     fn new(write: &Write, origin: &Origin<'_>) -> Self {
-        let what = match &write.entry {
-            Some(entry) => {
-                let shown = entry.value.len().min(limits::VALUE_SHOWN_BYTES_MAX);
+        let what = match &write.change {
+            store::Change::Set(entry) => {
+                let value = entry.value();
+                let shown = value.len().min(limits::VALUE_SHOWN_BYTES_MAX);
                 What::Set {
-                    value: entry.value[..shown].to_vec(),
-                    bytes: entry.value.len(),
-                    fence: entry.fence.clone(),
-                    expires_ms: entry.expires_ms,
+                    value: value[..shown].to_vec(),
+                    bytes: value.len(),
+                    fence: entry.fence(),
+                    expires_ms: entry.expires_ms(),
                 }
             }
-            None if write.expired => What::Expired,
-            None => What::Deleted,
+            store::Change::Expired(..) => What::Expired,
+            store::Change::Deleted(..) => What::Deleted,
         };
         // A key that expired went by itself, whoever was served next.
-        let by = !write.expired;
+        let by = !write.expired();
         Self {
             position: origin.position,
-            version: write.version,
+            version: write.version(),
             now_ms: origin.now_ms,
             what,
             client: origin.client.filter(|_| by).map(str::to_owned),
@@ -234,9 +235,9 @@ impl Moment {
 #[derive(Default)]
 struct Search {
     /// What it was, as far as is known: nothing, absent, or an entry.
-    found: Option<Option<Arc<Entry>>>,
+    found: Option<Option<Entry>>,
     /// What the snapshot holds, where that may be later than the moment.
-    later: Option<Arc<Entry>>,
+    later: Option<Entry>,
     /// The end of the snapshot.
     since: Option<(u64, Stamp)>,
     /// The store's time at the moment.
@@ -278,7 +279,7 @@ enum Seen<'a> {
     /// The reading begins anew.
     Nothing,
     /// The entry of the key in the snapshot.
-    Base(Arc<Entry>),
+    Base(Entry),
     /// The end of the snapshot: the store's time and clock there.
     Whole { now_ms: u64, clock: Stamp },
     /// A record: the store's time at it, and its clock behind it where it moved.
@@ -317,9 +318,9 @@ impl<'a> Follower<'a> {
             Block::Entries(entries) => {
                 for write in entries {
                     let write = write?;
-                    if let Some(entry) = write.entry
+                    if let store::Change::Set(entry) = write.change
                         && !write.hidden
-                        && write.key == self.key
+                        && entry.key() == self.key
                     {
                         (self.visit)(Seen::Base(entry));
                     }
@@ -385,7 +386,7 @@ impl<'a> Follower<'a> {
 }
 
 fn wrote(key: &[u8], visit: &mut dyn FnMut(Seen<'_>), writes: &[Write], origin: &Origin<'_>) {
-    let of_key = |write: &&Write| !write.hidden && write.key == key;
+    let of_key = |write: &&Write| !write.hidden && write.key() == key;
     for write in writes.iter().filter(of_key) {
         visit(Seen::Wrote(write, origin));
     }

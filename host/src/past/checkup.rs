@@ -318,28 +318,25 @@ fn fingerprint(state: &State) -> blake3::Hash {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use bytes::Bytes;
-
     use super::*;
     use crate::clock::Stamp;
     use crate::store::Entry;
 
     fn state(key: &'static str, value: &'static str, hidden: bool, wall: u64) -> State {
         let mut state = State::default();
-        let entry = Entry {
-            value: Bytes::from_static(value.as_bytes()),
-            version: Stamp { wall, counter: 0 },
-            fence: None,
-            expires_ms: None,
-        };
+        let version = Stamp { wall, counter: 0 };
         let table = if hidden {
             &mut state.hidden
         } else {
             &mut state.table
         };
-        table.insert(Bytes::from_static(key.as_bytes()), Arc::new(entry));
+        table.insert(Entry::new(
+            key.as_bytes(),
+            value.as_bytes(),
+            version,
+            None,
+            None,
+        ));
         state
     }
 

@@ -300,12 +300,12 @@ impl From<Hlc> for clock::Fence {
     }
 }
 
-impl From<&clock::Fence> for Hlc {
-    fn from(fence: &clock::Fence) -> Self {
+impl From<clock::Fence> for Hlc {
+    fn from(fence: clock::Fence) -> Self {
         Self {
             wall: fence.wall,
             counter: fence.counter,
-            node: fence.node.to_string(),
+            node: fence.node.into(),
         }
     }
 }

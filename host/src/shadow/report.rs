@@ -233,15 +233,15 @@ fn lines(writes: &[Write]) -> Vec<String> {
 
 fn line(write: &Write) -> String {
     let hidden = if write.hidden { "hidden " } else { "" };
-    let key = shown(&write.key);
-    let Some(entry) = &write.entry else {
+    let key = shown(write.key());
+    let Some(entry) = write.entry() else {
         return format!("remove {hidden}{key}");
     };
-    let mut line = format!("put {hidden}{key} = {}", shown(&entry.value));
-    if let Some(expires_ms) = entry.expires_ms {
+    let mut line = format!("put {hidden}{key} = {}", shown(entry.value()));
+    if let Some(expires_ms) = entry.expires_ms() {
         line += &format!(", until {expires_ms}");
     }
-    if let Some(fence) = &entry.fence {
+    if let Some(fence) = entry.fence() {
         let node = shown(fence.node.as_bytes());
         line += &format!(", fence {}:{}:{node}", fence.wall, fence.counter);
     }
@@ -250,37 +250,22 @@ fn line(write: &Write) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use bytes::Bytes;
-
     use super::*;
     use crate::clock::{Fence, Stamp};
-    use crate::store::{Entry, Key};
+    use crate::store::{Change, Entry};
 
     /// A candidate may write a fence as long as its memory, and each example of it was kept whole.
     #[test]
     fn a_write_is_shown_in_short_whatever_is_long_in_it() {
         let long = "x".repeat(10 * limits::SHADOW_EXAMPLE_BYTES_MAX);
-        let entry = Entry {
-            value: Bytes::from(long.clone()),
-            version: Stamp::default(),
-            fence: Some(Fence {
-                wall: 1,
-                counter: 2,
-                node: long.clone().into(),
-            }),
-            expires_ms: Some(5),
+        let fence = Fence {
+            wall: 1,
+            counter: 2,
+            node: long.clone().into(),
         };
-        let write = Write {
-            key: Key::from(long),
-            hidden: false,
-            entry: Some(Arc::new(entry)),
-            expired: false,
-            version: Stamp::default(),
-            key_at: None,
-            value_at: None,
-        };
+        let long = long.as_bytes();
+        let entry = Entry::new(long, long, Stamp::default(), Some(&fence), Some(5));
+        let write = Write::of(Change::Set(entry));
         let line = line(&write);
         assert!(line.contains(", fence 1:2:xxx") && line.ends_with("x…"));
         assert!(line.len() < 4 * limits::SHADOW_EXAMPLE_BYTES_MAX);

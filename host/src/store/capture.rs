@@ -4,9 +4,8 @@
 //! again. What leaves: [`Evidence`], or nothing where keeping it would cost more than the answer itself.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use super::table::{Entry, Key, weight};
+use super::entry::{Entry, Key};
 use crate::limits;
 use crate::policy::{Fault, Page};
 
@@ -55,7 +54,7 @@ pub struct Read {
     /// Whether it was a policy's own.
     pub hidden: bool,
     /// Its entry.
-    pub entry: Option<Arc<Entry>>,
+    pub entry: Option<Entry>,
 }
 
 /// The answer of an import that reading the same keys does not give again.
@@ -113,7 +112,7 @@ impl Evidence {
             };
             // The entry is shared until somebody writes the key; then it is held for this alone.
             key + size_of::<Read>() as u64
-                + read.entry.as_ref().map_or(0, |entry| weight(b"", entry))
+                + read.entry.as_ref().map_or(0, Entry::weight_without_key)
         });
         let imports = self.imports.iter().map(|(_, imported)| {
             let bytes = match imported {
@@ -246,7 +245,7 @@ impl Capture {
         key: &[u8],
         hidden: bool,
         payload: &[u8],
-        entry: impl FnOnce() -> Option<Arc<Entry>>,
+        entry: impl FnOnce() -> Option<Entry>,
     ) -> bool {
         let knows = |reads: &[Read]| {
             reads
@@ -411,12 +410,7 @@ mod tests {
         let mut capture = Capture::default();
         let big = vec![0; limits::EVIDENCE_BYTES_MAX as usize];
         capture.read(b"k", false, b"", || {
-            Some(Arc::new(Entry {
-                value: big.into(),
-                version: Default::default(),
-                fence: None,
-                expires_ms: None,
-            }))
+            Some(Entry::new(b"k", &big, Default::default(), None, None))
         });
         assert!(capture.take().is_none());
     }

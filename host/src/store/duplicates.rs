@@ -8,114 +8,16 @@
 //! ([`Retention::per_session`] is zero), and of a client that has nothing in it nothing is held at all.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::num::NonZeroU64;
 
-use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
-use super::capture::Evidence;
-use crate::clock::Stamp;
+use self::slot::Slot;
+use super::remembered::{Identity, Remembered};
 use crate::limits;
-use crate::request::{Delivery, Dialect};
+use crate::request::Delivery;
 
-/// What tells requests apart (the protocol, section 9); of one session.
-pub type Identity = [u8; 16];
-
-/// A request that was answered.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Remembered {
-    /// Its number among all that are remembered.
-    pub number: u64,
-    /// How it came.
-    pub delivery: Delivery,
-    /// Its number among the remembered requests of its session.
-    pub turn: u64,
-    /// What tells it apart.
-    pub identity: Identity,
-    /// Until when it is remembered at least, in the store's milliseconds.
-    pub until_ms: u64,
-    /// What it was handled with.
-    pub context: Context,
-    /// What it saw; none where only its answer is kept.
-    pub evidence: Option<Evidence>,
-    /// What it was answered.
-    pub outcome: Outcome,
-}
-
-/// What a handler was given besides the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Context {
-    /// The store's time.
-    pub now_ms: u64,
-    /// The store's clock before it.
-    pub clock: Stamp,
-    /// The form of the protocol.
-    pub dialect: Dialect,
-    /// The digest of the policy.
-    pub policy: blake3::Hash,
-}
-
-/// What a request was answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// The payload.
-    pub payload: Kept,
-    /// The version that it is about.
-    pub version: Option<Stamp>,
-    /// Which of the policy's commands it was.
-    pub command: Option<u16>,
-    /// Whether it put anything.
-    pub put: bool,
-}
-
-/// A payload, or what proves it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
-    /// The bytes.
-    Whole(Bytes),
-    /// Their BLAKE3.
-    Digest(blake3::Hash),
-}
-
-impl Kept {
-    /// Keeps small ones, and any where nothing else could give it again.
-    pub(super) fn new(payload: &Bytes, whole: bool) -> Self {
-        if whole || payload.len() <= limits::OUTCOME_INLINE_BYTES_MAX {
-            Self::Whole(payload.clone())
-        } else {
-            Self::Digest(blake3::hash(payload))
-        }
-    }
-
-    /// What proves it.
-    pub fn digest(&self) -> blake3::Hash {
-        match self {
-            Self::Whole(bytes) => blake3::hash(bytes),
-            Self::Digest(digest) => *digest,
-        }
-    }
-
-    /// Whether this is that payload.
-    pub fn is(&self, payload: &[u8]) -> bool {
-        match self {
-            Self::Whole(bytes) => bytes == payload,
-            Self::Digest(digest) => *digest == blake3::hash(payload),
-        }
-    }
-}
-
-impl Remembered {
-    /// What keeping it costs, in bytes.
-    pub fn cost_bytes(&self) -> u64 {
-        let payload = match &self.outcome.payload {
-            Kept::Whole(bytes) => bytes.len() as u64,
-            Kept::Digest(_) => 0,
-        };
-        payload
-            + self.evidence.as_ref().map_or(0, Evidence::cost_bytes)
-            + limits::REMEMBERED_OVERHEAD_BYTES
-    }
-}
+mod slot;
 
 /// How much is remembered, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +61,9 @@ impl Retention {
     }
 }
 
+/// Places that the window grows by at least.
+const WINDOW_GROWTH_MIN: usize = 64;
+
 /// All that are remembered.
 pub struct Duplicates {
     retention: Retention,
@@ -169,25 +74,40 @@ pub struct Duplicates {
     /// The newest of each identity; older ones are found from there.
     newest: HashMap<(u64, Identity), u64>,
     sessions: HashMap<u64, Session>,
-    /// How many of them each policy handled. Mostly there is one.
-    policies: Vec<(blake3::Hash, usize)>,
+    policies: Policies,
     count: usize,
     bytes: u64,
     next_number: u64,
     evicted: u64,
 }
 
-/// A place in the window. What is asked of each that leaves it stands here: the rest is long out of any cache.
-struct Slot {
-    number: u64,
-    /// None once it was forgotten before its time in the window was over.
-    remembered: Option<Arc<Remembered>>,
-    session: u64,
-    turn: u64,
-    until_ms: u64,
-    cost_bytes: u64,
-    /// An older one of the same identity.
-    older: Option<u64>,
+/// How many each policy handled of what is remembered. Mostly there is one, and slots name it by its place here.
+#[derive(Default)]
+struct Policies(Vec<(blake3::Hash, usize)>);
+
+impl Policies {
+    /// Counts one more request of a policy; its number.
+    fn add(&mut self, policy: blake3::Hash) -> u32 {
+        let all = &mut self.0;
+        let at = all.iter().position(|(it, _)| *it == policy);
+        // The place of one that has none left is free.
+        let at = at.or_else(|| all.iter().position(|(_, count)| *count == 0));
+        let at = at.unwrap_or_else(|| {
+            all.push((policy, 0));
+            all.len() - 1
+        });
+        all[at].0 = policy;
+        all[at].1 += 1;
+        u32::try_from(at).expect("each has a request that is remembered, and these fit into memory")
+    }
+
+    fn remove(&mut self, number: u32) {
+        self.0[number as usize].1 -= 1;
+    }
+
+    fn digest(&self, number: u32) -> blake3::Hash {
+        self.0[number as usize].0
+    }
 }
 
 #[derive(Default)]
@@ -213,7 +133,7 @@ impl Duplicates {
             kept: BTreeMap::new(),
             newest: HashMap::new(),
             sessions: HashMap::new(),
-            policies: Vec::new(),
+            policies: Policies::default(),
             count: 0,
             bytes: 0,
             next_number: 1,
@@ -265,30 +185,28 @@ impl Duplicates {
     }
 
     /// The answered request that this one is a duplicate of.
-    pub fn find(&self, delivery: &Delivery, identity: &Identity) -> Option<Arc<Remembered>> {
+    pub fn find(&self, delivery: &Delivery, identity: &Identity) -> Option<Remembered> {
         let mut number = *self.newest.get(&(delivery.session, *identity))?;
         let mut newest = None;
-        loop {
-            let found = self.slot(number);
-            let Some((slot, remembered)) = found.and_then(|it| Some((it, it.remembered.as_ref()?)))
-            else {
-                return newest.map(Arc::clone);
+        let original = loop {
+            let Some(slot) = self.slot(number) else {
+                break newest;
             };
-            let original = remembered.delivery;
-            let same_packet = original.packet_id == delivery.packet_id;
+            let same_packet = slot.packet_id == delivery.packet_id;
             // Some clients send again without DUP.
-            let resent = original.connection < delivery.connection && same_packet;
+            let resent = slot.connection < delivery.connection && same_packet;
             if (delivery.dup && same_packet) || resent {
-                return Some(remembered.clone());
+                break Some(slot);
             }
             if delivery.dup {
-                newest = newest.or(Some(remembered));
+                newest = newest.or(Some(slot));
             }
             match slot.older {
-                Some(older) => number = older,
-                None => return newest.map(Arc::clone),
+                Some(older) => number = older.get(),
+                None => break newest,
             }
-        }
+        };
+        original.map(|slot| self.remembered(slot))
     }
 
     /// The number that the next one gets.
@@ -297,34 +215,28 @@ impl Duplicates {
     }
 
     /// Remembers a request under the next number, or a recorded one under its own, which must be above all before.
-    pub fn insert(&mut self, remembered: Arc<Remembered>) {
-        let number = remembered.number;
-        let delivery = remembered.delivery;
-        let cost_bytes = remembered.cost_bytes();
+    pub fn insert(&mut self, it: &Remembered) {
+        let Remembered {
+            number, delivery, ..
+        } = *it;
+        let key = (delivery.session, it.identity);
+        let older = self.newest.insert(key, number).and_then(NonZeroU64::new);
+        let slot = Slot::new(it, self.policies.add(it.context.policy), older);
+        let cost_bytes = u64::from(slot.cost_bytes);
         self.next_number = self.next_number.max(number + 1);
         self.bytes += cost_bytes;
         self.count += 1;
-        let policy = remembered.context.policy;
-        match self.policies.iter_mut().find(|(it, _)| *it == policy) {
-            Some((_, count)) => *count += 1,
-            None => self.policies.push((policy, 1)),
-        }
         let session = self.sessions.entry(delivery.session).or_default();
         session.connection = session.connection.max(delivery.connection);
-        session.turns = session.turns.max(remembered.turn);
+        session.turns = session.turns.max(it.turn);
         session.held.push_back(number);
         session.bytes += cost_bytes;
-        let key = (delivery.session, remembered.identity);
-        let older = self.newest.insert(key, number);
-        self.window.push_back(Slot {
-            number,
-            session: delivery.session,
-            turn: remembered.turn,
-            until_ms: remembered.until_ms,
-            cost_bytes,
-            remembered: Some(remembered),
-            older,
-        });
+        if self.window.len() == self.window.capacity() {
+            // Twice as many places as before could be megabytes that are never used.
+            let more = self.window.len() / 4;
+            self.window.reserve_exact(more.max(WINDOW_GROWTH_MIN));
+        }
+        self.window.push_back(slot);
     }
 
     /// Forgets what is neither young enough nor among the last of its session. Called after each insertion, with
@@ -332,7 +244,7 @@ impl Duplicates {
     pub fn evict(&mut self, session: u64, now_ms: u64) {
         self.advance(session);
         while let Some(slot) = self.window.front() {
-            if slot.remembered.is_some()
+            if !slot.forgotten
                 && slot.until_ms > now_ms
                 && self.window.len() as u64 <= self.retention.count_max
                 && self.bytes <= self.retention.bytes_max
@@ -342,7 +254,7 @@ impl Duplicates {
             let Some(slot) = self.window.pop_front() else {
                 break;
             };
-            if slot.remembered.is_none() {
+            if slot.forgotten {
                 continue;
             }
             if self.is_last(&slot) {
@@ -351,7 +263,7 @@ impl Duplicates {
                 if self.retention.per_session == 0 && slot.until_ms > now_ms {
                     self.forget_early();
                 }
-                self.release(slot);
+                self.release(&slot);
             }
         }
         // The last ones of very many sessions could be any amount, and memory is bounded before memories are.
@@ -367,7 +279,7 @@ impl Duplicates {
         let own = own.filter(|it| it.bytes > share && it.held.len() > 1);
         let oldest = || {
             let kept = self.kept.first_key_value().map(|(number, _)| *number);
-            let there = |slot: &&Slot| slot.remembered.is_some();
+            let there = |slot: &&Slot| !slot.forgotten;
             kept.or_else(|| self.window.iter().find(there).map(|slot| slot.number))
         };
         let Some(number) = own.and_then(|it| it.held.front().copied()).or_else(oldest) else {
@@ -417,11 +329,17 @@ impl Duplicates {
             .is_some_and(|session| self.retention.keeps(slot.turn, session.turns))
     }
 
+    /// Where a request is that is not forgotten.
     fn slot(&self, number: u64) -> Option<&Slot> {
-        match self.place(number) {
+        let slot = match self.place(number) {
             Some(place) => self.window.get(place),
             None => self.kept.get(&number),
-        }
+        };
+        slot.filter(|slot| !slot.forgotten)
+    }
+
+    fn remembered(&self, slot: &Slot) -> Remembered {
+        slot.remembered(self.policies.digest(slot.policy))
     }
 
     /// Where a number stands in the window. There are hardly any gaps, so the first guess is mostly right.
@@ -442,40 +360,26 @@ impl Duplicates {
 
     fn remove(&mut self, number: u64) {
         let taken = match self.place(number) {
-            Some(place) => self.window.get_mut(place).and_then(|slot| {
-                let remembered = slot.remembered.take()?;
-                Some(Slot {
-                    remembered: Some(remembered),
-                    ..*slot
-                })
-            }),
+            Some(place) => self.window.get_mut(place).and_then(Slot::take),
             None => self.kept.remove(&number),
         };
         if let Some(slot) = taken {
-            self.release(slot);
+            self.release(&slot);
         }
     }
 
     /// Settles the accounts of one that was taken out of its place.
-    fn release(&mut self, slot: Slot) {
-        let Some(remembered) = slot.remembered else {
-            return;
-        };
-        self.bytes -= slot.cost_bytes;
+    fn release(&mut self, slot: &Slot) {
+        let cost_bytes = u64::from(slot.cost_bytes);
+        self.bytes -= cost_bytes;
         self.count -= 1;
-        let by_it = |(it, _): &(blake3::Hash, usize)| *it == remembered.context.policy;
-        if let Some(at) = self.policies.iter().position(by_it) {
-            self.policies[at].1 -= 1;
-            if self.policies[at].1 == 0 {
-                self.policies.remove(at);
-            }
-        }
-        let key = (slot.session, remembered.identity);
+        self.policies.remove(slot.policy);
+        let key = (slot.session, slot.identity);
         if self.newest.get(&key) == Some(&slot.number) {
             self.newest.remove(&key);
         }
         if let Some(session) = self.sessions.get_mut(&slot.session) {
-            session.bytes -= slot.cost_bytes;
+            session.bytes -= cost_bytes;
             // Nearly always its first.
             if session.held.front() == Some(&slot.number) {
                 session.held.pop_front();
@@ -505,16 +409,19 @@ impl Duplicates {
     }
 
     /// Those from `number` on, in their order.
-    pub fn range(&self, number: u64) -> impl Iterator<Item = &Arc<Remembered>> {
+    pub fn range(&self, number: u64) -> impl Iterator<Item = Remembered> {
         let from = self.window.partition_point(|slot| slot.number < number);
         let kept = self.kept.range(number..).map(|(_, slot)| slot);
         kept.chain(self.window.range(from..))
-            .filter_map(|slot| slot.remembered.as_ref())
+            .filter(|slot| !slot.forgotten)
+            .map(|slot| self.remembered(slot))
     }
 
     /// The policies that handled them, each once.
     pub fn policies(&self) -> Vec<blake3::Hash> {
-        self.policies.iter().map(|(policy, _)| *policy).collect()
+        let all = self.policies.0.iter();
+        let some = all.filter(|(_, count)| *count > 0);
+        some.map(|(policy, _)| *policy).collect()
     }
 
     /// How many are remembered.
@@ -539,302 +446,4 @@ impl Duplicates {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RETENTION: Retention = Retention {
-        window_ms: 60_000,
-        count_max: 10,
-        bytes_max: 100_000,
-        per_session: 3,
-    };
-
-    fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Delivery {
-        Delivery {
-            session,
-            connection,
-            packet_id,
-            dup,
-        }
-    }
-
-    /// A request that arrives at `now_ms`, is answered and remembered.
-    fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u64 {
-        all.arrive(&from);
-        let turn = all.next_turn(from.session);
-        let number = all.next_number();
-        all.insert(Arc::new(Remembered {
-            number,
-            delivery: from,
-            turn,
-            identity: [identity; 16],
-            until_ms: now_ms + 60_000,
-            context: Context {
-                now_ms,
-                clock: Stamp::default(),
-                dialect: Dialect::Sdk,
-                policy: blake3::Hash::from_bytes([identity / 100; 32]),
-            },
-            evidence: None,
-            outcome: Outcome {
-                payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
-                version: None,
-                command: None,
-                put: true,
-            },
-        }));
-        all.evict(from.session, now_ms);
-        number
-    }
-
-    fn found(all: &Duplicates, by: Delivery, identity: u8) -> Option<u64> {
-        all.find(&by, &[identity; 16]).map(|it| it.number)
-    }
-
-    #[test]
-    fn a_redelivery_is_told_from_a_request_that_looks_the_same() {
-        let mut all = Duplicates::new(RETENTION);
-        let first = answer(&mut all, delivery(1, 1, 7, false), 9, 0);
-        assert_eq!(found(&all, delivery(1, 1, 7, true), 9), Some(first));
-        // Some clients send again with DUP=0, on the next connection, with the same packet id.
-        assert_eq!(found(&all, delivery(1, 2, 7, false), 9), Some(first));
-        // A script that uses its correlation data again is not answered from memory.
-        assert_eq!(found(&all, delivery(1, 1, 8, false), 9), None);
-        assert_eq!(found(&all, delivery(1, 1, 7, false), 9), None);
-        assert_eq!(found(&all, delivery(1, 2, 8, false), 9), None);
-        // Another session, another payload.
-        assert_eq!(found(&all, delivery(2, 3, 7, true), 9), None);
-        assert_eq!(found(&all, delivery(1, 1, 7, true), 8), None);
-    }
-
-    #[test]
-    fn of_requests_that_look_the_same_the_packet_id_names_the_right_one() {
-        let mut all = Duplicates::new(RETENTION);
-        let first = answer(&mut all, delivery(1, 1, 7, false), 9, 0);
-        let second = answer(&mut all, delivery(1, 1, 8, false), 9, 0);
-        assert_eq!(found(&all, delivery(1, 1, 7, true), 9), Some(first));
-        assert_eq!(found(&all, delivery(1, 1, 8, true), 9), Some(second));
-        assert_eq!(found(&all, delivery(1, 2, 7, false), 9), Some(first));
-        // DUP with a packet id that none of them had: the newest.
-        assert_eq!(found(&all, delivery(1, 1, 6, true), 9), Some(second));
-    }
-
-    #[test]
-    fn only_what_may_have_come_before_is_looked_for() {
-        let mut all = Duplicates::new(RETENTION);
-        let suspect = |all: &mut Duplicates, by| all.arrive(&by);
-        assert!(!suspect(&mut all, delivery(1, 1, 1, false)));
-        answer(&mut all, delivery(1, 1, 2, false), 9, 0);
-        assert!(!suspect(&mut all, delivery(1, 1, 3, false)));
-        assert!(suspect(&mut all, delivery(1, 1, 3, true)));
-        // On a resumed connection any of the first requests may be one of the last of the old.
-        for packet_id in 4..7 {
-            assert!(suspect(&mut all, delivery(1, 2, packet_id, false)));
-        }
-        assert!(!suspect(&mut all, delivery(1, 2, 7, false)));
-        assert!(suspect(&mut all, delivery(1, 2, 7, true)));
-        assert!(suspect(&mut all, delivery(1, 3, 8, false)));
-    }
-
-    /// Resends and reads once counted as turns, so a client that came back twice pushed out its own requests.
-    #[test]
-    fn what_changes_nothing_pushes_nothing_out() {
-        let mut all = Duplicates::new(RETENTION);
-        for packet_id in 1..=3 {
-            answer(
-                &mut all,
-                delivery(1, 1, packet_id, false),
-                packet_id as u8,
-                0,
-            );
-        }
-        for connection in 2..9 {
-            for packet_id in 1..=3 {
-                assert!(all.arrive(&delivery(1, connection, packet_id, false)));
-            }
-        }
-        all.evict(1, 3_600_000);
-        for packet_id in 1..=3u8 {
-            assert!(found(&all, delivery(1, 9, packet_id.into(), false), packet_id).is_some());
-        }
-    }
-
-    /// A snapshot may say that more were numbered than it still holds.
-    #[test]
-    fn no_number_is_given_twice() {
-        let mut all = Duplicates::new(RETENTION);
-        all.continue_from(17);
-        assert_eq!(answer(&mut all, delivery(1, 1, 1, false), 1, 0), 17);
-        all.continue_from(5);
-        assert_eq!(all.next_number(), 18);
-    }
-
-    #[test]
-    fn the_last_of_a_live_session_are_kept_however_old() {
-        let mut all = Duplicates::new(RETENTION);
-        for packet_id in 1..=8 {
-            answer(
-                &mut all,
-                delivery(1, 1, packet_id, false),
-                packet_id as u8,
-                0,
-            );
-        }
-        // Another client goes on for an hour.
-        for packet_id in 1..=50 {
-            answer(
-                &mut all,
-                delivery(2, 2, packet_id, false),
-                packet_id as u8,
-                3_600_000,
-            );
-        }
-        for packet_id in 1..=8u8 {
-            let again = delivery(1, 1, packet_id.into(), true);
-            let kept = found(&all, again, packet_id).is_some();
-            assert_eq!(kept, packet_id >= 3, "packet {packet_id}");
-        }
-        assert!(all.len() <= 10 + 6);
-        // New requests of that client push its old ones out.
-        answer(&mut all, delivery(1, 1, 9, false), 9, 3_600_000);
-        assert!(found(&all, delivery(1, 1, 3, true), 3).is_none());
-        assert!(found(&all, delivery(1, 1, 4, true), 4).is_some());
-        all.ended(&[1]);
-        assert!(found(&all, delivery(1, 1, 9, true), 9).is_none());
-        all.retain(|session| session == 3);
-        assert_eq!((all.len(), all.bytes()), (0, 0));
-        assert!(all.newest.is_empty() && all.sessions.is_empty());
-    }
-
-    /// The oldest of all once went first, so that many busy clients made the store forget an idle one's.
-    #[test]
-    fn who_holds_most_gives_way_first() {
-        let retention = Retention {
-            bytes_max: 20_000,
-            per_session: 100,
-            ..RETENTION
-        };
-        let mut all = Duplicates::new(retention);
-        for packet_id in 1..=3 {
-            answer(
-                &mut all,
-                delivery(1, 1, packet_id, false),
-                packet_id as u8,
-                0,
-            );
-        }
-        for n in 0..400u16 {
-            answer(&mut all, delivery(2, 1, n, false), n as u8, 0);
-        }
-        assert!(all.evicted() > 0 && all.bytes() <= 2 * retention.bytes_max);
-        for packet_id in 1..=3u8 {
-            let again = delivery(1, 1, packet_id.into(), true);
-            assert!(
-                found(&all, again, packet_id).is_some(),
-                "packet {packet_id}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_session_that_is_idle_holds_nothing_of_what_was_forgotten() {
-        let mut all = Duplicates::new(Retention {
-            per_session: 1,
-            ..RETENTION
-        });
-        for n in 0..5_000u32 {
-            let session = u64::from(n / 100) + 1;
-            answer(&mut all, delivery(session, 1, n as u16, false), n as u8, 0);
-        }
-        let held: usize = all.sessions.values().map(|it| it.held.len()).sum();
-        assert_eq!(held, all.len());
-        assert!(held <= 50 * 2 + 10);
-        let bytes: u64 = all.sessions.values().map(|it| it.bytes).sum();
-        assert_eq!(bytes, all.bytes());
-    }
-
-    /// Behind a foreign broker, where DUP is set on all and packet ids say nothing.
-    mod foreign {
-        use super::*;
-        use crate::store::Mode;
-
-        const RETENTION: Retention = Retention {
-            per_session: 0,
-            ..super::RETENTION
-        };
-
-        fn from(client: u64) -> Delivery {
-            let session = Mode::foreign_session(client);
-            delivery(session, session, 0, true)
-        }
-
-        #[test]
-        fn the_identity_alone_decides() {
-            let mut all = Duplicates::new(RETENTION);
-            let first = answer(&mut all, from(1), 9, 0);
-            assert!(all.arrive(&from(1)));
-            assert_eq!(found(&all, from(1), 9), Some(first));
-            assert_eq!(found(&all, from(1), 8), None);
-            assert_eq!(found(&all, from(2), 9), None);
-        }
-
-        #[test]
-        fn who_only_reads_leaves_no_trace() {
-            let mut all = Duplicates::new(RETENTION);
-            for client in 0..1_000 {
-                assert!(all.arrive(&from(client)));
-            }
-            assert!(all.sessions.is_empty());
-        }
-
-        #[test]
-        fn only_the_window_keeps_and_who_left_it_holds_nothing() {
-            let mut all = Duplicates::new(RETENTION);
-            answer(&mut all, from(1), 1, 0);
-            answer(&mut all, from(2), 2, 59_999);
-            assert!(found(&all, from(1), 1).is_some());
-            answer(&mut all, from(3), 3, 60_000);
-            assert!(found(&all, from(1), 1).is_none(), "its time is over");
-            assert!(found(&all, from(2), 2).is_some());
-            assert_eq!((all.len(), all.sessions.len()), (2, 2));
-            assert_eq!(all.evicted(), 0);
-        }
-
-        #[test]
-        fn what_is_forgotten_before_its_time_is_counted() {
-            let mut all = Duplicates::new(RETENTION);
-            for n in 0..15u8 {
-                answer(&mut all, from(n.into()), n, 0);
-            }
-            assert_eq!((all.len(), all.sessions.len()), (10, 10));
-            assert_eq!(all.evicted(), 5);
-            // What went because its time was over is not.
-            answer(&mut all, from(99), 99, 60_000);
-            assert_eq!((all.len(), all.evicted()), (1, 5));
-            let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
-            assert_eq!(all.bytes(), recount);
-        }
-    }
-
-    #[test]
-    fn count_and_bytes_are_bounded_and_sums_are_true() {
-        let mut all = Duplicates::new(RETENTION);
-        for n in 0..2_000u32 {
-            let session = u64::from(n % 500) + 1;
-            answer(&mut all, delivery(session, 1, n as u16, false), n as u8, 0);
-            assert!(all.bytes() <= 2 * RETENTION.bytes_max + 1_000);
-            assert!(all.window.len() as u64 <= RETENTION.count_max);
-        }
-        assert!(all.evicted() > 0, "500 sessions may not keep 3 each here");
-        let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
-        assert_eq!(all.bytes(), recount);
-        let by = |policy| all.range(0).filter(move |it| it.context.policy == policy);
-        assert_eq!(all.policies().len(), 3);
-        for (policy, count) in &all.policies {
-            assert_eq!(*count, by(*policy).count());
-        }
-        let sessions: Vec<u64> = all.sessions.keys().copied().collect();
-        all.ended(&sessions);
-        assert!(all.is_empty() && all.policies().is_empty());
-    }
-}
+mod tests;

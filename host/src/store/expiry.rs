@@ -3,15 +3,14 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use bytes::Bytes;
-
 use super::step::{Effects, Swept};
 use super::telling::Telling;
-use super::transaction::{Change, State, Transaction, Write};
-use super::{Key, Quota, Table};
+use super::transaction::{State, Transaction};
+use super::write::{Change, Write};
+use super::{Entry, Key, Quota, Table};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Registry};
+use crate::policy::Registry;
 
 /// Tells whoever watches now of keys that an earlier run removed, since their time was over.
 pub(super) fn tell_again(
@@ -22,15 +21,10 @@ pub(super) fn tell_again(
     removed: &[(Key, Stamp)],
     effects: &mut Effects,
 ) -> Box<State> {
-    let change = |(key, version): &(Key, Stamp)| Change {
-        key: key.clone(),
-        event: policy::Event::Expired,
-        version: *version,
-        value: Bytes::new(),
-    };
+    let change = |(key, version): &(Key, Stamp)| Change::Expired(key.clone(), *version);
     let changes: Vec<Change> = removed.iter().map(change).collect();
     let telling = Telling::new(registry, now_ms, None);
-    let (state, notices, _) = telling.tell_again(state, quota, &changes, effects);
+    let (state, notices, _) = telling.tell_again(state, quota, changes.iter(), effects);
     effects.expired.extend(notices);
     state
 }
@@ -43,7 +37,7 @@ pub(super) fn sweep(
     now_ms: u64,
     effects: &mut Effects,
 ) -> Box<State> {
-    let due = |table: &Table| -> Vec<Key> {
+    let due = |table: &Table| -> Vec<Entry> {
         table
             .expired(now_ms)
             .take(limits::SWEEP_KEYS_PER_STEP_MAX)
@@ -53,28 +47,33 @@ pub(super) fn sweep(
     let expired = due(&state.table);
     // Nobody watches a policy's own bookkeeping, so there is nobody to tell.
     let forgotten = due(&state.hidden);
-    for key in &forgotten {
-        state.hidden.remove(key);
+    for entry in &forgotten {
+        state.hidden.remove(entry.key());
     }
-    let forgotten = forgotten.into_iter().map(|key| Write {
-        key,
-        hidden: true,
-        entry: None,
-        expired: true,
-        version: Stamp::default(),
-        key_at: None,
-        value_at: None,
+    let forgotten = forgotten.into_iter().map(|entry| {
+        let key = Key::copy_from_slice(entry.key());
+        Write {
+            hidden: true,
+            ..Write::of(Change::Expired(key, Stamp::default()))
+        }
     });
     let mut transaction = Transaction::sweep(state, quota, now_ms);
-    for key in &expired {
-        transaction.expire(key);
+    for entry in &expired {
+        transaction.expire(entry.key());
     }
     let mut telling = Telling::new(registry, now_ms, None);
-    for change in transaction.changes().to_vec() {
-        if transaction.state().watches.of(&change.key).next().is_none() {
+    let changes: Vec<Change> = transaction.changes().cloned().collect();
+    for change in changes {
+        if transaction
+            .state()
+            .watches
+            .of(change.key())
+            .next()
+            .is_none()
+        {
             continue;
         }
-        let owner = telling.registry.owner(&change.key);
+        let owner = telling.registry.owner(change.key());
         let told;
         (transaction, told) = telling.tell(owner, transaction, &change, effects);
         // A key goes even where nobody can say so.

@@ -9,11 +9,13 @@
 
 mod capture;
 mod duplicates;
+mod entry;
 mod expiry;
 mod mode;
 mod notice;
 mod observed;
 mod quota;
+mod remembered;
 mod repeat;
 mod replay;
 mod step;
@@ -21,17 +23,21 @@ mod table;
 mod telling;
 mod transaction;
 mod watch;
+mod write;
 
 pub use capture::{Evidence, Imported, KeyRef, Property, Read};
-pub use duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered, Retention};
+pub use duplicates::{Duplicates, Retention};
+pub use entry::{Entry, Key};
 pub use mode::Mode;
 pub use notice::Notice;
 pub use observed::{Again, Observed, same_writes};
 pub use quota::Quota;
+pub use remembered::{Context, Identity, Kept, Outcome, Remembered};
 pub use repeat::{Rerun, ToldAgain};
 pub use replay::{Recorded, Replayed, replay};
 pub(crate) use step::INTERNAL_ERROR;
 pub use step::{Answer, Effects, Event, Handled, RestsOn, Store, Supervision, Swept, Trip};
-pub use table::{Entry, Key, Table};
-pub use transaction::{Change, State, Transaction, Write};
+pub use table::Table;
+pub use transaction::{State, Transaction};
 pub use watch::{Peer, WatchChange, WatchChanges, Watches};
+pub use write::{Change, Write};

@@ -5,9 +5,9 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::Change;
 use super::transaction::Transaction;
 use super::watch::Peer;
+use super::write::Change;
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance};
@@ -35,7 +35,7 @@ pub(super) fn told_by(
     transaction: Transaction,
     change: &Change,
 ) -> (Transaction, Result<Vec<Notice>, Failure>, u64) {
-    let mut call = policy.begin(transaction, change.key.clone());
+    let mut call = policy.begin(transaction, Bytes::copy_from_slice(change.key()));
     let notices = notices_of(&mut call, std::slice::from_ref(change));
     if let Err(failure) = &notices {
         call.discard(failure);
@@ -54,7 +54,7 @@ pub(super) fn notices_of(
         for dialect in [Dialect::Sdk, Dialect::Documents, Dialect::Preview] {
             let watches = &call.host().state().watches;
             let peers: Vec<Peer> = watches
-                .of(&change.key)
+                .of(change.key())
                 .filter(|(_, spoken)| *spoken == dialect)
                 .map(|(peer, _)| peer.clone())
                 .collect();
@@ -72,29 +72,34 @@ fn notice(
     dialect: Dialect,
     peers: Vec<Peer>,
 ) -> Result<Notice, Failure> {
+    let key = Bytes::copy_from_slice(change.key());
     let told = call.notify(
-        &change.key,
+        &key,
         policy::Change {
-            event: change.event,
-            key: &change.key,
-            version: change.version.into(),
+            event: change.event(),
+            key: &key,
+            version: change.version().into(),
             // Values are bounded far below 4 GiB.
-            len: u32::try_from(change.value.len()).unwrap_or(u32::MAX),
+            len: u32::try_from(change.value().len()).unwrap_or(u32::MAX),
         },
         dialect.into(),
     )?;
     // The value of this change, and not what a later one of the same request made of the key.
     let Frame { head, body } = told.payload;
+    let given;
     let body = match body {
         Body::None => None,
-        Body::Given(span) => Some(policy::slice(&change.key, span)?),
+        Body::Given(span) => {
+            given = policy::slice(&key, span)?;
+            Some(&given[..])
+        }
         Body::Stored(given) => {
-            if *resolve(given, &change.key)? != *change.key {
+            if resolve(given, &key)? != key {
                 return Err(Failure::Malformed(
                     "a notification with another key's value".into(),
                 ));
             }
-            Some(change.value.clone())
+            Some(change.value())
         }
     };
     let payload = join(head, body)?;
@@ -106,7 +111,7 @@ fn notice(
     Ok(Notice {
         dialect,
         payload,
-        version: change.version,
+        version: change.version(),
         to,
     })
 }
@@ -135,13 +140,19 @@ pub(super) fn splice(
     payload: &Bytes,
     transaction: &mut Transaction,
 ) -> Result<Bytes, Failure> {
+    let given;
     let body = match frame.body {
         Body::None => None,
-        Body::Given(span) => Some(policy::slice(payload, span)?),
+        Body::Given(span) => {
+            given = policy::slice(payload, span)?;
+            Some(&given[..])
+        }
         Body::Stored(given) => {
             let key = resolve(given, payload)?;
-            let value = transaction.value(&key);
-            Some(value.ok_or_else(|| Failure::Malformed("the value of an absent key".into()))?)
+            let entry = transaction.entry(&key);
+            let entry =
+                entry.ok_or_else(|| Failure::Malformed("the value of an absent key".into()))?;
+            Some(entry.value())
         }
     };
     join(frame.head, body)
@@ -155,7 +166,7 @@ fn resolve(given: Given, bytes: &Bytes) -> Result<Bytes, Failure> {
 }
 
 /// Head, then body, then CRLF where there is a body.
-fn join(head: Vec<u8>, body: Option<Bytes>) -> Result<Bytes, Failure> {
+fn join(head: Vec<u8>, body: Option<&[u8]>) -> Result<Bytes, Failure> {
     if head.len() > limits::REPLY_HEAD_BYTES_MAX {
         return Err(Failure::Malformed(
             "a longer head than a reply may have".into(),
@@ -166,7 +177,7 @@ fn join(head: Vec<u8>, body: Option<Bytes>) -> Result<Bytes, Failure> {
     };
     let mut whole = Vec::with_capacity(head.len() + body.len() + 2);
     whole.extend_from_slice(&head);
-    whole.extend_from_slice(&body);
+    whole.extend_from_slice(body);
     whole.extend_from_slice(b"\r\n");
     Ok(Bytes::from(whole))
 }

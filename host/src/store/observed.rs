@@ -11,12 +11,13 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
 use super::capture::{Beyond, Evidence, KeyRef, Read, Script};
-use super::duplicates::Context;
+use super::entry::{Entry, Key};
+use super::remembered::Context;
 use super::replay::run;
 use super::step::Answer;
-use super::table::{Key, weight};
-use super::transaction::{State, Transaction, Write};
+use super::transaction::{State, Transaction};
 use super::watch::Peer;
+use super::write::Write;
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
@@ -73,8 +74,7 @@ impl Observed {
     pub fn cost_bytes(&self) -> u64 {
         let evidence = self.evidence.as_ref().map_or(0, Evidence::cost_bytes);
         let writes = self.writes.iter().map(|write| {
-            let entry = write.entry.as_ref();
-            write.key.len() as u64 + entry.map_or(0, |entry| weight(b"", entry))
+            write.key().len() as u64 + write.entry().map_or(0, Entry::weight_without_key)
         });
         limits::OBSERVED_OVERHEAD_BYTES
             + (self.payload.len() + self.answer.len() + self.properties.raw().len()) as u64
@@ -134,7 +134,8 @@ impl State {
                     true => &mut self.hidden,
                     false => &mut self.table,
                 };
-                table.insert(Bytes::copy_from_slice(key), entry.clone());
+                // Out of a snapshot an entry comes without its key.
+                table.insert(entry.under(key));
             }
         }
     }
@@ -156,7 +157,7 @@ impl Removals {
 
     /// Takes down what was removed. Where nobody will ask, only that something was.
     pub(super) fn note(&mut self, writes: &[Write], recalled: bool) {
-        for write in writes.iter().filter(|write| write.entry.is_none()) {
+        for write in writes.iter().filter(|write| write.entry().is_none()) {
             self.count += 1;
             if !recalled {
                 self.last.clear();
@@ -165,7 +166,8 @@ impl Removals {
             if self.last.len() >= limits::RECENT_REMOVALS_MAX {
                 self.last.pop_front();
             }
-            self.last.push_back((write.hidden, write.key.clone()));
+            let key = Key::copy_from_slice(write.key());
+            self.last.push_back((write.hidden, key));
         }
     }
 
@@ -198,7 +200,7 @@ pub(super) fn recall(
         };
         let entry = table.get(key);
         let unchanged = match entry {
-            Some(entry) => entry.version <= observed.context.clock,
+            Some(entry) => entry.version() <= observed.context.clock,
             None => removals.spared(observed.removals, *hidden, key),
         };
         unchanged.then(|| Read {

@@ -3,7 +3,7 @@
 //! What enters: a request, what is remembered of its original, and the state. What leaves: the same answer. Nothing is
 //! stored again. Where an earlier run may not have told the watchers, they are told again; nothing else is done twice.
 
-use super::duplicates::{Kept, Outcome, Remembered};
+use super::remembered::{Kept, Outcome, Remembered};
 use super::replay;
 use super::step::{Answer, Effects, RestsOn, Store, internal_error};
 use super::telling::Telling;
@@ -96,8 +96,8 @@ impl Store {
             return state;
         };
         let telling = Telling::new(&mut self.registry, now_ms, None);
-        let changes = transaction.changes();
-        let (state, notices, failed) = telling.tell_again(state, self.quota, changes, effects);
+        let (state, notices, failed) =
+            telling.tell_again(state, self.quota, transaction.changes(), effects);
         effects.told_again = match failed {
             true => Some(ToldAgain::Impossible),
             false => (!notices.is_empty()).then_some(ToldAgain::Told),

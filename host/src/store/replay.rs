@@ -9,9 +9,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::capture::{Beyond, Evidence, Script};
-use super::duplicates::{Context, Remembered};
+use super::remembered::{Context, Remembered};
 use super::step::{Answer, decide};
-use super::transaction::{State, Transaction, Write};
+use super::transaction::{State, Transaction};
+use super::write::Write;
 use super::{Peer, Quota};
 use crate::clock::Hlc;
 use crate::policy::{Failure, Instance, Policy};
@@ -154,7 +155,7 @@ pub(super) fn run(
     let puts = transaction
         .staged()
         .iter()
-        .any(|write| write.entry.is_some());
+        .any(|write| write.entry().is_some());
     let answer = answer.map(|(answer, _)| Answer {
         put: puts,
         ..answer

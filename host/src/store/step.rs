@@ -8,15 +8,17 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
 use super::capture::{Evidence, Imported, Read};
-use super::duplicates::{Context, Duplicates, Identity, Kept, Outcome, Remembered};
+use super::duplicates::Duplicates;
 use super::expiry;
 use super::notice::{Notice, notices_of, splice, told_by};
 use super::observed::{self, Observed, Removals};
+use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
 use super::repeat::{Rerun, ToldAgain};
 use super::table::Table;
 use super::telling::Telling;
-use super::transaction::{State, Transaction, Write};
+use super::transaction::{State, Transaction};
 use super::watch::{Peer, WatchChange, WatchChanges};
+use super::write::{Change, Write};
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
@@ -117,7 +119,7 @@ pub struct Swept {
 #[derive(Debug)]
 pub struct Handled {
     /// The request and its answer.
-    pub remembered: Arc<Remembered>,
+    pub remembered: Remembered,
     /// Whether a redelivery is owed that answer.
     pub owed: bool,
     /// The store's clock after it.
@@ -361,8 +363,8 @@ impl Store {
         let mut call = chosen.begin(transaction, request.payload.clone());
         let mut foreign = false;
         let decided = decide(&mut call, request, now_ms).and_then(|(answer, evidence)| {
-            let mut changes = call.host().changes().iter();
-            foreign = changes.any(|it| routes.is_others(&policy.into(), &it.key));
+            let others = |it: &Change| routes.is_others(&policy.into(), it.key());
+            foreign = call.host().changes().any(others);
             let notices = match foreign {
                 true => Vec::new(),
                 false => tell(&mut call)?,
@@ -417,7 +419,7 @@ impl Store {
             });
             effects.note_watches(request.peer, changes.collect());
         }
-        answer.put = writes.iter().any(|write| write.entry.is_some());
+        answer.put = writes.iter().any(|write| write.entry().is_some());
         let context = Context {
             now_ms,
             clock,
@@ -434,7 +436,7 @@ impl Store {
         let owed = answer.repeat == Repeat::Same && kept;
         if owed || !writes.is_empty() {
             let whole = evidence.is_none();
-            let remembered = Arc::new(Remembered {
+            let remembered = Remembered {
                 number: self.duplicates.next_number(),
                 delivery: request.delivery,
                 turn: self.duplicates.next_turn(request.delivery.session),
@@ -448,9 +450,9 @@ impl Store {
                     command: answer.command,
                     put: answer.put,
                 },
-            });
+            };
             if owed {
-                self.duplicates.insert(remembered.clone());
+                self.duplicates.insert(&remembered);
                 self.duplicates.evict(request.delivery.session, now_ms);
             }
             effects.handled = Some(Handled {
@@ -479,11 +481,18 @@ impl Store {
     ) -> (Transaction, Result<Vec<Notice>, (Failure, bool)>) {
         let mut telling = Telling::new(&mut self.registry, now_ms, Some(share));
         let mut notices = Vec::new();
-        for change in transaction.changes().to_vec() {
-            if transaction.state().watches.of(&change.key).next().is_none() {
+        let changes: Vec<Change> = transaction.changes().cloned().collect();
+        for change in changes {
+            if transaction
+                .state()
+                .watches
+                .of(change.key())
+                .next()
+                .is_none()
+            {
                 continue;
             }
-            let owner = telling.registry.route_owner(&change.key);
+            let owner = telling.registry.route_owner(change.key());
             let told;
             match owner.filter(|owner| *owner != by) {
                 Some(owner) => {
@@ -708,10 +717,12 @@ pub(super) fn decide(
 /// Lets the policy tell the watchers, in what is left of the budget.
 fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notice>, Failure> {
     let transaction = call.host();
-    if transaction.changes().is_empty() || transaction.state().watches.is_empty() {
+    if transaction.state().watches.is_empty() {
         return Ok(Vec::new());
     }
-    let changes = transaction.changes().to_vec();
+    let watches = &transaction.state().watches;
+    let watched = |it: &&Change| watches.of(it.key()).next().is_some();
+    let changes: Vec<Change> = transaction.changes().filter(watched).cloned().collect();
     notices_of(call, &changes)
 }
 

@@ -6,7 +6,8 @@
 use super::Quota;
 use super::notice::{Notice, told_by};
 use super::step::Effects;
-use super::transaction::{Change, State, Transaction};
+use super::transaction::{State, Transaction};
+use super::write::Change;
 use crate::policy::{Failure, Registry, Share};
 
 /// Tells of the changes of one step.
@@ -72,20 +73,26 @@ impl<'a> Telling<'a> {
 
     /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. With the
     /// notices, whether anything could not be told.
-    pub(super) fn tell_again(
+    pub(super) fn tell_again<'c>(
         mut self,
         state: Box<State>,
         quota: Quota,
-        changes: &[Change],
+        changes: impl Iterator<Item = &'c Change>,
         effects: &mut Effects,
     ) -> (Box<State>, Vec<Notice>, bool) {
         let mut transaction = Transaction::sweep(state, quota, self.now_ms);
         let (mut notices, mut failed) = (Vec::new(), false);
         for change in changes {
-            if transaction.state().watches.of(&change.key).next().is_none() {
+            if transaction
+                .state()
+                .watches
+                .of(change.key())
+                .next()
+                .is_none()
+            {
                 continue;
             }
-            let owner = self.registry.owner(&change.key);
+            let owner = self.registry.owner(change.key());
             let told;
             (transaction, told) = self.tell(owner, transaction, change, effects);
             failed |= told.is_err();

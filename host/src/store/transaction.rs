@@ -9,9 +9,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::capture::{Capture, Evidence, Script, within};
+use super::entry::{Entry, Key};
 use super::quota::Quota;
-use super::table::{Entry, Key, Table, weight};
+use super::table::Table;
 use super::watch::{Peer, Watches};
+use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{self, Denial, Fault, Put, Routes};
@@ -40,9 +42,9 @@ impl State {
         } else {
             &mut self.table
         };
-        match &write.entry {
-            Some(entry) => drop(table.insert(write.key.clone(), entry.clone())),
-            None => drop(table.remove(&write.key)),
+        match write.entry() {
+            Some(entry) => drop(table.insert(entry.clone())),
+            None => drop(table.remove(write.key())),
         }
     }
 }
@@ -61,7 +63,6 @@ pub struct Transaction {
     /// What the staged entries weigh.
     staged_bytes: u64,
     watches: Vec<(Key, bool)>,
-    changes: Vec<Change>,
     capture: Capture,
     /// Whose keys may be written, where that is not anybody's.
     confined: Option<(policy::Digest, Arc<Routes>)>,
@@ -87,38 +88,6 @@ impl Origin {
         let client = &self.peer.client;
         *request::identity(client, &self.payload, &self.properties, timestamp, token).as_bytes()
     }
-}
-
-/// A write as it is staged, committed and journalled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Write {
-    /// The key.
-    pub key: Key,
-    /// Whether it is a policy's own.
-    pub hidden: bool,
-    /// What it holds from now on; none where it is removed.
-    pub entry: Option<Arc<Entry>>,
-    /// Whether it went because its time was over.
-    pub expired: bool,
-    /// The version of the change, which for a removal no entry carries.
-    pub version: Stamp,
-    /// Where the key stands in the payload, if it does.
-    pub key_at: Option<u32>,
-    /// Where the value stands in it.
-    pub value_at: Option<u32>,
-}
-
-/// A change that watchers hear of.
-#[derive(Clone, Debug)]
-pub struct Change {
-    /// The key.
-    pub key: Key,
-    /// What happened to it.
-    pub event: policy::Event,
-    /// The new version, or for a removal a fresh stamp above it.
-    pub version: Stamp,
-    /// The new value; empty for a removal.
-    pub value: Bytes,
 }
 
 impl Transaction {
@@ -164,7 +133,6 @@ impl Transaction {
             staged: Vec::new(),
             staged_bytes: 0,
             watches: Vec::new(),
-            changes: Vec::new(),
             capture: Capture::default(),
             confined: None,
         }
@@ -176,8 +144,9 @@ impl Transaction {
     }
 
     /// What watchers are to hear, in the order it happened.
-    pub fn changes(&self) -> &[Change] {
-        &self.changes
+    pub fn changes(&self) -> impl Iterator<Item = &Change> {
+        let visible = self.staged.iter().filter(|it| !it.hidden);
+        visible.map(|it| &it.change)
     }
 
     /// The state as it was before this request.
@@ -185,10 +154,10 @@ impl Transaction {
         &self.state
     }
 
-    /// The value that a reply may carry: what this request sees under the key.
-    pub fn value(&mut self, key: &[u8]) -> Option<Bytes> {
+    /// The entry whose value a reply may carry: what this request sees under the key.
+    pub fn entry(&mut self, key: &[u8]) -> Option<&Entry> {
         self.note_read(key, false).ok()?;
-        self.view(key, false).map(|entry| entry.value.clone())
+        self.view(key, false)
     }
 
     /// What was read so far; none where it is too much to keep. What is read later is not noted.
@@ -217,14 +186,14 @@ impl Transaction {
     }
 
     /// Removes a key that has expired, as a sweep does. False where another step was faster.
-    pub fn expire(&mut self, key: &Key) -> bool {
+    pub fn expire(&mut self, key: &[u8]) -> bool {
         let expired = self
             .state
             .table
             .get(key)
             .is_some_and(|entry| entry.expired(self.now_ms));
         if expired {
-            self.stage_removal(key.clone(), None, policy::Event::Expired);
+            self.stage_removal(key, None, Change::Expired);
         }
         expired
     }
@@ -279,14 +248,14 @@ impl Transaction {
     }
 
     /// The entry as this request sees it: its own writes first, expired ones absent.
-    fn view(&self, key: &[u8], hidden: bool) -> Option<&Arc<Entry>> {
+    fn view(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
         let staged = self
             .staged
             .iter()
             .rev()
-            .find(|it| it.hidden == hidden && it.key == key);
+            .find(|it| it.hidden == hidden && it.key() == key);
         match staged {
-            Some(staged) => staged.entry.as_ref(),
+            Some(staged) => staged.entry(),
             None => self
                 .table(hidden)
                 .get(key)
@@ -302,18 +271,18 @@ impl Transaction {
             let earlier = self.staged[..i]
                 .iter()
                 .rev()
-                .find(|it| it.hidden == staged.hidden && it.key == staged.key);
+                .find(|it| it.hidden == staged.hidden && it.key() == staged.key());
             let before = match earlier {
-                Some(earlier) => earlier.entry.as_ref(),
-                None => self.table(staged.hidden).get(&staged.key),
+                Some(earlier) => earlier.entry(),
+                None => self.table(staged.hidden).get(staged.key()),
             };
             if let Some(before) = before {
                 keys -= 1;
-                bytes -= weight(&staged.key, before);
+                bytes -= before.weight();
             }
-            if let Some(after) = &staged.entry {
+            if let Some(after) = staged.entry() {
                 keys += 1;
-                bytes += weight(&staged.key, after);
+                bytes += after.weight();
             }
         }
         (keys, bytes)
@@ -342,53 +311,40 @@ impl Transaction {
     }
 
     /// Stages the end of a visible key, which watchers hear of with a version of its own.
-    fn stage_removal(&mut self, key: Key, key_at: Option<u32>, event: policy::Event) {
+    fn stage_removal(
+        &mut self,
+        key: &[u8],
+        key_at: Option<u32>,
+        how: impl FnOnce(Key, Stamp) -> Change,
+    ) {
         let version = self.hlc.tick(self.now_ms);
-        self.changes.push(Change {
-            key: key.clone(),
-            event,
-            version,
-            value: Bytes::new(),
-        });
         self.staged.push(Write {
-            key,
+            change: how(Key::copy_from_slice(key), version),
             hidden: false,
-            entry: None,
-            expired: matches!(event, policy::Event::Expired),
-            version,
             key_at,
             value_at: None,
         });
     }
 
     fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
-        let (hlc, staged, changes) = (self.hlc, self.staged.len(), self.changes.len());
+        let (hlc, staged) = (self.hlc, self.staged.len());
         if !hidden {
             self.expire_before_write(put.key);
         }
         let before = self.load_sum();
         let version = self.hlc.receive(observed, self.now_ms);
-        let key = Bytes::copy_from_slice(put.key);
-        let value = Bytes::copy_from_slice(put.value);
         let (key_at, value_at) = (self.place(put.key), self.place(put.value));
-        let entry = Entry {
-            value: value.clone(),
-            version,
-            fence: put.fence,
-            expires_ms: put.expires_ms,
-        };
-        let bytes = weight(&key, &entry);
+        let fence = put.fence.as_ref();
+        let entry = Entry::new(put.key, put.value, version, fence, put.expires_ms);
+        let bytes = entry.weight();
         if bytes > limits::STAGED_BYTES_MAX - self.staged_bytes {
             return Err(Denial::Violation(
                 "more bytes of writes than one request may stage",
             ));
         }
         self.staged.push(Write {
-            key: key.clone(),
+            change: Change::Set(entry),
             hidden,
-            entry: Some(Arc::new(entry)),
-            expired: false,
-            version,
             key_at,
             value_at,
         });
@@ -396,26 +352,17 @@ impl Transaction {
             // With all that came with it: what is refused has no effect, and a request that runs again is refused
             // before it has any.
             self.staged.truncate(staged);
-            self.changes.truncate(changes);
             self.hlc = hlc;
             return Err(Denial::Fault(Fault::Quota));
         }
         self.staged_bytes += bytes;
-        if !hidden {
-            self.changes.push(Change {
-                key,
-                event: policy::Event::Set,
-                version,
-                value,
-            });
-        }
         Ok(version)
     }
 
     /// A key that expired and that no sweep has removed yet goes before anything is written over it,
     /// so that its watchers hear of its end first, with a version below the new one's.
     fn expire_before_write(&mut self, key: &[u8]) {
-        let staged = self.staged.iter().any(|it| !it.hidden && it.key == key);
+        let staged = self.staged.iter().any(|it| !it.hidden && it.key() == key);
         if !staged
             && self
                 .state
@@ -424,7 +371,7 @@ impl Transaction {
                 .is_some_and(|entry| entry.expired(self.now_ms))
         {
             let key_at = self.place(key);
-            self.stage_removal(Bytes::copy_from_slice(key), key_at, policy::Event::Expired);
+            self.stage_removal(key, key_at, Change::Expired);
         }
     }
 }
@@ -440,14 +387,9 @@ mod tests {
     /// A request that runs again is refused before it stages anything, so the first run may keep nothing either.
     #[test]
     fn a_put_that_is_refused_has_no_effect_at_all() {
-        let entry = Entry {
-            value: Bytes::from_static(b"old"),
-            version: Stamp::default(),
-            fence: None,
-            expires_ms: Some(5),
-        };
+        let entry = Entry::new(b"k", b"old", Stamp::default(), None, Some(5));
         let mut state = Box::<State>::default();
-        state.table.insert(Key::from("k"), Arc::new(entry));
+        state.table.insert(entry);
         let quota = Quota {
             keys_max: 10,
             bytes_max: 100,
@@ -465,7 +407,7 @@ mod tests {
         };
         let refused = transaction.put(put);
         assert!(matches!(refused, Err(Denial::Fault(Fault::Quota))));
-        assert!(transaction.staged().is_empty() && transaction.changes().is_empty());
+        assert!(transaction.staged().is_empty());
         let (state, ..) = transaction.commit();
         assert_eq!(state.hlc, Hlc::default());
         assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::table::Key;
+use super::entry::Key;
 use crate::limits::{
     WATCH_BYTES_MAX, WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES, WATCHES_MAX,
     WATCHES_PER_CONNECTION_MAX,

@@ -622,19 +622,21 @@ impl Model {
     fn compare(&self) {
         let due = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
         let table = self.store.state().table.range(b"", None);
-        let table: Vec<_> = table.filter(|(_, entry)| due(entry.expires_ms)).collect();
+        let table: Vec<_> = table.filter(|it| due(it.expires_ms())).collect();
         let map = self.oracle.keys.iter();
         let map: Vec<_> = map.filter(|(_, held)| due(held.expires_ms)).collect();
         assert_eq!(table.len(), map.len());
-        for ((key, entry), (expected, held)) in table.into_iter().zip(map) {
-            assert_eq!(key, expected);
+        for (entry, (expected, held)) in table.into_iter().zip(map) {
+            assert_eq!(entry.key(), expected);
             assert_eq!(
-                (&entry.value[..], entry.version),
+                (entry.value(), entry.version()),
                 (&held.value[..], held.version)
             );
-            assert_eq!(entry.expires_ms, held.expires_ms);
-            let fence = entry.fence.as_ref();
-            let fence = fence.map(|fence| (fence.wall, fence.counter, &*fence.node));
+            assert_eq!(entry.expires_ms(), held.expires_ms);
+            let fence = entry.fence();
+            let fence = fence
+                .as_ref()
+                .map(|fence| (fence.wall, fence.counter, &*fence.node));
             assert_eq!(fence, held.fence);
         }
         let watches = &self.store.state().watches;

@@ -1,7 +1,6 @@
 //! What a store was after each of its records, and how a recovered one is compared with that.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use statehouse::clock::Stamp;
 use statehouse::journal::Image;
@@ -10,12 +9,8 @@ use statehouse::policy::Assignment;
 use statehouse::request::Dialect;
 use statehouse::store::{Duplicates, Entry, Key, Peer, Remembered, State, Table, Watches};
 
-type Entries = Vec<(Key, Arc<Entry>)>;
-
-fn entries(table: &Table) -> Entries {
-    let all = table.range(b"", None);
-    all.map(|(key, entry)| (key.clone(), entry.clone()))
-        .collect()
+fn entries(table: &Table) -> Vec<Entry> {
+    table.range(b"", None).cloned().collect()
 }
 
 type Watched = Vec<(Peer, Key, Dialect)>;
@@ -38,10 +33,10 @@ pub(crate) struct Moment {
     pub(crate) position: u64,
     pub(crate) now_ms: u64,
     pub(crate) clock: Stamp,
-    table: Entries,
-    hidden: Entries,
+    table: Vec<Entry>,
+    hidden: Vec<Entry>,
     watched: Watched,
-    remembered: Vec<Arc<Remembered>>,
+    remembered: Vec<Remembered>,
     pub(crate) run: u32,
     pub(crate) assignment: Option<Assignment>,
 }
@@ -62,7 +57,7 @@ impl Moment {
             table: entries(&state.table),
             hidden: entries(&state.hidden),
             watched: watched(&state.watches),
-            remembered: duplicates.range(0).cloned().collect(),
+            remembered: duplicates.range(0).collect(),
             run,
             assignment,
         }
@@ -74,7 +69,7 @@ impl Moment {
         &self,
         image: &Image,
         living: &[u64],
-        ever: &BTreeMap<u64, (u64, Arc<Remembered>)>,
+        ever: &BTreeMap<u64, (u64, Remembered)>,
     ) {
         let at = self.position;
         assert_eq!(
@@ -109,7 +104,7 @@ impl Moment {
             let session = remembered.delivery.session;
             let found = image.duplicates.range(number).next();
             match found.filter(|found| found.number == number) {
-                Some(found) => assert_eq!(as_recorded(found), as_recorded(remembered), "at {at}"),
+                Some(found) => assert_eq!(as_recorded(&found), as_recorded(remembered), "at {at}"),
                 None if !living.contains(&session) => {}
                 None => panic!("number {number} was forgotten at {at}"),
             }
@@ -118,16 +113,24 @@ impl Moment {
             let (_, known) = ever.get(&remembered.number).unwrap_or_else(|| {
                 panic!("number {} comes from nowhere at {at}", remembered.number)
             });
-            assert_eq!(as_recorded(remembered), as_recorded(known), "at {at}");
+            assert_eq!(as_recorded(&remembered), as_recorded(known), "at {at}");
         }
         recount(&image.state, &image.duplicates);
     }
 }
 
-/// The flag says how the first one came, and is of no use afterwards.
+/// The flag says how the first one came, and is of no use afterwards. The key of what was read stands in the request, and
+/// a snapshot does not say it again.
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;
+    for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+        if let Some(entry) = &mut read.entry {
+            let (version, fence) = (entry.version(), entry.fence());
+            let expires_ms = entry.expires_ms();
+            *entry = Entry::new(b"", entry.value(), version, fence.as_ref(), expires_ms);
+        }
+    }
     remembered
 }
 
@@ -135,11 +138,12 @@ fn as_recorded(remembered: &Remembered) -> Remembered {
 pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
     for table in [&state.table, &state.hidden] {
         let (mut keys, mut bytes, mut next_ms) = (0, 0, None::<u64>);
-        for (key, entry) in table.range(b"", None) {
-            let node = entry.fence.as_ref().map_or(0, |fence| fence.node.len());
+        for entry in table.range(b"", None) {
+            let node = entry.fence().map_or(0, |fence| fence.node.len());
+            let parts = entry.key().len() + entry.value().len() + node;
             keys += 1;
-            bytes += (key.len() + entry.value.len() + node) as u64 + ENTRY_OVERHEAD_BYTES;
-            next_ms = [next_ms, entry.expires_ms].into_iter().flatten().min();
+            bytes += parts as u64 + ENTRY_OVERHEAD_BYTES;
+            next_ms = [next_ms, entry.expires_ms()].into_iter().flatten().min();
         }
         assert_eq!(
             (table.keys(), table.bytes()),

@@ -81,11 +81,12 @@ impl Promises {
         let mut hear = Vec::new();
         for notice in notices {
             let version = notice.version;
-            let wrote = writes.iter().find(|it| !it.hidden && it.version == version);
+            let is_it = |it: &&Write| !it.hidden && it.version() == version;
             // Else it is told again.
-            let Some(Write { key, .. }) = wrote else {
+            let Some(wrote) = writes.iter().find(is_it) else {
                 continue;
             };
+            let key = Key::copy_from_slice(wrote.key());
             for (peer, _) in &notice.to {
                 let client = peer.client.clone();
                 let watch = self.watched[&(client.clone(), key.clone())];

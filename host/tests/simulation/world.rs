@@ -60,7 +60,7 @@ pub(crate) struct World {
     /// What each record is about.
     pub(crate) deeds: BTreeMap<u64, Deed>,
     /// Everything that was ever remembered, with its record.
-    pub(crate) ever: BTreeMap<u64, (u64, Arc<Remembered>)>,
+    pub(crate) ever: BTreeMap<u64, (u64, Remembered)>,
     /// The last record that wrote a key.
     pub(crate) written: HashMap<Key, u64>,
     /// The last record with which a watch began.
@@ -595,25 +595,25 @@ impl World {
         let record = self.log.appended().0;
         for write in swept.chain(handled) {
             if !write.hidden {
-                self.written.insert(write.key.clone(), record);
+                let key = Key::copy_from_slice(write.key());
+                self.written.insert(key, record);
             }
             self.story.tell(format!(
-                "  writes {:?} {:?}",
-                write.key,
+                "  writes {} {:?}",
+                write.key().escape_ascii(),
                 write
-                    .entry
-                    .as_ref()
-                    .map(|entry| (entry.version, entry.expires_ms))
+                    .entry()
+                    .map(|entry| (entry.version(), entry.expires_ms()))
             ));
-            if write.hidden && write.entry.is_none() {
+            if write.hidden && write.entry().is_none() {
                 self.tally.count("removals of hidden keys");
                 continue;
             }
             assert!(
-                write.version > last,
+                write.version() > last,
                 "a version did not rise: {write:?} after {last:?}"
             );
-            last = write.version;
+            last = write.version();
         }
         // A step removes far more keys than there are here.
         let next_ms = self.store.next_expiry_ms();

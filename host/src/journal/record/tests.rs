@@ -10,40 +10,33 @@ fn arb_bytes(max: usize) -> impl Strategy<Value = Bytes> {
     prop::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from)
 }
 
-fn arb_entry() -> impl Strategy<Value = Entry> {
+fn arb_entry(key: Bytes) -> impl Strategy<Value = Entry> {
     let fence = prop::option::of((any::<u64>(), any::<u32>(), "[a-z]{0,9}"));
     (arb_bytes(40), arb_stamp(), fence, any::<Option<u64>>()).prop_map(
-        |(value, version, fence, expires_ms)| Entry {
-            value,
-            version,
-            fence: fence.map(|(wall, counter, node)| Fence {
+        move |(value, version, fence, expires_ms)| {
+            let fence = fence.map(|(wall, counter, node)| Fence {
                 wall,
                 counter,
                 node: node.into(),
-            }),
-            expires_ms,
+            });
+            Entry::new(&key, &value, version, fence.as_ref(), expires_ms)
         },
     )
 }
 
 fn arb_write() -> impl Strategy<Value = Write> {
-    let entry = prop::option::of(arb_entry());
-    (
-        arb_bytes(20),
-        any::<bool>(),
-        entry,
-        any::<bool>(),
-        arb_stamp(),
-    )
-        .prop_map(|(key, hidden, entry, expired, version)| Write {
-            version: entry.as_ref().map_or(version, |entry| entry.version),
-            key,
-            hidden,
-            entry: entry.map(Arc::new),
-            expired,
-            key_at: None,
-            value_at: None,
-        })
+    let change = arb_bytes(20).prop_flat_map(|key| {
+        let (deleted, expired) = (key.clone(), key.clone());
+        prop_oneof![
+            arb_entry(key).prop_map(Change::Set),
+            arb_stamp().prop_map(move |version| Change::Deleted(deleted.clone(), version)),
+            arb_stamp().prop_map(move |version| Change::Expired(expired.clone(), version)),
+        ]
+    });
+    (change, any::<bool>()).prop_map(|(change, hidden)| Write {
+        hidden,
+        ..Write::of(change)
+    })
 }
 
 fn arb_imported() -> impl Strategy<Value = Imported> {
@@ -64,13 +57,14 @@ fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
         (0u32..9, 0u32..9).prop_map(|(at, len)| KeyRef::Payload(at..at + len)),
         arb_bytes(9).prop_map(KeyRef::Own),
     ];
-    let read = (key, any::<bool>(), prop::option::of(arb_entry())).prop_map(
-        move |(key, hidden, entry)| Read {
+    // A read says its key, and the entry out of a snapshot does not.
+    let entry = arb_entry(Bytes::new());
+    let read =
+        (key, any::<bool>(), prop::option::of(entry)).prop_map(move |(key, hidden, entry)| Read {
             key,
             hidden,
-            entry: entry.filter(|_| entries).map(Arc::new),
-        },
-    );
+            entry: entry.filter(|_| entries),
+        });
     let imports = prop::collection::vec((any::<u32>(), arb_imported()), 0..4);
     let properties = prop::collection::vec(("[a-z]{0,5}", any::<Option<String>>()), 0..3);
     let reads = prop::collection::vec(read, 0..4);
@@ -241,26 +235,17 @@ proptest! {
 #[test]
 fn a_value_that_stands_in_the_payload_is_written_once() {
     let payload = Bytes::from_static(b"*3 SET key value");
-    let entry = Entry {
-        value: payload.slice(11..16),
-        version: Stamp::default(),
-        fence: None,
-        expires_ms: None,
-    };
+    let entry = Entry::new(b"key", b"value", Stamp::default(), None, None);
     let write = Write {
-        key: payload.slice(7..10),
-        hidden: false,
-        entry: Some(Arc::new(entry)),
-        expired: false,
-        version: Stamp::default(),
         key_at: Some(7),
         value_at: Some(11),
+        ..Write::of(Change::Set(entry))
     };
     let mut out = Vec::new();
     super::write(&mut out, &write);
     assert!(out.len() < 12, "{out:?}");
     let back = read_write(&mut Reader(&out), &payload).unwrap();
-    assert_eq!((&back.key, &back.entry), (&write.key, &write.entry));
+    assert_eq!(back.change, write.change);
     assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
 }
 

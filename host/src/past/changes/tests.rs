@@ -14,23 +14,14 @@ fn stamp(wall: u64) -> Stamp {
 }
 
 fn write(key: &'static str, value: Option<&'static str>, wall: u64, expires: Option<u64>) -> Write {
-    let entry = value.map(|value| {
-        Arc::new(Entry {
-            value: Bytes::from_static(value.as_bytes()),
-            version: stamp(wall),
-            fence: None,
-            expires_ms: expires,
-        })
-    });
-    Write {
-        key: Bytes::from_static(key.as_bytes()),
-        hidden: false,
-        entry,
-        expired: false,
-        version: stamp(wall),
-        key_at: None,
-        value_at: None,
-    }
+    let key = Bytes::from_static(key.as_bytes());
+    Write::of(match value {
+        Some(value) => {
+            let entry = Entry::new(&key, value.as_bytes(), stamp(wall), None, expires);
+            store::Change::Set(entry)
+        }
+        None => store::Change::Deleted(key, stamp(wall)),
+    })
 }
 
 /// Keeps records for the test to read.
@@ -89,8 +80,8 @@ impl Told {
         let mut recorder = Recorder::new(kept.clone(), Vec::new(), None);
         for write in writes {
             let swept = Swept {
-                now_ms: write.version.wall,
-                clock: write.version,
+                now_ms: write.version().wall,
+                clock: write.version(),
                 writes: vec![write.clone()],
             };
             let effects = Effects {
@@ -121,7 +112,7 @@ impl Told {
 
     fn as_of(&self, key: &str, moment: Moment) -> Result<Option<String>, AsOf> {
         match AsOf::read(key.as_bytes(), moment, |sink| self.read(sink)).unwrap() {
-            AsOf::Value(entry) => Ok(Some(String::from_utf8(entry.value.to_vec()).unwrap())),
+            AsOf::Value(entry) => Ok(Some(String::from_utf8(entry.value().to_vec()).unwrap())),
             AsOf::Absent => Ok(None),
             other => Err(other),
         }
@@ -165,7 +156,7 @@ fn an_entry_of_a_snapshot_is_certain_from_its_version_on() {
     );
     let history = told.history("k");
     assert_eq!(history.count, 2);
-    assert_eq!(history.before.map(|entry| entry.version), Some(stamp(50)));
+    assert_eq!(history.before.map(|entry| entry.version()), Some(stamp(50)));
     for (at, value) in [
         (50, Some("before")),
         (149, Some("before")),
@@ -256,10 +247,7 @@ fn an_end_in_anothers_request_is_not_his() {
     let deleted = Change::new(&write("k", None, 5, None), &origin);
     assert!(matches!(deleted.what, What::Deleted));
     assert!(deleted.client.is_some() && deleted.policy.is_some());
-    let expired = Write {
-        expired: true,
-        ..write("k", None, 5, None)
-    };
+    let expired = Write::of(store::Change::Expired("k".into(), stamp(5)));
     let expired = Change::new(&expired, &origin);
     assert!(matches!(expired.what, What::Expired));
     assert!(expired.client.is_none() && expired.policy.is_none());

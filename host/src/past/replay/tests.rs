@@ -12,28 +12,24 @@ const VERSION: Stamp = Stamp {
 };
 
 fn write() -> Write {
-    Write {
-        key: Bytes::from_static(b"key"),
-        hidden: false,
-        entry: Some(Arc::new(entry())),
-        expired: false,
-        version: VERSION,
-        key_at: None,
-        value_at: None,
-    }
+    set("key", "value", VERSION, Some("a"), Some(9))
 }
 
-fn entry() -> Entry {
-    Entry {
-        value: Bytes::from_static(b"value"),
-        version: VERSION,
-        fence: Some(Fence {
-            wall: 1,
-            counter: 2,
-            node: "a".into(),
-        }),
-        expires_ms: Some(9),
-    }
+fn set(
+    key: &str,
+    value: &str,
+    version: Stamp,
+    fenced_by: Option<&str>,
+    expires_ms: Option<u64>,
+) -> Write {
+    let fence = fenced_by.map(|node| Fence {
+        wall: 1,
+        counter: 2,
+        node: node.into(),
+    });
+    let (key, value) = (key.as_bytes(), value.as_bytes());
+    let entry = Entry::new(key, value, version, fence.as_ref(), expires_ms);
+    Write::of(store::Change::Set(entry))
 }
 
 fn handled(evidence: Option<Evidence>) -> Handled<'static> {
@@ -105,44 +101,29 @@ fn every_part_of_an_answer_and_of_an_effect_counts() {
         ..write()
     };
     assert_eq!(verdict(ok(vec![placed])), "same");
-    let other = |change: fn(&mut Entry)| {
-        let mut changed = entry();
-        change(&mut changed);
-        Write {
-            version: changed.version,
-            entry: Some(Arc::new(changed)),
-            ..write()
-        }
+    let later = Stamp {
+        counter: 2,
+        ..VERSION
     };
     let hidden = Write {
         hidden: true,
         ..write()
     };
-    let removed = Write {
-        entry: None,
-        ..write()
-    };
-    let elsewhere = Write {
-        key: Bytes::from_static(b"keys"),
-        ..write()
-    };
+    let deleted = Write::of(store::Change::Deleted("key".into(), VERSION));
     for writes in [
         vec![],
         vec![write(), write()],
         vec![hidden],
-        vec![removed],
-        vec![elsewhere],
-        vec![other(|it| it.value = Bytes::from_static(b"other"))],
-        vec![other(|it| it.version.counter = 2)],
-        vec![other(|it| it.fence = None)],
-        vec![other(|it| it.expires_ms = None)],
+        vec![deleted],
+        vec![set("keys", "value", VERSION, Some("a"), Some(9))],
+        vec![set("key", "other", VERSION, Some("a"), Some(9))],
+        vec![set("key", "value", later, Some("a"), Some(9))],
+        vec![set("key", "value", VERSION, Some("b"), Some(9))],
+        vec![set("key", "value", VERSION, None, Some(9))],
+        vec![set("key", "value", VERSION, Some("a"), None)],
     ] {
         assert_eq!(verdict(ok(writes.clone())), "different", "{writes:?}");
     }
-    let later = Stamp {
-        counter: 2,
-        ..VERSION
-    };
     assert_eq!(
         verdict(again(b"+OK\r\n", Some(later), vec![write()])),
         "different"

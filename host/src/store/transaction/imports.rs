@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::super::capture::{Cue, Imported, Question};
 use super::super::quota::Quota;
-use super::{STRAYED, Transaction, Write};
+use super::{Change, STRAYED, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
@@ -48,10 +48,10 @@ impl Host for Transaction {
         self.note_read(key, hidden)?;
         Ok(self.view(key, hidden).map(|entry| policy::Entry {
             // Values are bounded by MQTT's 256 MiB, far below 4 GiB.
-            len: u32::try_from(entry.value.len()).unwrap_or(u32::MAX),
-            version: entry.version.into(),
-            fence: entry.fence.as_ref().map(Into::into),
-            expires: entry.expires_ms,
+            len: u32::try_from(entry.value().len()).unwrap_or(u32::MAX),
+            version: entry.version().into(),
+            fence: entry.fence().map(Into::into),
+            expires: entry.expires_ms(),
         }))
     }
 
@@ -60,9 +60,10 @@ impl Host for Transaction {
         self.note_read(key, hidden)?;
         let entry = self.view(key, hidden);
         Ok(entry.map(|entry| {
-            let at = (at as usize).min(entry.value.len());
-            let end = at.saturating_add(len as usize).min(entry.value.len());
-            entry.value.slice(at..end)
+            let value = entry.value();
+            let at = (at as usize).min(value.len());
+            let end = at.saturating_add(len as usize).min(value.len());
+            Bytes::copy_from_slice(&value[at..end])
         }))
     }
 
@@ -71,7 +72,7 @@ impl Host for Transaction {
         self.note_read(key, hidden)?;
         Ok(self
             .view(key, hidden)
-            .is_some_and(|entry| entry.value == value))
+            .is_some_and(|entry| entry.value() == value))
     }
 
     fn put(&mut self, put: Put<'_>) -> Result<Stamp, Denial> {
@@ -108,19 +109,16 @@ impl Host for Transaction {
         }
         self.room_for_effects()?;
         let key_at = self.place(key);
-        let key = Bytes::copy_from_slice(key);
         if hidden {
+            let key = Bytes::copy_from_slice(key);
             self.staged.push(Write {
-                key,
+                change: Change::Deleted(key, Stamp::default()),
                 hidden,
-                entry: None,
-                expired: false,
-                version: Stamp::default(),
                 key_at,
                 value_at: None,
             });
         } else {
-            self.stage_removal(key, key_at, policy::Event::Deleted);
+            self.stage_removal(key, key_at, Change::Deleted);
         }
         Ok(true)
     }
@@ -240,7 +238,8 @@ impl Transaction {
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut next = None;
-        for (examined, (key, entry)) in self.state.table.range(prefix, cursor).enumerate() {
+        for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
+            let key = entry.key();
             if keys.len() == limit
                 || examined == limits::PAGE_KEYS_EXAMINED_MAX
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)

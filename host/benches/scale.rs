@@ -1,0 +1,247 @@
+//! How the cost of a request grows: with the keys of the table, with watches, with the watchers of one key, with the
+//! length of a value. One step of the store in process, policy and all; nothing of MQTT, nothing of a disk.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench scale                        # up to a million keys, in half a minute
+//! cargo bench -p statehouse --bench scale -- --large 10000000    # as many, with some 2 GB of memory
+//! ```
+//!
+//! Times are those that this thread had a processor for, all in one process: quote ratios.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+const NOW_MS: u64 = 1_700_000_000_000;
+const TIMESTAMP: &str = "001700000000000:00000:bench";
+const VALUE_BYTES: usize = 64;
+const CLIENTS: u64 = 50;
+/// Requests that are made up at once, so that this is not measured.
+const BATCH: usize = 4_000;
+/// How long a figure is measured: the kernel counts a thread's time in ticks of some milliseconds.
+const MEASURED_NS: f64 = 5e8;
+
+/// A store and its clients.
+struct Bench {
+    store: Store,
+    properties: Properties,
+    peers: Vec<Peer>,
+    asked: u64,
+    dice: u64,
+}
+
+impl Bench {
+    fn new(policy: &Arc<Policy<Transaction>>) -> Self {
+        let properties = PropertiesBuilder::new()
+            .response_topic("clients/bench/response")
+            .correlation_data(&[7; 16])
+            .user("__ts", TIMESTAMP)
+            .finish()
+            .and_then(Properties::parse)
+            .expect("short properties");
+        let quota = Quota {
+            keys_max: u64::MAX,
+            bytes_max: u64::MAX,
+            ..Quota::default()
+        };
+        let mut store = Store::new(Registry::new(policy.clone(), None), quota);
+        store.supervision().purity_every = 0;
+        Self {
+            store,
+            properties,
+            peers: (1..=CLIENTS).map(peer).collect(),
+            asked: 0,
+            dice: 0x9E37_79B9_7F4A_7C15,
+        }
+    }
+
+    fn ask(&mut self, by: Option<&Peer>, payload: &Bytes) -> usize {
+        let turn = self.asked;
+        self.asked += 1;
+        let peer = by.unwrap_or(&self.peers[(turn % CLIENTS) as usize]);
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload,
+            timestamp: Some(TIMESTAMP),
+            fencing_token: None,
+            peer,
+            properties: &self.properties,
+            delivery: Delivery {
+                session: peer.session,
+                connection: peer.connection,
+                packet_id: (turn % 60_000 + 1) as u16,
+                dup: false,
+            },
+        };
+        let effects = self.store.step(Event::Request(&request), NOW_MS);
+        assert_eq!(effects.failures, 0);
+        let told = effects.notices.iter().map(|notice| notice.to.len()).sum();
+        black_box(effects);
+        told
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        self.dice % sides
+    }
+
+    fn fill(&mut self, keys: u64, value: &[u8]) {
+        for key in 0..keys {
+            let payload = command(&[b"SET", &name(key), value]);
+            self.ask(None, &payload);
+        }
+    }
+
+    /// Nanoseconds of a step with keys by chance.
+    fn steps(&mut self, keys: u64, batch: usize, of: impl Fn(&[u8]) -> Bytes) -> f64 {
+        let (mut worked, mut steps) = (0.0, 0);
+        while worked < MEASURED_NS {
+            let payloads: Vec<Bytes> = (0..batch).map(|_| of(&name(self.roll(keys)))).collect();
+            let before = worked_ns();
+            for payload in &payloads {
+                self.ask(None, payload);
+            }
+            worked += worked_ns() - before;
+            steps += batch;
+        }
+        worked / steps as f64
+    }
+
+    /// The same of a GET and of a SET.
+    fn reads_and_writes(&mut self, keys: u64, value: &[u8]) -> (f64, f64) {
+        let batch = (BATCH * 256 / (value.len() + 256)).max(20);
+        // What a store has remembered for long costs more than what it has not.
+        self.steps(keys, batch, |key| command(&[b"SET", key, value]));
+        let get = self.steps(keys, batch, |key| command(&[b"GET", key]));
+        let set = self.steps(keys, batch, |key| command(&[b"SET", key, value]));
+        (get, set)
+    }
+}
+
+fn peer(number: u64) -> Peer {
+    Peer {
+        client: format!("client-{number:06}").into(),
+        connection: number,
+        session: number,
+    }
+}
+
+fn name(key: u64) -> Vec<u8> {
+    format!("bench/64/{key:010}").into_bytes()
+}
+
+fn command(arguments: &[&[u8]]) -> Bytes {
+    statehouse_policy::resp::request(arguments).into()
+}
+
+/// How long this thread has had a processor: other processes only make it slower, not longer.
+fn worked_ns() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("a Linux kernel");
+    let first = stat.split_whitespace().next().expect("three numbers");
+    first.parse().expect("a number")
+}
+
+fn resident_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
+    kib.expect("every process has one") * 1024.0 / 1e6
+}
+
+fn keys(policy: &Arc<Policy<Transaction>>, counts: &[u64]) {
+    println!("keys of 19 B with values of 64 B; all that is remembered included");
+    println!("| keys | GET, ns | SET, ns | ratio to the first | MB |\n|---|---|---|---|---|");
+    let value = [b'v'; VALUE_BYTES];
+    let mut first = None;
+    for &keys in counts {
+        let before = resident_mb();
+        let mut bench = Bench::new(policy);
+        bench.fill(keys, &value);
+        let mb = resident_mb() - before;
+        let (get, set) = bench.reads_and_writes(keys, &value);
+        let (get_first, set_first) = *first.get_or_insert((get, set));
+        let (of_get, of_set) = (get / get_first, set / set_first);
+        println!("| {keys} | {get:.0} | {set:.0} | {of_get:.2}, {of_set:.2} | {mb:.0} |");
+    }
+}
+
+fn watches(policy: &Arc<Policy<Transaction>>) {
+    println!("\nwatches of other keys, 100 for each connection");
+    println!("| watches | GET, ns | SET, ns |\n|---|---|---|");
+    for watches in [0, 1, 1_000, 100_000] {
+        let mut bench = Bench::new(policy);
+        for watch in 0..watches {
+            let key = format!("watched/{watch:010}");
+            let watcher = peer(1_000 + watch / 100);
+            bench.ask(Some(&watcher), &command(&[b"KEYNOTIFY", key.as_bytes()]));
+        }
+        assert_eq!(bench.store.state().watches.len() as u64, watches);
+        let (get, set) = bench.reads_and_writes(1_000, &[b'v'; VALUE_BYTES]);
+        println!("| {watches} | {get:.0} | {set:.0} |");
+    }
+}
+
+fn watchers(policy: &Arc<Policy<Transaction>>) {
+    println!("\nwatchers of the key that changes");
+    println!("| watchers | SET, ns | for each watcher, ns |\n|---|---|---|");
+    let mut alone = None;
+    for watchers in [0, 1, 100, 10_000] {
+        let mut bench = Bench::new(policy);
+        for watcher in 0..watchers {
+            let watcher = peer(1_000 + watcher as u64);
+            bench.ask(Some(&watcher), &command(&[b"KEYNOTIFY", &name(0)]));
+        }
+        let set = command(&[b"SET", &name(0), &[b'v'; VALUE_BYTES]]);
+        assert_eq!(bench.ask(None, &set), watchers);
+        let batch = (BATCH * 10 / (watchers + 10)).max(20);
+        let took = bench.steps(1, batch, |_| set.clone());
+        let more = took - *alone.get_or_insert(took);
+        println!(
+            "| {watchers} | {took:.0} | {:.0} |",
+            more / watchers.max(1) as f64
+        );
+    }
+}
+
+fn values(policy: &Arc<Policy<Transaction>>) {
+    println!("\nvalues");
+    println!("| bytes | GET, ns | SET, ns |\n|---|---|---|");
+    for bytes in [16, 64, 1 << 10, 16 << 10, 256 << 10, 1 << 20] {
+        let value = vec![b'v'; bytes];
+        let mut bench = Bench::new(policy);
+        let keys = 100;
+        bench.fill(keys, &value);
+        let (get, set) = bench.reads_and_writes(keys, &value);
+        println!("| {bytes} | {get:.0} | {set:.0} |");
+    }
+}
+
+fn main() {
+    let mut counts = vec![1_000, 100_000, 1_000_000];
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--large" => {
+                let large = arguments.next().and_then(|it| it.parse().ok());
+                counts.push(large.expect("--large takes a number of keys"));
+            }
+            // What cargo adds by itself.
+            "--bench" => {}
+            other => panic!("unknown argument {other}; there is --large KEYS"),
+        }
+    }
+    let engine = Engine::new().expect("an engine");
+    let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
+    keys(&policy, &counts);
+    watches(&policy);
+    watchers(&policy);
+    values(&policy);
+}
