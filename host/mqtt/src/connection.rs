@@ -17,7 +17,7 @@ use crate::{
     codec::{self, Connect, Violation},
     core::{Accepted, Refusal},
     dispatch::{Dispatch, Turn, check_will},
-    limits::IDLE_BUFFER_BYTES_MAX,
+    limits::{IDLE_BUFFER_BYTES_MAX, READ_BYTES_MIN},
     output::{Direct, Output, Work},
     router::SessionKey,
 };
@@ -203,6 +203,7 @@ async fn read<R: AsyncRead + Unpin>(
     limits: &Limits,
 ) -> Ended {
     let mut last_packet = tokio::time::Instant::now();
+    let mut ask = READ_BYTES_MIN;
     // Reset when it fires rather than at every packet.
     let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
     tokio::pin!(silence);
@@ -227,13 +228,16 @@ async fn read<R: AsyncRead + Unpin>(
                 }
             }
         }
-        make_room(buffer, limits.read_bytes);
+        make_room(buffer, ask);
         loop {
             tokio::select! {
                 biased;
                 read = reader.read_buf(buffer) => match read {
                     Ok(0) | Err(_) => return Ended::ByPeer,
-                    Ok(_) => break,
+                    Ok(count) => {
+                        ask = next_read_bytes(ask, count, limits.read_bytes);
+                        break;
+                    }
                 },
                 () = async { if silence_max.is_some() { silence.as_mut().await } else { pending().await } } => {
                     let due = last_packet + silence_max.unwrap_or_default();
@@ -247,9 +251,20 @@ async fn read<R: AsyncRead + Unpin>(
     }
 }
 
+/// What to ask of the socket next, where so much was asked and came: most clients send little at a time, and each keeps
+/// what it asks for while it is silent.
+fn next_read_bytes(asked: usize, came: usize, max: usize) -> usize {
+    let next = match came {
+        _ if came >= asked / 2 => asked * 2,
+        _ if came < asked / 8 => asked / 2,
+        _ => asked,
+    };
+    next.max(READ_BYTES_MIN).min(max)
+}
+
 /// Room for one read. The buffer grows only with what has come, and shrinks again after a large packet.
 fn make_room(buffer: &mut BytesMut, read_bytes: usize) {
-    if buffer.is_empty() && buffer.capacity() > IDLE_BUFFER_BYTES_MAX {
+    if buffer.is_empty() && buffer.capacity() > (4 * read_bytes).min(IDLE_BUFFER_BYTES_MAX) {
         *buffer = BytesMut::new();
     }
     if buffer.capacity() - buffer.len() < read_bytes / 2 {
@@ -313,4 +328,44 @@ async fn linger<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut, lim
         }
     };
     _ = timeout(limits.close_timeout, drain).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_grow_with_what_comes_and_shrink_again() {
+        let max = 16 << 10;
+        let mut ask = READ_BYTES_MIN;
+        for _ in 0..10 {
+            ask = next_read_bytes(ask, ask, max);
+        }
+        assert_eq!(ask, max);
+        // More than was asked for comes where there was room for it.
+        assert_eq!(
+            next_read_bytes(READ_BYTES_MIN, max, max),
+            2 * READ_BYTES_MIN
+        );
+        assert_eq!(next_read_bytes(max, max / 4, max), max);
+        for _ in 0..10 {
+            ask = next_read_bytes(ask, 2, max);
+        }
+        assert_eq!(ask, READ_BYTES_MIN);
+        assert_eq!(next_read_bytes(READ_BYTES_MIN, READ_BYTES_MIN, 100), 100);
+    }
+
+    #[test]
+    fn a_silent_connection_keeps_a_small_buffer() {
+        let mut buffer = BytesMut::new();
+        make_room(&mut buffer, 16 << 10);
+        assert!(buffer.capacity() >= 16 << 10);
+        make_room(&mut buffer, READ_BYTES_MIN);
+        let small = buffer.capacity();
+        assert!((READ_BYTES_MIN..=4 * READ_BYTES_MIN).contains(&small));
+        // What is in it stays.
+        buffer.extend_from_slice(&[7; 3000]);
+        make_room(&mut buffer, READ_BYTES_MIN);
+        assert_eq!(buffer, [7; 3000][..]);
+    }
 }

@@ -67,7 +67,7 @@ pub struct Limits {
     pub keep_alive_max_s: u16,
     /// Packets of one connection handled before others get their turn at the broker's lock.
     pub packets_per_turn_max: usize,
-    /// Bytes asked of the socket in one read.
+    /// Bytes asked of the socket in one read, at most; see `READ_BYTES_MIN`.
     pub read_bytes: usize,
 }
 
@@ -111,6 +111,10 @@ pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
 
 /// The Remaining Length ends here (section 1.5.5: four bytes of seven bits), so no packet is larger than about this.
 pub(crate) const PACKET_BYTES_MAX: u32 = 268_435_455;
+
+/// Bytes asked of a socket first, and of one that sends little: some requests of ordinary size. A silent connection keeps
+/// a buffer of this size.
+pub(crate) const READ_BYTES_MIN: usize = 1 << 10;
 
 /// A buffer that grew beyond this is given back to the allocator once it is empty.
 pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
