@@ -103,6 +103,12 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// The read of a key.
+    fn read(&self, key: &[u8], hidden: bool, payload: &[u8]) -> Option<&Read> {
+        let is_it = |it: &&Read| it.hidden == hidden && it.key.resolve(payload) == Some(key);
+        self.reads.iter().find(is_it)
+    }
+
     /// What keeping it costs, in bytes.
     pub fn cost_bytes(&self) -> u64 {
         let reads = self.reads.iter().map(|read| {
@@ -247,13 +253,8 @@ impl Capture {
         payload: &[u8],
         entry: impl FnOnce() -> Option<Entry>,
     ) -> bool {
-        let knows = |reads: &[Read]| {
-            reads
-                .iter()
-                .any(|read| read.hidden == hidden && read.key.resolve(payload) == Some(key))
-        };
         if let Some(script) = &self.script {
-            let known = knows(&script.evidence.reads);
+            let known = script.evidence.read(key, hidden, payload).is_some();
             self.strayed |= !known;
             let new = |(h, k): &(bool, Key)| *h != hidden || k != key;
             if !known && script.beyond == Beyond::Parts && self.wanted.iter().all(new) {
@@ -263,7 +264,7 @@ impl Capture {
             }
             return known || script.beyond != Beyond::Nothing;
         }
-        if !self.overflowed && !knows(&self.evidence.reads) {
+        if !self.overflowed && self.known(key, hidden, payload).is_none() {
             self.overflowed = self.evidence.reads.len() >= limits::EVIDENCE_READS_MAX;
             self.evidence.reads.push(Read {
                 key: KeyRef::new(key, payload),
@@ -272,6 +273,11 @@ impl Capture {
             });
         }
         true
+    }
+
+    /// What was noted of a key.
+    pub(super) fn known(&self, key: &[u8], hidden: bool, payload: &[u8]) -> Option<&Read> {
+        self.evidence.read(key, hidden, payload)
     }
 
     /// What the next call of `put`, `watch` or `keys` is to do. A put that was not refused is found out

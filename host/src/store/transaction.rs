@@ -62,6 +62,8 @@ pub struct Transaction {
     staged: Vec<Write>,
     /// What the staged entries weigh.
     staged_bytes: u64,
+    /// Keys and bytes with everything staged, of both tables.
+    load: (u64, u64),
     watches: Vec<(Key, bool)>,
     capture: Capture,
     /// Whose keys may be written, where that is not anybody's.
@@ -123,6 +125,8 @@ impl Transaction {
 
     fn new(state: Box<State>, quota: Quota, now_ms: u64, origin: Option<Origin>) -> Self {
         let hlc = state.hlc;
+        let State { table, hidden, .. } = &*state;
+        let load = (table.keys() + hidden.keys(), table.bytes() + hidden.bytes());
         Self {
             state,
             origin,
@@ -132,6 +136,7 @@ impl Transaction {
             hidden: Vec::new(),
             staged: Vec::new(),
             staged_bytes: 0,
+            load,
             watches: Vec::new(),
             capture: Capture::default(),
             confined: None,
@@ -249,43 +254,48 @@ impl Transaction {
 
     /// The entry as this request sees it: its own writes first, expired ones absent.
     fn view(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
-        let staged = self
-            .staged
-            .iter()
-            .rev()
-            .find(|it| it.hidden == hidden && it.key() == key);
-        match staged {
+        match self.staged_of(key, hidden) {
             Some(staged) => staged.entry(),
             None => self
-                .table(hidden)
-                .get(key)
+                .held(key, hidden)
                 .filter(|entry| !entry.expired(self.now_ms)),
         }
     }
 
-    /// Keys and bytes with everything staged, of both tables.
-    fn load_sum(&self) -> (u64, u64) {
-        let mut keys = self.state.table.keys() + self.state.hidden.keys();
-        let mut bytes = self.state.table.bytes() + self.state.hidden.bytes();
-        for (i, staged) in self.staged.iter().enumerate() {
-            let earlier = self.staged[..i]
-                .iter()
-                .rev()
-                .find(|it| it.hidden == staged.hidden && it.key() == staged.key());
-            let before = match earlier {
-                Some(earlier) => earlier.entry(),
-                None => self.table(staged.hidden).get(staged.key()),
-            };
-            if let Some(before) = before {
-                keys -= 1;
-                bytes -= before.weight();
-            }
-            if let Some(after) = staged.entry() {
-                keys += 1;
-                bytes += after.weight();
-            }
+    /// The last write of a key that is staged.
+    fn staged_of(&self, key: &[u8], hidden: bool) -> Option<&Write> {
+        let mut last = self.staged.iter().rev();
+        last.find(|it| it.hidden == hidden && it.key() == key)
+    }
+
+    /// What a key held before this request, expired or not: searched for once.
+    fn held(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
+        let origin = self.origin.as_ref();
+        let read = origin.and_then(|it| self.capture.known(key, hidden, &it.payload));
+        match read {
+            Some(read) => read.entry.as_ref(),
+            None => self.table(hidden).get(key),
         }
-        (keys, bytes)
+    }
+
+    /// Stages a write.
+    fn stage(&mut self, write: Write) {
+        let (key, hidden) = (write.key(), write.hidden);
+        let (mut keys, mut bytes) = self.load;
+        let before = match self.staged_of(key, hidden) {
+            Some(staged) => staged.entry(),
+            None => self.held(key, hidden),
+        };
+        if let Some(before) = before {
+            keys -= 1;
+            bytes -= before.weight();
+        }
+        if let Some(after) = write.entry() {
+            keys += 1;
+            bytes += after.weight();
+        }
+        self.load = (keys, bytes);
+        self.staged.push(write);
     }
 
     fn check_owner(&self, key: &[u8], hidden: bool) -> Result<(), Denial> {
@@ -318,7 +328,7 @@ impl Transaction {
         how: impl FnOnce(Key, Stamp) -> Change,
     ) {
         let version = self.hlc.tick(self.now_ms);
-        self.staged.push(Write {
+        self.stage(Write {
             change: how(Key::copy_from_slice(key), version),
             hidden: false,
             key_at,
@@ -327,11 +337,11 @@ impl Transaction {
     }
 
     fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
-        let (hlc, staged) = (self.hlc, self.staged.len());
+        let (hlc, staged, load) = (self.hlc, self.staged.len(), self.load);
         if !hidden {
             self.expire_before_write(put.key);
         }
-        let before = self.load_sum();
+        let before = self.load;
         let version = self.hlc.receive(observed, self.now_ms);
         let (key_at, value_at) = (self.place(put.key), self.place(put.value));
         let fence = put.fence.as_ref();
@@ -342,17 +352,17 @@ impl Transaction {
                 "more bytes of writes than one request may stage",
             ));
         }
-        self.staged.push(Write {
+        self.stage(Write {
             change: Change::Set(entry),
             hidden,
             key_at,
             value_at,
         });
-        if !self.capture.is_playing() && !self.quota.allows(before, self.load_sum()) {
+        if !self.capture.is_playing() && !self.quota.allows(before, self.load) {
             // With all that came with it: what is refused has no effect, and a request that runs again is refused
             // before it has any.
             self.staged.truncate(staged);
-            self.hlc = hlc;
+            (self.hlc, self.load) = (hlc, load);
             return Err(Denial::Fault(Fault::Quota));
         }
         self.staged_bytes += bytes;
@@ -362,14 +372,8 @@ impl Transaction {
     /// A key that expired and that no sweep has removed yet goes before anything is written over it,
     /// so that its watchers hear of its end first, with a version below the new one's.
     fn expire_before_write(&mut self, key: &[u8]) {
-        let staged = self.staged.iter().any(|it| !it.hidden && it.key() == key);
-        if !staged
-            && self
-                .state
-                .table
-                .get(key)
-                .is_some_and(|entry| entry.expired(self.now_ms))
-        {
+        let expired = |entry: &Entry| entry.expired(self.now_ms);
+        if self.staged_of(key, false).is_none() && self.held(key, false).is_some_and(expired) {
             let key_at = self.place(key);
             self.stage_removal(key, key_at, Change::Expired);
         }

@@ -111,7 +111,7 @@ impl Host for Transaction {
         let key_at = self.place(key);
         if hidden {
             let key = Bytes::copy_from_slice(key);
-            self.staged.push(Write {
+            self.stage(Write {
                 change: Change::Deleted(key, Stamp::default()),
                 hidden,
                 key_at,
