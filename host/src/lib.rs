@@ -17,6 +17,7 @@
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
 //! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
 //! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
+//! * `statehouse_precompiled` (a crate of its own): components in, components as machine code out. It compiles none twice.
 //! * [`journal`]: effects in, records and a position out. Records hold what a request did and all that it saw.
 //! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
@@ -54,5 +55,4 @@ pub mod storage;
 pub mod store;
 pub mod transport;
 
-/// The standard policy as a component: built from `guest/` by this crate's build script.
-pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));
+pub use statehouse_precompiled::STANDARD_POLICY;

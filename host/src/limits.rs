@@ -108,6 +108,13 @@ pub const RETIRED_POLICIES_MAX: usize = 16;
 /// use the others.
 pub const MODULE_BYTES_MAX: u64 = 256 << 20;
 
+/// Files of machine code: one for each policy that is held ready or that a request which may come again was handled by.
+pub const CODE_FILES_MAX: usize = LOADED_POLICIES_MAX + RETIRED_POLICIES_MAX;
+
+/// All of them together. Machine code is about three times as long as the policy. Beyond it those that no start used for
+/// longest are removed, and a start that needs one compiles it again.
+pub const CODE_BYTES_MAX: u64 = 256 << 20;
+
 /// Prefixes with a policy of their own: each request is compared with all of them.
 pub const ROUTES_MAX: usize = 64;
 

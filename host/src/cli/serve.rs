@@ -1,12 +1,13 @@
 //! `statehouse serve`: runs a state store until it is told to stop.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
+use statehouse_precompiled::{Bounds, Directory};
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
@@ -18,7 +19,7 @@ use crate::config::{Config, Durability, Flags, LogFormat, Storage, TransportChoi
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
-use crate::policy::{Digest, Engine, Modules, Policy};
+use crate::policy::{Digest, Engine, Modules};
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
@@ -80,15 +81,22 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An engine, and the policy that every store has.
-type Standard = (Arc<Engine<Transaction>>, Arc<Policy<Transaction>>);
-
-fn load_standard() -> anyhow::Result<Standard> {
-    let engine = Engine::new()?;
-    let standard = engine
-        .load(STANDARD_POLICY)
-        .context("the built-in policy does not load")?;
-    Ok((Arc::new(engine), Arc::new(standard)))
+/// An engine that keeps machine code below a data directory, where there is one. A store in memory keeps nothing.
+fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
+    let mut engine = Engine::new()?;
+    if let Some(data) = data {
+        let bounds = Bounds {
+            files_max: limits::CODE_FILES_MAX,
+            bytes_max: limits::CODE_BYTES_MAX,
+        };
+        match Directory::open(&data.join("code"), bounds) {
+            Ok(directory) => engine.keep_in(directory),
+            Err(error) => {
+                tracing::warn!(%error, "the machine code of policies is not kept: each start compiles them");
+            }
+        }
+    }
+    Ok(engine)
 }
 
 /// A store that is ready to listen.
@@ -108,8 +116,6 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let source = Arc::new(SystemSource::default());
     let listener = Listener::default();
-    // Compiling takes as long as reading some hundred thousand keys, so it is done meanwhile.
-    let compiling = thread::spawn(load_standard);
     let mode = config.transport.mode();
     let mut signals = None;
     let mut recovered = match (&config.transport, config.storage.durability) {
@@ -123,9 +129,12 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         }
         _ => Some(storage::recover(&config.storage)?),
     };
-    let standard = compiling
-        .join()
-        .map_err(|_| anyhow::anyhow!("the thread that compiles the built-in policy panicked"))??;
+    let data = recovered.is_some().then_some(&*config.storage.directory);
+    let engine = Arc::new(engine(data)?);
+    let standard = engine
+        .load(STANDARD_POLICY)
+        .context("the built-in policy does not load")?;
+    let standard = Arc::new(standard);
     if let Some(recovered) = &mut recovered {
         tracing::info!("{}", recovered.report());
         recovered.begin(mode);
@@ -142,7 +151,6 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let mut empty = Image::new(config.storage.duplicates);
     empty.begin(mode);
     let image = recovered.as_ref().map_or(&empty, |it| &it.image);
-    let (engine, standard) = standard;
     let opening = Opening {
         engine: &engine,
         standard: &standard,

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
+use statehouse_precompiled::{Directory, Precompiled};
 use wasmtime::component::{Component, HasSelf, Linker};
-use wasmtime::{Config, OptLevel};
 
 use super::bindings::{self, PolicyPre};
 use super::budget::Failure;
@@ -25,6 +25,7 @@ const MAJOR: &str = "1.";
 pub struct Engine<H: Host> {
     engine: wasmtime::Engine,
     linker: Linker<Guest<H>>,
+    precompiled: Precompiled,
 }
 
 /// A policy that can be instantiated.
@@ -130,22 +131,27 @@ impl<H: Host> Engine<H> {
     /// same call ends the same way however slow the machine is.
     pub fn without_watchdog() -> Result<Self, LoadError> {
         let broken = |e: wasmtime::Error| LoadError::Engine(format!("{e:#}"));
-        let mut config = Config::new();
-        config
-            .wasm_component_model(true)
-            .concurrency_support(false)
-            .consume_fuel(true)
-            .epoch_interruption(true)
-            // What may differ between machines is off: a re-run must end the same way.
-            .cranelift_nan_canonicalization(true)
-            .wasm_relaxed_simd(false)
-            .max_wasm_stack(limits::GUEST_STACK_BYTES_MAX)
-            .cranelift_opt_level(OptLevel::Speed);
+        let mut config = statehouse_precompiled::config();
+        config.max_wasm_stack(limits::GUEST_STACK_BYTES_MAX);
         let engine = wasmtime::Engine::new(&config).map_err(broken)?;
         let mut linker = Linker::new(&engine);
         bindings::Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |guest: &mut Guest<H>| guest)
             .map_err(broken)?;
-        Ok(Self { engine, linker })
+        Ok(Self {
+            engine,
+            linker,
+            precompiled: Precompiled::default(),
+        })
+    }
+
+    /// Keeps the machine code of policies in `directory`, and takes it from there.
+    pub fn keep_in(&mut self, directory: Directory) {
+        self.precompiled.keep_in(directory);
+    }
+
+    /// How many policies it had to compile.
+    pub fn compiled(&self) -> u64 {
+        self.precompiled.compiled()
     }
 
     /// Makes a policy of a component, or of a core module that holds its component type. A trial
@@ -168,7 +174,9 @@ impl<H: Host> Engine<H> {
             [0, b'a', b's', b'm', ..] => file,
             _ => return Err(LoadError::NotWasm),
         };
-        let component = Component::new(&self.engine, component)
+        let component = self
+            .precompiled
+            .component(&self.engine, component)
             .map_err(|e| LoadError::Compile(e.root_cause().to_string()))?;
         self.check_interfaces(&component)?;
         let compile = |e: wasmtime::Error| LoadError::Compile(format!("{e:#}"));
@@ -275,6 +283,18 @@ pub(crate) fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::STANDARD_POLICY;
+    use crate::store::Transaction;
+
+    /// The build compiles it with the same settings, or it would be compiled at every start.
+    #[test]
+    fn the_standard_policy_comes_as_machine_code() {
+        for engine in [Engine::<Transaction>::new(), Engine::without_watchdog()] {
+            let engine = engine.unwrap();
+            engine.load(STANDARD_POLICY).unwrap();
+            assert_eq!(engine.compiled(), 0);
+        }
+    }
 
     /// It once counted as a failure of the policy, and a duplicate that met it as answered otherwise.
     #[test]

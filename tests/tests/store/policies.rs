@@ -1,5 +1,7 @@
 //! Policies of other people, through the real binary: each fault is the faulty request's alone.
 
+use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
+
 use statehouse_tests::{Server, policies::faulty};
 
 #[test]
@@ -52,4 +54,43 @@ fn a_policy_that_cannot_tell() {
     assert_eq!(gone.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
     assert_eq!(store.get("bad-notify"), None);
     watcher.expect_nothing();
+}
+
+/// Stops it, and says how many policies it had compiled.
+fn compiled_by(server: &mut Server) -> usize {
+    server.signal("TERM");
+    server.wait(Duration::from_secs(10));
+    server.wait_for_log("stopped");
+    let log = server.stderr();
+    log.iter()
+        .filter(|it| it.contains("compiled a policy"))
+        .count()
+}
+
+#[test]
+fn a_policy_is_compiled_by_its_first_start_only() {
+    let mut server = Server::restartable(&[]);
+    assert_eq!(compiled_by(&mut server), 0, "the standard policy");
+    server.restart_with(&[("policy", faulty())]);
+    assert_eq!(compiled_by(&mut server), 1);
+    let answers = |server: &mut Server| {
+        server.restart();
+        let mut store = server.store("client");
+        assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
+    };
+    answers(&mut server);
+    assert_eq!(compiled_by(&mut server), 0);
+
+    let code = server.directory().join("statehouse-data/code");
+    let file = fs::read_dir(&code).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    answers(&mut server);
+    assert_eq!(compiled_by(&mut server), 1, "it was damaged");
+
+    fs::set_permissions(&code, fs::Permissions::from_mode(0o755)).unwrap();
+    answers(&mut server);
+    server.wait_for_log("the machine code of policies is not kept");
+    assert_eq!(compiled_by(&mut server), 1, "others may look into it");
 }
