@@ -3,7 +3,7 @@
 //! What enters: frames of a guest, and the changes of a request. What leaves: payloads and topics. Values go
 //! from the table into them without passing through the guest.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::transaction::Transaction;
 use super::watch::Peer;
@@ -51,13 +51,14 @@ pub(super) fn notices_of(
 ) -> Result<Vec<Notice>, Failure> {
     let mut notices = Vec::new();
     for change in changes {
-        for dialect in [Dialect::Sdk, Dialect::Documents, Dialect::Preview] {
-            let watches = &call.host().state().watches;
-            let peers: Vec<Peer> = watches
-                .of(change.key())
-                .filter(|(_, spoken)| *spoken == dialect)
-                .map(|(peer, _)| peer.clone())
-                .collect();
+        let mut speakers = [Dialect::Sdk, Dialect::Documents, Dialect::Preview]
+            .map(|dialect| (dialect, Vec::new()));
+        for (peer, spoken) in call.host().state().watches.of(change.key()) {
+            if let Some((_, peers)) = speakers.iter_mut().find(|(it, _)| *it == spoken) {
+                peers.push(peer.clone());
+            }
+        }
+        for (dialect, peers) in speakers {
             if !peers.is_empty() {
                 notices.push(notice(call, change, dialect, peers)?);
             }
@@ -103,11 +104,18 @@ fn notice(
         }
     };
     let payload = join(head, body)?;
-    let mut to = Vec::with_capacity(peers.len());
-    for peer in peers {
-        let topic = topic(&told.topic_prefix, &peer.client, &told.topic_suffix)?;
-        to.push((peer, topic));
+    let (prefix, suffix) = (&told.topic_prefix, &told.topic_suffix);
+    if [prefix, suffix]
+        .iter()
+        .any(|it| it.contains(['+', '#', '\0']))
+    {
+        return Err(no_topic());
     }
+    let to = peers.into_iter().map(|peer| {
+        let topic = topic(prefix, &peer.client, suffix)?;
+        Ok((peer, topic))
+    });
+    let to = to.collect::<Result<_, Failure>>()?;
     Ok(Notice {
         dialect,
         payload,
@@ -120,18 +128,21 @@ fn notice(
 fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let length = prefix.len() + 2 * client.len() + suffix.len();
-    let valid = |part: &str| !part.contains(['+', '#', '\0']);
-    if length > TOPIC_BYTES_MAX || !valid(prefix) || !valid(suffix) {
-        return Err(Failure::Malformed("a topic that MQTT cannot carry".into()));
+    if length > TOPIC_BYTES_MAX {
+        return Err(no_topic());
     }
-    let mut topic = BytesMut::with_capacity(length);
-    topic.put_slice(prefix.as_bytes());
+    let mut topic = Vec::with_capacity(length);
+    topic.extend_from_slice(prefix.as_bytes());
     for byte in client.bytes() {
-        topic.put_u8(DIGITS[usize::from(byte >> 4)]);
-        topic.put_u8(DIGITS[usize::from(byte & 15)]);
+        let digits = [byte >> 4, byte & 15].map(|it| DIGITS[usize::from(it)]);
+        topic.extend_from_slice(&digits);
     }
-    topic.put_slice(suffix.as_bytes());
-    Ok(topic.freeze())
+    topic.extend_from_slice(suffix.as_bytes());
+    Ok(topic.into())
+}
+
+fn no_topic() -> Failure {
+    Failure::Malformed("a topic that MQTT cannot carry".into())
 }
 
 /// The bytes of a reply: values go from the table to the answer without passing through the guest.
