@@ -6,8 +6,10 @@
 //! rests on nothing that still waits, such as the answer to a GET of a key nobody just wrote, does not wait for
 //! others.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
 
 use crate::journal::Position;
 use crate::transport::{Outbound, Transport};
@@ -21,11 +23,11 @@ pub struct Outbox {
 #[derive(Default)]
 struct Queue {
     /// Rests on nothing that waits.
-    ready: VecDeque<Outbound>,
+    ready: Vec<Outbound>,
     /// By position.
     waiting: VecDeque<(Position, u64, Outbound)>,
     /// How many wait, by the connection they are for.
-    lanes: HashMap<u64, usize>,
+    lanes: FxHashMap<u64, usize>,
     released: Position,
 }
 
@@ -44,7 +46,7 @@ impl Outbox {
         for (lane, out) in out {
             waits |= lanes.contains_key(&lane);
             if !waits {
-                ready.push_back(out);
+                ready.push(out);
                 continue;
             }
             // Behind something of its own, or of its step: as late as what is last.
@@ -57,7 +59,7 @@ impl Outbox {
     /// Queues what rests on nothing and need not wait for what was decided before it. A client may send any number of
     /// requests that nobody acknowledges, so their refusals must not pile up behind a slow disk.
     pub fn push_out_of_order(&self, out: Outbound) {
-        self.lock().ready.push_back(out);
+        self.lock().ready.push(out);
     }
 
     /// Lets everything go that the journal releases by now. Whoever calls may carry out what others queued:
@@ -70,7 +72,7 @@ impl Outbox {
                 return;
             }
         }
-        transport.deliver(&mut || self.lock().ready());
+        transport.deliver(&mut |out| self.lock().ready(out));
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -85,8 +87,9 @@ impl Queue {
         !self.ready.is_empty() || first.is_some_and(|(position, ..)| *position <= self.released)
     }
 
-    fn ready(&mut self) -> VecDeque<Outbound> {
-        let mut out = std::mem::take(&mut self.ready);
+    /// Fills an empty list. Its allocation serves the next time.
+    fn ready(&mut self, out: &mut Vec<Outbound>) {
+        std::mem::swap(&mut self.ready, out);
         while let Some((_, lane, next)) = self
             .waiting
             .pop_front_if(|(position, ..)| *position <= self.released)
@@ -97,9 +100,8 @@ impl Queue {
                     self.lanes.remove(&lane);
                 }
             }
-            out.push_back(next);
+            out.push(next);
         }
-        out
     }
 }
 
@@ -114,14 +116,15 @@ mod tests {
     struct Notebook(Mutex<Vec<u64>>);
 
     impl Transport for Notebook {
-        fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+            let mut out = Vec::new();
             loop {
-                let out = ready();
+                ready(&mut out);
                 if out.is_empty() {
                     break;
                 }
                 let mut notes = self.0.lock().unwrap();
-                notes.extend(out.into_iter().map(|out| match out {
+                notes.extend(out.drain(..).map(|out| match out {
                     Outbound::Kick(peer, ..) => peer.connection,
                     _ => panic!("the test queues nothing else"),
                 }));

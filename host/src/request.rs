@@ -84,10 +84,10 @@ pub struct Request<'a> {
 
 /// Where an answer goes and what it must carry.
 #[derive(Clone, Debug)]
-pub struct ReplyTo {
+pub struct ReplyTo<'a> {
     /// The Response Topic.
-    pub topic: Bytes,
-    correlation_data: Bytes,
+    pub topic: &'a [u8],
+    correlation_data: &'a [u8],
     dialect: Dialect,
     protocol_version: bool,
     /// What the client said about persistence, if it said anything: whether it asks for the disk.
@@ -96,7 +96,7 @@ pub struct ReplyTo {
     pub expires: Option<Instant>,
 }
 
-impl ReplyTo {
+impl ReplyTo<'_> {
     /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
     /// gave it.
     pub fn properties(
@@ -108,8 +108,8 @@ impl ReplyTo {
     ) -> Bytes {
         let mut properties = self.start("200");
         if let Some(version) = version {
-            let version = version.display(node).to_string();
-            properties = properties.user(self.dialect.version_property(), &version);
+            let version = version.display(node);
+            properties = properties.user_shown(self.dialect.version_property(), version);
         }
         if self.protocol_version {
             properties = properties.user("__protVer", "1.0");
@@ -136,7 +136,7 @@ impl ReplyTo {
     fn start(&self, status: &str) -> PropertiesBuilder {
         // Enough for everything but an unusually long node name.
         PropertiesBuilder::with_capacity(self.correlation_data.len() + 96)
-            .correlation_data(&self.correlation_data)
+            .correlation_data(self.correlation_data)
             .user("__stat", status)
     }
 }
@@ -150,9 +150,9 @@ fn finish(properties: PropertiesBuilder) -> Bytes {
 /// What a PUBLISH on a request topic turned out to be.
 pub enum Parsed<'a> {
     /// A request for the policy.
-    Run(Request<'a>, ReplyTo),
+    Run(Request<'a>, ReplyTo<'a>),
     /// No request a policy could answer, but there is where to say so.
-    Answer(ReplyTo, Early<'a>),
+    Answer(ReplyTo<'a>, Early<'a>),
     /// Refused without an answer: PUBACK with a reason, or at QoS 0 dropped.
     Refuse(ReasonCode, &'static str),
     /// The client broke the rule on response topics and is disconnected.
@@ -190,18 +190,18 @@ pub struct Incoming<'a> {
 pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
     let properties = incoming.properties;
     let response_topic = properties
-        .response_topic()
+        .response_topic_bytes()
         .filter(|topic| !topic.is_empty());
     if let Some(topic) = response_topic {
-        if topic.contains(['+', '#']) {
+        if topic.contains(&b'+') || topic.contains(&b'#') {
             return Parsed::Disconnect(
                 ReasonCode::PROTOCOL_ERROR,
                 "the response topic of a request holds a wildcard",
             );
         }
-        if topic == REQUEST_TOPIC
-            || topic == PREVIEW_TOPIC
-            || topic.starts_with(NOTIFICATION_TOPICS)
+        if topic == REQUEST_TOPIC.as_bytes()
+            || topic == PREVIEW_TOPIC.as_bytes()
+            || topic.starts_with(NOTIFICATION_TOPICS.as_bytes())
         {
             return Parsed::Disconnect(
                 ReasonCode::TOPIC_NAME_INVALID,
@@ -217,7 +217,7 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
     };
 
     let mut fields = Fields::default();
-    for (name, value) in properties.user() {
+    for (name, value) in properties.user_bytes() {
         fields.note(name, value);
     }
     let dialect = if incoming.topic == PREVIEW_TOPIC {
@@ -229,19 +229,18 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
         })
     };
     let reply_to = ReplyTo {
-        topic: Bytes::copy_from_slice(topic.as_bytes()),
-        // A copy, so that a waiting answer does not hold on to a whole read buffer.
-        correlation_data: Bytes::copy_from_slice(&correlation_data),
+        topic,
+        correlation_data,
         dialect,
         protocol_version: fields.protocol_version.is_some(),
-        persistence: fields.persistence.map(|asked| asked == "true"),
+        persistence: fields.persistence.map(|asked| asked == b"true"),
         expires: incoming.expires,
     };
     if let Some(version) = fields.protocol_version
-        && version != "1"
-        && !version.starts_with("1.")
+        && version != b"1"
+        && !version.starts_with(b"1.")
     {
-        return Parsed::Answer(reply_to, Early::UnsupportedVersion(version));
+        return Parsed::Answer(reply_to, Early::UnsupportedVersion(text(version)));
     }
     if incoming.qos == QoS::AtMostOnce {
         return Parsed::Answer(reply_to, Early::QosZero);
@@ -253,13 +252,18 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
     let request = Request {
         dialect,
         payload: incoming.payload,
-        timestamp,
-        fencing_token,
+        timestamp: timestamp.map(text),
+        fencing_token: fencing_token.map(text),
         peer: incoming.peer,
         properties,
         delivery: incoming.delivery,
     };
     Parsed::Run(request, reply_to)
+}
+
+/// What the codec has checked to be UTF-8.
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
 }
 
 fn refuse(text: &'static str) -> Parsed<'static> {
@@ -269,63 +273,62 @@ fn refuse(text: &'static str) -> Parsed<'static> {
 /// The user properties that mean something here; of repeated ones the first counts.
 #[derive(Default)]
 struct Fields<'a> {
-    protocol_version: Option<&'a str>,
-    timestamp: Option<&'a str>,
-    fencing_token: Option<&'a str>,
-    preview_timestamp: Option<&'a str>,
-    preview_fencing_token: Option<&'a str>,
-    persistence: Option<&'a str>,
+    protocol_version: Option<&'a [u8]>,
+    timestamp: Option<&'a [u8]>,
+    fencing_token: Option<&'a [u8]>,
+    preview_timestamp: Option<&'a [u8]>,
+    preview_fencing_token: Option<&'a [u8]>,
+    persistence: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
-    fn note(&mut self, name: &str, value: &'a str) {
+    fn note(&mut self, name: &[u8], value: &'a [u8]) {
         let field = match name {
-            "__protVer" => &mut self.protocol_version,
-            "__ts" => &mut self.timestamp,
-            "__ft" => &mut self.fencing_token,
-            "Timestamp" => &mut self.preview_timestamp,
-            "FencingToken" => &mut self.preview_fencing_token,
-            "aio-persistence" => &mut self.persistence,
+            b"__protVer" => &mut self.protocol_version,
+            b"__ts" => &mut self.timestamp,
+            b"__ft" => &mut self.fencing_token,
+            b"Timestamp" => &mut self.preview_timestamp,
+            b"FencingToken" => &mut self.preview_fencing_token,
+            b"aio-persistence" => &mut self.persistence,
             _ => return,
         };
         field.get_or_insert(value);
     }
 }
 
-/// What makes a redelivered request the same one: client id, response topic, correlation data,
-/// payload, timestamp and fencing token (the protocol, section 9).
+/// What makes a redelivered request the same one, in one piece: client id, response topic, correlation data, payload,
+/// timestamp and fencing token (the protocol, section 9).
 pub fn identity(
     client: &str,
     payload: &[u8],
     properties: &Properties,
     timestamp: Option<&str>,
     fencing_token: Option<&str>,
-) -> blake3::Hash {
+) -> Vec<u8> {
     let correlation_data = properties.correlation_data();
     let parts = [
         Some(client.as_bytes()),
-        properties.response_topic().map(str::as_bytes),
-        correlation_data.as_deref(),
+        properties.response_topic_bytes(),
+        correlation_data,
         Some(payload),
         timestamp.map(str::as_bytes),
         fencing_token.map(str::as_bytes),
     ];
     let bytes = parts.iter().flatten().map(|part| part.len());
-    // At once, since feeding a hasher by such small parts takes longer than hashing them.
     let mut whole = Vec::with_capacity(bytes.sum::<usize>() + size_of::<u64>() * parts.len());
     for part in parts {
-        // Length first, so that no two different requests hash the same bytes; absent is not empty.
+        // Length first, so that no two different requests have the same bytes; absent is not empty.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         whole.extend_from_slice(&length.to_le_bytes());
         whole.extend_from_slice(part.unwrap_or_default());
     }
-    blake3::hash(&whole)
+    whole
 }
 
 /// The MQTT properties of a notification.
 pub fn notification_properties(dialect: Dialect, version: Stamp, node: &str) -> Bytes {
-    let version = version.display(node).to_string();
-    finish(PropertiesBuilder::new().user(dialect.version_property(), &version))
+    let version = version.display(node);
+    finish(PropertiesBuilder::new().user_shown(dialect.version_property(), version))
 }
 
 #[cfg(test)]

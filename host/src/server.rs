@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
@@ -391,14 +392,14 @@ impl Server {
                         request::QOS_ZERO_ANSWER,
                     ),
                 };
-                let answer = message(reply_to.topic, payload.into(), properties, reply_to.expires);
-                let answer = Outbound::Answer(answer, ticket);
+                let answer = reply(&reply_to, payload.into(), properties);
                 match ticket {
                     Some(ticket) => {
-                        let settle = settle(ticket, ReasonCode::SUCCESS, None);
-                        self.queue(incoming.peer, [answer, settle].map(Some));
+                        self.queue(incoming.peer, [Some(Outbound::Reply(answer, ticket))])
                     }
-                    None => self.outbox.push_out_of_order(answer),
+                    None => self
+                        .outbox
+                        .push_out_of_order(Outbound::Answer(answer, None)),
                 }
                 Stepped::Queued(payload.len())
             }
@@ -446,7 +447,7 @@ impl Server {
         &self,
         core: &mut Core,
         mut effects: Effects,
-        asked: Option<(&Request<'_>, ReplyTo, Option<Ticket>)>,
+        asked: Option<(&Request<'_>, ReplyTo<'_>, Option<Ticket>)>,
     ) -> Stepped {
         if let Some(observed) = effects.observed.take() {
             self.observer.offer(observed);
@@ -468,6 +469,8 @@ impl Server {
         let lane = request.map_or(0, |request| request.peer.connection);
         let position = core.recorder.step(request, &effects, urgent);
         let (reply_to, ticket) = asked.map(|(_, to, ticket)| (to, ticket)).unzip();
+        let mut ticket = ticket.flatten();
+        let led_to = ticket;
         let mut reply_bytes = 0;
         let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
             reply_bytes = answer.payload.len();
@@ -479,12 +482,13 @@ impl Server {
             let by = by.map(|policy| &*policy.tag);
             let node = &self.settings.node;
             let properties = to.properties(answer.version, node, persisted, by);
-            let message = message(to.topic, answer.payload, properties, to.expires);
-            (lane, Outbound::Answer(message, ticket.flatten()))
+            let message = reply(&to, answer.payload, properties);
+            match ticket.take_if(|_| effects.notices.is_empty()) {
+                Some(ticket) => (lane, Outbound::Reply(message, ticket)),
+                None => (lane, Outbound::Answer(message, led_to)),
+            }
         });
-        let settle = ticket
-            .flatten()
-            .map(|ticket| (lane, settle(ticket, ReasonCode::SUCCESS, None)));
+        let settle = ticket.map(|ticket| (lane, settle(ticket, ReasonCode::SUCCESS, None)));
         for notice in effects.expired.iter().chain(&effects.notices) {
             core.stats.notifications += notice.to.len() as u64;
         }
@@ -492,7 +496,6 @@ impl Server {
             .expired
             .into_iter()
             .flat_map(|notice| self.tell(notice, None));
-        let led_to = ticket.flatten();
         let after = effects
             .notices
             .into_iter()
@@ -701,12 +704,13 @@ impl Core {
     }
 }
 
-fn message(
-    topic: bytes::Bytes,
-    payload: bytes::Bytes,
-    properties: bytes::Bytes,
-    expires: Option<std::time::Instant>,
-) -> Message {
+fn reply(to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {
+    // A copy: what waits may not hold on to a whole read buffer.
+    let topic = Bytes::copy_from_slice(to.topic);
+    message(topic, payload, properties, to.expires)
+}
+
+fn message(topic: Bytes, payload: Bytes, properties: Bytes, expires: Option<Instant>) -> Message {
     Message {
         topic,
         payload,
@@ -723,9 +727,6 @@ fn settle(ticket: Ticket, reason: ReasonCode, text: Option<&'static str>) -> Out
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-
-    use bytes::Bytes;
     use statehouse_mqtt::{Properties, PropertiesBuilder};
 
     use super::*;
@@ -741,9 +742,11 @@ mod tests {
     struct Notebook(Mutex<Vec<Bytes>>);
 
     impl Transport for Notebook {
-        fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+        fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+            let mut out = Vec::new();
+            ready(&mut out);
             let mut notes = self.0.lock().unwrap();
-            notes.extend(ready().into_iter().map(|out| match out {
+            notes.extend(out.into_iter().map(|out| match out {
                 Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => message.payload,
                 _ => panic!("nothing here is settled or kicked"),
             }));

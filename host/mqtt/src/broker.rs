@@ -1,6 +1,7 @@
 //! The handle of the embedder: starts connections, gives the core's lock away, ends everything.
 
 use std::{
+    borrow::Cow,
     fmt, io,
     net::SocketAddr,
     ops::{Deref, DerefMut},
@@ -23,9 +24,10 @@ use crate::{
     connection,
     core::{Core, Source},
     gate::Gate,
-    limits::{DIRECT_WRITES_MAX, WALL_CLOCK_LOOK},
+    limits::WALL_CLOCK_LOOK,
     output::Direct,
     persist::Recorder,
+    round::{self, Rounds},
     writer::SharedWriter,
 };
 
@@ -59,6 +61,7 @@ struct Shared {
     limits: Limits,
     service: Arc<dyn Service>,
     core: Mutex<Core>,
+    rounds: Rounds,
     gate: Arc<Gate>,
     /// One permit per socket; all are back once every connection has ended.
     sockets: Arc<Semaphore>,
@@ -100,6 +103,7 @@ impl Broker {
         Self(Arc::new(Shared {
             service,
             core: Mutex::new(core),
+            rounds: Rounds::default(),
             gate,
             sockets: Arc::new(Semaphore::new(
                 limits.connections_max.min(Semaphore::MAX_PERMITS),
@@ -197,8 +201,8 @@ impl Broker {
         }
     }
 
-    /// One lock, many operations: clients see everything of the closure in this order, and writers are woken once at
-    /// its end. The closure may not call the broker itself.
+    /// One lock, many operations: clients see everything of the closure in this order, and what it leads to is written once
+    /// at its end, or with what other connections have led to. The closure may not call the broker itself.
     ///
     /// Their changes are appended in one batch or in some, divided between the operations.
     pub fn batch<R>(&self, f: impl FnOnce(&mut Batch<'_>) -> R) -> R {
@@ -209,10 +213,11 @@ impl Broker {
         })
     }
 
-    /// Everything up to this position of the log is durable: what waited for it is written. For any thread; takes no lock
-    /// that is held for long.
+    /// Everything up to this position of the log is durable: what waited for it is written, and whatever else can be. For any
+    /// thread; takes no lock that is held for long.
     pub fn released(&self, position: u64) {
         self.0.gate.release_to(position);
+        self.0.rounds.write_gathered();
     }
 
     /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`
@@ -277,6 +282,10 @@ impl Broker {
         &self.0.service
     }
 
+    pub(crate) fn rounds(&self) -> &Rounds {
+        &self.0.rounds
+    }
+
     pub(crate) fn lock(&self) -> Guard<'_> {
         Guard {
             broker: self,
@@ -292,8 +301,8 @@ impl Shared {
     }
 }
 
-/// The core's lock. Before it is given back the changes made under it are appended; then the tasks that have something to
-/// do are woken, and the service is told of sessions that are no more.
+/// The core's lock. Before it is given back the changes made under it are appended; then what there is to write is written
+/// or gathered, and the service is told of sessions that are no more.
 pub(crate) struct Guard<'a> {
     broker: &'a Broker,
     core: Option<MutexGuard<'a, Core>>,
@@ -311,14 +320,9 @@ impl Guard<'_> {
         let Some(mut core) = self.core.take() else {
             return;
         };
-        let wakes = core.finish();
+        let wakes = core.finish(&self.broker.0.rounds);
         drop(core);
-        // The rest in parallel, so that one change with many watchers does not keep a thread for itself.
-        let (now, later) = wakes
-            .writers
-            .split_at(wakes.writers.len().min(DIRECT_WRITES_MAX));
-        later.iter().for_each(|writer| writer.wake_writer());
-        now.iter().for_each(|writer| writer.write_now());
+        round::write(&wakes.writers);
         if wakes.timers {
             self.broker.0.earlier.notify_waiters();
         }
@@ -360,11 +364,8 @@ impl Batch<'_> {
     /// Publishes as the broker itself (No Local does not apply). Returns the number of sessions with a matching
     /// subscription; 0 where a retained message had no room.
     pub fn publish(&mut self, message: Message) -> usize {
-        let source = Source {
-            owned: true,
-            ..Source::default()
-        };
-        let sessions = self.core.publish(&message, source, self.now);
+        let source = Source::default();
+        let sessions = self.core.publish(Cow::Owned(message), source, self.now);
         self.published(sessions)
     }
 
@@ -373,7 +374,7 @@ impl Batch<'_> {
     /// Where it cannot be sent at once, or the request came at QoS 2, it is recorded, and the acknowledgement waits for
     /// that. Before [`settle`](Self::settle).
     pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
-        let sessions = self.core.answer(token, &message, self.now);
+        let sessions = self.core.answer(token, message, self.now);
         self.published(sessions)
     }
 

@@ -88,12 +88,12 @@ pub(crate) async fn run<R, W>(
     }
     let mut dispatch = Dispatch::new(broker.clone(), session, origin);
     let read = read(
+        broker,
         &mut reader,
         &mut buffer,
         &mut dispatch,
         &output,
         silence_max,
-        limits,
     );
     let ended = tokio::select! {
         ended = read => ended,
@@ -195,12 +195,12 @@ fn accept(broker: &Broker, connect: Connect, output: &Arc<Output>) -> Result<Acc
 
 /// Reads packets until the connection ends. Pauses while the peer does not read what we write.
 async fn read<R: AsyncRead + Unpin>(
+    broker: &Broker,
     reader: &mut R,
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
     output: &Output,
     silence_max: Option<std::time::Duration>,
-    limits: &Limits,
 ) -> Ended {
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
@@ -210,10 +210,17 @@ async fn read<R: AsyncRead + Unpin>(
     loop {
         loop {
             output.room().await;
-            let before = buffer.len();
-            let turn = dispatch.turn(buffer, Instant::now());
+            let (before, now) = (buffer.len(), tokio::time::Instant::now());
+            let round = broker.rounds().open(now.into_std());
+            let turn = dispatch.turn(buffer, now.into_std());
             if buffer.len() != before {
-                last_packet = tokio::time::Instant::now();
+                last_packet = now;
+            }
+            if let Some(round) = round
+                && round.has_gathered()
+            {
+                // Until all that are ready have had their turns, and it ends.
+                tokio::task::yield_now().await;
             }
             match turn {
                 Turn::Drained => break,
@@ -235,7 +242,7 @@ async fn read<R: AsyncRead + Unpin>(
                 read = reader.read_buf(buffer) => match read {
                     Ok(0) | Err(_) => return Ended::ByPeer,
                     Ok(count) => {
-                        ask = next_read_bytes(ask, count, limits.read_bytes);
+                        ask = next_read_bytes(ask, count, broker.limits().read_bytes);
                         break;
                     }
                 },

@@ -125,15 +125,14 @@ impl Dispatch {
         Ok(Some((packet, claim)))
     }
 
-    fn claim(&self, name: &Bytes) -> Claim {
-        if topic::levels(name).nth(self.topic_levels_max).is_some() {
+    fn claim(&self, name: &[u8]) -> Claim {
+        if topic::level_count(name) > self.topic_levels_max {
             return Claim::Refuse(
                 ReasonCode::TOPIC_NAME_INVALID,
                 "the topic name has too many levels",
             );
         }
-        // The decoder has checked that it is UTF-8.
-        std::str::from_utf8(name).map_or(Claim::Route, |name| self.service.claim(name))
+        self.service.claim(name)
     }
 
     /// Topic aliases are the connection's own (section 3.3.2.3.4).
@@ -284,10 +283,10 @@ pub(crate) fn check_will(
     topic: &[u8],
     topic_levels_max: usize,
 ) -> Result<(), &'static str> {
-    if topic::levels(topic).nth(topic_levels_max).is_some() {
+    if topic::level_count(topic) > topic_levels_max {
         return Err("the topic of the will has too many levels");
     }
-    match std::str::from_utf8(topic).map_or(Claim::Route, |topic| service.claim(topic)) {
+    match service.claim(topic) {
         Claim::Route => Ok(()),
         Claim::Take => Err("a will may not be a request"),
         Claim::Refuse(_, text) => Err(text),

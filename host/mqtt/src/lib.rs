@@ -12,7 +12,7 @@
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
-//! * `output`: the bytes that wait for one socket;
+//! * `output`: the bytes that wait for one socket; `round`: the sockets that are written to together;
 //! * `persist`, `change`: what is durable, as records; `gate`: what waits for them; `recovery`, `image`: back from them.
 //!
 //! ```
@@ -52,6 +52,7 @@ mod properties;
 mod reason;
 mod recovery;
 mod retained;
+mod round;
 mod router;
 mod service;
 mod session;

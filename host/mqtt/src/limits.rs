@@ -149,3 +149,7 @@ pub(crate) const WALL_CLOCK_LOOK: Duration = Duration::from_secs(1);
 /// Sockets that one thread writes to before it wakes their tasks instead: the answers of one flush go out at once, and
 /// one change with ten thousand watchers is shared between the threads there are.
 pub(crate) const DIRECT_WRITES_MAX: usize = 64;
+
+/// How long a connection that has answers lets others have their turns before all of them are written: longer than it takes
+/// to handle the requests of some ten sockets, and far less than anybody's network takes.
+pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);

@@ -5,13 +5,15 @@
 //! the method that changes it. Never encodes and never decides when to send.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
 };
+
+use rustc_hash::FxHashMap;
 
 use crate::{Message, QoS, change::Part, persist::Tape};
 
@@ -109,7 +111,7 @@ pub(crate) struct Recorded<'a> {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     queue: VecDeque<Entry>,
-    in_flight: HashMap<u16, InFlight>,
+    in_flight: FxHashMap<u16, InFlight>,
     bytes: usize,
     total_bytes: Arc<AtomicUsize>,
     last_packet_id: u16,
@@ -123,7 +125,7 @@ impl Outbox {
     pub(crate) fn new(total_bytes: Arc<AtomicUsize>) -> Self {
         Self {
             queue: VecDeque::new(),
-            in_flight: HashMap::new(),
+            in_flight: FxHashMap::default(),
             bytes: 0,
             total_bytes,
             last_packet_id: 0,

@@ -4,6 +4,8 @@
 //! the same bytes for forwarding. They are never decoded into a structure and encoded again, so what a client sent
 //! passes bit for bit.
 
+use std::fmt::{self, Write as _};
+
 use bytes::{BufMut, Bytes, BytesMut};
 use thiserror::Error;
 
@@ -37,11 +39,16 @@ impl Properties {
         self.text(self.response_topic)
     }
 
-    /// The Correlation Data, a slice of the read buffer.
+    /// The same as bytes, which are checked to be UTF-8.
     #[must_use]
-    pub fn correlation_data(&self) -> Option<Bytes> {
-        self.correlation_data
-            .map(|span| self.raw.slice(span.range()))
+    pub fn response_topic_bytes(&self) -> Option<&[u8]> {
+        self.response_topic.map(|span| span.of(&self.raw))
+    }
+
+    /// The Correlation Data.
+    #[must_use]
+    pub fn correlation_data(&self) -> Option<&[u8]> {
+        self.correlation_data.map(|span| span.of(&self.raw))
     }
 
     /// The Content Type.
@@ -64,13 +71,19 @@ impl Properties {
 
     /// The user properties in the order sent, repeated names included.
     pub fn user(&self) -> impl Iterator<Item = (&str, &str)> {
-        Reader::new(&self.raw).properties().filter_map(|item| {
-            let item = item.ok()?;
-            let (name, value) = item.pair?;
+        self.user_bytes().filter_map(|(name, value)| {
             Some((
-                std::str::from_utf8(name.of(&self.raw)).ok()?,
-                std::str::from_utf8(value.of(&self.raw)).ok()?,
+                std::str::from_utf8(name).ok()?,
+                std::str::from_utf8(value).ok()?,
             ))
+        })
+    }
+
+    /// The same as bytes, which are checked to be UTF-8: for who wants few of them.
+    pub fn user_bytes(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        Reader::again(&self.raw).properties().filter_map(|item| {
+            let (name, value) = item.ok()?.pair?;
+            Some((name.of(&self.raw), value.of(&self.raw)))
         })
     }
 
@@ -213,6 +226,28 @@ impl PropertiesBuilder {
         self
     }
 
+    /// One more user property, whose value is written as it is shown.
+    #[must_use]
+    pub fn user_shown(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.buffer.put_u8(id::USER_PROPERTY);
+        self.text(name);
+        let length_at = self.buffer.len();
+        self.buffer.put_u16(0);
+        // Writing to memory cannot fail.
+        _ = write!(self.buffer, "{value}");
+        let value = &self.buffer[length_at + 2..];
+        if value.contains(&0) {
+            self.error.get_or_insert(PropertyError::Nul);
+        }
+        match u16::try_from(value.len()) {
+            Ok(length) => {
+                self.buffer[length_at..][..2].copy_from_slice(&length.to_be_bytes());
+            }
+            Err(_) => _ = self.error.get_or_insert(PropertyError::TooLong),
+        }
+        self
+    }
+
     /// The bytes for [`Message::properties`](crate::Message::properties).
     pub fn finish(self) -> Result<Bytes, PropertyError> {
         self.error.map_or_else(|| Ok(self.buffer.freeze()), Err)
@@ -248,15 +283,15 @@ mod tests {
             .correlation_data(b"\0\xff")
             .content_type("text/plain")
             .user("k", "")
-            .user("k", "v");
+            .user_shown("k", format_args!("v{}", 7));
         let properties = Properties::parse(built.finish().unwrap()).unwrap();
         assert!(properties.payload_is_utf8());
         assert_eq!(properties.response_topic(), Some("r/1"));
-        assert_eq!(properties.correlation_data().unwrap(), &b"\0\xff"[..]);
+        assert_eq!(properties.correlation_data(), Some(&b"\0\xff"[..]));
         assert_eq!(properties.content_type(), Some("text/plain"));
         assert_eq!(
             properties.user().collect::<Vec<_>>(),
-            [("k", ""), ("k", "v")]
+            [("k", ""), ("k", "v7")]
         );
         assert_eq!(&properties.forwarded(), properties.raw());
     }
@@ -282,9 +317,15 @@ mod tests {
             PropertyError::TooLong
         );
         assert_eq!(
-            error(PropertiesBuilder::new().user("a\0b", "")),
-            PropertyError::Nul
+            error(PropertiesBuilder::new().user_shown("k", &long)),
+            PropertyError::TooLong
         );
+        for builder in [
+            PropertiesBuilder::new().user("a\0b", ""),
+            PropertiesBuilder::new().user_shown("a", '\0'),
+        ] {
+            assert_eq!(error(builder), PropertyError::Nul);
+        }
         assert_eq!(
             error(PropertiesBuilder::new().response_topic("a/#")),
             PropertyError::Topic

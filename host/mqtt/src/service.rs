@@ -9,8 +9,8 @@ use crate::{Broker, Properties, QoS, ReasonCode};
 /// The embedder. It takes PUBLISHes of the topics it claims, answers through [`Broker::batch`], and hears of the
 /// end of every connection. All methods are called without any lock of the broker held.
 pub trait Service: Send + Sync + 'static {
-    /// Whose PUBLISH is this? Called for every PUBLISH, so it has to be cheap.
-    fn claim(&self, topic: &str) -> Claim;
+    /// Whose PUBLISH is this? Called for every PUBLISH, so it has to be cheap. The topic name is checked to be UTF-8.
+    fn claim(&self, topic: &[u8]) -> Claim;
 
     /// Requests of one socket read, in the order sent; the service drains or reads them. Every request with a
     /// token has to be settled once, now or later ([`Batch::settle`](crate::Batch::settle)).
@@ -87,7 +87,7 @@ pub struct Token {
 pub struct NoService;
 
 impl Service for NoService {
-    fn claim(&self, _: &str) -> Claim {
+    fn claim(&self, _: &[u8]) -> Claim {
         Claim::Route
     }
     fn requests(&self, _: &Broker, _: &Origin, requests: &mut Vec<Request>) {

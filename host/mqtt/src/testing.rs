@@ -144,10 +144,12 @@ pub(crate) struct Recorder {
 }
 
 impl Service for Recorder {
-    fn claim(&self, topic: &str) -> Claim {
+    fn claim(&self, topic: &[u8]) -> Claim {
         match topic {
-            _ if topic.starts_with("req/") => Claim::Take,
-            _ if topic.starts_with("no/") => Claim::Refuse(ReasonCode::NOT_AUTHORIZED, "not there"),
+            _ if topic.starts_with(b"req/") => Claim::Take,
+            _ if topic.starts_with(b"no/") => {
+                Claim::Refuse(ReasonCode::NOT_AUTHORIZED, "not there")
+            }
             _ => Claim::Route,
         }
     }

@@ -391,11 +391,12 @@ impl PolicyOrders {
 }
 
 impl Orders for Arc<PolicyOrders> {
-    fn claim(&self, topic: &str) -> Option<Claim> {
-        if !topic.starts_with(TOPICS) {
+    fn claim(&self, topic: &[u8]) -> Option<Claim> {
+        if !topic.starts_with(TOPICS.as_bytes()) {
             return None;
         }
-        Some(if topic == ORDER || topic.starts_with(CHUNKS) {
+        let taken = topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes());
+        Some(if taken {
             Claim::Take
         } else {
             Claim::Refuse(

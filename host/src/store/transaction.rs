@@ -88,7 +88,8 @@ impl Origin {
         let timestamp = first(self.dialect.version_property()).map(|(_, value)| value);
         let token = first(self.dialect.fencing_property()).map(|(_, value)| value);
         let client = &self.peer.client;
-        *request::identity(client, &self.payload, &self.properties, timestamp, token).as_bytes()
+        let identity = request::identity(client, &self.payload, &self.properties, timestamp, token);
+        *blake3::hash(&identity).as_bytes()
     }
 }
 

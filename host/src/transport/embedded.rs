@@ -1,7 +1,6 @@
 //! The embedded broker as a transport: requests come straight from a client's connection, so the
 //! client id is proven, the end of a connection is seen, and a PUBACK has a reason.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
@@ -13,7 +12,7 @@ use crate::store::Peer;
 /// Takes what is published for the administration. It is no request to the store, and passes it by.
 pub trait Orders: Send + Sync {
     /// Whose PUBLISH is this? None where it is nothing of the administration's. Called for every PUBLISH.
-    fn claim(&self, topic: &str) -> Option<Claim>;
+    fn claim(&self, topic: &[u8]) -> Option<Claim>;
 
     /// One that was claimed. It settles it.
     fn take(&self, broker: &Broker, from: &Origin, request: Request);
@@ -44,10 +43,10 @@ impl StoreService {
 }
 
 impl Service for StoreService {
-    fn claim(&self, topic: &str) -> Claim {
-        if topic == REQUEST_TOPIC || topic == PREVIEW_TOPIC {
+    fn claim(&self, topic: &[u8]) -> Claim {
+        if is_for_the_store(topic) {
             Claim::Take
-        } else if topic.starts_with(NOTIFICATION_TOPICS) {
+        } else if topic.starts_with(NOTIFICATION_TOPICS.as_bytes()) {
             Claim::Refuse(
                 ReasonCode::NOT_AUTHORIZED,
                 "only the state store publishes notifications of the state store",
@@ -74,8 +73,11 @@ impl Service for StoreService {
         self.intake.take(&mut requests.iter_mut().map(|request| {
             let ticket = request.token.take().map(Ticket::Embedded);
             let incoming = Incoming {
-                // The broker has checked that it is UTF-8.
-                topic: std::str::from_utf8(&request.topic).unwrap_or_default(),
+                // It was claimed, so it is one of the two.
+                topic: match request.topic == PREVIEW_TOPIC.as_bytes() {
+                    true => PREVIEW_TOPIC,
+                    false => REQUEST_TOPIC,
+                },
                 payload: &request.payload,
                 properties: &request.properties,
                 qos: request.qos,
@@ -145,19 +147,27 @@ impl Embedded {
 }
 
 impl Transport for Embedded {
-    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
         self.broker.batch(|batch| {
+            let mut out = Vec::new();
             loop {
-                let out = ready();
+                ready(&mut out);
                 if out.is_empty() {
                     break;
                 }
-                for out in out {
+                for out in out.drain(..) {
                     match out {
                         // An answer that nobody subscribed to is lost, as any PUBLISH is.
                         Outbound::Answer(message, ticket) => {
                             let token = ticket.and_then(token);
                             let _ = batch.answer(token.as_ref(), message);
+                        }
+                        Outbound::Reply(message, ticket) => {
+                            let token = token(ticket);
+                            let _ = batch.answer(token.as_ref(), message);
+                            if let Some(token) = token {
+                                batch.settle(token, ReasonCode::SUCCESS, None);
+                            }
                         }
                         Outbound::Notify(to, message, _) => {
                             let _ = batch.deliver(&origin(to), message);

@@ -6,8 +6,6 @@
 pub mod embedded;
 pub mod foreign;
 
-use std::collections::VecDeque;
-
 use statehouse_mqtt::{Message, ReasonCode, Token};
 
 use crate::request::Incoming;
@@ -39,6 +37,8 @@ pub enum Inbound<'a> {
 pub enum Outbound {
     /// Publish the answer to a request (named where it is acknowledged) to whoever subscribed.
     Answer(Message, Option<Ticket>),
+    /// The same, and acknowledge the request: nothing comes between.
+    Reply(Message, Ticket),
     /// Give a notification to one connection and nobody else; the request that led to it is named where there is one.
     Notify(Peer, Message, Option<Ticket>),
     /// Acknowledge a request, after all that came before.
@@ -55,9 +55,9 @@ pub trait Intake: Send + Sync {
 
 /// Carries things out.
 pub trait Transport: Send + Sync {
-    /// Carries out everything that `ready` yields, batch by batch, until it yields nothing. One
+    /// Carries out everything that `ready` fills into an empty list, batch by batch, until that stays empty. One
     /// delivery runs at a time, so that clients see everything in the order it was decided.
-    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>);
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>));
 
     /// What its connection to a foreign broker can be judged by, where it has one.
     fn figures(&self) -> Option<foreign::Figures> {

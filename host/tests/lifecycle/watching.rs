@@ -1,6 +1,5 @@
 //! What the host sees of policies that answer, and of those that are only tried.
 
-use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -21,9 +20,11 @@ use super::*;
 struct Notebook(Mutex<Vec<(Bytes, Bytes)>>);
 
 impl Transport for Notebook {
-    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+        let mut out = Vec::new();
+        ready(&mut out);
         let mut notes = self.0.lock().unwrap();
-        notes.extend(ready().into_iter().map(|out| match out {
+        notes.extend(out.into_iter().map(|out| match out {
             Outbound::Answer(message, _) => (message.payload, message.properties),
             _ => panic!("nothing else comes of these requests"),
         }));

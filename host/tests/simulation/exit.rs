@@ -1,6 +1,6 @@
 //! The way out: production's outbox between the store and what clients see, and its way into the log.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use statehouse::clock::Stamp;
@@ -112,13 +112,14 @@ pub(crate) struct Exit {
 struct Notebook(Mutex<Vec<u64>>);
 
 impl Transport for Notebook {
-    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+        let mut out = Vec::new();
         loop {
-            let out = ready();
+            ready(&mut out);
             if out.is_empty() {
                 break;
             }
-            for out in out {
+            for out in out.drain(..) {
                 let Outbound::Answer(message, _) = out else {
                     panic!("nothing else is put in");
                 };

@@ -1,6 +1,7 @@
 //! Connections come and go: new and resumed sessions, takeover, session expiry, wills (sections 3.1, 3.14, 4.1).
 
 use std::{
+    borrow::Cow,
     fmt::Write,
     sync::Arc,
     time::{Duration, Instant},
@@ -246,11 +247,10 @@ impl Core {
             .expiry_s
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
         let source = Source {
-            owned: true,
             from: Some(key),
             asker: None,
         };
-        if self.publish(&message, source, now).is_err() {
+        if self.publish(Cow::Owned(message), source, now).is_err() {
             self.counts.dropped += 1;
         }
     }

@@ -36,6 +36,7 @@ use crate::{
     output::Output,
     persist::Recorder,
     retained::Retained,
+    round::Rounds,
     router::{Match, Router, SessionKey},
     session::{Sending, Session},
 };
@@ -116,11 +117,15 @@ impl Core {
         }
     }
 
-    /// Before the lock is given back: appends the changes made under it, and says what is to be done after it.
-    pub(crate) fn finish(&mut self) -> Wakes {
+    /// Before the lock is given back: appends the changes made under it, and says what is to be done after it. What is to be
+    /// written is left to the open round, where there is one.
+    pub(crate) fn finish(&mut self, rounds: &Rounds) -> Wakes {
         self.recorder.append();
+        if !self.wakes.is_empty() {
+            rounds.gather(&mut self.wakes);
+        }
         Wakes {
-            writers: std::mem::take(&mut self.wakes),
+            writers: self.wakes.drain(..).collect(),
             timers: std::mem::take(&mut self.earlier),
             ended: self.tenancies.take_ended(),
         }

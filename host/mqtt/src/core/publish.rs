@@ -1,6 +1,6 @@
 //! Messages from clients and the embedder, through the router, to sessions (sections 3.3 and 4.3).
 
-use std::{mem, time::Instant};
+use std::{borrow::Cow, mem, time::Instant};
 
 use super::{Core, session_at, window::remaining_s};
 use crate::{
@@ -24,8 +24,6 @@ pub(crate) enum Begun {
 /// Where a message comes from.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Source {
-    /// It is no slice of a read buffer and can be kept as it is.
-    pub(crate) owned: bool,
     /// The session of its publisher.
     pub(crate) from: Option<SessionKey>,
     /// The session whose request it answers, over the connection that is open.
@@ -122,7 +120,7 @@ impl Core {
                 from: Some(key),
                 ..Source::default()
             };
-            match core.publish(message, source, now) {
+            match core.publish(Cow::Borrowed(message), source, now) {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => reason,
@@ -130,15 +128,16 @@ impl Core {
         })
     }
 
-    /// Sends a message to every session that subscribed to its topic, once each, and keeps it where it is retained.
-    /// Returns the number of these sessions, or the reason why it was not accepted.
+    /// Sends a message to every session that subscribed to its topic, once each, and keeps it where it is retained. A borrowed
+    /// one is a slice of a read buffer, and copied where it has to be kept. Returns the number of these sessions, or the
+    /// reason why it was not accepted.
     pub(crate) fn publish(
         &mut self,
-        message: &Message,
+        mut message: Cow<'_, Message>,
         source: Source,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
-        let Source { owned, from, asker } = source;
+        let Source { from, asker } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
@@ -147,7 +146,7 @@ impl Core {
                 .and_then(|key| self.session(key))
                 .map(|session| session.client.clone());
             let (limits, recorder) = (&self.limits, &mut self.recorder);
-            if !self.retained.set(message, client, limits, now, recorder) {
+            if !self.retained.set(&message, client, limits, now, recorder) {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
         }
@@ -157,8 +156,8 @@ impl Core {
         matches.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
         matches.sort_by_key(|(key, _)| *key);
         let mut sessions = 0;
-        let mut kept = owned.then(|| message.clone());
-        for group in matches.chunk_by(|a, b| a.0 == b.0) {
+        let mut groups = matches.chunk_by(|a, b| a.0 == b.0).peekable();
+        while let Some(group) = groups.next() {
             let Some(((key, first), others)) = group.split_first() else {
                 continue;
             };
@@ -177,26 +176,28 @@ impl Core {
                     .iter()
                     .filter_map(|(_, subscription)| subscription.id)
                     .collect::<Box<[u32]>>(),
-                expiry_s: remaining_s(message, now),
+                expiry_s: remaining_s(&message, now),
             };
             let scope = if asker == Some(*key) {
                 Scope::Answer
             } else {
                 Scope::Session
             };
-            self.forward(*key, message, &mut kept, &delivery, scope, now);
+            let last = groups.peek().is_none();
+            self.forward(*key, &mut message, last, &delivery, scope, now);
             sessions += 1;
         }
         self.matches = matches;
         Ok(sessions)
     }
 
-    /// A routed message to one session: straight into the output where nothing has to be kept, else into the queue.
+    /// A routed message to one session: straight into the output where nothing has to be kept, else into the queue. The last
+    /// session gets the message itself.
     pub(super) fn forward(
         &mut self,
         key: SessionKey,
-        message: &Message,
-        kept: &mut Option<Message>,
+        message: &mut Cow<'_, Message>,
+        last: bool,
         delivery: &Delivery<'_>,
         scope: Scope,
         now: Instant,
@@ -204,7 +205,11 @@ impl Core {
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, delivery, now) {
             return;
         }
-        let mut message = kept.get_or_insert_with(|| message.detached()).clone();
+        if let Cow::Borrowed(borrowed) = message {
+            *message = Cow::Owned(borrowed.detached());
+        }
+        let kept = message.to_mut();
+        let mut message = if last { mem::take(kept) } else { kept.clone() };
         (message.qos, message.retain) = (delivery.qos, delivery.retain);
         self.enqueue(
             key,
@@ -308,7 +313,7 @@ impl Core {
     pub(crate) fn answer(
         &mut self,
         token: Option<&Token>,
-        message: &Message,
+        message: Message,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
         let asker = token
@@ -316,13 +321,9 @@ impl Core {
             .filter(|token| !token.exactly_once)
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
-        let source = Source {
-            owned: true,
-            from: None,
-            asker,
-        };
+        let source = Source { from: None, asker };
         let recorded = self.recorder.count();
-        let sessions = self.publish(message, source, now);
+        let sessions = self.publish(Cow::Owned(message), source, now);
         let told = self.told_since(recorded);
         if let Some(token) = token.filter(|_| told > 0)
             && let Some(session) = self.linked(token.session, token.connection)

@@ -1,12 +1,12 @@
 //! SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer a SUBSCRIBE (sections 3.8 to 3.11).
 
-use std::{mem, time::Instant};
+use std::{borrow::Cow, mem, time::Instant};
 
 use bytes::Bytes;
 
 use super::{Core, session_at};
 use crate::{
-    Message, ReasonCode,
+    ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     outbox::Scope,
@@ -124,8 +124,8 @@ impl Core {
                 expiry_s: remaining_s(message, now),
             };
             // Retained messages own their bytes, so they are kept as they are.
-            let mut kept: Option<Message> = Some(message.clone());
-            self.forward(key, message, &mut kept, &delivery, Scope::Session, now);
+            let mut message = Cow::Owned(message.clone());
+            self.forward(key, &mut message, true, &delivery, Scope::Session, now);
         }
         self.retained = retained;
     }

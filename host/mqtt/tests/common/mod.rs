@@ -220,14 +220,14 @@ impl Echo {
 fn answer(properties: &Properties) -> Option<Message> {
     let topic = properties.response_topic()?.to_owned();
     let mut message = Message::new(topic, "answer", QoS::AtLeastOnce);
-    let builder = PropertiesBuilder::new().correlation_data(&properties.correlation_data()?);
+    let builder = PropertiesBuilder::new().correlation_data(properties.correlation_data()?);
     message.properties = builder.finish().unwrap();
     Some(message)
 }
 
 impl Service for Echo {
-    fn claim(&self, topic: &str) -> Claim {
-        if topic.starts_with("req/") {
+    fn claim(&self, topic: &[u8]) -> Claim {
+        if topic.starts_with(b"req/") {
             Claim::Take
         } else {
             Claim::Route

@@ -381,8 +381,8 @@ mod tests {
                     topic: "answers".into(),
                     ..Message::default()
                 };
-                let mut ready = VecDeque::from([Outbound::Answer(message, None)]);
-                transport.deliver(&mut || std::mem::take(&mut ready));
+                let mut ready = vec![Outbound::Answer(message, None)];
+                transport.deliver(&mut |out| out.append(&mut ready));
             }
         }
     }

@@ -21,7 +21,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -204,15 +203,15 @@ impl Foreign {
 }
 
 impl Transport for Foreign {
-    fn deliver(&self, ready: &mut dyn FnMut() -> VecDeque<Outbound>) {
-        let mut broken = Vec::new();
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+        let (mut broken, mut out) = (Vec::new(), Vec::new());
         let mut state = self.state();
         loop {
-            let out = ready();
+            ready(&mut out);
             if out.is_empty() {
                 break;
             }
-            for out in out {
+            for out in out.drain(..) {
                 match out {
                     Outbound::Kick(peer, _, text) => broken.push((peer, text)),
                     out => state.take(out),

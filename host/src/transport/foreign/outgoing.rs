@@ -88,7 +88,7 @@ impl statehouse_link::Message for Outgoing {
             // Whole seconds, rounded up: what expires in 0 s would never arrive.
             message_expiry_interval: left
                 .map(|left| u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)),
-            correlation_data: properties.correlation_data(),
+            correlation_data: properties.correlation_data().map(Bytes::copy_from_slice),
             content_type: properties.content_type().map(str::to_owned),
             user_properties: properties
                 .user()
@@ -130,7 +130,7 @@ fn internal_error(message: Message) -> Message {
     let properties = Properties::parse(message.properties.clone()).unwrap_or_default();
     let mut builder = PropertiesBuilder::new();
     if let Some(data) = properties.correlation_data() {
-        builder = builder.correlation_data(&data);
+        builder = builder.correlation_data(data);
     }
     for (name, value) in properties.user() {
         if !VERSIONS.contains(&name) {

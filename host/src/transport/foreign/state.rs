@@ -78,13 +78,19 @@ impl State {
             Outbound::Notify(peer, message, of) => {
                 self.notify(peer, message, of.and_then(receipt));
             }
-            Outbound::Settle(ticket, ..) => {
-                self.unsettled = self.unsettled.saturating_sub(1);
-                if let Some(receipt) = receipt(ticket) {
-                    self.outlet.settle(receipt);
-                }
+            Outbound::Reply(message, ticket) => {
+                self.answer(message, receipt(ticket));
+                self.settle(ticket);
             }
+            Outbound::Settle(ticket, ..) => self.settle(ticket),
             Outbound::Kick(..) => {}
+        }
+    }
+
+    fn settle(&mut self, ticket: Ticket) {
+        self.unsettled = self.unsettled.saturating_sub(1);
+        if let Some(receipt) = receipt(ticket) {
+            self.outlet.settle(receipt);
         }
     }
 

@@ -1,6 +1,9 @@
 //! Windows, repetitions, QoS 2 towards the client, bounded queues.
 
-use std::time::{Duration, Instant};
+use std::{
+    borrow::Cow,
+    time::{Duration, Instant},
+};
 
 use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRecReason, PubRel};
 
@@ -307,7 +310,7 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
         message.expires = expires;
         broker
             .lock()
-            .publish(&message, Source::default(), at)
+            .publish(Cow::Owned(message), Source::default(), at)
             .unwrap();
     };
     for _ in 0..100 {

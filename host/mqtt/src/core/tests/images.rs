@@ -1,6 +1,7 @@
 //! Images that are taken while changes go on, and every change since, give what every change gives.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -287,11 +288,8 @@ impl World {
                 message.retain = expires_s.is_some_and(|seconds| seconds > 5);
                 message.expires =
                     expires_s.map(|seconds| now + Duration::from_secs(seconds.into()));
-                let source = crate::core::Source {
-                    owned: true,
-                    ..Default::default()
-                };
-                _ = self.broker.lock().publish(&message, source, now);
+                let source = crate::core::Source::default();
+                _ = self.broker.lock().publish(Cow::Owned(message), source, now);
             }
             Action::Deliver { client, qos } => {
                 if let Some(peer) = &self.peers[client] {

@@ -1,6 +1,7 @@
 //! What a restart brings back: sessions with everything in them, retained messages, wills, deadlines.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -45,11 +46,11 @@ impl Life {
     }
 
     fn publish(&self, message: Message, now: Instant) -> usize {
-        let source = crate::core::Source {
-            owned: true,
-            ..Default::default()
-        };
-        self.broker.lock().publish(&message, source, now).unwrap()
+        let source = crate::core::Source::default();
+        self.broker
+            .lock()
+            .publish(Cow::Owned(message), source, now)
+            .unwrap()
     }
 }
 
