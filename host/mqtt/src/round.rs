@@ -96,3 +96,89 @@ pub(crate) fn write(writers: &[Arc<Output>]) {
     later.iter().for_each(|writer| writer.wake_writer());
     now.iter().for_each(|writer| writer.write_now());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Direct;
+
+    /// Takes everything, and says how often it was asked to.
+    #[derive(Debug, Default)]
+    struct Socket(Mutex<Vec<Vec<u8>>>);
+
+    impl Direct for Socket {
+        fn try_write(&self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+    }
+
+    /// An output whose writer sleeps, and its socket.
+    fn connection() -> (Arc<Output>, Arc<Socket>) {
+        let socket = Arc::new(Socket::default());
+        let output = Arc::new(Output::new(1000, Some(socket.clone())));
+        output.drain();
+        (output, socket)
+    }
+
+    /// What a turn does: adds a packet, and leaves the output to the round.
+    fn turn(rounds: &Rounds, output: &Arc<Output>, packet: &[u8]) -> Vec<Arc<Output>> {
+        let added = output.put(0, |out| out.extend_from_slice(packet)).unwrap();
+        let mut writers: Vec<_> = added.wake.then(|| output.clone()).into_iter().collect();
+        rounds.gather(&mut writers);
+        writers
+    }
+
+    fn written(socket: &Socket) -> Vec<Vec<u8>> {
+        socket.0.lock().unwrap().clone()
+    }
+
+    #[test]
+    fn what_comes_of_a_round_is_written_at_its_end_in_one_piece_for_each_socket() {
+        let rounds = Rounds::default();
+        let (first, second) = (connection(), connection());
+        let round = rounds.open(Instant::now()).unwrap();
+        assert!(!round.has_gathered());
+        assert!(turn(&rounds, &first.0, b"a").is_empty());
+        assert!(rounds.open(Instant::now()).is_none(), "it is open");
+        assert!(turn(&rounds, &second.0, b"b").is_empty());
+        assert!(turn(&rounds, &first.0, b"c").is_empty());
+        assert!(round.has_gathered());
+        assert!(written(&first.1).is_empty() && written(&second.1).is_empty());
+        drop(round);
+        assert_eq!(written(&first.1), [b"ac"]);
+        assert_eq!(written(&second.1), [b"b"]);
+        assert_eq!(
+            turn(&rounds, &first.0, b"d").len(),
+            1,
+            "without a round it is left to the caller"
+        );
+    }
+
+    #[test]
+    fn a_round_whose_connection_does_not_get_its_turn_ends_with_the_next_one() {
+        let rounds = Rounds::default();
+        let (output, socket) = connection();
+        let begun = Instant::now();
+        let stuck = rounds.open(begun).unwrap();
+        turn(&rounds, &output, b"a");
+        assert!(rounds.open(begun + ROUND_TIME_MAX / 2).is_none());
+        assert!(written(&socket).is_empty());
+        let next = rounds.open(begun + ROUND_TIME_MAX).unwrap();
+        assert_eq!(written(&socket), [b"a"]);
+        turn(&rounds, &output, b"b");
+        drop((stuck, next));
+        assert_eq!(written(&socket), [b"a", b"b"]);
+        assert_eq!(turn(&rounds, &output, b"c").len(), 1, "all rounds are over");
+    }
+
+    #[test]
+    fn what_a_log_releases_in_the_middle_of_a_round_does_not_wait_for_its_end() {
+        let rounds = Rounds::default();
+        let (output, socket) = connection();
+        let _round = rounds.open(Instant::now()).unwrap();
+        turn(&rounds, &output, b"a");
+        rounds.write_gathered();
+        assert_eq!(written(&socket), [b"a"]);
+    }
+}

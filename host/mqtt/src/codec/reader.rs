@@ -323,3 +323,19 @@ pub(crate) fn variable(bytes: &[u8]) -> Result<Option<(u32, usize)>, Violation> 
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_is_ascii_without_nul() {
+        for byte in 0..=u8::MAX {
+            for at in 0..40 {
+                let mut text = [b'a'; 40];
+                text[at] = byte;
+                assert_eq!(is_plain(&text), byte.is_ascii() && byte != 0, "{byte} {at}");
+            }
+        }
+    }
+}
