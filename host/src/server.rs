@@ -12,20 +12,22 @@ use bytes::Bytes;
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
-use crate::clock::{Clock, Reading, Stamp};
-use crate::journal::record::PolicyRecord;
+use crate::clock::{Clock, Stamp};
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
-use crate::policy::{Absent, Assignment, Instance, Part, Policy, Swap, Swaps};
+use crate::policy::{Absent, Assignment, Instance, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain, Transaction, Trip};
+use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain, Transaction};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
-/// A wall clock this far behind the store's time was stepped back by somebody.
-const WALL_BEHIND_MS: u64 = 1_000;
+use self::core::Core;
+pub use self::stats::Stats;
+
+mod core;
+mod stats;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
 pub(crate) const EXIT_STATE_LOST: i32 = 70;
@@ -58,60 +60,12 @@ pub struct Settings {
     pub attached: bool,
 }
 
-/// What decides, under one lock.
-struct Core {
-    store: Store,
-    clock: Clock,
-    recorder: Recorder,
-    run: u32,
-    swaps: Swaps,
-    stats: Stats,
-    wall_behind: bool,
-    journal_full: bool,
-}
-
 /// What one inbound thing came to.
 enum Stepped {
     /// Queued, with an answer of so many bytes.
     Queued(usize),
     /// Its client is to be disconnected.
     Kicked,
-}
-
-/// What a server has done since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Requests that a policy answered.
-    pub requests: u64,
-    /// Messages on a request topic that were none, refused or dropped.
-    pub refused: u64,
-    /// Requests with a forbidden response topic: their clients are disconnected, where the transport can.
-    pub kicked: u64,
-    /// Notifications handed to watchers.
-    pub notifications: u64,
-    /// Policy calls that trapped, ran out of budget or returned nonsense.
-    pub policy_failures: u64,
-    /// Times that another policy became the active one.
-    pub swaps: u64,
-    /// Requests that came again and were answered as before.
-    pub duplicates: u64,
-    /// Those of them where running the policy again gave another answer.
-    pub duplicates_different: u64,
-    /// Those of them that an earlier run handled and whose notifications were sent again.
-    pub told_again: u64,
-    /// Those of them whose notifications an earlier run may not have sent, and that could not be said again.
-    pub not_told_again: u64,
-    /// Requests that were forgotten although their session lives and might send them again, or behind a foreign broker
-    /// before their time: see `max_duplicate_bytes` and `max_duplicates`.
-    pub forgotten: u64,
-    /// Requests that are remembered at the moment.
-    pub remembered: u64,
-    /// Keys at the moment.
-    pub keys: u64,
-    /// What they weigh, in bytes.
-    pub bytes: u64,
-    /// Watches at the moment.
-    pub watches: u64,
 }
 
 impl Server {
@@ -608,102 +562,6 @@ pub enum AssignError {
     Unknown,
 }
 
-impl Core {
-    /// Changes who answers what, and says so in the journal, before the next request.
-    fn assign(
-        &mut self,
-        next: Assignment,
-        ready: Vec<Instance<Transaction>>,
-    ) -> Result<(Position, Vec<Instance<Transaction>>), AssignError> {
-        let now_ms = self.now();
-        let before = self.store.registry().assignment().active;
-        let left = self.store.assign(next, ready);
-        let left = left.map_err(AssignError::Absent)?;
-        let registry = self.store.registry();
-        let assignment = registry.assignment();
-        if assignment.active != before {
-            self.stats.swaps += 1;
-            self.swaps.swapped(now_ms, before, assignment.active);
-        }
-        let record = |it: &Arc<Policy<Transaction>>| {
-            PolicyRecord::of(it, it.digest == assignment.built_in.0)
-        };
-        let named = registry.policies().map(record).collect();
-        Ok((self.recorder.assign(named, assignment), left))
-    }
-
-    /// Goes back to the policy before, or ends a canary, before the next request.
-    fn trip(&mut self, trip: &Trip) {
-        let now_ms = self.now();
-        let registry = self.store.registry();
-        let assignment = registry.assignment();
-        let why = trip.why.clone();
-        let (next, bad) = match (trip.part, &assignment.canary) {
-            (Part::Active, _) => (assignment.roll_back_for(why, now_ms), assignment.active),
-            (Part::Canary, Some(canary)) => (assignment.end_canary_for(why, now_ms), canary.policy),
-            (Part::Canary | Part::Routed, _) => return,
-        };
-        let Some(policy) = registry.by_digest(&bad.0) else {
-            return;
-        };
-        let why = &trip.why;
-        let done = next.map_err(|error| error.to_string()).and_then(|next| {
-            // The policy before the active one is kept warm. The failing instance is given back at once: a pause
-            // of some ten microseconds, once.
-            self.assign(next, Vec::new())
-                .map_err(|error| error.to_string())
-        });
-        match (done, trip.part) {
-            (Ok(_), Part::Canary) => {
-                tracing::error!(%policy, digest = %policy.digest, why, "a canary is ended: the active policy answers its requests");
-            }
-            (Ok(_), _) => {
-                tracing::error!(%policy, digest = %policy.digest, why, "a policy is rolled back: the one before it answers");
-            }
-            (Err(error), _) if policy.counters.may_warn(now_ms) => {
-                tracing::error!(%policy, digest = %policy.digest, why, error, "a policy cannot be rolled back");
-            }
-            (Err(_), _) => {}
-        }
-    }
-
-    /// Writes that grow the table are refused before the journal is hurt.
-    fn look_for_room(&mut self, journal: &dyn Journal) {
-        let full = !journal.has_room();
-        if full != self.journal_full {
-            self.journal_full = full;
-            self.store.quota().journal_full = full;
-            if full {
-                tracing::error!(
-                    "the disk is full: writes are refused until there is room, removals are not"
-                );
-            } else {
-                tracing::info!("there is room on the disk again");
-            }
-        }
-    }
-
-    fn now(&mut self) -> u64 {
-        let Reading {
-            now_ms,
-            wall_behind_ms,
-        } = self.clock.read();
-        let behind = wall_behind_ms > WALL_BEHIND_MS;
-        if behind != self.wall_behind {
-            self.wall_behind = behind;
-            if behind {
-                tracing::warn!(
-                    wall_behind_ms,
-                    "the system clock was stepped back; the store's time goes on, and clients whose clocks follow the system's look late"
-                );
-            } else {
-                tracing::info!("the system clock has caught up with the store's time");
-            }
-        }
-        now_ms
-    }
-}
-
 fn reply(to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {
     // A copy: what waits may not hold on to a whole read buffer.
     let topic = Bytes::copy_from_slice(to.topic);
@@ -726,191 +584,4 @@ fn settle(ticket: Ticket, reason: ReasonCode, text: Option<&'static str>) -> Out
 }
 
 #[cfg(test)]
-mod tests {
-    use statehouse_mqtt::{Properties, PropertiesBuilder};
-
-    use super::*;
-    use crate::STANDARD_POLICY;
-    use crate::clock::ManualSource;
-    use crate::journal::Memory;
-    use crate::policy::{Engine, Registry};
-    use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
-    use crate::store::{Duplicates, Mode, Quota, Retention, State};
-
-    /// Keeps the payloads it was asked to carry out, in order.
-    #[derive(Default)]
-    struct Notebook(Mutex<Vec<Bytes>>);
-
-    impl Transport for Notebook {
-        fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
-            let mut out = Vec::new();
-            ready(&mut out);
-            let mut notes = self.0.lock().unwrap();
-            notes.extend(out.into_iter().map(|out| match out {
-                Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => message.payload,
-                _ => panic!("nothing here is settled or kicked"),
-            }));
-        }
-    }
-
-    /// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
-    #[test]
-    fn what_has_expired_is_told_of_or_does_not_run() {
-        let quota = Quota {
-            keys_max: 10,
-            bytes_max: 10_000,
-            key_bytes_max: 100,
-            value_bytes_max: 100,
-            journal_full: false,
-        };
-        let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-        let source = Arc::new(ManualSource::at(1_700_000_000_000));
-        let server = Server::new(
-            Store::new(Registry::new(policy, None), quota),
-            Clock::new(source.clone()),
-            Recorder::new(Arc::new(Memory), Vec::new(), None),
-            1,
-            Settings {
-                node: "StateStore".into(),
-                dialect: Some(Dialect::Sdk),
-                policy_property: false,
-                attached: false,
-            },
-        );
-        let notebook = Arc::new(Notebook::default());
-        server.attach(notebook.clone());
-        let properties = PropertiesBuilder::new()
-            .response_topic("answers")
-            .correlation_data(b"1")
-            .user("__ts", "1700000000000:0:client")
-            .finish()
-            .unwrap();
-        let properties = Properties::parse(properties).unwrap();
-        let peer = Peer {
-            client: "client".into(),
-            connection: 1,
-            session: 1,
-        };
-        let ask_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
-            let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-            let incoming = Incoming {
-                topic: REQUEST_TOPIC,
-                payload: &payload,
-                properties: &properties,
-                qos: QoS::AtLeastOnce,
-                delivery: Delivery::default(),
-                expires,
-                peer: &peer,
-            };
-            server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
-            std::mem::take(&mut *notebook.0.lock().unwrap())
-        };
-        let ask = |arguments: &[&[u8]]| ask_until(None, arguments);
-        assert_eq!(ask(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
-        assert_eq!(ask(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
-        source.advance(1000);
-        let told = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
-        assert_eq!(ask(&[b"KEYNOTIFY", b"k", b"STOP"]), [told, "+OK\r\n"]);
-        assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
-
-        // One that waited for longer than its client wanted to does not run any more.
-        let over = Instant::now().checked_sub(Duration::from_secs(1));
-        let later = Instant::now().checked_add(Duration::from_secs(1_000));
-        let set: &[&[u8]] = &[b"SET", b"k", b"v"];
-        assert!(ask_until(over, set).is_empty());
-        assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
-        assert_eq!(server.stats().refused, 1);
-        assert_eq!(ask_until(later, set), ["+OK\r\n"]);
-    }
-
-    /// Its client has given up, but its effect is there, and the run that brought it about may have told nobody.
-    #[test]
-    fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
-        let retention = Retention {
-            per_session: 0,
-            ..Retention::default()
-        };
-        let quota = Quota {
-            keys_max: 10,
-            bytes_max: 10_000,
-            key_bytes_max: 100,
-            value_bytes_max: 100,
-            journal_full: false,
-        };
-        let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-        let serve = |state: Box<State>, duplicates: Duplicates| {
-            let registry = Registry::new(policy.clone(), None);
-            let server = Server::new(
-                Store::restore(registry, quota, state, duplicates),
-                Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
-                Recorder::new(Arc::new(Memory), Vec::new(), None),
-                1,
-                Settings {
-                    node: "StateStore".into(),
-                    dialect: Some(Dialect::Sdk),
-                    attached: true,
-                    ..Settings::default()
-                },
-            );
-            let notebook = Arc::new(Notebook::default());
-            server.attach(notebook.clone());
-            (server, notebook)
-        };
-        let properties = PropertiesBuilder::new()
-            .response_topic("answers")
-            .correlation_data(b"1")
-            .user("__ts", "1700000000000:0:client")
-            .finish()
-            .unwrap();
-        let properties = Properties::parse(properties).unwrap();
-        let session = Mode::foreign_session(1);
-        let peer = Peer {
-            client: "client".into(),
-            connection: session,
-            session,
-        };
-        let ask = |server: &Server, arguments: &[&[u8]], expires| {
-            let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-            let incoming = Incoming {
-                topic: REQUEST_TOPIC,
-                payload: &payload,
-                properties: &properties,
-                qos: QoS::AtLeastOnce,
-                delivery: Delivery {
-                    session,
-                    connection: session,
-                    packet_id: 0,
-                    dup: true,
-                },
-                expires,
-                peer: &peer,
-            };
-            server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
-        };
-        let over = Instant::now().checked_sub(Duration::from_secs(1));
-        let set: &[&[u8]] = &[b"SET", b"k", b"v"];
-        let mut state = Box::<State>::default();
-        state.watches.keep(true);
-        let (first, _) = serve(state, Duplicates::new(retention));
-        ask(&first, &[b"KEYNOTIFY", b"k"], None);
-        ask(&first, set, None);
-        // In the run that handled it, it was told of.
-        ask(&first, set, over);
-        assert_eq!(first.stats().refused, 1);
-
-        let mut core = first.lock();
-        let mut duplicates = Duplicates::new(retention);
-        for remembered in core.store.duplicates().range(0) {
-            duplicates.insert(&remembered);
-        }
-        let state = Box::new(std::mem::take(core.store.state_mut()));
-        let (second, notebook) = serve(state, duplicates);
-        ask(&second, set, over);
-        let notes = notebook.0.lock().unwrap();
-        let told = notes
-            .iter()
-            .filter(|note| note.starts_with(b"*4\r\n$6\r\nNOTIFY"));
-        assert_eq!(told.count(), 1, "{notes:?}");
-        assert_eq!(second.stats().told_again, 1);
-    }
-}
+mod tests;

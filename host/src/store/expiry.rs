@@ -64,13 +64,7 @@ pub(super) fn sweep(
     let mut telling = Telling::new(registry, now_ms, None);
     let changes: Vec<Change> = transaction.changes().cloned().collect();
     for change in changes {
-        if transaction
-            .state()
-            .watches
-            .of(change.key())
-            .next()
-            .is_none()
-        {
+        if !transaction.state().watches.has(change.key()) {
             continue;
         }
         let owner = telling.registry.owner(change.key());

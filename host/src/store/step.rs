@@ -484,13 +484,7 @@ impl Store {
         let mut notices = Vec::new();
         let changes: Vec<Change> = transaction.changes().cloned().collect();
         for change in changes {
-            if transaction
-                .state()
-                .watches
-                .of(change.key())
-                .next()
-                .is_none()
-            {
+            if !transaction.state().watches.has(change.key()) {
                 continue;
             }
             let owner = telling.registry.route_owner(change.key());

@@ -83,13 +83,7 @@ impl<'a> Telling<'a> {
         let mut transaction = Transaction::sweep(state, quota, self.now_ms);
         let (mut notices, mut failed) = (Vec::new(), false);
         for change in changes {
-            if transaction
-                .state()
-                .watches
-                .of(change.key())
-                .next()
-                .is_none()
-            {
+            if !transaction.state().watches.has(change.key()) {
                 continue;
             }
             let owner = self.registry.owner(change.key());

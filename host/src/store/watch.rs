@@ -225,6 +225,11 @@ impl Watches {
             .map(|(peer, dialect)| (peer, *dialect))
     }
 
+    /// Whether anybody watches a key.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.of(key).next().is_some()
+    }
+
     /// How many watches there are.
     pub fn len(&self) -> usize {
         self.count

@@ -1,0 +1,186 @@
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+use super::*;
+use crate::STANDARD_POLICY;
+use crate::clock::ManualSource;
+use crate::journal::Memory;
+use crate::policy::{Engine, Registry};
+use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
+use crate::store::{Duplicates, Mode, Quota, Retention, State};
+
+/// Keeps the payloads it was asked to carry out, in order.
+#[derive(Default)]
+struct Notebook(Mutex<Vec<Bytes>>);
+
+impl Transport for Notebook {
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+        let mut out = Vec::new();
+        ready(&mut out);
+        let mut notes = self.0.lock().unwrap();
+        notes.extend(out.into_iter().map(|out| match out {
+            Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => message.payload,
+            _ => panic!("nothing here is settled or kicked"),
+        }));
+    }
+}
+
+/// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
+#[test]
+fn what_has_expired_is_told_of_or_does_not_run() {
+    let quota = Quota {
+        keys_max: 10,
+        bytes_max: 10_000,
+        key_bytes_max: 100,
+        value_bytes_max: 100,
+        journal_full: false,
+    };
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let source = Arc::new(ManualSource::at(1_700_000_000_000));
+    let server = Server::new(
+        Store::new(Registry::new(policy, None), quota),
+        Clock::new(source.clone()),
+        Recorder::new(Arc::new(Memory), Vec::new(), None),
+        1,
+        Settings {
+            node: "StateStore".into(),
+            dialect: Some(Dialect::Sdk),
+            policy_property: false,
+            attached: false,
+        },
+    );
+    let notebook = Arc::new(Notebook::default());
+    server.attach(notebook.clone());
+    let properties = PropertiesBuilder::new()
+        .response_topic("answers")
+        .correlation_data(b"1")
+        .user("__ts", "1700000000000:0:client")
+        .finish()
+        .unwrap();
+    let properties = Properties::parse(properties).unwrap();
+    let peer = Peer {
+        client: "client".into(),
+        connection: 1,
+        session: 1,
+    };
+    let ask_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
+        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
+            payload: &payload,
+            properties: &properties,
+            qos: QoS::AtLeastOnce,
+            delivery: Delivery::default(),
+            expires,
+            peer: &peer,
+        };
+        server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+        std::mem::take(&mut *notebook.0.lock().unwrap())
+    };
+    let ask = |arguments: &[&[u8]]| ask_until(None, arguments);
+    assert_eq!(ask(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
+    assert_eq!(ask(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
+    source.advance(1000);
+    let told = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    assert_eq!(ask(&[b"KEYNOTIFY", b"k", b"STOP"]), [told, "+OK\r\n"]);
+    assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+
+    // One that waited for longer than its client wanted to does not run any more.
+    let over = Instant::now().checked_sub(Duration::from_secs(1));
+    let later = Instant::now().checked_add(Duration::from_secs(1_000));
+    let set: &[&[u8]] = &[b"SET", b"k", b"v"];
+    assert!(ask_until(over, set).is_empty());
+    assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+    assert_eq!(server.stats().refused, 1);
+    assert_eq!(ask_until(later, set), ["+OK\r\n"]);
+}
+
+/// Its client has given up, but its effect is there, and the run that brought it about may have told nobody.
+#[test]
+fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
+    let retention = Retention {
+        per_session: 0,
+        ..Retention::default()
+    };
+    let quota = Quota {
+        keys_max: 10,
+        bytes_max: 10_000,
+        key_bytes_max: 100,
+        value_bytes_max: 100,
+        journal_full: false,
+    };
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let serve = |state: Box<State>, duplicates: Duplicates| {
+        let registry = Registry::new(policy.clone(), None);
+        let server = Server::new(
+            Store::restore(registry, quota, state, duplicates),
+            Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+            Recorder::new(Arc::new(Memory), Vec::new(), None),
+            1,
+            Settings {
+                node: "StateStore".into(),
+                dialect: Some(Dialect::Sdk),
+                attached: true,
+                ..Settings::default()
+            },
+        );
+        let notebook = Arc::new(Notebook::default());
+        server.attach(notebook.clone());
+        (server, notebook)
+    };
+    let properties = PropertiesBuilder::new()
+        .response_topic("answers")
+        .correlation_data(b"1")
+        .user("__ts", "1700000000000:0:client")
+        .finish()
+        .unwrap();
+    let properties = Properties::parse(properties).unwrap();
+    let session = Mode::foreign_session(1);
+    let peer = Peer {
+        client: "client".into(),
+        connection: session,
+        session,
+    };
+    let ask = |server: &Server, arguments: &[&[u8]], expires| {
+        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
+            payload: &payload,
+            properties: &properties,
+            qos: QoS::AtLeastOnce,
+            delivery: Delivery {
+                session,
+                connection: session,
+                packet_id: 0,
+                dup: true,
+            },
+            expires,
+            peer: &peer,
+        };
+        server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+    };
+    let over = Instant::now().checked_sub(Duration::from_secs(1));
+    let set: &[&[u8]] = &[b"SET", b"k", b"v"];
+    let mut state = Box::<State>::default();
+    state.watches.keep(true);
+    let (first, _) = serve(state, Duplicates::new(retention));
+    ask(&first, &[b"KEYNOTIFY", b"k"], None);
+    ask(&first, set, None);
+    // In the run that handled it, it was told of.
+    ask(&first, set, over);
+    assert_eq!(first.stats().refused, 1);
+
+    let mut core = first.lock();
+    let mut duplicates = Duplicates::new(retention);
+    for remembered in core.store.duplicates().range(0) {
+        duplicates.insert(&remembered);
+    }
+    let state = Box::new(std::mem::take(core.store.state_mut()));
+    let (second, notebook) = serve(state, duplicates);
+    ask(&second, set, over);
+    let notes = notebook.0.lock().unwrap();
+    let told = notes
+        .iter()
+        .filter(|note| note.starts_with(b"*4\r\n$6\r\nNOTIFY"));
+    assert_eq!(told.count(), 1, "{notes:?}");
+    assert_eq!(second.stats().told_again, 1);
+}
