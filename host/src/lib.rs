@@ -28,7 +28,8 @@
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
 //! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
-//! measures with), `replace` (small files that others read at any time) and `cli` (one file per command).
+//! measures with), [`reload`] (files that are read again while the store runs), `replace` (small files that others read at
+//! any time) and `cli` (one file per command).
 //!
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
@@ -46,6 +47,7 @@ mod opening;
 pub mod outbox;
 pub mod past;
 pub mod policy;
+pub mod reload;
 mod replace;
 pub mod request;
 pub mod server;

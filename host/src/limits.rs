@@ -210,6 +210,10 @@ pub const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often it is looked whether they took longer.
 pub const ORDER_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
+/// How often it is looked whether files of certificates, users and rules have changed: soon enough for whoever takes a right
+/// away, and a few calls of the system for each.
+pub const RELOAD_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How often the drop directory is looked at.
 pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -37,6 +37,7 @@ use super::{metrics, path};
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
+use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::Gate;
 
@@ -45,6 +46,7 @@ pub(super) struct Api {
     access: Access,
     gate: Arc<Gate>,
     server: Arc<Server>,
+    reloads: Arc<Reloads>,
     /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
     loading: Mutex<()>,
 }
@@ -70,11 +72,17 @@ struct RouteBody {
 }
 
 impl Api {
-    pub(super) fn new(access: Access, gate: Arc<Gate>, server: Arc<Server>) -> Self {
+    pub(super) fn new(
+        access: Access,
+        gate: Arc<Gate>,
+        server: Arc<Server>,
+        reloads: Arc<Reloads>,
+    ) -> Self {
         Self {
             access,
             gate,
             server,
+            reloads,
             loading: Mutex::default(),
         }
     }
@@ -178,6 +186,7 @@ impl Api {
                     self.control().diff().as_ref(),
                     &self.server.stats(),
                     self.server.link().as_ref(),
+                    self.reloads.counts(),
                 );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))

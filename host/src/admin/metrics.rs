@@ -8,6 +8,7 @@ use std::fmt::{Display, Write};
 
 use crate::control::{Listing, PolicyView};
 use crate::policy::Role;
+use crate::reload::Count;
 use crate::server::Stats;
 use crate::shadow::ShadowReport;
 use crate::transport::foreign::Figures;
@@ -18,9 +19,11 @@ pub(super) fn text(
     shadow: Option<&ShadowReport>,
     stats: &Stats,
     link: Option<&Figures>,
+    reloads: impl Iterator<Item = Count>,
 ) -> String {
     let mut page = Page::default();
     store(&mut page, stats);
+    files(&mut page, reloads);
     if let Some(link) = link {
         connection(&mut page, link);
     }
@@ -102,6 +105,30 @@ fn store(page: &mut Page, stats: &Stats) {
         ("watches", "Watches", stats.watches),
     ];
     page.gauges(&gauges);
+}
+
+/// Files that are read again.
+fn files(page: &mut Page, reloads: impl Iterator<Item = Count>) {
+    let mut reloads = reloads.peekable();
+    if reloads.peek().is_none() {
+        return;
+    }
+    page.family(
+        "reloads",
+        "counter",
+        "Times that changed files were read again, and taken or refused",
+    );
+    for Count {
+        what,
+        taken,
+        refused,
+    } in reloads
+    {
+        for (result, count) in [("taken", taken), ("refused", refused)] {
+            let labels = [("what", what), ("result", result)];
+            page.sample("reloads_total", &labels, count);
+        }
+    }
 }
 
 /// The connection to a foreign broker.

@@ -23,6 +23,7 @@ pub use access::{Door, new_token};
 pub(crate) use path::encode;
 
 use crate::limits;
+use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::Gate;
 use access::Access;
@@ -56,9 +57,14 @@ impl Admin {
     }
 
     /// Answers until it is dropped.
-    pub async fn run(self, gate: Arc<Gate>, server: Arc<Server>) -> io::Result<()> {
+    pub async fn run(
+        self,
+        gate: Arc<Gate>,
+        server: Arc<Server>,
+        reloads: Arc<Reloads>,
+    ) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
-        let api = Arc::new(Api::new(Access::new(&self.token), gate, server));
+        let api = Arc::new(Api::new(Access::new(&self.token), gate, server, reloads));
         let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
         loop {
             let socket = match listener.accept().await {

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{Admin, Door, new_token};
 use crate::config::{Config, Durability};
 use crate::limits;
+use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::{Drop, Gate, PolicyOrders};
 
@@ -62,7 +63,12 @@ impl Administration {
     }
 
     /// Runs everything. Orders over MQTT come through the embedded broker only.
-    pub(super) fn start(self, server: Arc<Server>, broker: Option<Broker>) -> Running {
+    pub(super) fn start(
+        self,
+        server: Arc<Server>,
+        broker: Option<Broker>,
+        reloads: Arc<Reloads>,
+    ) -> Running {
         let mut tasks = Vec::new();
         let mut door = None;
         if let Some(admin) = self.admin {
@@ -77,7 +83,7 @@ impl Administration {
             }
             tracing::info!("the administration listens on {}", way_in.url);
             tasks.push(tokio::spawn(async move {
-                if let Err(error) = admin.run(self.gate, server).await {
+                if let Err(error) = admin.run(self.gate, server, reloads).await {
                     tracing::error!(%error, "the administration ended");
                 }
             }));

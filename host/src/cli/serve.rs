@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
 use statehouse_precompiled::{Bounds, Directory};
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
@@ -20,6 +21,7 @@ use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules};
+use crate::reload::Reloads;
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
@@ -105,6 +107,7 @@ struct Started {
     clients: Clients,
     control: Arc<Control>,
     administration: Administration,
+    reloads: Reloads,
     promise: String,
     /// The journal, to be closed at the end.
     disk: Option<Arc<Disk>>,
@@ -218,11 +221,13 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         }
     };
     listener.attach(server.clone(), clients.broker().cloned());
+    let reloads = Reloads::default();
     Ok(Some(Started {
         server,
         clients,
         control,
         administration,
+        reloads,
         promise,
         disk,
         signals,
@@ -248,6 +253,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         clients,
         control,
         administration,
+        reloads,
         promise,
         disk,
         signals,
@@ -264,7 +270,8 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     let open = clients.open(entrance, &server)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.
-    let administration = administration.start(server.clone(), broker);
+    let reloads = Arc::new(reloads);
+    let administration = administration.start(server.clone(), broker, reloads.clone());
     let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
     lines.extend(answering(&control.list()));
     lines.push(promise);
@@ -273,6 +280,8 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         let server = server.clone();
         async move { server.sweep().await }
     });
+    let hangup = signal(SignalKind::hangup())?;
+    let reloading = tokio::spawn(reloads.run(hangup));
     let serving = async {
         match tell(&open).await {
             Ok(()) => open.ended().await,
@@ -289,6 +298,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     administration.stop();
     open.shutdown().await;
     sweeper.abort();
+    reloading.abort();
     server.stop();
     if let Some(disk) = disk {
         // Nothing that was acknowledged depends on it, but the next start is quicker for it.
