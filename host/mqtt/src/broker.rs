@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     fmt, io,
-    net::SocketAddr,
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,7 +18,8 @@ use tokio::{
 };
 
 use crate::{
-    ImageCursor, Limits, Message, Origin, Persistence, ReasonCode, Recovery, Service, Stats, Token,
+    Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
+    Service, Stats, Token, Verdict,
     clock::Clock,
     connection,
     core::{Core, Source},
@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// How a broker is to run.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Options {
     /// The bounds.
     pub limits: Limits,
@@ -41,6 +41,19 @@ pub struct Options {
     /// The number of this run of the process, counted by whoever keeps the log. Numbers of connections and sessions
     /// begin at `(run << 32) + 1`, so that they never repeat over restarts.
     pub run: u32,
+    /// Who may connect, publish and subscribe. [`Anyone`], unless it is set.
+    pub access: Arc<dyn Access>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            persistence: None,
+            run: 0,
+            access: Arc::new(Anyone),
+        }
+    }
 }
 
 impl fmt::Debug for Options {
@@ -49,7 +62,7 @@ impl fmt::Debug for Options {
             .field("limits", &self.limits)
             .field("persistence", &self.persistence.is_some())
             .field("run", &self.run)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -60,11 +73,14 @@ pub struct Broker(Arc<Shared>);
 struct Shared {
     limits: Limits,
     service: Arc<dyn Service>,
+    access: Arc<dyn Access>,
     core: Mutex<Core>,
     rounds: Rounds,
     gate: Arc<Gate>,
     /// One permit per socket; all are back once every connection has ended.
     sockets: Arc<Semaphore>,
+    /// One permit per CONNECT that is not decided yet.
+    admissions: Semaphore,
     turned_away: AtomicU64,
     /// An earlier deadline than the timers sleep for.
     earlier: Notify,
@@ -98,16 +114,19 @@ impl Broker {
         let limits = options.limits;
         let gate = Arc::new(Gate::default());
         let recorder = Recorder::new(options.persistence, gate.clone(), clock);
-        let mut core = Core::new(limits.clone(), options.run, recorder);
+        let access = options.access;
+        let mut core = Core::new(limits.clone(), access.clone(), options.run, recorder);
         core.restore(recovery);
         Self(Arc::new(Shared {
             service,
+            access,
             core: Mutex::new(core),
             rounds: Rounds::default(),
             gate,
             sockets: Arc::new(Semaphore::new(
                 limits.connections_max.min(Semaphore::MAX_PERMITS),
             )),
+            admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
             stopping: AtomicBool::new(false),
@@ -134,7 +153,8 @@ impl Broker {
                         let (reader, writer) = socket.into_split();
                         let writer = SharedWriter::new(writer);
                         let direct = writer.direct();
-                        broker.serve(reader, writer, Some(direct), peer).await;
+                        let door = Door::open(peer);
+                        broker.serve(reader, writer, Some(direct), door).await;
                     });
                 }
                 Err(error) => {
@@ -147,21 +167,16 @@ impl Broker {
     }
 
     /// Serves one connection over any byte stream, to its end.
-    pub async fn serve_connection<S>(&self, stream: S, peer: SocketAddr)
+    pub async fn serve_connection<S>(&self, stream: S, door: Door)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (reader, writer) = tokio::io::split(stream);
-        self.serve(reader, writer, None, peer).await;
+        self.serve(reader, writer, None, door).await;
     }
 
-    async fn serve<R, W>(
-        &self,
-        reader: R,
-        writer: W,
-        direct: Option<Arc<dyn Direct>>,
-        peer: SocketAddr,
-    ) where
+    async fn serve<R, W>(&self, reader: R, writer: W, direct: Option<Arc<dyn Direct>>, door: Door)
+    where
         R: AsyncRead + Unpin + Send,
         W: AsyncWrite + Unpin + Send + 'static,
     {
@@ -175,7 +190,7 @@ impl Broker {
             return;
         }
         tokio::select! {
-            () = connection::run(self, reader, writer, direct, peer) => {}
+            () = connection::run(self, reader, writer, direct, door) => {}
             () = abort => {}
         }
     }
@@ -218,6 +233,13 @@ impl Broker {
     pub fn released(&self, position: u64) {
         self.0.gate.release_to(position);
         self.0.rounds.write_gathered();
+    }
+
+    /// The rules of the [access control](Access) have changed: ends connections that may not go on with DISCONNECT 0x87, and
+    /// subscriptions of the others that are no longer allowed. What comes in after the change is under the new rules anyway.
+    /// Sessions without a connection are looked at when they are resumed.
+    pub fn recheck(&self) {
+        self.lock().recheck();
     }
 
     /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`
@@ -280,6 +302,21 @@ impl Broker {
 
     pub(crate) fn service(&self) -> &Arc<dyn Service> {
         &self.0.service
+    }
+
+    pub(crate) fn access(&self) -> &Arc<dyn Access> {
+        &self.0.access
+    }
+
+    /// Asks who this is.
+    pub(crate) async fn admit(&self, attempt: Attempt) -> Verdict {
+        let Ok(_permit) = self.0.admissions.try_acquire() else {
+            return Verdict::Refuse(
+                ReasonCode::SERVER_BUSY,
+                "too many clients are connecting: come back in a second",
+            );
+        };
+        self.0.access.admit(attempt).await
     }
 
     pub(crate) fn rounds(&self) -> &Rounds {
@@ -390,8 +427,8 @@ impl Batch<'_> {
     /// QoS (never above the message's) and Subscription Identifiers. What is unsent when the connection ends is dropped,
     /// what is unacknowledged is re-sent to a resumed session, and recorded by then at the latest. False where the
     /// connection has ended.
-    pub fn deliver(&mut self, to: &Origin, message: Message) -> bool {
-        let is_open = self.core.deliver(to, message, self.now);
+    pub fn deliver(&mut self, client: &str, connection: u64, message: Message) -> bool {
+        let is_open = self.core.deliver(client, connection, message, self.now);
         self.core.checkpoint();
         is_open
     }
@@ -405,7 +442,13 @@ impl Batch<'_> {
     }
 
     /// Disconnects this connection of this client with a DISCONNECT; nothing where it has ended.
-    pub fn disconnect(&mut self, who: &Origin, reason: ReasonCode, text: Option<&str>) {
-        self.core.disconnect(who, reason, text);
+    pub fn disconnect(
+        &mut self,
+        client: &str,
+        connection: u64,
+        reason: ReasonCode,
+        text: Option<&str>,
+    ) {
+        self.core.disconnect(client, connection, reason, text);
     }
 }

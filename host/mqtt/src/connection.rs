@@ -3,17 +3,17 @@
 //! In come a byte stream's halves; out go packets to the dispatch and bytes to the peer. Keeps the time: for the CONNECT,
 //! between packets, for a write, for the last words. Never interprets a packet but the first.
 
-use std::{future::pending, io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{future::pending, io, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     task::JoinHandle,
-    time::{sleep_until, timeout},
+    time::{sleep_until, timeout, timeout_at},
 };
 
 use crate::{
-    Broker, Limits, Origin, ReasonCode,
+    Attempt, Broker, Door, Limits, Origin, ReasonCode, Verdict,
     codec::{self, Connect, Violation},
     core::{Accepted, Refusal},
     dispatch::{Dispatch, Turn, check_will},
@@ -28,24 +28,32 @@ pub(crate) async fn run<R, W>(
     mut reader: R,
     mut writer: W,
     direct: Option<Arc<dyn Direct>>,
-    peer: SocketAddr,
+    door: Door,
 ) where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let limits = broker.limits();
+    let peer = door.peer;
+    let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let first = timeout(
-        limits.connect_timeout,
-        read_connect(&mut reader, &mut buffer, limits),
-    )
-    .await;
+    let first = timeout_at(deadline, read_connect(&mut reader, &mut buffer, limits)).await;
     let Ok(Some(connect)) = first else {
         tracing::debug!(%peer, "closed: no CONNECT");
         return;
     };
     let output = Arc::new(Output::new(limits.output_bytes_high, direct));
-    let accepted = match connect.and_then(|connect| accept(broker, connect, &output)) {
+    let accepted = match connect {
+        Ok(connect) => {
+            let accepted = timeout_at(deadline, accept(broker, connect, door, &output)).await;
+            accepted.unwrap_or(Err((
+                ReasonCode::SERVER_BUSY,
+                "who this client is was not found out in time: come back later",
+            )))
+        }
+        Err(refusal) => Err(refusal),
+    };
+    let accepted = match accepted {
         Ok(accepted) => accepted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
@@ -181,7 +189,19 @@ async fn read_connect<R: AsyncRead + Unpin>(
     }
 }
 
-fn accept(broker: &Broker, connect: Connect, output: &Arc<Output>) -> Result<Accepted, Refusal> {
+/// Finds out who this is, outside of every lock, and then lets the core know of the connection.
+async fn accept(
+    broker: &Broker,
+    mut connect: Connect,
+    door: Door,
+    output: &Arc<Output>,
+) -> Result<Accepted, Refusal> {
+    if connect.client_id.len() > broker.limits().client_id_bytes_max {
+        return Err((
+            ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
+            "the client identifier is too long",
+        ));
+    }
     if let Some(will) = &connect.will {
         check_will(
             &**broker.service(),
@@ -190,7 +210,21 @@ fn accept(broker: &Broker, connect: Connect, output: &Arc<Output>) -> Result<Acc
         )
         .map_err(|text| (ReasonCode::TOPIC_NAME_INVALID, text))?;
     }
-    broker.lock().connect(connect, output, Instant::now())
+    let attempt = Attempt {
+        client: connect.client_id.clone(),
+        user: connect.user.take(),
+        password: connect.password.take(),
+        enhanced: connect.enhanced.clone(),
+        door,
+    };
+    match broker.admit(attempt).await {
+        Verdict::Admit(admission) => {
+            broker
+                .lock()
+                .connect(connect, admission.identity, output, Instant::now())
+        }
+        Verdict::Refuse(reason, text) => Err((reason, text)),
+    }
 }
 
 /// Reads packets until the connection ends. Pauses while the peer does not read what we write.

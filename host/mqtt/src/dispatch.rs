@@ -13,7 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    Broker, Claim, Message, Origin, ReasonCode, Request, Service, Token,
+    Access, Broker, Claim, Message, Origin, ReasonCode, Request, Service, Token,
     broker::Guard,
     codec::{self, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
@@ -36,6 +36,7 @@ pub(crate) enum Turn {
 pub(crate) struct Dispatch {
     broker: Broker,
     service: Arc<dyn Service>,
+    access: Arc<dyn Access>,
     session: SessionKey,
     origin: Origin,
     bounds: Bounds,
@@ -52,6 +53,7 @@ impl Dispatch {
         let limits = broker.limits();
         Self {
             service: broker.service().clone(),
+            access: broker.access().clone(),
             session,
             origin,
             bounds: Bounds {
@@ -132,7 +134,13 @@ impl Dispatch {
                 "the topic name has too many levels",
             );
         }
-        self.service.claim(name)
+        match self.service.claim(name) {
+            Claim::Route if !self.access.may_publish(&self.origin, name) => Claim::Refuse(
+                ReasonCode::NOT_AUTHORIZED,
+                "this client may not publish to this topic",
+            ),
+            claim => claim,
+        }
     }
 
     /// Topic aliases are the connection's own (section 3.3.2.3.4).

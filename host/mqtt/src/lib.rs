@@ -8,6 +8,7 @@
 //!
 //! The way of a packet:
 //!
+//! * `access`: who may connect, publish and subscribe, by the embedder's answers ([`Access`]);
 //! * `connection`: a reader and a writer task per socket, time-outs, back pressure;
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
@@ -33,6 +34,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod access;
 mod broker;
 mod change;
 mod clock;
@@ -64,6 +66,7 @@ mod testing;
 mod topic;
 mod writer;
 
+pub use access::{Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Verdict};
 pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;
 pub use image::ImageCursor;

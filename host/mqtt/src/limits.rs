@@ -11,8 +11,13 @@ pub struct Limits {
     pub connections_max: usize,
     /// Sessions at once, connected or not. A new one over it is refused with CONNACK 0x97.
     pub sessions_max: usize,
-    /// From accept to a whole CONNECT packet. Slow links need a second; nobody needs ten.
+    /// From accept to a whole CONNECT packet and what the access control says of it. Slow links need a second; nobody
+    /// needs ten.
     pub connect_timeout: Duration,
+    /// CONNECTs at once of which the access control has not decided yet; one more is refused with 0x89. Each holds its
+    /// packet in memory, and each checked password some megabytes and a processor for a while: who comes back a second
+    /// later waits no longer than in a longer queue.
+    pub admissions_max: usize,
     /// Length of a CONNECT packet: client id, credentials and a will. Applies before we know anything about the peer.
     pub connect_bytes_max: usize,
     /// Length of any other packet, told in CONNACK. Values of 1 MiB with their envelope fit. Never above
@@ -77,6 +82,7 @@ impl Default for Limits {
             connections_max: 10_000,
             sessions_max: 20_000,
             connect_timeout: Duration::from_secs(10),
+            admissions_max: 256,
             connect_bytes_max: 64 << 10,
             packet_bytes_max: 2 << 20,
             client_id_bytes_max: 1024,

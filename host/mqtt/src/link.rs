@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    ReasonCode,
+    Identity, ReasonCode,
     codec::{self, Violation, packet_type as kind},
     gate::BatchNumber,
     output::Output,
@@ -20,6 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: u64,
+    pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
     /// QoS 1 and 2 messages that may be unacknowledged.
     pub(crate) window: usize,
@@ -66,9 +67,15 @@ pub(crate) struct LinkOptions {
 }
 
 impl Link {
-    pub(crate) fn new(connection: u64, output: Arc<Output>, options: LinkOptions) -> Self {
+    pub(crate) fn new(
+        connection: u64,
+        identity: Arc<Identity>,
+        output: Arc<Output>,
+        options: LinkOptions,
+    ) -> Self {
         Self {
             connection,
+            identity,
             output,
             window: options.window.into(),
             unacknowledged: 0,

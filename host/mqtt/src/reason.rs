@@ -53,6 +53,7 @@ reasons! {
     ADMINISTRATIVE_ACTION = 0x98, "administrative action";
     PAYLOAD_FORMAT_INVALID = 0x99, "payload format invalid";
     SHARED_SUBSCRIPTIONS_NOT_SUPPORTED = 0x9E, "shared subscriptions not supported";
+    CONNECTION_RATE_EXCEEDED = 0x9F, "connection rate exceeded";
 }
 
 impl ReasonCode {

@@ -1,10 +1,14 @@
 //! The embedder's side of the seam: which topics it takes, and what it is told.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Instant,
+};
 
 use bytes::Bytes;
 
-use crate::{Broker, Properties, QoS, ReasonCode};
+use crate::{Broker, Identity, Properties, QoS, ReasonCode};
 
 /// The embedder. It takes PUBLISHes of the topics it claims, answers through [`Broker::batch`], and hears of the
 /// end of every connection. All methods are called without any lock of the broker held.
@@ -40,7 +44,7 @@ pub enum Claim {
 
 /// One connection of one client. Numbers of connections and sessions never repeat within a process, nor over restarts
 /// where [`Options::run`](crate::Options::run) rises.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
 pub struct Origin {
     /// The client identifier, proven by the connection.
     pub client: Arc<str>,
@@ -49,6 +53,24 @@ pub struct Origin {
     /// The number of the session: the same for as long as it is resumed, over restarts too, and another one once it begins
     /// afresh.
     pub session: u64,
+    /// Who the access control found at the other end. The numbers say which connection it is, so this has no part in
+    /// comparisons.
+    pub identity: Arc<Identity>,
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        (self.connection, self.session, &self.client)
+            == (other.connection, other.session, &other.client)
+    }
+}
+
+impl Eq for Origin {}
+
+impl Hash for Origin {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.connection, self.session, &self.client).hash(state);
+    }
 }
 
 /// A PUBLISH that the service took. Its bytes are slices of the read buffer: copy what is kept.

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    ReasonCode,
+    Origin, ReasonCode,
     change::{Part, Testament},
     codec::{Violation, Will},
     gate::BatchNumber,
@@ -220,6 +220,17 @@ impl Session {
     /// When the next thing happens to it without its client.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         [self.will_due, self.ends].into_iter().flatten().min()
+    }
+
+    /// The connection that it has.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        let link = self.link.as_ref()?;
+        Some(Origin {
+            client: self.client.clone(),
+            connection: link.connection,
+            session: self.number,
+            identity: link.identity.clone(),
+        })
     }
 
     pub(crate) fn expiry_s(&self) -> u32 {

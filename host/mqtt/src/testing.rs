@@ -10,8 +10,8 @@ pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
 use wire::Packet;
 
 use crate::{
-    Broker, Claim, Limits, NoService, Options, Origin, Persistence, ReasonCode, Recovery, Request,
-    Service,
+    Broker, Claim, Identity, Limits, NoService, Options, Origin, Persistence, ReasonCode, Recovery,
+    Request, Service,
     clock::Clock,
     codec,
     dispatch::{Dispatch, Turn},
@@ -126,6 +126,7 @@ pub(crate) fn restored(
         limits,
         persistence: Some(journal.clone()),
         run: journal.len() as u32,
+        ..Options::default()
     };
     let wall_ms = WALL_MS + (now - began).as_millis() as u64;
     Broker::restore_at(
@@ -260,7 +261,11 @@ impl Peer {
         let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
             .unwrap()
             .unwrap();
-        let accepted = broker.lock().connect(connect, &output, now).unwrap();
+        let identity = Identity::anonymous();
+        let accepted = broker
+            .lock()
+            .connect(connect, identity, &output, now)
+            .unwrap();
         let dispatch = Dispatch::new(broker.clone(), accepted.session, accepted.origin.clone());
         Self {
             broker: broker.clone(),

@@ -64,6 +64,7 @@ impl Journal {
             limits,
             persistence: Some(self.clone()),
             run: records.len() as u32,
+            ..Options::default()
         };
         Broker::restore(options, service, recovery)
     }

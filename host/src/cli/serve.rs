@@ -207,6 +207,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
                 limits: config.broker.clone(),
                 persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
                 run,
+                ..Options::default()
             };
             let service = StoreService::new(server.clone()).with_orders(orders);
             let broker = Broker::restore(options, Arc::new(service), image.sessions);

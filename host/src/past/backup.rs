@@ -110,8 +110,8 @@ impl Settled {
     pub(super) fn of(mut image: Image) -> Self {
         let options = Options {
             limits: unlimited(),
-            persistence: None,
             run: image.run,
+            ..Options::default()
         };
         let sessions = std::mem::take(&mut image.sessions);
         let (_, retained) = sessions.counts();

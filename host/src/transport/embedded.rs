@@ -118,14 +118,6 @@ fn peer(origin: &Origin) -> Peer {
     }
 }
 
-fn origin(peer: Peer) -> Origin {
-    Origin {
-        client: peer.client,
-        connection: peer.connection,
-        session: peer.session,
-    }
-}
-
 /// What this transport gave out; it gets nothing else back.
 fn token(ticket: Ticket) -> Option<Token> {
     match ticket {
@@ -170,7 +162,7 @@ impl Transport for Embedded {
                             }
                         }
                         Outbound::Notify(to, message, _) => {
-                            let _ = batch.deliver(&origin(to), message);
+                            let _ = batch.deliver(&to.client, to.connection, message);
                         }
                         Outbound::Settle(ticket, reason, text) => {
                             if let Some(token) = token(ticket) {
@@ -178,7 +170,7 @@ impl Transport for Embedded {
                             }
                         }
                         Outbound::Kick(peer, reason, text) => {
-                            batch.disconnect(&origin(peer), reason, Some(text));
+                            batch.disconnect(&peer.client, peer.connection, reason, Some(text));
                         }
                     }
                 }

@@ -4,14 +4,14 @@ use bytes::Bytes;
 
 use super::{
     Violation, property as id, publish,
-    reader::{Reader, bits},
+    reader::{Reader, Span, bits},
 };
-use crate::{Message, QoS, ReasonCode, topic};
+use crate::{Enhanced, Message, QoS, ReasonCode, topic};
 
-/// A CONNECT as it came. User name and password are checked for form and not kept: there is nobody to ask yet.
+/// A CONNECT as it came. What it shows of its client's identity is taken out to be looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Connect {
-    pub(crate) client_id: String,
+    pub(crate) client_id: Box<str>,
     pub(crate) clean_start: bool,
     pub(crate) keep_alive_s: u16,
     pub(crate) session_expiry_s: u32,
@@ -19,8 +19,9 @@ pub(crate) struct Connect {
     pub(crate) packet_bytes_max: u32,
     /// Whether the client wants Reason Strings with acknowledgements.
     pub(crate) problem_info: bool,
-    /// Whether it asks for enhanced authentication.
-    pub(crate) authentication: bool,
+    pub(crate) user: Option<Box<str>>,
+    pub(crate) password: Option<Bytes>,
+    pub(crate) enhanced: Option<Enhanced>,
     pub(crate) will: Option<Will>,
 }
 
@@ -95,18 +96,20 @@ fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
     }
     let keep_alive_s = reader.u16()?;
     let mut connect = Connect {
-        client_id: String::new(),
+        client_id: Box::default(),
         clean_start: flags & 2 != 0,
         keep_alive_s,
         session_expiry_s: 0,
         receive_max: u16::MAX,
         packet_bytes_max: u32::MAX,
         problem_info: true,
-        authentication: false,
+        user: None,
+        password: None,
+        enhanced: None,
         will: None,
     };
-    let mut auth_data = false;
-    reader.property_section(PROPERTIES, |item| {
+    let (mut method, mut data) = (None, None);
+    let section = reader.property_section(PROPERTIES, |item| {
         match item.id {
             id::SESSION_EXPIRY => connect.session_expiry_s = item.number,
             id::RECEIVE_MAX => {
@@ -116,25 +119,29 @@ fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
             id::REQUEST_PROBLEM_INFO => connect.problem_info = item.flag()?,
             // We have no response information to give; its absence is an answer (section 3.1.2.11.6).
             id::REQUEST_RESPONSE_INFO => _ = item.flag()?,
-            id::AUTH_METHOD => connect.authentication = true,
-            id::AUTH_DATA => auth_data = true,
+            id::AUTH_METHOD => method = item.value,
+            id::AUTH_DATA => data = item.value,
             _ => {}
         }
         Ok(())
     })?;
-    if auth_data && !connect.authentication {
+    if data.is_some() && method.is_none() {
         return Err(Violation::protocol(
             "authentication data without an authentication method",
         ));
     }
-    let client_id = reader.text()?.of(body);
-    connect.client_id = String::from_utf8_lossy(client_id).into_owned();
+    let properties = body.slice(section.range());
+    connect.enhanced = method.map(|method| Enhanced {
+        method: text(&properties, method),
+        data: data.map_or_else(Bytes::new, |data| properties.slice(data.range())),
+    });
+    connect.client_id = text(body, reader.text()?);
     connect.will = will(&mut reader, body, flags)?;
     if flags & 0x80 != 0 {
-        reader.text()?;
+        connect.user = Some(text(body, reader.text()?));
     }
     if flags & 0x40 != 0 {
-        reader.binary()?;
+        connect.password = Some(body.slice(reader.binary()?.range()));
     }
     if !reader.is_empty() {
         return Err(Violation::malformed(
@@ -142,6 +149,11 @@ fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
         ));
     }
     Ok(connect)
+}
+
+/// A string that was checked to be one.
+fn text(body: &[u8], span: Span) -> Box<str> {
+    String::from_utf8_lossy(span.of(body)).into()
 }
 
 fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>, Violation> {

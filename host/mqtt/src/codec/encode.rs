@@ -15,6 +15,8 @@ pub(crate) struct Connack<'a> {
     pub(crate) assigned_client_id: Option<&'a str>,
     pub(crate) topic_alias_max: u16,
     pub(crate) server_keep_alive_s: Option<u16>,
+    /// The Authentication Method of the CONNECT.
+    pub(crate) method: Option<&'a str>,
 }
 
 /// A CONNACK with success.
@@ -43,6 +45,9 @@ pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
     if let Some(value) = connack.server_keep_alive_s {
         properties.put_u8(id::SERVER_KEEP_ALIVE);
         properties.put_u16(value);
+    }
+    if let Some(value) = connack.method {
+        put_text(&mut properties, id::AUTH_METHOD, value);
     }
     out.put_u8(kind::CONNACK << 4);
     put_variable(out, 2 + variable_bytes(properties.len()) + properties.len());

@@ -223,10 +223,7 @@ fn connect_as_rumqttc_writes_it() {
         ),
         (3, 4000, false)
     );
-    assert_eq!(
-        (connect.session_expiry_s, connect.authentication),
-        (1000, false)
-    );
+    assert_eq!((connect.session_expiry_s, connect.enhanced), (1000, None));
     let will = connect.will.unwrap();
     assert_eq!(
         (will.delay_s, will.expiry_s, will.message.qos),

@@ -9,7 +9,7 @@ use std::{
 
 use super::{Core, publish::Source, session_at};
 use crate::{
-    Origin, ReasonCode,
+    Identity, Origin, ReasonCode,
     codec::{self, Connack, Connect, Disconnect, Violation},
     limits::PACKET_BYTES_MAX,
     link::{Link, LinkOptions},
@@ -37,6 +37,7 @@ impl Core {
     pub(crate) fn connect(
         &mut self,
         connect: Connect,
+        identity: Arc<Identity>,
         output: &Arc<Output>,
         now: Instant,
     ) -> Result<Accepted, Refusal> {
@@ -46,24 +47,32 @@ impl Core {
                 "the broker is shutting down",
             ));
         }
-        if connect.authentication {
-            return Err((
-                ReasonCode::BAD_AUTHENTICATION_METHOD,
-                "enhanced authentication is not available",
-            ));
-        }
-        if connect.client_id.len() > self.limits.client_id_bytes_max {
-            return Err((
-                ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
-                "the client identifier is too long",
-            ));
-        }
         let assigned = connect.client_id.is_empty();
         let client: Arc<str> = if assigned {
             self.assign_id()
         } else {
-            connect.client_id.as_str().into()
+            connect.client_id.clone().into()
         };
+        self.last_connection += 1;
+        let mut origin = Origin {
+            client: client.clone(),
+            connection: self.last_connection,
+            session: 0,
+            identity,
+        };
+        // Before anything is done to a session that another connection may have.
+        if !self.access.may_connect(&origin) {
+            return Err((
+                ReasonCode::NOT_AUTHORIZED,
+                "this client may not connect here with this client identifier",
+            ));
+        }
+        if let Some(will) = &connect.will
+            && !self.access.may_publish(&origin, &will.message.topic)
+        {
+            let text = "this client may not publish to the topic of its will";
+            return Err((ReasonCode::NOT_AUTHORIZED, text));
+        }
 
         let mut existing = self.by_client.get(&client).copied();
         let mut previous = None;
@@ -106,8 +115,6 @@ impl Core {
             (0, max) => max,
             (asked, max) => asked.min(max),
         };
-        self.last_connection += 1;
-        let connection = self.last_connection;
         let (will_delay_max_s, receive_max, window) = (
             self.limits.will_delay_max_s,
             self.limits.receive_max.max(1),
@@ -128,13 +135,18 @@ impl Core {
             receive_max,
             resend: session.outbox.in_order(),
         };
-        session.link = Some(Link::new(connection, output.clone(), options));
-        let origin = Origin {
-            client: client.clone(),
-            connection,
-            session: session.number,
-        };
-        self.tenancies.enter(session.number);
+        origin.session = session.number;
+        let link = Link::new(
+            origin.connection,
+            origin.identity.clone(),
+            output.clone(),
+            options,
+        );
+        session.link = Some(link);
+        if present {
+            self.forbid_subscriptions(key, &origin);
+        }
+        self.tenancies.enter(origin.session);
         self.counts.connections += 1;
         self.schedule(key);
 
@@ -151,6 +163,7 @@ impl Core {
             assigned_client_id: assigned.then_some(&*client),
             topic_alias_max: self.limits.topic_alias_max,
             server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
+            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
         };
         // It tells of this session, and of the end of an earlier one.
         let told = self.recorder.latest();
@@ -231,6 +244,17 @@ impl Core {
                 self.send_will(key, now);
             }
             self.schedule(key);
+        }
+    }
+
+    /// Forgets a will that its client may not publish any more.
+    pub(super) fn forbid_will(&mut self, key: SessionKey, who: &Origin) {
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return;
+        };
+        let topic = session.will().map(|will| &will.message.topic);
+        if topic.is_some_and(|topic| !self.access.may_publish(who, topic)) {
+            session.take_will(&mut self.recorder);
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) use publish::{Begun, Source};
 use tenancy::Tenancies;
 
 use crate::{
-    Limits, Origin, ReasonCode, Stats,
+    Access, Limits, ReasonCode, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -44,6 +44,7 @@ use crate::{
 /// All state of a broker.
 pub(crate) struct Core {
     limits: Limits,
+    access: Arc<dyn Access>,
     sessions: Vec<Option<Box<Session>>>,
     free: Vec<SessionKey>,
     by_client: HashMap<Arc<str>, SessionKey>,
@@ -92,10 +93,16 @@ fn session_at(sessions: &mut [Option<Box<Session>>], key: SessionKey) -> Option<
 
 impl Core {
     /// An empty one. Numbers of connections and sessions begin behind those of earlier runs of the process.
-    pub(crate) fn new(limits: Limits, run: u32, recorder: Recorder) -> Self {
+    pub(crate) fn new(
+        limits: Limits,
+        access: Arc<dyn Access>,
+        run: u32,
+        recorder: Recorder,
+    ) -> Self {
         let before = u64::from(run) << 32;
         Self {
             limits,
+            access,
             sessions: Vec::new(),
             free: Vec::new(),
             by_client: HashMap::new(),
@@ -199,15 +206,37 @@ impl Core {
         self.linked(key, connection).is_some()
     }
 
-    fn find(&mut self, who: &Origin) -> Option<SessionKey> {
-        let key = *self.by_client.get(&who.client)?;
-        self.is_open(key, who.connection).then_some(key)
+    fn find(&mut self, client: &str, connection: u64) -> Option<SessionKey> {
+        let key = *self.by_client.get(client)?;
+        self.is_open(key, connection).then_some(key)
     }
 
     /// Ends a connection for the embedder.
-    pub(crate) fn disconnect(&mut self, who: &Origin, reason: ReasonCode, text: Option<&str>) {
-        if let Some(key) = self.find(who) {
+    pub(crate) fn disconnect(
+        &mut self,
+        client: &str,
+        connection: u64,
+        reason: ReasonCode,
+        text: Option<&str>,
+    ) {
+        if let Some(key) = self.find(client, connection) {
             self.close(key, reason, text);
+        }
+    }
+
+    /// Ends what the access control no longer allows to those who are connected.
+    pub(crate) fn recheck(&mut self) {
+        for key in 0..self.sessions.len() as SessionKey {
+            let Some(who) = self.session(key).and_then(|session| session.origin()) else {
+                continue;
+            };
+            if !self.access.may_connect(&who) {
+                self.forbid_will(key, &who);
+                let text = "this client may no longer be connected";
+                self.close(key, ReasonCode::NOT_AUTHORIZED, Some(text));
+            }
+            self.forbid_subscriptions(key, &who);
+            self.checkpoint();
         }
     }
 

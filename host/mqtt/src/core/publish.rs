@@ -4,7 +4,7 @@ use std::{borrow::Cow, mem, time::Instant};
 
 use super::{Core, session_at, window::remaining_s};
 use crate::{
-    Message, Origin, QoS, ReasonCode, Token,
+    Message, QoS, ReasonCode, Token,
     codec::{self, Delivery, Publish, Violation},
     gate::BatchNumber,
     outbox::{Queued, Scope},
@@ -263,8 +263,14 @@ impl Core {
     }
 
     /// A message of the embedder to one connection only.
-    pub(crate) fn deliver(&mut self, to: &Origin, mut message: Message, now: Instant) -> bool {
-        let Some(key) = self.find(to) else {
+    pub(crate) fn deliver(
+        &mut self,
+        client: &str,
+        connection: u64,
+        mut message: Message,
+        now: Instant,
+    ) -> bool {
+        let Some(key) = self.find(client, connection) else {
             return false;
         };
         let mut matches = mem::take(&mut self.matches);
@@ -306,7 +312,7 @@ impl Core {
             },
             now,
         );
-        self.is_open(key, to.connection)
+        self.is_open(key, connection)
     }
 
     /// A message of the embedder that answers the request of a token.

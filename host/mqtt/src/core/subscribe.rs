@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Core, session_at};
 use crate::{
-    ReasonCode,
+    Origin, ReasonCode,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     outbox::Scope,
@@ -26,10 +26,13 @@ impl Core {
         if !self.is_open(key, connection) {
             return;
         }
+        let Some(who) = self.session(key).and_then(|session| session.origin()) else {
+            return;
+        };
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
         let mut replay = Vec::new();
         for filter in &subscribe.filters {
-            match self.subscribe_one(key, filter, subscribe.subscription_id) {
+            match self.subscribe_one(key, &who, filter, subscribe.subscription_id) {
                 Ok((subscription, wants_retained)) => {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
@@ -48,6 +51,7 @@ impl Core {
     fn subscribe_one(
         &mut self,
         key: SessionKey,
+        who: &Origin,
         filter: &Filter,
         id: Option<u32>,
     ) -> Result<(Subscription, bool), ReasonCode> {
@@ -59,6 +63,10 @@ impl Core {
             .is_some();
         if too_deep || topic::check_filter(&filter.filter).is_err() {
             return Err(ReasonCode::TOPIC_FILTER_INVALID);
+        }
+        // Under the lock, so that a recheck sees all that was allowed before the rules changed.
+        if !self.access.may_subscribe(who, &filter.filter) {
+            return Err(ReasonCode::NOT_AUTHORIZED);
         }
         let (subscriptions_max, bytes_max, bytes_total_max) = (
             self.limits.subscriptions_per_session_max,
@@ -128,6 +136,23 @@ impl Core {
             self.forward(key, &mut message, true, &delivery, Scope::Session, now);
         }
         self.retained = retained;
+    }
+
+    /// Ends subscriptions of a session that its client may not have any more.
+    pub(super) fn forbid_subscriptions(&mut self, key: SessionKey, who: &Origin) {
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return;
+        };
+        let access = &*self.access;
+        let filters = session.filters().cloned();
+        let forbidden: Vec<_> = filters
+            .filter(|filter| !access.may_subscribe(who, filter))
+            .collect();
+        for filter in forbidden {
+            tracing::info!(client = %who.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
+            session.unsubscribe(&filter, &mut self.recorder);
+            self.router.unsubscribe(&filter, key);
+        }
     }
 
     pub(crate) fn unsubscribe(

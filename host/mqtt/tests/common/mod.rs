@@ -11,8 +11,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
 use statehouse_mqtt::{
-    Broker, Claim, Limits, Message, NoService, Options, Origin, Properties, PropertiesBuilder, QoS,
-    ReasonCode, Request, Service,
+    Broker, Claim, Door, Limits, Message, NoService, Options, Origin, Properties,
+    PropertiesBuilder, QoS, ReasonCode, Request, Service,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -106,7 +106,7 @@ impl Client<tokio::io::DuplexStream> {
     pub(crate) fn duplex(broker: &Broker, buffer_bytes: usize) -> Self {
         let (ours, theirs) = tokio::io::duplex(buffer_bytes);
         let broker = broker.clone();
-        tokio::spawn(async move { broker.serve_connection(theirs, PEER).await });
+        tokio::spawn(async move { broker.serve_connection(theirs, Door::open(PEER)).await });
         Self::over(ours)
     }
 }
@@ -246,8 +246,8 @@ impl Service for Echo {
         );
         broker.batch(|batch| {
             for request in requests.drain(..) {
-                let delivered =
-                    answer(&request.properties).is_some_and(|message| batch.deliver(from, message));
+                let delivered = answer(&request.properties)
+                    .is_some_and(|message| batch.deliver(&from.client, from.connection, message));
                 let reason = if delivered {
                     ReasonCode::SUCCESS
                 } else {

@@ -1,4 +1,4 @@
-use statehouse_mqtt::{NoService, Options};
+use statehouse_mqtt::{Door, NoService, Options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -43,8 +43,8 @@ impl Orderly {
     async fn status(&self) -> Json {
         let (mut near, far) = tokio::io::duplex(1 << 16);
         let broker = self.broker.clone();
-        let peer = "127.0.0.1:1".parse().unwrap();
-        let serving = tokio::spawn(async move { broker.serve_connection(far, peer).await });
+        let door = Door::open("127.0.0.1:1".parse().unwrap());
+        let serving = tokio::spawn(async move { broker.serve_connection(far, door).await });
         // A CONNECT of version 5 that starts clean, and a SUBSCRIBE of QoS 0.
         let mut sent = b"\x10\x0e\0\x04MQTT\x05\x02\0\0\0\0\x01a\x82".to_vec();
         let length = u8::try_from(STATUS.len()).unwrap();

@@ -435,8 +435,13 @@ fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
     let records = held.journal.len();
     let origin = peer.origin.clone();
     let deliver = |topic: &'static str, qos| {
-        held.broker
-            .batch(|batch| batch.deliver(&origin, Message::new(topic, "x", qos)))
+        held.broker.batch(|batch| {
+            batch.deliver(
+                &origin.client,
+                origin.connection,
+                Message::new(topic, "x", qos),
+            )
+        })
     };
     assert!(deliver("n/1", QoS::AtLeastOnce));
     assert!(deliver("n/2", QoS::AtLeastOnce));
@@ -477,7 +482,12 @@ fn a_closing_connection_gives_up_what_waits_and_keeps_its_last_words() {
     assert!(!peer.output.cut(), "it is open");
     let origin = peer.origin.clone();
     held.broker.batch(|batch| {
-        batch.disconnect(&origin, ReasonCode::ADMINISTRATIVE_ACTION, None);
+        batch.disconnect(
+            &origin.client,
+            origin.connection,
+            ReasonCode::ADMINISTRATIVE_ACTION,
+            None,
+        );
     });
     assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
     assert!(peer.output.cut());
@@ -498,7 +508,12 @@ fn no_disconnect_comes_before_the_connack() {
     let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
     let origin = peer.origin.clone();
     held.broker.batch(|batch| {
-        batch.disconnect(&origin, ReasonCode::ADMINISTRATIVE_ACTION, None);
+        batch.disconnect(
+            &origin.client,
+            origin.connection,
+            ReasonCode::ADMINISTRATIVE_ACTION,
+            None,
+        );
     });
     assert!(peer.output.cut());
     assert_eq!(peer.receive(), []);

@@ -294,7 +294,12 @@ impl World {
             Action::Deliver { client, qos } => {
                 if let Some(peer) = &self.peers[client] {
                     let message = Message::new("t/0", "delivered", core_qos(qos));
-                    _ = self.broker.lock().deliver(&peer.origin, message, now);
+                    _ = self.broker.lock().deliver(
+                        &peer.origin.client,
+                        peer.origin.connection,
+                        message,
+                        now,
+                    );
                 }
             }
             Action::Acknowledge { client, steps } => {

@@ -294,7 +294,13 @@ fn deliver_reaches_one_connection_only_subscribed_or_not() {
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
     b.subscribe("#", Q::AtLeastOnce, now);
     let deliver = |to: &Peer, qos| {
-        broker.batch(|batch| batch.deliver(&to.origin, Message::new("n/1", "x", qos)))
+        broker.batch(|batch| {
+            batch.deliver(
+                &to.origin.client,
+                to.origin.connection,
+                Message::new("n/1", "x", qos),
+            )
+        })
     };
     assert!(deliver(&a, QoS::AtLeastOnce));
     assert_eq!(a.messages()[0].qos, Q::AtLeastOnce);
@@ -343,7 +349,13 @@ fn deliver_ends_with_the_connection() {
         now,
     );
     let deliver = |to: &Origin, payload: &'static str| {
-        broker.batch(|batch| batch.deliver(to, Message::new("n/1", payload, QoS::AtLeastOnce)))
+        broker.batch(|batch| {
+            batch.deliver(
+                &to.client,
+                to.connection,
+                Message::new("n/1", payload, QoS::AtLeastOnce),
+            )
+        })
     };
     assert!(deliver(&a.origin, "sent") && deliver(&a.origin, "waits"));
     assert_eq!(a.payloads(), ["sent"]);
@@ -381,10 +393,15 @@ fn an_acknowledgement_follows_its_answer_but_does_not_wait_for_the_client() {
         broker.batch(|batch| {
             // The first fills the output above its mark, so that the second waits.
             assert!(batch.deliver(
-                &origin,
+                &origin.client,
+                origin.connection,
                 Message::new("n", "x".repeat(200), QoS::AtLeastOnce)
             ));
-            assert!(batch.deliver(&origin, Message::new("n", "answer", QoS::AtLeastOnce)));
+            assert!(batch.deliver(
+                &origin.client,
+                origin.connection,
+                Message::new("n", "answer", QoS::AtLeastOnce)
+            ));
             batch.settle(request.token.unwrap(), ReasonCode::SUCCESS, None);
         });
     };
@@ -402,9 +419,23 @@ fn the_embedder_can_disconnect_a_client() {
     let (broker, _, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     broker.batch(|batch| {
-        batch.disconnect(&a.origin, ReasonCode::TOPIC_NAME_INVALID, Some("why"));
-        batch.disconnect(&a.origin, ReasonCode::NOT_AUTHORIZED, None);
-        assert!(!batch.deliver(&a.origin, Message::new("n", "x", QoS::AtMostOnce)));
+        batch.disconnect(
+            &a.origin.client,
+            a.origin.connection,
+            ReasonCode::TOPIC_NAME_INVALID,
+            Some("why"),
+        );
+        batch.disconnect(
+            &a.origin.client,
+            a.origin.connection,
+            ReasonCode::NOT_AUTHORIZED,
+            None,
+        );
+        assert!(!batch.deliver(
+            &a.origin.client,
+            a.origin.connection,
+            Message::new("n", "x", QoS::AtMostOnce)
+        ));
     });
     let packets = a.receive();
     let [Packet::Disconnect(disconnect)] = &packets[..] else {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
 
-use crate::{Broker, Limits, dispatch::Turn, testing::*};
+use crate::{Broker, Identity, Limits, dispatch::Turn, testing::*};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -295,7 +295,10 @@ fn sessions_are_bounded() {
     let connect = crate::codec::decode_connect(&mut Hello::new("b").bytes(), 1 << 16)
         .unwrap()
         .unwrap();
-    let refused = broker.lock().connect(connect, &a.output, now).unwrap_err();
+    let refused = broker
+        .lock()
+        .connect(connect, Identity::anonymous(), &a.output, now)
+        .unwrap_err();
     assert_eq!(refused.0, crate::ReasonCode::QUOTA_EXCEEDED);
     a.lose(now);
     assert!(

@@ -1,0 +1,190 @@
+//! Who may connect, and what each client may publish and subscribe to: the embedder's answers.
+//!
+//! In comes what a CONNECT shows, and what is known of the stream that it came over; out go an identity or a refusal, and
+//! a yes or no for each topic. The broker enforces the answers, and knows no user, no key and no rule itself.
+
+use std::{
+    fmt,
+    future::{self, Future},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, LazyLock},
+    time::Instant,
+};
+
+use bytes::Bytes;
+
+use crate::{Origin, ReasonCode};
+
+/// What is known of a stream before its first byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Door {
+    /// The other end.
+    pub peer: SocketAddr,
+    /// The certificates that the client has shown, in DER, its own first. The listener has verified them; none where
+    /// it did not ask.
+    pub certificates: Arc<[Vec<u8>]>,
+}
+
+impl Door {
+    /// That of a stream over which nobody has shown a certificate.
+    #[must_use]
+    pub fn open(peer: SocketAddr) -> Self {
+        Self {
+            peer,
+            certificates: Arc::default(),
+        }
+    }
+}
+
+/// Who is at the other end of a connection, as [`Access::admit`] found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// The name of the user; none where the client is anonymous.
+    pub user: Option<Box<str>>,
+    /// What else is known of it, as names and values.
+    pub attributes: Vec<(Box<str>, Box<str>)>,
+}
+
+impl Identity {
+    /// Nobody in particular.
+    #[must_use]
+    pub fn anonymous() -> Arc<Self> {
+        static ANONYMOUS: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
+        ANONYMOUS.clone()
+    }
+
+    /// The value of an attribute.
+    #[must_use]
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        let mut named = self.attributes.iter().filter(|(it, _)| **it == *name);
+        named.next().map(|(_, value)| &**value)
+    }
+}
+
+/// A client that asks to be let in, or to stay (section 4.12.1).
+#[derive(Clone)]
+pub struct Attempt {
+    /// The client identifier; empty where the broker is to choose one.
+    pub client: Box<str>,
+    /// The user name of CONNECT. Any UTF-8 without U+0000, of up to 65 535 bytes.
+    pub user: Option<Box<str>>,
+    /// The password of CONNECT; may come without a user name (section 3.1.2.9).
+    pub password: Option<Bytes>,
+    /// The Authentication Method and Data, where the client asks for enhanced authentication.
+    pub enhanced: Option<Enhanced>,
+    /// The stream it came over.
+    pub door: Door,
+}
+
+/// Enhanced authentication as a client asks for it (section 4.12). Methods of more than one message are not served.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Enhanced {
+    /// The Authentication Method.
+    pub method: Box<str>,
+    /// The Authentication Data; empty where there is none.
+    pub data: Bytes,
+}
+
+/// Without what is secret.
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt")
+            .field("client", &self.client)
+            .field("user", &self.user)
+            .field("password", &self.password.is_some())
+            .field("enhanced", &self.enhanced)
+            .field("peer", &self.door.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Without what is secret.
+impl fmt::Debug for Enhanced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enhanced")
+            .field("method", &self.method)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What becomes of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is this client.
+    Admit(Admission),
+    /// Refused with this code, which has to be one of CONNACK (section 3.2.2.2), and Reason String.
+    Refuse(ReasonCode, &'static str),
+}
+
+/// A client that is let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// When what it has shown is no longer good. The connection ends then with DISCONNECT 0x87, unless the client has
+    /// authenticated again.
+    pub expires: Option<Instant>,
+}
+
+impl Verdict {
+    /// Lets this client in, for as long as it likes.
+    #[must_use]
+    pub fn admit(identity: Arc<Identity>) -> Self {
+        Self::Admit(Admission {
+            identity,
+            expires: None,
+        })
+    }
+}
+
+/// An answer that may take its time.
+pub type Deciding = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+
+/// Decides who may connect, publish and subscribe. All methods but [`admit`](Self::admit) are called for many packets, most of them
+/// with a lock of the broker held: they have to be quick, and may not call the broker.
+pub trait Access: Send + Sync + 'static {
+    /// Who is this? Asked before the broker knows of the client, and again where it authenticates anew; dropped where the
+    /// time for a CONNECT is over. A bounded number of attempts is undecided at once
+    /// ([`Limits::admissions_max`](crate::Limits::admissions_max)).
+    fn admit(&self, attempt: Attempt) -> Deciding;
+
+    /// Whether this client may be connected, as things are by now. Asked for every new connection, in which the session
+    /// number is 0, and for all of them by [`Broker::recheck`](crate::Broker::recheck).
+    fn may_connect(&self, who: &Origin) -> bool {
+        _ = who;
+        true
+    }
+
+    /// Whether this client may publish an ordinary message to this topic, its will included. Not asked for what the
+    /// service takes.
+    fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool;
+
+    /// Whether this client may subscribe to this filter, which is well formed.
+    fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
+}
+
+/// Lets everybody do everything, anonymously. User names and passwords are not looked at.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Anyone;
+
+impl Access for Anyone {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        let verdict = match attempt.enhanced {
+            None => Verdict::admit(Identity::anonymous()),
+            Some(_) => Verdict::Refuse(
+                ReasonCode::BAD_AUTHENTICATION_METHOD,
+                "enhanced authentication is not available",
+            ),
+        };
+        Box::pin(future::ready(verdict))
+    }
+
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+}
