@@ -13,6 +13,7 @@
 //!
 //! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
 //! * `statehouse_link` (a crate of its own): one session with somebody else's broker, over as many connections as it takes.
+//! * [`access`]: who a client is, by what it shows: users, certificates, tokens. It opens no connection.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
 //! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
@@ -34,7 +35,9 @@
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod admin;
+pub mod audit;
 pub mod cli;
 pub mod clock;
 pub mod config;

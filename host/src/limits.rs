@@ -585,3 +585,61 @@ pub const LOAD_LATENCY_NS_MAX: u64 = 600_000_000_000;
 
 /// Kinds of errors that are told apart.
 pub const LOAD_ERROR_KINDS_MAX: usize = 16;
+
+/// The users file: some hundred bytes for each user.
+pub const USERS_FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Users in it. Each has an entry in memory; more devices than this share a user, or have certificates.
+pub const USERS_MAX: usize = 10_000;
+
+/// A user name, which is a person's or a device's.
+pub const USER_NAME_BYTES_MAX: usize = 256;
+
+/// A password. Longer ones are no safer, and hashing them is work that anybody could ask for.
+pub const PASSWORD_BYTES_MAX: usize = 1024;
+
+/// What hashing a new password takes, as OWASP recommends for Argon2id: so much memory, so often filled, by one thread. Two
+/// at once fit a gateway of 256 MB.
+pub const PASSWORD_MEMORY_KIB: u32 = 19 << 10;
+
+/// See [`PASSWORD_MEMORY_KIB`].
+pub const PASSWORD_PASSES: u32 = 2;
+
+/// See [`PASSWORD_MEMORY_KIB`].
+pub const PASSWORD_LANES: u32 = 1;
+
+/// The same of a hash that was made elsewhere: what a gateway can afford for somebody who is not even known.
+pub const PASSWORD_MEMORY_KIB_MAX: u32 = 64 << 10;
+
+/// See [`PASSWORD_MEMORY_KIB_MAX`].
+pub const PASSWORD_PASSES_MAX: u32 = 10;
+
+/// See [`PASSWORD_MEMORY_KIB_MAX`].
+pub const PASSWORD_LANES_MAX: u32 = 4;
+
+/// Passwords that are checked at once, if there are as many processors: each takes the memory above, and requests of those who
+/// are connected need processors too.
+pub const PASSWORD_CHECKS_AT_ONCE_MAX: usize = 2;
+
+/// Wrong passwords from one address, or checks that wait, before it has to wait for [`LOGIN_INTERVAL`]. Devices behind one
+/// address that come back together are let in as fast as their passwords are checked.
+pub const LOGIN_BURST: u32 = 32;
+
+/// The same for one user, from all addresses: more, so that a guesser has to use several to keep somebody out who was not
+/// connected before.
+pub const LOGIN_BURST_USER: u32 = 128;
+
+/// After which one more may be wrong: 86 400 guesses a day find no password that is worth the name.
+pub const LOGIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The file that gives certificates their owners: some hundred bytes for each.
+pub const CERTIFICATE_USERS_FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// A certificate, as far as its subject is looked for: ordinary ones have one or two thousand bytes.
+pub const CERTIFICATE_BYTES_MAX: usize = 64 << 10;
+
+/// Certificates above a client's own that may give it attributes: chains have two or three.
+pub const CERTIFICATE_CHAIN_MAX: usize = 8;
+
+/// Log lines about refusals in a second: enough to see who is there, and a flood of refusals is not one of log lines.
+pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;

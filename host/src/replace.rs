@@ -3,13 +3,23 @@
 //! What enters: a path and what is to be there. What leaves: the file, which is the old one or the new one for whoever
 //! reads it meanwhile. It is not durable when this returns.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Puts `bytes` where `path` is, with `mode` as far as the umask allows.
 pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_with(path, bytes, mode, |_| Ok(()))
+}
+
+/// The same, with something to do to the new file before anybody sees it.
+pub(crate) fn replace_with(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    finish: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     // What is left of an earlier time goes, and a link that somebody put there is not followed.
@@ -23,6 +33,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .mode(mode)
         .open(&new)?;
     file.write_all(bytes)?;
+    finish(&file)?;
     fs::rename(&new, path)
 }
 

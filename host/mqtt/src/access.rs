@@ -44,6 +44,8 @@ pub struct Identity {
     pub user: Option<Box<str>>,
     /// What else is known of it, as names and values.
     pub attributes: Vec<(Box<str>, Box<str>)>,
+    /// A number of the access control's own for what proved it, such as a certain password; 0 where it needs none.
+    pub credential: u64,
 }
 
 impl Identity {

@@ -25,6 +25,7 @@ mod set;
 mod signals;
 mod snapshot;
 mod time;
+mod user;
 mod vdel;
 mod watch;
 
@@ -77,6 +78,7 @@ is on disk is recovered.")]
     Snapshot(snapshot::Args),
     Restore(restore::Args),
     Doctor(doctor::Args),
+    User(user::Args),
     Bench(Box<bench::Args>),
 }
 
@@ -98,6 +100,7 @@ pub fn main() -> ExitCode {
         Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),
         Command::Restore(args) => output::finish(async { restore::run(&args) }),
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
+        Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
     }
 }

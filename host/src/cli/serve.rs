@@ -15,6 +15,8 @@ use super::administration::Administration;
 use super::clients::{Clients, Entrance, Open};
 use super::output::{self, Failure};
 use super::signals::Signals;
+use crate::access::AccessControl;
+use crate::audit::Audit;
 use crate::clock::{Clock, SystemSource};
 use crate::config::{Config, Durability, Flags, LogFormat, Storage, TransportChoice};
 use crate::control::{Control, Listing};
@@ -117,6 +119,9 @@ struct Started {
 /// Recovers what was recorded, and puts the parts together. None where a standby is told to stop before its turn comes.
 fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
+    let audit = Arc::new(Audit::default());
+    let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
+    let mut reloads = Reloads::default();
     let source = Arc::new(SystemSource::default());
     let listener = Listener::default();
     let mode = config.transport.mode();
@@ -207,12 +212,16 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
                 limits: config.broker.clone(),
                 persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
                 run,
-                ..Options::default()
+                access: access.clone(),
             };
             let service = StoreService::new(server.clone()).with_orders(orders);
             let broker = Broker::restore(options, Arc::new(service), image.sessions);
             server.attach(Arc::new(Embedded::new(broker.clone())));
             server.retain_sessions(&broker.sessions());
+            access.watch(&mut reloads, {
+                let broker = broker.clone();
+                move || broker.recheck()
+            });
             Clients::Embedded(broker)
         }
         TransportChoice::Foreign(foreign) => {
@@ -222,7 +231,6 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         }
     };
     listener.attach(server.clone(), clients.broker().cloned());
-    let reloads = Reloads::default();
     Ok(Some(Started {
         server,
         clients,

@@ -17,9 +17,12 @@ use crate::policy::GuardSettings;
 use crate::request::Dialect;
 use crate::store::{Mode, Quota, Retention, Supervision};
 
+mod access;
 mod foreign;
 mod values;
 
+use access::AccessKeys;
+pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
 pub use foreign::{
     BrokerUrl, ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Secret, Window,
 };
@@ -258,6 +261,10 @@ pub struct Flags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
 
+    /// Who may connect.
+    #[command(flatten)]
+    pub access: AccessFlags,
+
     /// Instead of listening.
     #[command(flatten)]
     pub foreign: ForeignFlags,
@@ -300,6 +307,12 @@ struct File {
     max_packet_bytes: Option<PacketBytes>,
     max_queue_bytes: Option<NonZeroU64>,
     max_connections: Option<NonZeroU64>,
+    users: Option<PathBuf>,
+    allow_anonymous: Option<bool>,
+    certificate_users: Option<PathBuf>,
+    token_keys: Option<PathBuf>,
+    token_audience: Option<Vec<String>>,
+    token_issuer: Option<Vec<String>>,
     broker: Option<BrokerUrl>,
     broker_user: Option<String>,
     broker_password_file: Option<PathBuf>,
@@ -316,6 +329,18 @@ struct File {
 }
 
 impl File {
+    /// What it says of who may connect.
+    fn access(&mut self) -> AccessKeys {
+        AccessKeys {
+            users: self.users.take(),
+            allow_anonymous: self.allow_anonymous,
+            certificate_users: self.certificate_users.take(),
+            token_keys: self.token_keys.take(),
+            token_audience: self.token_audience.take(),
+            token_issuer: self.token_issuer.take(),
+        }
+    }
+
     /// What it says of a foreign broker.
     fn foreign(&mut self) -> ForeignFlags {
         ForeignFlags {
@@ -360,6 +385,8 @@ impl TransportChoice {
 pub struct Config {
     /// Where clients are.
     pub transport: TransportChoice,
+    /// Who may connect here.
+    pub access: AccessConfig,
     /// Which policy is to answer.
     pub policy: PolicyChoice,
     /// Where the administration listens, if it does.
@@ -481,6 +508,21 @@ pub enum ConfigError {
     /// Listening and not.
     #[error("a store behind a foreign broker does not listen: give broker or listen, not both")]
     BrokerAndListen,
+    /// Tokens of anybody for anybody.
+    #[error(
+        "token_keys needs token_audience: without it a token that was made for another service would open this one. Name what clients ask their tokens for, such as --token-audience aio-internal"
+    )]
+    TokenAudience,
+    /// Tokens that nobody can check.
+    #[error(
+        "token_audience and token_issuer are about tokens, and no keys are named to check these with: add --token-keys FILE (a JWKS), or leave them out"
+    )]
+    TokenKeys,
+    /// Users of a broker that is somebody else's.
+    #[error(
+        "users, certificates, tokens and allow_anonymous are for clients that connect here, and behind a foreign broker they connect to that one: configure them there, and leave them out here"
+    )]
+    AccessBehindBroker,
     /// A setting that means nothing without a foreign broker.
     #[error("{0} is about a foreign broker, and none is named: add --broker URL, or leave it out")]
     WithoutBroker(&'static str),
@@ -514,6 +556,10 @@ impl Config {
             .or(file.durability)
             .unwrap_or(Durability::Always);
         let foreign = flags.foreign.over(file.foreign()).load(durability)?;
+        let access = flags.access.over(file.access())?;
+        if foreign.is_some() && access != AccessConfig::default() {
+            return Err(ConfigError::AccessBehindBroker);
+        }
         let listen = if flags.listen.is_empty() {
             file.listen
         } else {
@@ -651,6 +697,7 @@ impl Config {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
                 None => TransportChoice::Embedded(listen),
             },
+            access,
             supervision,
             policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
             policy: match flags.policy.or(file.policy) {

@@ -1,0 +1,199 @@
+//! User names and passwords that clients show.
+//!
+//! In comes a name, a password and an address; out goes an identity or a refusal. Passwords are checked on threads that may
+//! block, few at a time, since each check takes some megabytes; who is wrong often is not checked at all for a while. A client whose
+//! password was right before waits for none of this.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use bytes::Bytes;
+use statehouse_mqtt::{Identity, ReasonCode};
+use tokio::sync::Semaphore;
+
+use super::throttle::Throttle;
+use super::users::Users;
+use crate::limits;
+use crate::reload::Watched;
+
+/// Why somebody is not let in.
+pub(super) type Refusal = (ReasonCode, &'static str);
+
+/// Checks passwords.
+pub(super) struct Logins {
+    users: Arc<Watched<Users>>,
+    checks: Arc<Semaphore>,
+    by_address: Throttle,
+    by_user: Throttle,
+}
+
+impl Logins {
+    pub(super) fn new(users: Arc<Watched<Users>>) -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            users,
+            checks: Arc::new(Semaphore::new(
+                processors.min(limits::PASSWORD_CHECKS_AT_ONCE_MAX),
+            )),
+            by_address: Throttle::new(limits::LOGIN_BURST, limits::LOGIN_INTERVAL),
+            by_user: Throttle::new(limits::LOGIN_BURST_USER, limits::LOGIN_INTERVAL),
+        }
+    }
+
+    /// The file.
+    pub(super) fn users(&self) -> &Arc<Watched<Users>> {
+        &self.users
+    }
+
+    /// Whether what this identity was proved by is still good.
+    pub(super) fn is_current(&self, identity: &Identity) -> bool {
+        let user = identity.user.as_deref();
+        let credential = user.and_then(|name| self.users.current().credential(name));
+        credential == Some(identity.credential)
+    }
+
+    /// Who this is. A missing user name or password is an empty one, which nobody has.
+    pub(super) async fn check(
+        &self,
+        name: &str,
+        password: Bytes,
+        address: IpAddr,
+    ) -> Result<Identity, Refusal> {
+        const WRONG: Refusal = (
+            ReasonCode::BAD_USER_NAME_OR_PASSWORD,
+            "there is no such user, or the password is another one",
+        );
+        let identity = |users: &Users| {
+            let credential = users.credential(name).ok_or(WRONG)?;
+            Ok(Identity {
+                user: Some(name.into()),
+                credential,
+                ..Identity::default()
+            })
+        };
+        let users = self.users.current();
+        if users.remembers(name, &password) {
+            return identity(&users);
+        }
+        let (address, now) = (network(address), Instant::now());
+        if !self.by_address.allows(address, now) {
+            let text = "too many wrong passwords came from this address: try again later";
+            return Err((ReasonCode::CONNECTION_RATE_EXCEEDED, text));
+        }
+        if !self.by_user.allows(name, now) {
+            self.by_address.forgives(address);
+            let text = "too many wrong passwords came for this user: try again later";
+            return Err((ReasonCode::CONNECTION_RATE_EXCEEDED, text));
+        }
+        // No name and no password is longer than these, so nobody has to wait for a thread to hear so.
+        if name.len() > limits::USER_NAME_BYTES_MAX || password.len() > limits::PASSWORD_BYTES_MAX {
+            return Err(WRONG);
+        }
+        let Ok(permit) = self.checks.clone().acquire_owned().await else {
+            return Err((ReasonCode::SERVER_UNAVAILABLE, "passwords are not checked"));
+        };
+        // They may have changed while others were checked, and so may have what is remembered.
+        let users = self.users.current();
+        let is_right = if users.remembers(name, &password) {
+            true
+        } else {
+            let (users, name) = (users.clone(), name.to_owned());
+            let checked = tokio::task::spawn_blocking(move || {
+                let is_right = users.verify(&name, &password);
+                // Not before, though the client may have left meanwhile.
+                drop(permit);
+                is_right
+            });
+            checked.await.unwrap_or_else(|error| {
+                tracing::error!(%error, "checking a password failed: that is a bug");
+                false
+            })
+        };
+        if !is_right {
+            return Err(WRONG);
+        }
+        self.by_address.forgives(address);
+        self.by_user.forgives(name);
+        identity(&users)
+    }
+}
+
+/// What an address counts as: everybody has 2^64 addresses of IPv6.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::users;
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    /// Logins with one user, anna.
+    fn logins() -> Logins {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("users");
+        let hash = users::hash(b"right").unwrap();
+        fs::write(&path, format!("anna:{hash}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let users = Watched::open("users", vec![], move || Users::open(&path)).unwrap();
+        Logins::new(users)
+    }
+
+    async fn code(logins: &Logins, name: &str, password: &'static str, from: IpAddr) -> u8 {
+        let checked = logins
+            .check(name, Bytes::from_static(password.as_bytes()), from)
+            .await;
+        checked.map_or_else(|(reason, _)| reason.0, |_| 0)
+    }
+
+    #[tokio::test]
+    async fn a_right_password_is_quick_the_second_time_and_from_then_on_waits_for_nobody() {
+        let logins = logins();
+        assert_eq!(code(&logins, "anna", "wrong", HERE).await, 0x86);
+        assert_eq!(code(&logins, "nobody", "right", HERE).await, 0x86);
+        assert_eq!(code(&logins, "", "", HERE).await, 0x86);
+        assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
+        let waits_for_nobody = async {
+            let all = logins.checks.clone();
+            let all = all.acquire_many_owned(logins.checks.available_permits() as u32);
+            let _all = all.await.unwrap();
+            code(&logins, "anna", "right", HERE).await
+        };
+        assert_eq!(waits_for_nobody.await, 0);
+        assert_eq!(code(&logins, "anna", "wrong", HERE).await, 0x86);
+    }
+
+    #[tokio::test]
+    async fn guesses_from_one_address_end_soon_and_do_not_hold_up_another() {
+        let logins = logins();
+        for _ in 0..limits::LOGIN_BURST {
+            // Too long to be anybody's: it counts all the same.
+            let long = Bytes::from(vec![b'x'; limits::PASSWORD_BYTES_MAX + 1]);
+            assert!(logins.check("anna", long, HERE).await.is_err());
+        }
+        assert_eq!(code(&logins, "anna", "right", HERE).await, 0x9F);
+        let elsewhere = "192.0.2.1".parse().unwrap();
+        assert_eq!(code(&logins, "anna", "right", elsewhere).await, 0);
+        // The password is known now, so the guesser cannot keep its owner out even from there.
+        assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_counts_as_one_address() {
+        let network = |text: &str| network(text.parse().unwrap());
+        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1:2:3"));
+        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
+        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+    }
+}

@@ -1,0 +1,196 @@
+//! Who connects: users, owners of certificates, bearers of tokens, or anybody.
+//!
+//! In comes what a client shows; out goes who it is, or a refusal that says what is missing. It opens no connection, and says
+//! to nobody whether a user exists.
+
+pub mod certificates;
+mod logins;
+mod throttle;
+pub mod users;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use statehouse_mqtt::{
+    Access, Admission, Attempt, Deciding, Identity, Origin, ReasonCode, Verdict,
+};
+
+use self::certificates::{CertificatesError, Owners};
+use self::logins::{Logins, Refusal};
+use self::users::{Users, UsersError};
+use crate::audit::{Audit, Refused};
+use crate::config::{AccessConfig, CertificateUsers};
+use crate::reload::{Reloads, Watched};
+
+/// Why a store does not start. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The users file.
+    #[error("users: {0}")]
+    Users(#[from] UsersError),
+    /// The owners of certificates.
+    #[error("certificate_users: {0}")]
+    Certificates(#[from] CertificatesError),
+}
+
+/// Decides who is let in.
+pub struct AccessControl(Arc<Doors>);
+
+/// The ways in.
+struct Doors {
+    logins: Option<Logins>,
+    owners: Option<Arc<Watched<Owners>>>,
+    /// Whether a client may come in that shows nothing.
+    anonymous: bool,
+    audit: Arc<Audit>,
+}
+
+impl AccessControl {
+    /// Reads the files for the first time.
+    ///
+    /// # Errors
+    /// [`AccessError`], where a file cannot be taken.
+    pub fn open(config: &AccessConfig, audit: Arc<Audit>) -> Result<Self, AccessError> {
+        let users = config.users.as_deref().map(watch_users).transpose()?;
+        let owners = match &config.certificate_users {
+            None => None,
+            Some(from) => Some(watch_owners(from)?),
+        };
+        Ok(Self(Arc::new(Doors {
+            anonymous: config.allow_anonymous || !config.authenticates(),
+            logins: users.map(Logins::new),
+            owners,
+            audit,
+        })))
+    }
+
+    /// Adds the files to those that are read again. `then` is called when one has changed, to look at who is connected.
+    pub fn watch(&self, reloads: &mut Reloads, then: impl Fn() + Clone + Send + Sync + 'static) {
+        if let Some(logins) = &self.0.logins {
+            reloads.add(logins.users(), then.clone());
+        }
+        if let Some(owners) = &self.0.owners {
+            reloads.add(owners, then);
+        }
+    }
+}
+
+fn watch_users(path: &Path) -> Result<Arc<Watched<Users>>, UsersError> {
+    let read = {
+        let path = path.to_owned();
+        move || {
+            let users = Users::open(&path)?;
+            if users.is_empty() {
+                tracing::warn!("{} names no user: nobody can log in", path.display());
+            }
+            Ok(users)
+        }
+    };
+    Watched::open("users", vec![path.to_owned()], read)
+}
+
+fn watch_owners(from: &CertificateUsers) -> Result<Arc<Watched<Owners>>, CertificatesError> {
+    const WHAT: &str = "owners of certificates";
+    match from {
+        CertificateUsers::CommonName => Watched::open(WHAT, Vec::new(), || Ok(Owners::CommonName)),
+        CertificateUsers::File(path) => {
+            let read = {
+                let path = path.clone();
+                move || Owners::open(&path)
+            };
+            Watched::open(WHAT, vec![path.clone()], read)
+        }
+    }
+}
+
+impl Doors {
+    async fn admit(&self, attempt: &Attempt) -> Result<Admission, Refusal> {
+        if attempt.enhanced.is_some() {
+            return Err((
+                ReasonCode::BAD_AUTHENTICATION_METHOD,
+                "this authentication method is not served here",
+            ));
+        }
+        let owner = self.owner(attempt)?;
+        let identity = match &self.logins {
+            Some(logins) if attempt.user.is_some() || attempt.password.is_some() => {
+                let name = attempt.user.as_deref().unwrap_or_default();
+                let password = attempt.password.clone().unwrap_or_default();
+                let user = logins.check(name, password, attempt.door.peer.ip()).await?;
+                // Who logs in over a connection with a certificate is both: the user, with the certificate's attributes.
+                let attributes = owner.map(|owner| owner.attributes).unwrap_or_default();
+                Arc::new(Identity { attributes, ..user })
+            }
+            _ => match owner {
+                Some(owner) => Arc::new(owner),
+                None if self.anonymous => Identity::anonymous(),
+                None => {
+                    return Err((
+                        ReasonCode::NOT_AUTHORIZED,
+                        "anonymous clients are not let in: show a user name and a password, a client certificate or a token",
+                    ));
+                }
+            },
+        };
+        Ok(Admission {
+            identity,
+            expires: None,
+        })
+    }
+
+    /// Who the certificate says that this is, where one was shown.
+    fn owner(&self, attempt: &Attempt) -> Result<Option<Identity>, Refusal> {
+        if attempt.door.certificates.is_empty() {
+            return Ok(None);
+        }
+        match &self.owners {
+            // The listener has verified it, so this is somebody, though without a name.
+            None => Ok(Some(Identity::default())),
+            Some(owners) => owners
+                .current()
+                .identify(&attempt.door.certificates)
+                .map(Some)
+                .ok_or((
+                    ReasonCode::NOT_AUTHORIZED,
+                    "the client certificate has no subject that names a user",
+                )),
+        }
+    }
+}
+
+impl Access for AccessControl {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        let doors = self.0.clone();
+        Box::pin(async move {
+            match doors.admit(&attempt).await {
+                Ok(admission) => Verdict::Admit(admission),
+                Err((reason, why)) => {
+                    doors.audit.refused(&Refused {
+                        what: "authenticate",
+                        peer: Some(attempt.door.peer),
+                        client: &attempt.client,
+                        user: attempt.user.as_deref(),
+                        why: &why,
+                    });
+                    Verdict::Refuse(reason, why)
+                }
+            }
+        })
+    }
+
+    fn may_connect(&self, who: &Origin) -> bool {
+        let identity = &who.identity;
+        let Some(logins) = &self.0.logins else {
+            return true;
+        };
+        identity.credential == 0 || logins.is_current(identity)
+    }
+
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+}

@@ -1,0 +1,269 @@
+//! The users file: names, and hashes of their passwords.
+//!
+//! In come lines `NAME:HASH`, and attempts to log in; out goes whether a password is that user's. It never holds a password.
+//! After a first success it keeps a keyed hash of that password, so that a client that comes back costs microseconds instead
+//! of tens of milliseconds; the key is made anew, and all of this forgotten, whenever the file is read again.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, OnceLock};
+
+use argon2::password_hash::{PasswordHashString, Salt, SaltString};
+use argon2::{Algorithm, Argon2, Params, PasswordHash, PasswordHasher, PasswordVerifier, Version};
+use wasmsign2::reexports::getrandom;
+
+use crate::limits;
+use crate::reload::{FileError, read_file};
+
+/// Why a users file, or a new user, is not taken. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum UsersError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Anybody could put a user into it.
+    #[error(
+        "{0} can be written by other accounts (mode {1:03o}), who could let themselves in: run `chmod 600 {0}`"
+    )]
+    Writable(PathBuf, u32),
+    /// A line is wrong.
+    #[error("line {line} of {path}: {error}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        error: LineError,
+    },
+    /// The system has no randomness.
+    #[error("the system has no randomness for salts and keys: {0}")]
+    Random(getrandom::Error),
+}
+
+/// Why a line is wrong.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// Not text, or no colon.
+    #[error("it is not NAME:HASH; `statehouse user add NAME --users FILE` writes such lines")]
+    Form,
+    /// The name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A name stands twice.
+    #[error("this user stands in an earlier line too: remove one of them")]
+    Twice,
+    /// The hash is none.
+    #[error(
+        "what follows the name is not an Argon2id hash ($argon2id$v=19$m=…,t=…,p=…$SALT$HASH); `statehouse user add` makes one"
+    )]
+    Hash,
+    /// The hash is dearer than a gateway can afford.
+    #[error(
+        "its hash takes more than {} KiB of memory, {} passes or {} lanes: make a cheaper one with `statehouse user add`",
+        limits::PASSWORD_MEMORY_KIB_MAX,
+        limits::PASSWORD_PASSES_MAX,
+        limits::PASSWORD_LANES_MAX
+    )]
+    Dear,
+    /// Too many.
+    #[error("a users file holds {} users at most", limits::USERS_MAX)]
+    Many,
+}
+
+/// Why this is no name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a user name has 1 to {} bytes, no colon, no control characters, no space at either end, and does not begin with #",
+    limits::USER_NAME_BYTES_MAX
+)]
+pub struct NameError;
+
+/// Everybody in the file.
+pub struct Users {
+    users: HashMap<Box<str>, User>,
+    /// Of the quick hashes.
+    key: [u8; blake3::KEY_LEN],
+}
+
+struct User {
+    hash: PasswordHashString,
+    credential: u64,
+    /// The quick hash of the right password, once it was shown.
+    shown: OnceLock<blake3::Hash>,
+}
+
+impl Users {
+    /// Reads a file that only its owner can write.
+    ///
+    /// # Errors
+    /// [`UsersError`]; one bad line makes the whole file bad, since its user could not log in any more.
+    pub fn open(path: &Path) -> Result<Self, UsersError> {
+        let failed = |error| FileError::Read(path.to_owned(), error);
+        let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
+        if mode & 0o022 != 0 {
+            return Err(UsersError::Writable(path.to_owned(), mode));
+        }
+        if mode & 0o004 != 0 {
+            let path = path.display();
+            tracing::warn!(
+                "{path} can be read by other accounts (mode {mode:03o}), who could try passwords on its hashes: run `chmod 600 {path}`"
+            );
+        }
+        let bytes = read_file(path, limits::USERS_FILE_BYTES_MAX)?;
+        let mut key = [0; blake3::KEY_LEN];
+        getrandom::fill(&mut key).map_err(UsersError::Random)?;
+        let mut users = HashMap::new();
+        for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+            read_line(line, &mut users).map_err(|error| UsersError::Line {
+                path: path.to_owned(),
+                line: number + 1,
+                error,
+            })?;
+        }
+        Ok(Self { users, key })
+    }
+
+    /// The number of users.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Whether nobody can log in.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.users.is_empty()
+    }
+
+    /// A number for the password of this user that another password would not have; none where there is no such user.
+    #[must_use]
+    pub fn credential(&self, name: &str) -> Option<u64> {
+        self.users.get(name).map(|user| user.credential)
+    }
+
+    /// Whether this password is known to be right by an earlier success. Takes microseconds.
+    #[must_use]
+    pub fn remembers(&self, name: &str, password: &[u8]) -> bool {
+        let shown = self.users.get(name).and_then(|user| user.shown.get());
+        // The comparison of two hashes does not end early.
+        shown.is_some_and(|shown| *shown == self.quick(name, password))
+    }
+
+    /// Whether this password is right. Takes some megabytes, and tens of milliseconds of a processor, also for a user that does
+    /// not exist: nobody learns from the time who does.
+    #[must_use]
+    pub fn verify(&self, name: &str, password: &[u8]) -> bool {
+        static NOBODY: LazyLock<Option<PasswordHashString>> =
+            LazyLock::new(|| hash_with(b"nobody", b"0123456789abcdef").ok());
+        let argon2 = Argon2::default();
+        let Some(user) = self.users.get(name) else {
+            if let Some(nobody) = &*NOBODY {
+                _ = argon2.verify_password(password, &nobody.password_hash());
+            }
+            return false;
+        };
+        let is_right = argon2
+            .verify_password(password, &user.hash.password_hash())
+            .is_ok();
+        if is_right {
+            _ = user.shown.set(self.quick(name, password));
+        }
+        is_right
+    }
+
+    fn quick(&self, name: &str, password: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        // Names hold no colon.
+        hasher.update(name.as_bytes()).update(b":").update(password);
+        hasher.finalize()
+    }
+}
+
+fn read_line(line: &[u8], users: &mut HashMap<Box<str>, User>) -> Result<(), LineError> {
+    let line = std::str::from_utf8(line).map_err(|_| LineError::Form)?;
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    if line.trim().is_empty() || line.starts_with('#') {
+        return Ok(());
+    }
+    let (name, hash) = line.split_once(':').ok_or(LineError::Form)?;
+    check_name(name)?;
+    let hash = PasswordHashString::new(hash.trim()).map_err(|_| LineError::Hash)?;
+    check_hash(&hash.password_hash())?;
+    if users.len() >= limits::USERS_MAX {
+        return Err(LineError::Many);
+    }
+    let mut number = [0; 8];
+    number.copy_from_slice(&blake3::hash(hash.as_bytes()).as_bytes()[..8]);
+    let user = User {
+        // Zero is for identities that no password proved.
+        credential: u64::from_le_bytes(number).max(1),
+        hash,
+        shown: OnceLock::new(),
+    };
+    match users.insert(name.into(), user) {
+        None => Ok(()),
+        Some(_) => Err(LineError::Twice),
+    }
+}
+
+fn check_hash(hash: &PasswordHash<'_>) -> Result<(), LineError> {
+    let is_argon2id = hash.algorithm == Algorithm::Argon2id.ident()
+        && hash.version == Some(Version::V0x13.into())
+        && hash.salt.is_some()
+        && hash.hash.is_some();
+    if !is_argon2id {
+        return Err(LineError::Hash);
+    }
+    let params = Params::try_from(hash).map_err(|_| LineError::Hash)?;
+    let is_affordable = params.m_cost() <= limits::PASSWORD_MEMORY_KIB_MAX
+        && params.t_cost() <= limits::PASSWORD_PASSES_MAX
+        && params.p_cost() <= limits::PASSWORD_LANES_MAX;
+    if is_affordable {
+        Ok(())
+    } else {
+        Err(LineError::Dear)
+    }
+}
+
+/// Whether this can be the name of a user in the file.
+///
+/// # Errors
+/// [`NameError`] says what a name may be.
+pub fn check_name(name: &str) -> Result<(), NameError> {
+    let is_good = (1..=limits::USER_NAME_BYTES_MAX).contains(&name.len())
+        && name.trim() == name
+        && !name.starts_with('#')
+        && !name.contains(|it: char| it == ':' || it.is_control());
+    if is_good { Ok(()) } else { Err(NameError) }
+}
+
+/// The hash of a password, under a new salt.
+///
+/// # Errors
+/// Where the system has no randomness.
+pub fn hash(password: &[u8]) -> Result<String, UsersError> {
+    let mut salt = [0; Salt::RECOMMENDED_LENGTH];
+    getrandom::fill(&mut salt).map_err(UsersError::Random)?;
+    let hash = hash_with(password, &salt);
+    // Salt, memory and the length of the password are within what Argon2 takes.
+    Ok(hash.expect("Argon2 takes these parameters").to_string())
+}
+
+fn hash_with(
+    password: &[u8],
+    salt: &[u8],
+) -> Result<PasswordHashString, argon2::password_hash::Error> {
+    let params = Params::new(
+        limits::PASSWORD_MEMORY_KIB,
+        limits::PASSWORD_PASSES,
+        limits::PASSWORD_LANES,
+        None,
+    )?;
+    let salt = SaltString::encode_b64(salt)?;
+    let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+    let hash = argon2.hash_password(password, &salt)?;
+    Ok(hash.serialize())
+}

@@ -1,0 +1,115 @@
+//! Who was refused, and why: for the log and the metrics.
+//!
+//! What enters: refusals, as many as hostile clients care to provoke. What leaves: log lines (target `statehouse::audit`), a
+//! bounded number of them each second and then how many were left out, and counts of all. It holds no name that a client
+//! chose.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::limits;
+
+/// Where a refusal is found in the log.
+const TARGET: &str = "statehouse::audit";
+
+/// Something that was refused.
+pub struct Refused<'a> {
+    /// What somebody wanted: a word that is known beforehand, since it becomes a label of a metric.
+    pub what: &'static str,
+    /// Where they are.
+    pub peer: Option<SocketAddr>,
+    /// The client id; empty where none was said.
+    pub client: &'a str,
+    /// The user, where one was said or found.
+    pub user: Option<&'a str>,
+    /// Why not.
+    pub why: &'a dyn Display,
+}
+
+/// The lines of this second, and counts since the start.
+#[derive(Default)]
+pub struct Audit(Mutex<Written>);
+
+#[derive(Default)]
+struct Written {
+    second: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+    refused: BTreeMap<&'static str, u64>,
+}
+
+impl Audit {
+    /// Counts a refusal, and logs it where this second has room for another line.
+    pub fn refused(&self, refused: &Refused<'_>) {
+        let Some(left_out) = self.count(refused.what, Instant::now()) else {
+            return;
+        };
+        if left_out > 0 {
+            tracing::warn!(target: TARGET, left_out, "more was refused than is logged");
+        }
+        let (client, user) = (refused.client.escape_debug(), refused.user.unwrap_or("-"));
+        let peer = refused
+            .peer
+            .map_or_else(|| "-".to_owned(), |it| it.to_string());
+        tracing::warn!(
+            target: TARGET,
+            what = refused.what,
+            %client,
+            user = %user.escape_debug(),
+            peer,
+            why = %refused.why.to_string().escape_debug(),
+            "refused"
+        );
+    }
+
+    /// The number of lines that were left out before this one, or none where this one is.
+    fn count(&self, what: &'static str, now: Instant) -> Option<u64> {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *written.refused.entry(what).or_default() += 1;
+        let is_over = (written.second)
+            .is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1));
+        if is_over {
+            (written.second, written.lines) = (Some(now), 0);
+        }
+        if written.lines >= limits::AUDIT_LINES_PER_SECOND_MAX {
+            written.left_out += 1;
+            return None;
+        }
+        written.lines += 1;
+        Some(std::mem::take(&mut written.left_out))
+    }
+
+    /// How often each was refused.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        let written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        written
+            .refused
+            .iter()
+            .map(|(what, count)| (*what, *count))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_whole_and_logged_in_part() {
+        let audit = Audit::default();
+        let now = Instant::now();
+        let max = u64::from(limits::AUDIT_LINES_PER_SECOND_MAX);
+        let said = (0..max + 7).filter_map(|_| audit.count("connect", now));
+        assert_eq!(
+            said.collect::<Vec<_>>(),
+            vec![0; limits::AUDIT_LINES_PER_SECOND_MAX as usize]
+        );
+        let later = now + Duration::from_secs(1);
+        assert_eq!(audit.count("publish", later), Some(7));
+        assert_eq!(audit.count("publish", later), Some(0));
+        assert_eq!(audit.counts(), [("connect", max + 7), ("publish", 2)]);
+    }
+}

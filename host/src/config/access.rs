@@ -1,0 +1,134 @@
+//! Who may connect: users, tokens, certificates.
+//!
+//! What enters: flags, and the same keys of the file. What leaves: [`AccessConfig`], whose files are not read yet.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// What `serve` takes about who may connect.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Access")]
+pub struct AccessFlags {
+    /// Users and hashes of their passwords, as `statehouse user` writes them. Who is in it may connect with name and password
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
+    pub users: Option<PathBuf>,
+
+    /// Let clients in that show nothing, although others authenticate
+    #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
+    pub allow_anonymous: bool,
+
+    /// Who the owner of a client certificate is: `cn` takes the Common Name as user, a file (TOML) gives users and attributes
+    /// to subjects
+    #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
+    pub certificate_users: Option<PathBuf>,
+
+    /// Public keys (a JWKS file) of whoever signs service account tokens; clients show these by the method K8S-SAT
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
+    pub token_keys: Option<PathBuf>,
+
+    /// Whom tokens have to be made for (`aud`); may be given more than once
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "STATEHOUSE_TOKEN_AUDIENCE",
+        value_delimiter = ','
+    )]
+    pub token_audience: Vec<String>,
+
+    /// Who has to have made them (`iss`); may be given more than once
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_TOKEN_ISSUER",
+        value_delimiter = ','
+    )]
+    pub token_issuer: Vec<String>,
+}
+
+/// The same as keys of the file.
+#[derive(Deserialize, Debug, Default)]
+pub(super) struct AccessKeys {
+    pub(super) users: Option<PathBuf>,
+    pub(super) allow_anonymous: Option<bool>,
+    pub(super) certificate_users: Option<PathBuf>,
+    pub(super) token_keys: Option<PathBuf>,
+    pub(super) token_audience: Option<Vec<String>>,
+    pub(super) token_issuer: Option<Vec<String>>,
+}
+
+/// Who may connect, all checked but the files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// The users file.
+    pub users: Option<PathBuf>,
+    /// Whether clients that show nothing are let in although others authenticate.
+    pub allow_anonymous: bool,
+    /// Who the owners of certificates are.
+    pub certificate_users: Option<CertificateUsers>,
+    /// Whose tokens are taken.
+    pub tokens: Option<TokenConfig>,
+}
+
+/// Who the owner of a client certificate is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CertificateUsers {
+    /// The user of its Common Name.
+    CommonName,
+    /// Who this file says.
+    File(PathBuf),
+}
+
+/// Whose tokens are taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenConfig {
+    /// The file with the keys.
+    pub keys: PathBuf,
+    /// Whom they have to be made for: one of these.
+    pub audiences: Vec<String>,
+    /// Who has to have made them; empty for anybody with a key.
+    pub issuers: Vec<String>,
+}
+
+impl AccessConfig {
+    /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.
+    #[must_use]
+    pub fn authenticates(&self) -> bool {
+        self.users.is_some() || self.certificate_users.is_some() || self.tokens.is_some()
+    }
+}
+
+impl AccessFlags {
+    /// Puts flags over keys.
+    pub(super) fn over(self, keys: AccessKeys) -> Result<AccessConfig, ConfigError> {
+        let list = |flags: Vec<String>, keys: Option<Vec<String>>| match flags.is_empty() {
+            true => keys.unwrap_or_default(),
+            false => flags,
+        };
+        let audiences = list(self.token_audience, keys.token_audience);
+        let issuers = list(self.token_issuer, keys.token_issuer);
+        let tokens = match self.token_keys.or(keys.token_keys) {
+            Some(_) if audiences.is_empty() => return Err(ConfigError::TokenAudience),
+            Some(keys) => Some(TokenConfig {
+                keys,
+                audiences,
+                issuers,
+            }),
+            None if audiences.is_empty() && issuers.is_empty() => None,
+            None => return Err(ConfigError::TokenKeys),
+        };
+        let certificate_users = self.certificate_users.or(keys.certificate_users);
+        Ok(AccessConfig {
+            users: self.users.or(keys.users),
+            allow_anonymous: self.allow_anonymous || keys.allow_anonymous.unwrap_or(false),
+            certificate_users: certificate_users.map(|name| match name.as_os_str() == "cn" {
+                true => CertificateUsers::CommonName,
+                false => CertificateUsers::File(name),
+            }),
+            tokens,
+        })
+    }
+}
