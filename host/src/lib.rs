@@ -13,6 +13,7 @@
 //!
 //! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
 //! * `statehouse_link` (a crate of its own): one session with somebody else's broker, over as many connections as it takes.
+//! * [`listener`]: sockets in, streams of MQTT out, where TLS or WebSocket is between. It reads no MQTT.
 //! * [`access`]: who a client is, by what it shows: users, certificates, tokens. It opens no connection.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
@@ -29,7 +30,7 @@
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
 //! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
-//! measures with), [`reload`] (files that are read again while the store runs), `replace` (small files that others read at
+//! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), `replace` (small files that others read at
 //! any time) and `cli` (one file per command).
 //!
 //! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
@@ -45,6 +46,7 @@ pub mod control;
 pub mod journal;
 pub mod kit;
 pub mod limits;
+pub mod listener;
 pub mod load;
 mod opening;
 pub mod outbox;

@@ -59,8 +59,7 @@ pub fn config(
         return Ok(Arc::new(builder.with_no_client_auth()));
     };
     let chain = certificates(certificate)?;
-    let der =
-        PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| TlsError::NoKey(key.to_owned()))?;
+    let der = private_key(key)?;
     let config = builder
         .with_client_auth_cert(chain, der)
         .map_err(|error| TlsError::Pair(certificate.to_owned(), error))?;
@@ -86,13 +85,25 @@ fn roots(ca: Option<&Path>) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates of a file in PEM form: at least one.
+///
+/// # Errors
+/// Where it cannot be read, or holds none.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         _ => Err(TlsError::NoCertificate(path.to_owned())),
     }
+}
+
+/// The private key of a file in PEM form.
+///
+/// # Errors
+/// Where it cannot be read, or holds none that is not encrypted.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| TlsError::NoKey(path.to_owned()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {

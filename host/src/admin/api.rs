@@ -34,6 +34,7 @@ use tokio::sync::Mutex;
 use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::{metrics, path};
+use crate::audit::Audit;
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
@@ -47,6 +48,7 @@ pub(super) struct Api {
     gate: Arc<Gate>,
     server: Arc<Server>,
     reloads: Arc<Reloads>,
+    audit: Arc<Audit>,
     /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
     loading: Mutex<()>,
 }
@@ -77,12 +79,14 @@ impl Api {
         gate: Arc<Gate>,
         server: Arc<Server>,
         reloads: Arc<Reloads>,
+        audit: Arc<Audit>,
     ) -> Self {
         Self {
             access,
             gate,
             server,
             reloads,
+            audit,
             loading: Mutex::default(),
         }
     }
@@ -187,6 +191,7 @@ impl Api {
                     &self.server.stats(),
                     self.server.link().as_ref(),
                     self.reloads.counts(),
+                    &self.audit.counts(),
                 );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))

@@ -20,9 +20,11 @@ pub(super) fn text(
     stats: &Stats,
     link: Option<&Figures>,
     reloads: impl Iterator<Item = Count>,
+    refused: &[(&str, u64)],
 ) -> String {
     let mut page = Page::default();
     store(&mut page, stats);
+    access(&mut page, refused);
     files(&mut page, reloads);
     if let Some(link) = link {
         connection(&mut page, link);
@@ -105,6 +107,21 @@ fn store(page: &mut Page, stats: &Stats) {
         ("watches", "Watches", stats.watches),
     ];
     page.gauges(&gauges);
+}
+
+/// Who was kept out.
+fn access(page: &mut Page, refused: &[(&str, u64)]) {
+    if refused.is_empty() {
+        return;
+    }
+    page.family(
+        "access_refused",
+        "counter",
+        "What clients were refused, by what they wanted",
+    );
+    for (what, count) in refused {
+        page.sample("access_refused_total", &[("what", *what)], count);
+    }
 }
 
 /// Files that are read again.

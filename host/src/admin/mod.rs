@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 pub use access::{Door, new_token};
 pub(crate) use path::encode;
 
+use crate::audit::Audit;
 use crate::limits;
 use crate::reload::Reloads;
 use crate::server::Server;
@@ -62,9 +63,16 @@ impl Admin {
         gate: Arc<Gate>,
         server: Arc<Server>,
         reloads: Arc<Reloads>,
+        audit: Arc<Audit>,
     ) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
-        let api = Arc::new(Api::new(Access::new(&self.token), gate, server, reloads));
+        let api = Arc::new(Api::new(
+            Access::new(&self.token),
+            gate,
+            server,
+            reloads,
+            audit,
+        ));
         let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
         loop {
             let socket = match listener.accept().await {

@@ -11,6 +11,7 @@ use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Door, new_token};
+use crate::audit::Audit;
 use crate::config::{Config, Durability};
 use crate::limits;
 use crate::reload::Reloads;
@@ -68,6 +69,7 @@ impl Administration {
         server: Arc<Server>,
         broker: Option<Broker>,
         reloads: Arc<Reloads>,
+        audit: Arc<Audit>,
     ) -> Running {
         let mut tasks = Vec::new();
         let mut door = None;
@@ -83,7 +85,7 @@ impl Administration {
             }
             tracing::info!("the administration listens on {}", way_in.url);
             tasks.push(tokio::spawn(async move {
-                if let Err(error) = admin.run(self.gate, server, reloads).await {
+                if let Err(error) = admin.run(self.gate, server, reloads, audit).await {
                     tracing::error!(%error, "the administration ended");
                 }
             }));

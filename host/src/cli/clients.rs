@@ -3,18 +3,18 @@
 //! What enters: settings, and a store. What leaves: lines that say where clients find it, and its end.
 
 use std::io;
-use std::net;
 use std::sync::Arc;
 
-use anyhow::Context;
 use statehouse_link::{End, Options};
 use statehouse_mqtt::Broker;
-use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::output::Failure;
+use crate::audit::Audit;
 use crate::config::{Config, Durability, ForeignConfig, KickKind, TransportChoice};
 use crate::limits;
+use crate::listener::Listeners;
+use crate::reload::Reloads;
 use crate::server::Server;
 use crate::transport::foreign::kick::dynsec::DynamicSecurity;
 use crate::transport::foreign::{self, Foreign, Phase};
@@ -26,7 +26,7 @@ const EXIT_TAKEN_OVER: u8 = 76;
 /// What is ready before the data is touched.
 pub(super) enum Entrance {
     /// Addresses that were taken.
-    Listening(Vec<net::TcpListener>),
+    Listening(Listeners),
     /// What a connection needs, but for the client id.
     Attaching(Box<Options>),
 }
@@ -56,25 +56,23 @@ pub(super) struct Open {
 }
 
 impl Entrance {
-    /// Takes the addresses, where there are some: who connects from now on waits until the store is ready. Else reads
-    /// the certificates.
+    /// Takes the addresses, where there are some, and reads the certificates: who connects from now on waits until the store
+    /// is ready.
     pub(super) fn prepare(config: &Config) -> anyhow::Result<Self> {
-        let addresses = match &config.transport {
-            TransportChoice::Embedded(addresses) => addresses,
+        match &config.transport {
+            TransportChoice::Embedded(listen) => Ok(Self::Listening(Listeners::bind(listen)?)),
             TransportChoice::Foreign(foreign) => {
                 let options = foreign::options(foreign, config.broker.packet_bytes_max)?;
-                return Ok(Self::Attaching(Box::new(options)));
+                Ok(Self::Attaching(Box::new(options)))
             }
-        };
-        let mut listeners = Vec::new();
-        for address in addresses {
-            let listener = net::TcpListener::bind(address).with_context(|| {
-                format!("cannot listen on {address}. Another broker may be running there; stop it, or name another address with --listen")
-            })?;
-            listener.set_nonblocking(true)?;
-            listeners.push(listener);
         }
-        Ok(Self::Listening(listeners))
+    }
+
+    /// Lets its certificates be read again.
+    pub(super) fn reload_with(&self, reloads: &mut Reloads) {
+        if let Self::Listening(listeners) = self {
+            listeners.reload_with(reloads);
+        }
     }
 }
 
@@ -116,7 +114,12 @@ impl Clients {
     }
 
     /// Lets clients in, or goes where they are.
-    pub(super) fn open(self, entrance: Entrance, server: &Arc<Server>) -> io::Result<Open> {
+    pub(super) fn open(
+        self,
+        entrance: Entrance,
+        server: &Arc<Server>,
+        audit: &Arc<Audit>,
+    ) -> io::Result<Open> {
         let mut open = Open {
             clients: self,
             tasks: Vec::new(),
@@ -125,17 +128,9 @@ impl Clients {
         };
         match (&open.clients, entrance) {
             (Clients::Embedded(broker), Entrance::Listening(listeners)) => {
-                for listener in listeners {
-                    let listener = TcpListener::from_std(listener)?;
-                    let address = listener.local_addr()?;
-                    open.lines.push(format!("listening on mqtt://{address}"));
-                    let broker = broker.clone();
-                    let accepting = async move {
-                        if let Err(error) = broker.listen(listener).await {
-                            tracing::error!(%error, "nobody is let in on {address} any more");
-                        }
-                    };
-                    open.tasks.push(tokio::spawn(accepting));
+                for opened in listeners.open(broker, audit)? {
+                    open.lines.push(opened.line);
+                    open.tasks.push(tokio::spawn(opened.accepting));
                 }
                 let broker = broker.clone();
                 let timers = async move { broker.run_timers().await };

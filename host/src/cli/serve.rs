@@ -262,7 +262,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         clients,
         control,
         administration,
-        reloads,
+        mut reloads,
         promise,
         disk,
         signals,
@@ -276,11 +276,13 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         signals.hurry(disk.clone());
     }
     let broker = clients.broker().cloned();
-    let open = clients.open(entrance, &server)?;
+    entrance.reload_with(&mut reloads);
+    let audit = Arc::new(Audit::default());
+    let open = clients.open(entrance, &server, &audit)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.
     let reloads = Arc::new(reloads);
-    let administration = administration.start(server.clone(), broker, reloads.clone());
+    let administration = administration.start(server.clone(), broker, reloads.clone(), audit);
     let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
     lines.extend(answering(&control.list()));
     lines.push(promise);

@@ -3,47 +3,38 @@
 //! What enters: what clap read of flags and environment, and the text of a file. What leaves: a
 //! [`Config`] with every value checked, or an error that names the line and says what is allowed.
 
-use std::fs;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-
-use clap::builder::BoolishValueParser;
-use serde::Deserialize;
 
 use crate::limits;
 use crate::policy::GuardSettings;
 use crate::request::Dialect;
 use crate::store::{Mode, Quota, Retention, Supervision};
+use clap::builder::BoolishValueParser;
 
 mod access;
+mod file;
 mod foreign;
+mod listeners;
 mod values;
 
-use access::AccessKeys;
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
 pub use foreign::{
     BrokerUrl, ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Secret, Window,
 };
+pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, Scheme, TlsFiles};
 pub use values::{
-    AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, Listen, LogFormat, Node,
-    PacketBytes, Span,
+    AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes,
+    Span,
 };
+
+use file::{File, read};
 
 /// What `statehouse serve` accepts as flags, environment variables and, under the same names with
 /// underscores, as keys of the file.
 #[derive(clap::Args, Debug, Default)]
 pub struct Flags {
-    /// Where to listen; may be given more than once. Port 0 takes a free one. Not with --broker
-    #[arg(
-        long,
-        value_name = "ADDR:PORT",
-        env = "STATEHOUSE_LISTEN",
-        value_delimiter = ','
-    )]
-    pub listen: Vec<Listen>,
-
     /// A policy (.wasm component or core module), or `builtin` for the standard one; without this the policy
     /// that the data directory was last used with. A file that the host itself rolled back is held ready, and answers
     /// again after `statehouse policy promote`
@@ -229,10 +220,6 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
     pub node: Option<Node>,
 
-    /// Listen beyond loopback although nobody has to authenticate
-    #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
-    pub insecure: bool,
-
     /// Most keys that the store holds
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
     pub max_keys: Option<NonZeroU64>,
@@ -261,6 +248,10 @@ pub struct Flags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
 
+    /// Where clients connect.
+    #[command(flatten)]
+    pub listeners: ListenFlags,
+
     /// Who may connect.
     #[command(flatten)]
     pub access: AccessFlags,
@@ -270,102 +261,11 @@ pub struct Flags {
     pub foreign: ForeignFlags,
 }
 
-/// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
-#[derive(Deserialize, Debug, Default)]
-#[serde(deny_unknown_fields)]
-struct File {
-    listen: Option<Vec<Listen>>,
-    policy: Option<PathBuf>,
-    admin: Option<AdminAddress>,
-    trusted_keys: Option<Vec<String>>,
-    allow_unsigned: Option<bool>,
-    policy_drop: Option<PathBuf>,
-    policy_drop_action: Option<DropAction>,
-    guard_failures: Option<u32>,
-    guard_fuel: Option<u64>,
-    purity_sample: Option<u32>,
-    policy_property: Option<bool>,
-    data: Option<PathBuf>,
-    durability: Option<Durability>,
-    sync_interval: Option<Span>,
-    commit_delay: Option<Span>,
-    history_retention: Option<Span>,
-    history_bytes: Option<u64>,
-    duplicate_window: Option<Span>,
-    max_duplicates: Option<NonZeroU64>,
-    max_duplicate_bytes: Option<NonZeroU64>,
-    accept_clock: Option<bool>,
-    log: Option<LogFormat>,
-    log_filter: Option<String>,
-    dialect: Option<DialectSetting>,
-    node: Option<Node>,
-    insecure: Option<bool>,
-    max_keys: Option<NonZeroU64>,
-    max_bytes: Option<NonZeroU64>,
-    max_key_bytes: Option<KeyBytes>,
-    max_value_bytes: Option<NonZeroU64>,
-    max_packet_bytes: Option<PacketBytes>,
-    max_queue_bytes: Option<NonZeroU64>,
-    max_connections: Option<NonZeroU64>,
-    users: Option<PathBuf>,
-    allow_anonymous: Option<bool>,
-    certificate_users: Option<PathBuf>,
-    token_keys: Option<PathBuf>,
-    token_audience: Option<Vec<String>>,
-    token_issuer: Option<Vec<String>>,
-    broker: Option<BrokerUrl>,
-    broker_user: Option<String>,
-    broker_password_file: Option<PathBuf>,
-    broker_ca: Option<PathBuf>,
-    broker_cert: Option<PathBuf>,
-    broker_key: Option<PathBuf>,
-    broker_client_id: Option<ClientId>,
-    broker_window: Option<Window>,
-    broker_keep_alive: Option<Span>,
-    presence: Option<PresenceKind>,
-    watch_ttl: Option<Span>,
-    kick: Option<KickKind>,
-    standby: Option<bool>,
-}
-
-impl File {
-    /// What it says of who may connect.
-    fn access(&mut self) -> AccessKeys {
-        AccessKeys {
-            users: self.users.take(),
-            allow_anonymous: self.allow_anonymous,
-            certificate_users: self.certificate_users.take(),
-            token_keys: self.token_keys.take(),
-            token_audience: self.token_audience.take(),
-            token_issuer: self.token_issuer.take(),
-        }
-    }
-
-    /// What it says of a foreign broker.
-    fn foreign(&mut self) -> ForeignFlags {
-        ForeignFlags {
-            broker: self.broker.take(),
-            broker_user: self.broker_user.take(),
-            broker_password_file: self.broker_password_file.take(),
-            broker_ca: self.broker_ca.take(),
-            broker_cert: self.broker_cert.take(),
-            broker_key: self.broker_key.take(),
-            broker_client_id: self.broker_client_id.take(),
-            broker_window: self.broker_window,
-            broker_keep_alive: self.broker_keep_alive,
-            presence: self.presence,
-            watch_ttl: self.watch_ttl,
-            kick: self.kick,
-            standby: self.standby.unwrap_or(false),
-        }
-    }
-}
-
 /// Where clients are.
 #[derive(Debug)]
 pub enum TransportChoice {
-    /// They connect here: the addresses to listen on.
-    Embedded(Vec<SocketAddr>),
+    /// They connect here.
+    Embedded(ListenConfig),
     /// They, and the store, are clients of a foreign broker.
     Foreign(Box<ForeignConfig>),
 }
@@ -461,13 +361,9 @@ pub enum ConfigError {
     /// A key or a value of the file is wrong.
     #[error("the configuration file {0} is wrong.\n{1}")]
     File(PathBuf, Box<toml::de::Error>),
-    /// An address that others can reach, and nobody who has to say who he is.
-    #[error(
-        "{0} can be reached from other machines, and this version lets every client read and write \
-         everything without authentication. Listen on 127.0.0.1 or [::1], or accept the risk with \
-         --insecure (in the file: insecure = true)"
-    )]
-    Insecure(SocketAddr),
+    /// A listener that cannot be.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// An administration that others can reach.
     #[error(
         "the administration listens on loopback only, until there are accounts, and {0} can be reached from other machines: name an address such as 127.0.0.1:0 with --admin, or `off`. From elsewhere go through a tunnel, such as `ssh -L`"
@@ -560,23 +456,11 @@ impl Config {
         if foreign.is_some() && access != AccessConfig::default() {
             return Err(ConfigError::AccessBehindBroker);
         }
-        let listen = if flags.listen.is_empty() {
-            file.listen
-        } else {
-            Some(flags.listen)
-        };
-        if foreign.is_some() && listen.is_some() {
+        let listeners = flags.listeners.over(file.listeners());
+        if foreign.is_some() && !listeners.listen.is_empty() {
             return Err(ConfigError::BrokerAndListen);
         }
-        let listen =
-            listen.unwrap_or_else(|| vec![Listen(SocketAddr::from(([127, 0, 0, 1], 1883)))]);
-        let listen: Vec<SocketAddr> = listen.into_iter().map(|Listen(address)| address).collect();
-        let insecure = flags.insecure || file.insecure.unwrap_or(false);
-        if let Some(open) = listen.iter().find(|address| !address.ip().is_loopback())
-            && !insecure
-        {
-            return Err(ConfigError::Insecure(*open));
-        }
+        let listeners = listeners.load(&access)?;
 
         let admin = flags.admin.or(file.admin);
         let AdminAddress(admin) = admin.unwrap_or_default();
@@ -695,7 +579,7 @@ impl Config {
         Ok(Self {
             transport: match foreign {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
-                None => TransportChoice::Embedded(listen),
+                None => TransportChoice::Embedded(listeners),
             },
             access,
             supervision,
@@ -747,19 +631,6 @@ fn time(
         ms if (least_ms..=most_ms).contains(&ms) => Ok(ms),
         _ => Err(ConfigError::Time { name, least, most }),
     }
-}
-
-fn read(path: &PathBuf) -> Result<File, ConfigError> {
-    let failed = |error| ConfigError::Read(path.clone(), error);
-    let mut text = String::new();
-    let file = fs::File::open(path).map_err(failed)?;
-    file.take(limits::CONFIG_FILE_BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    if text.len() as u64 > limits::CONFIG_FILE_BYTES_MAX {
-        return Err(ConfigError::Size(path.clone()));
-    }
-    toml::from_str(&text).map_err(|error| ConfigError::File(path.clone(), Box::new(error)))
 }
 
 #[cfg(test)]

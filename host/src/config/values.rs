@@ -9,23 +9,14 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
 use super::foreign::{BrokerUrl, ClientId, Window};
+use super::listeners::{Listen, Origin};
 use crate::limits;
 
 /// An address and port; `localhost` is 127.0.0.1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listen(pub SocketAddr);
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numeric = match text.strip_prefix("localhost:") {
-            Some(port) => format!("127.0.0.1:{port}"),
-            None => text.to_owned(),
-        };
-        numeric.parse().map(Self).map_err(|_| {
-            format!("`{text}` is not an address and port, such as 127.0.0.1:1883 or [::1]:1883")
-        })
+pub(super) fn socket_address(text: &str) -> Option<SocketAddr> {
+    match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}").parse().ok(),
+        None => text.parse().ok(),
     }
 }
 
@@ -46,9 +37,9 @@ impl FromStr for AdminAddress {
         if text == "off" {
             return Ok(Self(None));
         }
-        let Listen(address) = text
-            .parse()
-            .map_err(|error| format!("{error}, and not `off`"))?;
+        let address = socket_address(text).ok_or_else(|| {
+            format!("`{text}` is not an address and port, such as 127.0.0.1:0 or [::1]:9090, and not `off`")
+        })?;
         Ok(Self(Some(address)))
     }
 }
@@ -183,6 +174,7 @@ macro_rules! deserialize_by_parsing {
 }
 deserialize_by_parsing!(
     Listen,
+    Origin,
     AdminAddress,
     Node,
     PacketBytes,

@@ -1,0 +1,144 @@
+//! The configuration file, as it is written.
+//!
+//! What enters: a path. What leaves: the keys that stand there, each of the type that its flag has, or an error that names
+//! the line. It decides nothing.
+
+use std::fs;
+use std::io::Read;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::access::AccessKeys;
+use super::{
+    AdminAddress, BrokerUrl, ClientId, ConfigError, DialectSetting, DropAction, Durability,
+    ForeignFlags, KeyBytes, KickKind, Listen, ListenFlags, LogFormat, Node, Origin, PacketBytes,
+    PresenceKind, Span, Window,
+};
+use crate::limits;
+
+/// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    listen: Option<Vec<Listen>>,
+    insecure: Option<bool>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    tls_client_crl: Option<Vec<PathBuf>>,
+    tls_client_required: Option<bool>,
+    ws_origin: Option<Vec<Origin>>,
+    pub(super) policy: Option<PathBuf>,
+    pub(super) admin: Option<AdminAddress>,
+    pub(super) trusted_keys: Option<Vec<String>>,
+    pub(super) allow_unsigned: Option<bool>,
+    pub(super) policy_drop: Option<PathBuf>,
+    pub(super) policy_drop_action: Option<DropAction>,
+    pub(super) guard_failures: Option<u32>,
+    pub(super) guard_fuel: Option<u64>,
+    pub(super) purity_sample: Option<u32>,
+    pub(super) policy_property: Option<bool>,
+    pub(super) data: Option<PathBuf>,
+    pub(super) durability: Option<Durability>,
+    pub(super) sync_interval: Option<Span>,
+    pub(super) commit_delay: Option<Span>,
+    pub(super) history_retention: Option<Span>,
+    pub(super) history_bytes: Option<u64>,
+    pub(super) duplicate_window: Option<Span>,
+    pub(super) max_duplicates: Option<NonZeroU64>,
+    pub(super) max_duplicate_bytes: Option<NonZeroU64>,
+    pub(super) accept_clock: Option<bool>,
+    pub(super) log: Option<LogFormat>,
+    pub(super) log_filter: Option<String>,
+    pub(super) dialect: Option<DialectSetting>,
+    pub(super) node: Option<Node>,
+    pub(super) max_keys: Option<NonZeroU64>,
+    pub(super) max_bytes: Option<NonZeroU64>,
+    pub(super) max_key_bytes: Option<KeyBytes>,
+    pub(super) max_value_bytes: Option<NonZeroU64>,
+    pub(super) max_packet_bytes: Option<PacketBytes>,
+    pub(super) max_queue_bytes: Option<NonZeroU64>,
+    pub(super) max_connections: Option<NonZeroU64>,
+    users: Option<PathBuf>,
+    allow_anonymous: Option<bool>,
+    certificate_users: Option<PathBuf>,
+    token_keys: Option<PathBuf>,
+    token_audience: Option<Vec<String>>,
+    token_issuer: Option<Vec<String>>,
+    broker: Option<BrokerUrl>,
+    broker_user: Option<String>,
+    broker_password_file: Option<PathBuf>,
+    broker_ca: Option<PathBuf>,
+    broker_cert: Option<PathBuf>,
+    broker_key: Option<PathBuf>,
+    broker_client_id: Option<ClientId>,
+    broker_window: Option<Window>,
+    broker_keep_alive: Option<Span>,
+    presence: Option<PresenceKind>,
+    watch_ttl: Option<Span>,
+    kick: Option<KickKind>,
+    standby: Option<bool>,
+}
+
+impl File {
+    /// What it says of listeners.
+    pub(super) fn listeners(&mut self) -> ListenFlags {
+        ListenFlags {
+            listen: self.listen.take().unwrap_or_default(),
+            insecure: self.insecure.unwrap_or(false),
+            tls_cert: self.tls_cert.take(),
+            tls_key: self.tls_key.take(),
+            tls_client_ca: self.tls_client_ca.take(),
+            tls_client_crl: self.tls_client_crl.take().unwrap_or_default(),
+            tls_client_required: self.tls_client_required.unwrap_or(false),
+            ws_origin: self.ws_origin.take().unwrap_or_default(),
+        }
+    }
+
+    /// What it says of who may connect.
+    pub(super) fn access(&mut self) -> AccessKeys {
+        AccessKeys {
+            users: self.users.take(),
+            allow_anonymous: self.allow_anonymous,
+            certificate_users: self.certificate_users.take(),
+            token_keys: self.token_keys.take(),
+            token_audience: self.token_audience.take(),
+            token_issuer: self.token_issuer.take(),
+        }
+    }
+
+    /// What it says of a foreign broker.
+    pub(super) fn foreign(&mut self) -> ForeignFlags {
+        ForeignFlags {
+            broker: self.broker.take(),
+            broker_user: self.broker_user.take(),
+            broker_password_file: self.broker_password_file.take(),
+            broker_ca: self.broker_ca.take(),
+            broker_cert: self.broker_cert.take(),
+            broker_key: self.broker_key.take(),
+            broker_client_id: self.broker_client_id.take(),
+            broker_window: self.broker_window,
+            broker_keep_alive: self.broker_keep_alive,
+            presence: self.presence,
+            watch_ttl: self.watch_ttl,
+            kick: self.kick,
+            standby: self.standby.unwrap_or(false),
+        }
+    }
+}
+
+/// Reads a file.
+pub(super) fn read(path: &PathBuf) -> Result<File, ConfigError> {
+    let failed = |error| ConfigError::Read(path.clone(), error);
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(failed)?;
+    file.take(limits::CONFIG_FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    if text.len() as u64 > limits::CONFIG_FILE_BYTES_MAX {
+        return Err(ConfigError::Size(path.clone()));
+    }
+    toml::from_str(&text).map_err(|error| ConfigError::File(path.clone(), Box::new(error)))
+}

@@ -1,0 +1,541 @@
+//! The settings of the listeners: where clients connect, over what, and what certificates are shown and asked for.
+//!
+//! What enters: flags, and the same keys of the file. What leaves: a [`ListenConfig`] with every value checked, or a
+//! sentence that says which settings to add. It opens no file.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::BoolishValueParser;
+
+use super::access::AccessConfig;
+use super::values::socket_address;
+use crate::limits;
+
+/// What `serve` accepts about listeners.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Listeners")]
+pub struct ListenFlags {
+    /// Where to listen: ADDR:PORT, or mqtt://, mqtts:// (TLS), ws:// (WebSocket) or wss:// before it; may be given more than
+    /// once. Port 0 takes a free one. Not with --broker [default: mqtt://127.0.0.1:1883]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_LISTEN",
+        value_delimiter = ','
+    )]
+    pub listen: Vec<Listen>,
+
+    /// Listen beyond loopback without TLS, or although nobody has to authenticate
+    #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
+    pub insecure: bool,
+
+    /// The certificate (PEM) that mqtts:// and wss:// show, with those that lead to its root behind it
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The key of this certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Certificates (PEM) of those whose clients' certificates are accepted; with it clients are asked for one
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Revoked certificates of clients (CRL, PEM); may be given more than once. Then each of --tls-client-ca needs its list
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "STATEHOUSE_TLS_CLIENT_CRL",
+        value_delimiter = ','
+    )]
+    pub tls_client_crl: Vec<PathBuf>,
+
+    /// Let nobody in over TLS who has no certificate
+    #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
+    pub tls_client_required: bool,
+
+    /// A site whose pages may connect over WebSocket, such as https://panel.example; may be given more than once
+    /// [default: pages of the same host]
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        env = "STATEHOUSE_WS_ORIGIN",
+        value_delimiter = ','
+    )]
+    pub ws_origin: Vec<Origin>,
+}
+
+/// Why nobody can be listened to. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ListenError {
+    /// An address that others can reach, and nothing that keeps them out.
+    #[error(
+        "{listener} can be reached from other machines, and {why}. Add {missing}; or listen on 127.0.0.1 or [::1]; or accept the risk with --insecure (in the file: insecure = true)"
+    )]
+    Insecure {
+        /// The listener.
+        listener: Listen,
+        /// What is wrong with that.
+        why: &'static str,
+        /// The flags that would mend it.
+        missing: String,
+    },
+    /// TLS without a certificate.
+    #[error("{listener} is TLS and needs a certificate: add {missing}")]
+    NoCertificate {
+        /// The listener.
+        listener: Listen,
+        /// The flags that are missing.
+        missing: &'static str,
+    },
+    /// A setting of TLS, and no TLS.
+    #[error(
+        "{0} is about TLS, and no listener has it: add --listen mqtts://ADDR:PORT, or leave it out"
+    )]
+    WithoutTls(&'static str),
+    /// A setting about clients' certificates that nobody is asked for.
+    #[error(
+        "{0} is about certificates of clients, and they are asked for none: add --tls-client-ca FILE"
+    )]
+    WithoutClientCa(&'static str),
+    /// A setting of WebSocket, and none.
+    #[error(
+        "ws_origin is about WebSocket, and no listener is: add --listen ws://ADDR:PORT, or leave it out"
+    )]
+    WithoutWebSocket,
+}
+
+/// The settings of the listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenConfig {
+    /// Where, and over what.
+    pub listeners: Vec<Listen>,
+    /// Certificates, where a listener needs them.
+    pub tls: Option<TlsFiles>,
+    /// The sites whose pages may connect; where there is none, those of the host that they ask for.
+    pub ws_origins: Vec<Origin>,
+}
+
+/// Where certificates are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The chain that is shown, the own one first.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Who may have issued those of clients. None: they are asked for none.
+    pub client_ca: Option<PathBuf>,
+    /// Which of these are revoked.
+    pub client_crls: Vec<PathBuf>,
+    /// Whether a client needs one.
+    pub client_required: bool,
+}
+
+impl TlsFiles {
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Vec<PathBuf> {
+        let mut all = vec![self.certificate.clone(), self.key.clone()];
+        all.extend(self.client_ca.clone());
+        all.extend(self.client_crls.iter().cloned());
+        all
+    }
+}
+
+/// What a listener speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheme {
+    /// WebSocket (MQTT 5 section 6), or the bytes themselves.
+    pub websocket: bool,
+    /// TLS.
+    pub tls: bool,
+}
+
+impl Scheme {
+    /// As it stands in a URL.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match (self.websocket, self.tls) {
+            (false, false) => "mqtt",
+            (false, true) => "mqtts",
+            (true, false) => "ws",
+            (true, true) => "wss",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        let all = [(false, false), (false, true), (true, false), (true, true)];
+        let mut all = all
+            .map(|(websocket, tls)| Self { websocket, tls })
+            .into_iter();
+        all.find(|it| it.name() == name)
+    }
+}
+
+/// A listener: `mqtts://127.0.0.1:8883`. Without a scheme it is mqtt; `localhost` is 127.0.0.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// What it speaks.
+    pub scheme: Scheme,
+    /// Where it is.
+    pub address: SocketAddr,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            scheme: Scheme {
+                websocket: false,
+                tls: false,
+            },
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1883),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.name(), self.address)
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (scheme, place) = text.split_once("://").unwrap_or(("mqtt", text));
+        let scheme = Scheme::named(scheme).ok_or_else(|| {
+            format!("`{text}` begins with none of mqtt://, mqtts://, ws:// and wss://")
+        })?;
+        let place = place.strip_suffix('/').unwrap_or(place);
+        let address = socket_address(place)
+            .ok_or_else(|| format!("`{text}` is not an address and port, such as 127.0.0.1:1883, mqtts://0.0.0.0:8883 or ws://[::1]:8080"))?;
+        Ok(Self { scheme, address })
+    }
+}
+
+/// A site: scheme, host and port, as browsers name it (RFC 6454 section 6.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin(pub String);
+
+impl FromStr for Origin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let place = text
+            .strip_prefix("https://")
+            .or_else(|| text.strip_prefix("http://"));
+        match place {
+            Some(place)
+                if !place.is_empty()
+                    && text.len() <= limits::WS_ORIGIN_BYTES_MAX
+                    && !place.contains(|c: char| {
+                        c == '/' || c == '*' || c.is_whitespace() || c.is_control()
+                    }) =>
+            {
+                Ok(Self(text.to_ascii_lowercase()))
+            }
+            _ => Err(format!(
+                "`{text}` is no origin, such as https://panel.example or http://10.0.0.7:8080, without a path"
+            )),
+        }
+    }
+}
+
+impl ListenFlags {
+    /// These, and where there is none, those of the file.
+    pub(super) fn over(self, file: Self) -> Self {
+        let many = |flag: Vec<_>, file| if flag.is_empty() { file } else { flag };
+        Self {
+            listen: if self.listen.is_empty() {
+                file.listen
+            } else {
+                self.listen
+            },
+            insecure: self.insecure || file.insecure,
+            tls_cert: self.tls_cert.or(file.tls_cert),
+            tls_key: self.tls_key.or(file.tls_key),
+            tls_client_ca: self.tls_client_ca.or(file.tls_client_ca),
+            tls_client_crl: many(self.tls_client_crl, file.tls_client_crl),
+            tls_client_required: self.tls_client_required || file.tls_client_required,
+            ws_origin: if self.ws_origin.is_empty() {
+                file.ws_origin
+            } else {
+                self.ws_origin
+            },
+        }
+    }
+
+    /// The checked settings, where clients have to show so much.
+    pub(super) fn load(self, access: &AccessConfig) -> Result<ListenConfig, ListenError> {
+        let mut listeners = self.listen;
+        if listeners.is_empty() {
+            listeners.push(Listen::default());
+        }
+        let encrypted = listeners.iter().find(|it| it.scheme.tls).copied();
+        let about_tls = [
+            (self.tls_cert.is_some(), "tls_cert"),
+            (self.tls_key.is_some(), "tls_key"),
+            (self.tls_client_ca.is_some(), "tls_client_ca"),
+            (!self.tls_client_crl.is_empty(), "tls_client_crl"),
+            (self.tls_client_required, "tls_client_required"),
+        ];
+        // Before it is said that somebody without TLS can be reached, since that may be what was forgotten.
+        let given = about_tls.into_iter().find(|(is_given, _)| *is_given);
+        if let (None, Some((_, name))) = (encrypted, given) {
+            return Err(ListenError::WithoutTls(name));
+        }
+        if self.tls_client_ca.is_none() {
+            let owners = (access.certificate_users.is_some(), "certificate_users");
+            let mut about_clients = about_tls.into_iter().skip(3).chain([owners]);
+            if let Some((_, name)) = about_clients.find(|(is_given, _)| *is_given) {
+                return Err(ListenError::WithoutClientCa(name));
+            }
+        }
+        if !self.ws_origin.is_empty() && !listeners.iter().any(|it| it.scheme.websocket) {
+            return Err(ListenError::WithoutWebSocket);
+        }
+        let open = listeners.iter().filter(|it| !it.address.ip().is_loopback());
+        let authenticates =
+            self.tls_client_required || (access.authenticates() && !access.allow_anonymous);
+        for listener in open.filter(|_| !self.insecure) {
+            insecure(*listener, authenticates, self.tls_cert.is_some())?;
+        }
+        let tls = match (encrypted, self.tls_cert, self.tls_key) {
+            (None, ..) => None,
+            (Some(_), Some(certificate), Some(key)) => Some(TlsFiles {
+                certificate,
+                key,
+                client_ca: self.tls_client_ca,
+                client_crls: self.tls_client_crl,
+                client_required: self.tls_client_required,
+            }),
+            (Some(listener), certificate, key) => {
+                let missing = match (certificate, key) {
+                    (None, None) => "--tls-cert FILE and --tls-key FILE",
+                    (None, _) => "--tls-cert FILE",
+                    _ => "--tls-key FILE",
+                };
+                return Err(ListenError::NoCertificate { listener, missing });
+            }
+        };
+        Ok(ListenConfig {
+            listeners,
+            tls,
+            ws_origins: self.ws_origin,
+        })
+    }
+}
+
+/// Refuses a listener that others can reach, where it is not encrypted or nobody has to authenticate.
+fn insecure(listener: Listen, authenticates: bool, certificate: bool) -> Result<(), ListenError> {
+    let users = "--users FILE (or --token-keys FILE with --token-audience NAME, or --tls-client-ca FILE with --certificate-users cn or --tls-client-required), without --allow-anonymous";
+    let encrypted = Listen {
+        scheme: Scheme {
+            tls: true,
+            ..listener.scheme
+        },
+        ..listener
+    };
+    let files = if certificate {
+        ""
+    } else {
+        " --tls-cert FILE --tls-key FILE"
+    };
+    let (why, missing) = match (listener.scheme.tls, authenticates) {
+        (true, true) => return Ok(()),
+        (true, false) => (
+            "every client could read and write everything without authentication",
+            users.to_owned(),
+        ),
+        (false, true) => (
+            "whoever is on the way could read passwords and change what is sent",
+            format!("TLS: --listen {encrypted}{files}"),
+        ),
+        (false, false) => (
+            "every client could read and write everything without authentication, and whoever is on the way too",
+            format!("TLS: --listen {encrypted}{files}, and {users}"),
+        ),
+    };
+    Err(ListenError::Insecure {
+        listener,
+        why,
+        missing,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(users: bool) -> AccessConfig {
+        AccessConfig {
+            users: users.then(|| "users".into()),
+            ..AccessConfig::default()
+        }
+    }
+
+    fn flags(listen: &[&str]) -> ListenFlags {
+        ListenFlags {
+            listen: listen.iter().map(|it| it.parse().unwrap()).collect(),
+            ..ListenFlags::default()
+        }
+    }
+
+    fn certified(listen: &[&str]) -> ListenFlags {
+        ListenFlags {
+            tls_cert: Some("cert".into()),
+            tls_key: Some("key".into()),
+            ..flags(listen)
+        }
+    }
+
+    #[test]
+    fn a_listener_is_an_address_with_or_without_a_scheme() {
+        for (text, shown) in [
+            ("127.0.0.1:1883", "mqtt://127.0.0.1:1883"),
+            ("localhost:0", "mqtt://127.0.0.1:0"),
+            ("mqtts://[::1]:8883", "mqtts://[::1]:8883"),
+            ("ws://localhost:8080/", "ws://127.0.0.1:8080"),
+            ("wss://0.0.0.0:443", "wss://0.0.0.0:443"),
+        ] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), shown);
+        }
+        for text in [
+            "here",
+            "http://127.0.0.1:1",
+            "ws://127.0.0.1",
+            "mqtt://:1",
+            "ws://127.0.0.1:1/mqtt",
+            "",
+        ] {
+            assert!(text.parse::<Listen>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_origin_has_no_path_and_no_wildcard() {
+        let origin = "https://Panel.example:8443".parse::<Origin>().unwrap();
+        assert_eq!(origin.0, "https://panel.example:8443");
+        for text in [
+            "panel.example",
+            "https://",
+            "https://a/b",
+            "https://a/",
+            "*",
+            "https://*.a",
+            "null",
+        ] {
+            assert!(text.parse::<Origin>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
+        let says = |flags: ListenFlags, authenticates| {
+            flags.load(&access(authenticates)).unwrap_err().to_string()
+        };
+        let plain = "0.0.0.0:1883";
+        let error = says(flags(&["127.0.0.1:0", plain]), false);
+        for part in [
+            "mqtt://0.0.0.0:1883",
+            "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE",
+            "--users FILE",
+            "--insecure",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = says(flags(&[plain]), true);
+        assert!(
+            error.contains("--tls-cert FILE") && !error.contains("--users"),
+            "{error}"
+        );
+        let error = says(certified(&["wss://0.0.0.0:443"]), false);
+        assert!(
+            error.contains("--users FILE") && !error.contains("--tls-cert"),
+            "{error}"
+        );
+        // TLS on one listener does not make another one safe.
+        let error = says(
+            certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
+            true,
+        );
+        assert!(
+            error.starts_with("ws://0.0.0.0:80") && error.contains("wss://0.0.0.0:80;"),
+            "{error}"
+        );
+
+        assert!(
+            certified(&["mqtts://0.0.0.0:8883"])
+                .load(&access(true))
+                .is_ok()
+        );
+        let risky = ListenFlags {
+            insecure: true,
+            ..flags(&[plain])
+        };
+        assert!(risky.load(&access(false)).is_ok());
+        // A certificate that is asked for proves nothing, one that is required does.
+        let asked = ListenFlags {
+            tls_client_ca: Some("ca".into()),
+            ..certified(&["mqtts://0.0.0.0:8883"])
+        };
+        let required = ListenFlags {
+            tls_client_ca: Some("ca".into()),
+            tls_client_required: true,
+            ..certified(&["mqtts://0.0.0.0:8883"])
+        };
+        assert!(says(asked, false).contains("--tls-client-required"));
+        assert!(required.load(&access(false)).is_ok());
+        let everybody = AccessConfig {
+            allow_anonymous: true,
+            ..access(true)
+        };
+        assert!(
+            certified(&["mqtts://0.0.0.0:8883"])
+                .load(&everybody)
+                .is_err()
+        );
+        assert!(
+            flags(&["[::1]:1883", "ws://127.9.9.9:1"])
+                .load(&access(false))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn settings_that_would_do_nothing_are_refused() {
+        let error = |flags: ListenFlags| flags.load(&access(true)).unwrap_err();
+        assert_eq!(
+            error(certified(&["127.0.0.1:0"])),
+            ListenError::WithoutTls("tls_cert")
+        );
+        let half = ListenFlags {
+            tls_key: None,
+            ..certified(&["mqtts://127.0.0.1:0"])
+        };
+        assert!(error(half).to_string().ends_with("add --tls-key FILE"));
+        let none = flags(&["wss://127.0.0.1:0"]);
+        assert!(
+            error(none)
+                .to_string()
+                .contains("--tls-cert FILE and --tls-key FILE")
+        );
+        let stray = ListenFlags {
+            tls_client_required: true,
+            ..certified(&["mqtts://127.0.0.1:0"])
+        };
+        assert_eq!(
+            error(stray),
+            ListenError::WithoutClientCa("tls_client_required")
+        );
+        let stray = ListenFlags {
+            ws_origin: vec![Origin("http://a".into())],
+            ..flags(&[])
+        };
+        assert_eq!(error(stray), ListenError::WithoutWebSocket);
+    }
+}

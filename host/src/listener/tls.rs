@@ -1,0 +1,184 @@
+//! The certificates of the listeners.
+//!
+//! What enters: files. What leaves: how to shake hands, or a sentence that says which file is wrong. Certificates of clients
+//! are verified here and nowhere else: their chain, their time, and whether they were revoked.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use statehouse_link::tls;
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
+use crate::config::TlsFiles;
+use crate::limits;
+use crate::reload::{FileError, read_file};
+
+/// Why nobody can be shown a certificate. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file of certificates or a key.
+    #[error(transparent)]
+    File(#[from] tls::TlsError),
+    /// A file of revoked certificates.
+    #[error(transparent)]
+    Revoked(#[from] FileError),
+    /// A file holds no list.
+    #[error("{0} holds no list of revoked certificates (CRL) in PEM form")]
+    NoList(PathBuf),
+    /// Lists that do not belong there.
+    #[error(
+        "the certificates of clients cannot be checked against {0} and the lists of revoked ones: {1}"
+    )]
+    Clients(PathBuf, VerifierBuilderError),
+    /// A certificate and a key that do not belong together, or of a kind that is not known.
+    #[error("the certificate {0} cannot be used with the key {1}: {2}")]
+    Pair(PathBuf, PathBuf, rustls::Error),
+    /// TLS itself cannot be set up.
+    #[error("TLS cannot be used: {0}")]
+    Setup(rustls::Error),
+}
+
+/// What a handshake takes.
+pub struct Certificates {
+    pub(super) config: Arc<ServerConfig>,
+    clients: Option<Clients>,
+}
+
+/// Whose certificates are accepted.
+struct Clients {
+    verifier: Arc<dyn ClientCertVerifier>,
+    roots: Vec<CertificateDer<'static>>,
+}
+
+impl Certificates {
+    /// TLS 1.3 and 1.2, with the certificates that these files hold by now.
+    ///
+    /// # Errors
+    /// Where a file cannot be read, or does not hold what it should.
+    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Setup)?;
+        let clients = match &files.client_ca {
+            Some(ca) => Some(Clients::load(ca, files)?),
+            None => None,
+        };
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(clients.verifier.clone()),
+            None => builder.with_no_client_auth(),
+        };
+        let chain = tls::certificates(&files.certificate)?;
+        let key = tls::private_key(&files.key)?;
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| TlsError::Pair(files.certificate.clone(), files.key.clone(), error))?;
+        if clients.is_some() {
+            // A session that is taken up again shows no certificate again, which may have expired meanwhile.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
+        Ok(Self {
+            config: Arc::new(config),
+            clients,
+        })
+    }
+
+    /// Of what a client has shown in a handshake that succeeded, the certificates that lead from its own to the root, in
+    /// DER, the root last. A client may show others besides, of which nothing follows: they are left out. None where it
+    /// showed more than anybody needs.
+    pub(super) fn chain(&self, shown: &[CertificateDer<'_>]) -> Option<Arc<[Vec<u8>]>> {
+        let (Some(clients), Some((own, others))) = (&self.clients, shown.split_first()) else {
+            return Some(Arc::default());
+        };
+        if shown.len() > limits::CLIENT_CERTIFICATES_MAX {
+            return None;
+        }
+        let mut between: Vec<CertificateDer<'_>> = others.to_vec();
+        let now = UnixTime::now();
+        // One without which the rest suffices leads nowhere.
+        for index in (0..between.len()).rev() {
+            let without = between.remove(index);
+            if clients
+                .verifier
+                .verify_client_cert(own, &between, now)
+                .is_err()
+            {
+                between.insert(index, without);
+            }
+        }
+        let between = in_order(own, between);
+        let last = between.last().unwrap_or(own);
+        let root = clients.roots.iter().find(|root| is_issued(last, root));
+        let chain = [own].into_iter().chain(&between).chain(root);
+        Some(chain.map(|it| it.to_vec()).collect())
+    }
+}
+
+/// Each behind the one that it issued.
+fn in_order<'a>(
+    own: &CertificateDer<'_>,
+    mut others: Vec<CertificateDer<'a>>,
+) -> Vec<CertificateDer<'a>> {
+    let mut ordered: Vec<CertificateDer<'a>> = Vec::with_capacity(others.len());
+    while let Some(next) = others
+        .iter()
+        .position(|other| is_issued(ordered.last().unwrap_or(own), other))
+    {
+        ordered.push(others.remove(next));
+    }
+    ordered
+}
+
+/// Whether the one names the other as its issuer. That the signature is right has been verified.
+fn is_issued(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
+    let parsed = |der| Certificate::from_der(der).ok();
+    match (parsed(certificate), parsed(issuer)) {
+        (Some(certificate), Some(issuer)) => {
+            certificate.tbs_certificate.issuer == issuer.tbs_certificate.subject
+        }
+        _ => false,
+    }
+}
+
+impl Clients {
+    fn load(ca: &Path, files: &TlsFiles) -> Result<Self, TlsError> {
+        let roots = tls::certificates(ca)?;
+        let mut trusted = RootCertStore::empty();
+        for root in &roots {
+            trusted
+                .add(root.clone())
+                .map_err(|error| tls::TlsError::Certificate(ca.to_owned(), error))?;
+        }
+        let mut revoked = Vec::new();
+        for path in &files.client_crls {
+            revoked.extend(lists(path)?);
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(trusted.into(), provider)
+            .with_crls(revoked);
+        let verifier = match files.client_required {
+            true => verifier,
+            false => verifier.allow_unauthenticated(),
+        };
+        let verifier = verifier
+            .build()
+            .map_err(|error| TlsError::Clients(ca.to_owned(), error))?;
+        Ok(Self { verifier, roots })
+    }
+}
+
+fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let text = read_file(path, limits::CRL_FILE_BYTES_MAX)?;
+    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(TlsError::NoList(path.to_owned())),
+    }
+}
