@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 
 fn file(text: &str) -> Result<Config, ConfigError> {

@@ -447,7 +447,7 @@ mod tests {
         let mut frames = Frames::new(ours, &[]);
         theirs.write_all(&pings).await.unwrap();
         assert_eq!(frames.read(&mut [0; 16]).await.unwrap(), 0);
-        drop(frames);
+        frames.shutdown().await.unwrap();
         let mut answered = Vec::new();
         theirs.read_to_end(&mut answered).await.unwrap();
         let last = [
