@@ -241,9 +241,6 @@ pub const WS_FRAME_BYTES_MAX: usize = 64 << 10;
 /// A buffer of frames that grew beyond this is given back to the allocator once it is empty.
 pub const WS_IDLE_BYTES_MAX: usize = 4 << 10;
 
-/// Lines about refused clients in one second; the rest is counted.
-pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 20;
-
 /// The name of a site whose pages may connect: longer than any host name.
 pub const WS_ORIGIN_BYTES_MAX: usize = 512;
 

@@ -109,6 +109,7 @@ struct Started {
     clients: Clients,
     control: Arc<Control>,
     administration: Administration,
+    audit: Arc<Audit>,
     reloads: Reloads,
     promise: String,
     /// The journal, to be closed at the end.
@@ -236,6 +237,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         clients,
         control,
         administration,
+        audit,
         reloads,
         promise,
         disk,
@@ -262,6 +264,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         clients,
         control,
         administration,
+        audit,
         mut reloads,
         promise,
         disk,
@@ -277,7 +280,6 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     }
     let broker = clients.broker().cloned();
     entrance.reload_with(&mut reloads);
-    let audit = Arc::new(Audit::default());
     let open = clients.open(entrance, &server, &audit)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.
