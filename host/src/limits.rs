@@ -677,3 +677,18 @@ pub const CERTIFICATE_CHAIN_MAX: usize = 8;
 
 /// Log lines about refusals in a second: enough to see who is there, and a flood of refusals is not one of log lines.
 pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;
+
+/// The file with the keys of whoever signs tokens: a key takes some hundred bytes.
+pub const TOKEN_KEYS_FILE_BYTES_MAX: u64 = 256 << 10;
+
+/// Keys in it: a cluster has one or two at a time.
+pub const TOKEN_KEYS_MAX: usize = 64;
+
+/// A token: those of Kubernetes have one or two thousand bytes.
+pub const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// How far the clock of whoever makes tokens may be ahead of ours. No token is good after its end because of it.
+pub const TOKEN_LEEWAY_S: u64 = 60;
+
+/// The longest that a token lets its bearer stay: a year, as Kubernetes has it at most.
+pub const TOKEN_LIFE_S_MAX: u64 = 366 * 24 * 3600;

@@ -8,19 +8,23 @@ use std::{future::pending, io, sync::Arc, time::Instant};
 use bytes::BytesMut;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::watch,
     task::JoinHandle,
     time::{sleep_until, timeout, timeout_at},
 };
 
 use crate::{
     Attempt, Broker, Door, Limits, Origin, ReasonCode, Verdict,
-    codec::{self, Connect, Violation},
+    codec::{self, Auth, Connect, Violation},
     core::{Accepted, Refusal},
     dispatch::{Dispatch, Turn, check_will},
     limits::{IDLE_BUFFER_BYTES_MAX, READ_BYTES_MIN},
     output::{Direct, Output, Work},
     router::SessionKey,
 };
+
+/// Why a client is refused that the access control did not decide about.
+const LATE: &str = "who this client is was not found out in time: come back later";
 
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn run<R, W>(
@@ -46,14 +50,11 @@ pub(crate) async fn run<R, W>(
     let accepted = match connect {
         Ok(connect) => {
             let accepted = timeout_at(deadline, accept(broker, connect, door, &output)).await;
-            accepted.unwrap_or(Err((
-                ReasonCode::SERVER_BUSY,
-                "who this client is was not found out in time: come back later",
-            )))
+            accepted.unwrap_or(Err((ReasonCode::SERVER_BUSY, LATE)))
         }
         Err(refusal) => Err(refusal),
     };
-    let accepted = match accepted {
+    let (accepted, showing) = match accepted {
         Ok(accepted) => accepted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
@@ -95,27 +96,33 @@ pub(crate) async fn run<R, W>(
         previous.ended().await;
     }
     let mut dispatch = Dispatch::new(broker.clone(), session, origin);
+    let expired = showing.as_ref().map(Showing::expired);
     let read = read(
-        broker,
+        &attached,
         &mut reader,
         &mut buffer,
         &mut dispatch,
-        &output,
         silence_max,
+        showing.as_ref(),
     );
     let ended = tokio::select! {
         ended = read => ended,
         () = output.closed() => Ended::ByBroker,
+        () = async { match expired { Some(expired) => expired.await, None => pending().await } } => Ended::Expired,
     };
-    if ended == Ended::Silent {
-        let text = "no packet came for one and a half times the keep alive";
-        let violation = Violation {
-            reason: ReasonCode::KEEP_ALIVE_TIMEOUT,
-            text,
-        };
-        broker
-            .lock()
-            .punish(attached.session, attached.origin.connection, violation);
+    let violation = match ended {
+        Ended::Silent => Some((
+            ReasonCode::KEEP_ALIVE_TIMEOUT,
+            "no packet came for one and a half times the keep alive",
+        )),
+        Ended::Expired => Some((
+            ReasonCode::NOT_AUTHORIZED,
+            "what this client showed to be let in is no longer good: authenticate again before that",
+        )),
+        Ended::ByPeer | Ended::ByBroker => None,
+    };
+    if let Some((reason, text)) = violation {
+        attached.punish(Violation { reason, text });
     }
     drop(dispatch);
     drop(attached);
@@ -136,6 +143,13 @@ struct Attached {
     session: SessionKey,
     origin: Origin,
     output: Arc<Output>,
+}
+
+impl Attached {
+    fn punish(&self, violation: Violation) {
+        let mut core = self.broker.lock();
+        core.punish(self.session, self.origin.connection, violation);
+    }
 }
 
 impl Drop for Attached {
@@ -164,6 +178,8 @@ enum Ended {
     ByPeer,
     ByBroker,
     Silent,
+    /// What it showed to be let in is no longer good.
+    Expired,
 }
 
 /// The CONNECT, or how it is refused; `None` where the peer does not deserve an answer.
@@ -195,7 +211,7 @@ async fn accept(
     mut connect: Connect,
     door: Door,
     output: &Arc<Output>,
-) -> Result<Accepted, Refusal> {
+) -> Result<(Accepted, Option<Showing>), Refusal> {
     if connect.client_id.len() > broker.limits().client_id_bytes_max {
         return Err((
             ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
@@ -215,13 +231,19 @@ async fn accept(
         user: connect.user.take(),
         password: connect.password.take(),
         enhanced: connect.enhanced.clone(),
-        door,
+        door: door.clone(),
     };
+    let method = connect.enhanced.as_ref().map(|it| it.method.clone());
     match broker.admit(attempt).await {
         Verdict::Admit(admission) => {
-            broker
-                .lock()
-                .connect(connect, admission.identity, output, Instant::now())
+            let accepted =
+                broker
+                    .lock()
+                    .connect(connect, admission.identity, output, Instant::now())?;
+            let expires = admission.expires;
+            let showing = (method.is_some() || expires.is_some())
+                .then(|| Showing::new(method, door, expires));
+            Ok((accepted, showing))
         }
         Verdict::Refuse(reason, text) => Err((reason, text)),
     }
@@ -229,13 +251,14 @@ async fn accept(
 
 /// Reads packets until the connection ends. Pauses while the peer does not read what we write.
 async fn read<R: AsyncRead + Unpin>(
-    broker: &Broker,
+    attached: &Attached,
     reader: &mut R,
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
-    output: &Output,
     silence_max: Option<std::time::Duration>,
+    showing: Option<&Showing>,
 ) -> Ended {
+    let Attached { broker, output, .. } = attached;
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
     // Reset when it fires rather than at every packet.
@@ -259,6 +282,13 @@ async fn read<R: AsyncRead + Unpin>(
             match turn {
                 Turn::Drained => break,
                 Turn::More => tokio::task::yield_now().await,
+                Turn::Authenticate => {
+                    let renewed = renew(attached, dispatch.take_auth(), showing).await;
+                    if let Err(violation) = renewed {
+                        attached.punish(violation);
+                        return Ended::ByBroker;
+                    }
+                }
                 // What was the cause has been said; a DISCONNECT of the client wants no answer.
                 Turn::Over => {
                     return if output.is_closing() {
@@ -290,6 +320,85 @@ async fn read<R: AsyncRead + Unpin>(
             }
         }
     }
+}
+
+/// What a client has shown that expires, or that it may show anew.
+struct Showing {
+    method: Option<Box<str>>,
+    door: Door,
+    expires: watch::Sender<Option<Instant>>,
+}
+
+impl Showing {
+    fn new(method: Option<Box<str>>, door: Door, expires: Option<Instant>) -> Self {
+        Self {
+            method,
+            door,
+            expires: watch::Sender::new(expires),
+        }
+    }
+
+    /// Waits until it is no longer good.
+    async fn expired(&self) {
+        let mut expires = self.expires.subscribe();
+        loop {
+            let at = *expires.borrow_and_update();
+            tokio::select! {
+                () = async { match at { Some(at) => sleep_until(at.into()).await, None => pending().await } } => return,
+                // The sender lives as long as this.
+                _ = expires.changed() => {}
+            }
+        }
+    }
+}
+
+/// The client authenticates anew (section 4.12.1). It has to be the same as before, since others know it by that.
+async fn renew(
+    attached: &Attached,
+    auth: Option<Auth>,
+    showing: Option<&Showing>,
+) -> Result<(), Violation> {
+    let Some((showing, method)) = showing.and_then(|it| Some((it, it.method.as_deref()?))) else {
+        return Err(Violation::protocol(
+            "AUTH without an authentication method in CONNECT",
+        ));
+    };
+    let auth = auth.filter(|auth| auth.reason == ReasonCode::REAUTHENTICATE);
+    let enhanced = auth
+        .and_then(|auth| auth.enhanced)
+        .filter(|enhanced| *enhanced.method == *method)
+        .ok_or(Violation::protocol(
+            "AUTH that does not authenticate anew by the method of CONNECT",
+        ))?;
+    let (broker, origin) = (&attached.broker, &attached.origin);
+    let attempt = Attempt {
+        client: (*origin.client).into(),
+        user: None,
+        password: None,
+        enhanced: Some(enhanced),
+        door: showing.door.clone(),
+    };
+    let verdict = timeout(broker.limits().connect_timeout, broker.admit(attempt)).await;
+    let (reason, text) = match verdict {
+        Ok(Verdict::Admit(admission)) if admission.identity == origin.identity => {
+            showing.expires.send_replace(admission.expires);
+            let mut core = broker.lock();
+            core.authenticated(attached.session, origin.connection, method);
+            return Ok(());
+        }
+        Ok(Verdict::Admit(_)) => (
+            ReasonCode::NOT_AUTHORIZED,
+            "this is somebody else than who connected",
+        ),
+        // Of CONNACK's codes few are DISCONNECT's too.
+        Ok(Verdict::Refuse(
+            reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),
+            text,
+        )) => (reason, text),
+        Ok(Verdict::Refuse(_, text)) => (ReasonCode::NOT_AUTHORIZED, text),
+        Err(_) => (ReasonCode::SERVER_BUSY, LATE),
+    };
+    Err(Violation { reason, text })
 }
 
 /// What to ask of the socket next, where so much was asked and came: most clients send little at a time, and each keeps

@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use crate::{
     Access, Broker, Claim, Message, Origin, ReasonCode, Request, Service, Token,
     broker::Guard,
-    codec::{self, Bounds, Packet, Publish, Violation, packet_type as kind},
+    codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
     router::SessionKey,
     topic,
@@ -28,6 +28,8 @@ pub(crate) enum Turn {
     Drained,
     /// There may be more packets; others are to have their turn.
     More,
+    /// The client authenticates anew ([`Dispatch::take_auth`]); what follows waits for that.
+    Authenticate,
     /// The connection is over: by DISCONNECT of either side.
     Over,
 }
@@ -46,6 +48,7 @@ pub(crate) struct Dispatch {
     aliases: HashMap<u16, Bytes>,
     packets: Vec<(Packet, Claim)>,
     requests: Vec<Request>,
+    auth: Option<Auth>,
 }
 
 impl Dispatch {
@@ -66,6 +69,7 @@ impl Dispatch {
             aliases: HashMap::new(),
             packets: Vec::new(),
             requests: Vec::new(),
+            auth: None,
             broker,
         }
     }
@@ -77,8 +81,8 @@ impl Dispatch {
         while self.packets.len() < self.packets_max {
             match self.decode(buffer) {
                 Ok(Some(packet)) => {
-                    // It may have to look at every retained message, so nothing else is done under the same lock.
-                    let is_last = matches!(packet.0, Packet::Subscribe(_));
+                    // A SUBSCRIBE may have to look at every retained message, so nothing else is done under the same lock.
+                    let is_last = matches!(packet.0, Packet::Subscribe(_) | Packet::Auth(_));
                     self.packets.push(packet);
                     if is_last {
                         if buffer.is_empty() {
@@ -102,6 +106,7 @@ impl Dispatch {
         packets.clear();
         self.packets = packets;
         match handled.and_then(|over| violation.map_or(Ok(over), Err)) {
+            Ok(false) if self.auth.is_some() => Turn::Authenticate,
             Ok(false) => turn,
             Ok(true) => Turn::Over,
             Err(violation) => {
@@ -111,6 +116,11 @@ impl Dispatch {
                 Turn::Over
             }
         }
+    }
+
+    /// What the client shows to authenticate anew.
+    pub(crate) fn take_auth(&mut self) -> Option<Auth> {
+        self.auth.take()
     }
 
     fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<(Packet, Claim)>, Violation> {
@@ -198,7 +208,10 @@ impl Dispatch {
             core.checkpoint();
             let waits = match &packet {
                 Packet::Publish(_) => claim != Claim::Take,
-                Packet::Subscribe(_) | Packet::Unsubscribe(_) | Packet::Disconnect(_) => true,
+                Packet::Subscribe(_)
+                | Packet::Unsubscribe(_)
+                | Packet::Disconnect(_)
+                | Packet::Auth(_) => true,
                 _ => false,
             };
             if waits && !self.requests.is_empty() {
@@ -241,6 +254,7 @@ impl Dispatch {
                     core.client_disconnects(key, connection, disconnect)?;
                     return Ok(true);
                 }
+                Packet::Auth(auth) => self.auth = Some(auth),
             }
         }
         Ok(false)

@@ -26,6 +26,7 @@ reasons! {
     DISCONNECT_WITH_WILL = 0x04, "disconnect with will message";
     NO_MATCHING_SUBSCRIBERS = 0x10, "no matching subscribers";
     NO_SUBSCRIPTION_EXISTED = 0x11, "no subscription existed";
+    REAUTHENTICATE = 0x19, "re-authenticate";
     UNSPECIFIED_ERROR = 0x80, "unspecified error";
     MALFORMED_PACKET = 0x81, "malformed packet";
     PROTOCOL_ERROR = 0x82, "protocol error";

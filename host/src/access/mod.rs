@@ -6,20 +6,23 @@
 pub mod certificates;
 mod logins;
 mod throttle;
+pub mod tokens;
 pub mod users;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 
 use statehouse_mqtt::{
-    Access, Admission, Attempt, Deciding, Identity, Origin, ReasonCode, Verdict,
+    Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode, Verdict,
 };
 
 use self::certificates::{CertificatesError, Owners};
 use self::logins::{Logins, Refusal};
+use self::tokens::{KeySet, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
-use crate::config::{AccessConfig, CertificateUsers};
+use crate::config::{AccessConfig, CertificateUsers, TokenConfig};
 use crate::reload::{Reloads, Watched};
 
 /// Why a store does not start. Its text is a sentence for the operator.
@@ -31,6 +34,9 @@ pub enum AccessError {
     /// The owners of certificates.
     #[error("certificate_users: {0}")]
     Certificates(#[from] CertificatesError),
+    /// The keys of tokens.
+    #[error("token_keys: {0}")]
+    Tokens(#[from] TokenKeysError),
 }
 
 /// Decides who is let in.
@@ -40,6 +46,7 @@ pub struct AccessControl(Arc<Doors>);
 struct Doors {
     logins: Option<Logins>,
     owners: Option<Arc<Watched<Owners>>>,
+    tokens: Option<Arc<Watched<KeySet>>>,
     /// Whether a client may come in that shows nothing.
     anonymous: bool,
     audit: Arc<Audit>,
@@ -56,10 +63,12 @@ impl AccessControl {
             None => None,
             Some(from) => Some(watch_owners(from)?),
         };
+        let tokens = config.tokens.clone().map(watch_keys).transpose()?;
         Ok(Self(Arc::new(Doors {
             anonymous: config.allow_anonymous || !config.authenticates(),
             logins: users.map(Logins::new),
             owners,
+            tokens,
             audit,
         })))
     }
@@ -70,7 +79,10 @@ impl AccessControl {
             reloads.add(logins.users(), then.clone());
         }
         if let Some(owners) = &self.0.owners {
-            reloads.add(owners, then);
+            reloads.add(owners, then.clone());
+        }
+        if let Some(tokens) = &self.0.tokens {
+            reloads.add(tokens, then);
         }
     }
 }
@@ -103,13 +115,15 @@ fn watch_owners(from: &CertificateUsers) -> Result<Arc<Watched<Owners>>, Certifi
     }
 }
 
+fn watch_keys(config: TokenConfig) -> Result<Arc<Watched<KeySet>>, TokenKeysError> {
+    let files = vec![config.keys.clone()];
+    Watched::open("token keys", files, move || KeySet::open(&config))
+}
+
 impl Doors {
     async fn admit(&self, attempt: &Attempt) -> Result<Admission, Refusal> {
-        if attempt.enhanced.is_some() {
-            return Err((
-                ReasonCode::BAD_AUTHENTICATION_METHOD,
-                "this authentication method is not served here",
-            ));
+        if let Some(enhanced) = &attempt.enhanced {
+            return self.bearer(enhanced);
         }
         let owner = self.owner(attempt)?;
         let identity = match &self.logins {
@@ -135,6 +149,24 @@ impl Doors {
         Ok(Admission {
             identity,
             expires: None,
+        })
+    }
+
+    /// Whose token this is.
+    fn bearer(&self, shown: &Enhanced) -> Result<Admission, Refusal> {
+        let Some(tokens) = self
+            .tokens
+            .as_ref()
+            .filter(|_| *shown.method == *tokens::METHOD)
+        else {
+            let text = "this authentication method is not served here";
+            return Err((ReasonCode::BAD_AUTHENTICATION_METHOD, text));
+        };
+        let verified = tokens.current().verify(&shown.data, SystemTime::now());
+        let bearer = verified.map_err(|why| (ReasonCode::NOT_AUTHORIZED, why))?;
+        Ok(Admission {
+            identity: Arc::new(bearer.identity),
+            expires: Instant::now().checked_add(bearer.remaining),
         })
     }
 

@@ -1,15 +1,15 @@
 //! The fixed header, the choice of a packet's reader, and the short packets.
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
     Connect, Publish, Subscribe, Unsubscribe, Violation, connect,
     connect::ConnectFault,
     packet_type as kind, property as id, publish,
-    reader::{Reader, bits, variable},
+    reader::{Reader, Span, bits, variable},
     subscribe,
 };
-use crate::ReasonCode;
+use crate::{Enhanced, ReasonCode};
 
 /// A packet of a connected client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,7 @@ pub(crate) enum Packet {
     Unsubscribe(Unsubscribe),
     Pingreq,
     Disconnect(Disconnect),
+    Auth(Auth),
 }
 
 /// PUBACK, PUBREC, PUBREL or PUBCOMP (sections 3.4 to 3.7).
@@ -39,12 +40,26 @@ pub(crate) struct Disconnect {
     pub(crate) session_expiry_s: Option<u32>,
 }
 
+/// The client's AUTH (section 3.15).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Auth {
+    pub(crate) reason: ReasonCode,
+    pub(crate) enhanced: Option<Enhanced>,
+}
+
 /// What the decoder may buffer and produce.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) packet_bytes_max: usize,
     pub(crate) filters_max: usize,
 }
+
+const AUTH_PROPERTIES: u64 = bits(&[
+    id::AUTH_METHOD,
+    id::AUTH_DATA,
+    id::REASON_STRING,
+    id::USER_PROPERTY,
+]);
 
 /// Takes the next packet of a connected client from the buffer; `None` where it is not complete.
 pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Packet>, Violation> {
@@ -74,6 +89,7 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
         kind::PINGREQ if body.is_empty() => Packet::Pingreq,
         kind::PINGREQ => return Err(Violation::malformed("PINGREQ has a body")),
         // The types that a client may not send were refused by their first byte.
+        kind::AUTH => Packet::Auth(read_auth(body)?),
         _ => Packet::Disconnect(read_disconnect(body)?),
     };
     buffer.advance(size.total);
@@ -111,13 +127,13 @@ fn check_first(first: u8) -> Result<(), Violation> {
     let required = match first >> 4 {
         kind::PUBLISH => return Ok(()),
         kind::PUBREL | kind::SUBSCRIBE | kind::UNSUBSCRIBE => 2,
-        kind::PUBACK | kind::PUBREC | kind::PUBCOMP | kind::PINGREQ | kind::DISCONNECT => 0,
+        kind::PUBACK
+        | kind::PUBREC
+        | kind::PUBCOMP
+        | kind::PINGREQ
+        | kind::DISCONNECT
+        | kind::AUTH => 0,
         kind::CONNECT => return Err(Violation::protocol("a second CONNECT")),
-        kind::AUTH => {
-            return Err(Violation::protocol(
-                "AUTH without an authentication method in CONNECT",
-            ));
-        }
         kind::CONNACK | kind::SUBACK | kind::UNSUBACK | kind::PINGRESP => {
             return Err(Violation::protocol("a packet that only a server sends"));
         }
@@ -192,6 +208,34 @@ fn read_disconnect(body: &[u8]) -> Result<Disconnect, Violation> {
         reason,
         session_expiry_s,
     })
+}
+
+fn read_auth(body: &[u8]) -> Result<Auth, Violation> {
+    let mut reader = Reader::new(body);
+    let reason = if reader.is_empty() {
+        ReasonCode::SUCCESS
+    } else {
+        ReasonCode(reader.u8()?)
+    };
+    let (mut method, mut data) = (None, None);
+    let mut section = Span::default();
+    if !reader.is_empty() {
+        section = reader.property_section(AUTH_PROPERTIES, |item| {
+            match item.id {
+                id::AUTH_METHOD => method = item.value,
+                id::AUTH_DATA => data = item.value,
+                _ => {}
+            }
+            Ok(())
+        })?;
+    }
+    end(&reader)?;
+    let value = |span: Span| span.of(section.of(body));
+    let enhanced = method.map(|method| Enhanced {
+        method: String::from_utf8_lossy(value(method)).into(),
+        data: data.map_or_else(Bytes::new, |data| Bytes::copy_from_slice(value(data))),
+    });
+    Ok(Auth { reason, enhanced })
 }
 
 fn end(reader: &Reader<'_>) -> Result<(), Violation> {

@@ -188,6 +188,16 @@ fn put_reasons(out: &mut BytesMut, packet_type: u8, packet_id: u16, reasons: &[R
     out.extend(reasons.iter().map(|reason| reason.0));
 }
 
+/// AUTH with success.
+pub(crate) fn auth(out: &mut BytesMut, method: &str) {
+    let properties = 3 + method.len();
+    out.put_u8(kind::AUTH << 4);
+    put_variable(out, 1 + variable_bytes(properties) + properties);
+    out.put_u8(ReasonCode::SUCCESS.0);
+    put_variable(out, properties);
+    put_text(out, id::AUTH_METHOD, method);
+}
+
 /// PINGRESP.
 pub(crate) fn pingresp(out: &mut BytesMut) {
     out.extend_from_slice(&[kind::PINGRESP << 4, 0]);

@@ -14,10 +14,10 @@ mod subscribe;
 mod tests;
 
 pub(crate) use connect::{Connect, Will};
-pub(crate) use decode::{Ack, Bounds, Disconnect, Packet, decode, decode_connect};
+pub(crate) use decode::{Ack, Auth, Bounds, Disconnect, Packet, decode, decode_connect};
 pub(crate) use encode::{
-    Connack, Delivery, ack, connack, connack_refused, disconnect, pingresp, publish, publish_bytes,
-    suback, unsuback,
+    Connack, Delivery, ack, auth, connack, connack_refused, disconnect, pingresp, publish,
+    publish_bytes, suback, unsuback,
 };
 pub(crate) use publish::{PUBLISH_PROPERTIES, Publish, parse};
 pub(crate) use reader::{Reader, Span};

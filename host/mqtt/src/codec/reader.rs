@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Violation, property as id};
 
 /// A part of a packet. Packets are shorter than 4 GiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Span {
     pub(crate) start: u32,
     pub(crate) end: u32,

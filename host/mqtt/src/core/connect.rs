@@ -180,6 +180,13 @@ impl Core {
         })
     }
 
+    /// The client has authenticated anew.
+    pub(crate) fn authenticated(&mut self, key: SessionKey, connection: u64, method: &str) {
+        if self.is_open(key, connection) {
+            self.tell(key, |out| codec::auth(out, method));
+        }
+    }
+
     /// The client's DISCONNECT. The connection ends right after it, by its own task.
     pub(crate) fn client_disconnects(
         &mut self,

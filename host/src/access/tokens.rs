@@ -1,0 +1,221 @@
+//! Tokens of service accounts, shown by the authentication method K8S-SAT.
+//!
+//! In comes a JSON Web Token; out go its bearer and when it expires. Keys come from a file (a JWKS), so this asks nobody over
+//! a network, and a token that was revoked before its time is good until then.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use serde::Deserialize;
+use statehouse_mqtt::Identity;
+
+use crate::config::TokenConfig;
+use crate::limits;
+use crate::reload::{FileError, read_file};
+
+/// The name of the method, as Azure IoT Operations has it.
+pub const METHOD: &str = "K8S-SAT";
+
+/// What the subject of a service account begins with.
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+
+/// Why a key file is not taken. Its text is a sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenKeysError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is no key set.
+    #[error(
+        "{0} is no JSON Web Key Set ({1}): `kubectl get --raw /openid/v1/jwks` prints the one of a cluster"
+    )]
+    Form(PathBuf, serde_json::Error),
+    /// No keys, or far too many.
+    #[error("{0} has {1} keys, and 1 to {max} are taken", max = limits::TOKEN_KEYS_MAX)]
+    Count(PathBuf, usize),
+    /// A key that is none of the kinds that are served.
+    #[error(
+        "{0}: key {1} is none of RSA (RS256), P-256 (ES256) and Ed25519 (EdDSA), or not one for signatures"
+    )]
+    Kind(PathBuf, usize),
+}
+
+/// The bearer of a good token.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bearer {
+    /// The user is the token's subject; attributes are `namespace` and `serviceaccount`.
+    pub identity: Identity,
+    /// How long the token is good.
+    pub remaining: Duration,
+}
+
+/// Says whose a token is.
+pub trait TokenVerifier: Send + Sync {
+    /// Whose this token is at this time.
+    ///
+    /// # Errors
+    /// Why it is not taken, for its bearer.
+    fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str>;
+}
+
+/// Keys of a file.
+pub struct KeySet {
+    keys: Vec<Key>,
+    audiences: Vec<String>,
+    issuers: Vec<String>,
+}
+
+struct Key {
+    id: Option<String>,
+    algorithm: Algorithm,
+    key: DecodingKey,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    sub: String,
+    exp: u64,
+}
+
+impl KeySet {
+    /// Reads the keys.
+    ///
+    /// # Errors
+    /// [`TokenKeysError`]; one key that cannot be used makes the file bad.
+    pub fn open(config: &TokenConfig) -> Result<Self, TokenKeysError> {
+        let bytes = read_file(&config.keys, limits::TOKEN_KEYS_FILE_BYTES_MAX)?;
+        Ok(Self {
+            keys: keys(&config.keys, &bytes)?,
+            audiences: config.audiences.clone(),
+            issuers: config.issuers.clone(),
+        })
+    }
+}
+
+fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<Key>, TokenKeysError> {
+    let set: JwkSet = serde_json::from_slice(bytes)
+        .map_err(|error| TokenKeysError::Form(path.to_owned(), error))?;
+    let count = set.keys.len();
+    if !(1..=limits::TOKEN_KEYS_MAX).contains(&count) {
+        return Err(TokenKeysError::Count(path.to_owned(), count));
+    }
+    let keys = set.keys.iter().enumerate();
+    keys.map(|(at, jwk)| key(jwk).ok_or_else(|| TokenKeysError::Kind(path.to_owned(), at + 1)))
+        .collect()
+}
+
+/// Symmetric keys are none: whoever could check a token could make one.
+fn key(jwk: &Jwk) -> Option<Key> {
+    use jsonwebtoken::jwk::{KeyAlgorithm, PublicKeyUse};
+    let (algorithm, name) = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
+        AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P256 => {
+            (Algorithm::ES256, KeyAlgorithm::ES256)
+        }
+        AlgorithmParameters::OctetKeyPair(it) if it.curve == EllipticCurve::Ed25519 => {
+            (Algorithm::EdDSA, KeyAlgorithm::EdDSA)
+        }
+        _ => return None,
+    };
+    let common = &jwk.common;
+    let is_for_this = common.key_algorithm.is_none_or(|it| it == name)
+        && (common.public_key_use.as_ref()).is_none_or(|it| *it == PublicKeyUse::Signature);
+    if !is_for_this {
+        return None;
+    }
+    Some(Key {
+        id: common.key_id.clone(),
+        algorithm,
+        key: DecodingKey::from_jwk(jwk).ok()?,
+    })
+}
+
+impl TokenVerifier for KeySet {
+    fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str> {
+        const FORM: &str = "the authentication data is not a token";
+        if token.len() > limits::TOKEN_BYTES_MAX {
+            return Err(FORM);
+        }
+        let token = std::str::from_utf8(token).map_err(|_| FORM)?;
+        let header = decode_header(token).map_err(|_| FORM)?;
+        let named = self.keys.iter().filter(|key| {
+            let is_named = header.kid.is_none() || key.id.is_none() || key.id == header.kid;
+            is_named && key.algorithm == header.alg
+        });
+        let mut refusal = "no key that is known here has signed this token";
+        for key in named {
+            match decode::<Claims>(token, &key.key, &self.validation(key.algorithm)) {
+                Ok(token) => return bearer(&token.claims, now),
+                Err(error) => match words(error.kind()) {
+                    Some(text) => return Err(text),
+                    // Another key may have the same id.
+                    None => refusal = "the signature of the token is wrong",
+                },
+            }
+        }
+        Err(refusal)
+    }
+}
+
+impl KeySet {
+    fn validation(&self, algorithm: Algorithm) -> Validation {
+        let mut validation = Validation::new(algorithm);
+        // For `nbf`, since clocks differ; there is none for `exp`, as the bearer's connection ends at that time.
+        validation.leeway = limits::TOKEN_LEEWAY_S;
+        validation.validate_nbf = true;
+        validation.set_audience(&self.audiences);
+        let mut required = vec!["exp", "sub", "aud"];
+        if !self.issuers.is_empty() {
+            validation.set_issuer(&self.issuers);
+            required.push("iss");
+        }
+        validation.set_required_spec_claims(&required);
+        validation
+    }
+}
+
+/// What is wrong with a token whose signature is right; none where that is wrong.
+fn words(error: &ErrorKind) -> Option<&'static str> {
+    Some(match error {
+        ErrorKind::InvalidSignature => return None,
+        ErrorKind::ExpiredSignature => EXPIRED,
+        ErrorKind::ImmatureSignature => {
+            "the token is not good yet: is the clock of this store right?"
+        }
+        ErrorKind::InvalidAudience => "the token was made for another audience",
+        ErrorKind::InvalidIssuer => "the token was made by another issuer",
+        _ => "the token lacks a claim (exp, sub, aud or iss), or one is malformed",
+    })
+}
+
+const EXPIRED: &str = "the token has expired";
+
+fn bearer(claims: &Claims, now: SystemTime) -> Result<Bearer, &'static str> {
+    let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let remaining_s = claims.exp.saturating_sub(now_s);
+    if remaining_s == 0 {
+        return Err(EXPIRED);
+    }
+    let account = claims.sub.strip_prefix(SERVICE_ACCOUNT);
+    let account = account.and_then(|account| account.split_once(':'));
+    let Some((namespace, name)) = account.filter(|(namespace, name)| {
+        let is_name = |it: &str| !it.is_empty() && !it.contains(|it: char| it.is_control());
+        is_name(namespace) && is_name(name) && !name.contains(':')
+    }) else {
+        return Err("the token is not one of a service account");
+    };
+    Ok(Bearer {
+        identity: Identity {
+            user: Some(claims.sub.as_str().into()),
+            attributes: vec![
+                ("namespace".into(), namespace.into()),
+                ("serviceaccount".into(), name.into()),
+            ],
+            credential: 0,
+        },
+        remaining: Duration::from_secs(remaining_s.min(limits::TOKEN_LIFE_S_MAX)),
+    })
+}
