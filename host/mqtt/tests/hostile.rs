@@ -200,7 +200,7 @@ async fn a_disconnect_is_heard_over_a_flood_of_unread_bytes() {
         let mut reader = Client::over(tokio::io::join(reader, tokio::io::sink()));
         assert_eq!(
             reader.disconnected().await,
-            Some(DisconnectReasonCode::ProtocolError)
+            Some(DisconnectReasonCode::MalformedPacket)
         );
         drop(flood.await);
     }
