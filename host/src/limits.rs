@@ -561,8 +561,19 @@ pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;
 /// such keys would use up the fuel of a SCAN.
 pub const KEY_BYTES_MAX_MAX: u64 = 65_535;
 
+/// Tables that the index of keys is divided into. One of ten million keys that grows moves them all, for a second; a part of it
+/// some ten thousands, for some milliseconds. Each costs 32 bytes while it is empty.
+pub const INDEX_PARTS: usize = 1024;
+
 /// Default bound of a value (`max_value_bytes`).
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;
+
+/// Threads that serve clients (`threads`): more than one lock can keep busy.
+pub const SERVE_THREADS_MAX: usize = 64;
+
+/// Of these by default half of the cores, since journal, policies and other programs want some, and no more than this: every
+/// request passes one lock, and a second thread on two cores costs a third of the requests by waiting for it.
+pub const SERVE_THREADS_DEFAULT_MAX: usize = 4;
 
 /// Connections of a load (`statehouse bench`), and as many of its watchers: what a store takes by default.
 pub const LOAD_CONNECTIONS_MAX: usize = 10_000;

@@ -11,6 +11,7 @@ mod capture;
 mod duplicates;
 mod entry;
 mod expiry;
+mod index;
 mod mode;
 mod notice;
 mod observed;

@@ -9,12 +9,15 @@ use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use super::entry::Entry;
+use super::index::Index;
 
 /// All keys.
 #[derive(Clone, Default)]
 pub struct Table {
     // A snapshot or a duplicate's read-set shares entries instead of copying them.
     entries: BTreeSet<ByKey>,
+    /// The same.
+    index: Index,
     /// Those that expire, in the order of that.
     expiries: BTreeSet<(u64, ByKey)>,
     bytes: u64,
@@ -29,7 +32,11 @@ impl Table {
     pub fn of(entries: Vec<Entry>) -> Self {
         let entries: BTreeSet<ByKey> = entries.into_iter().map(ByKey).collect();
         let expires = |it: &ByKey| Some((it.0.expires_ms()?, it.clone()));
+        let mut index = Index::default();
+        index.reserve(entries.len());
+        entries.iter().for_each(|it| index.insert(it.0.clone()));
         Self {
+            index,
             bytes: entries.iter().map(|it| it.0.weight()).sum(),
             expiries: entries.iter().filter_map(expires).collect(),
             entries,
@@ -38,7 +45,7 @@ impl Table {
 
     /// The entry of `key`, expired or not.
     pub fn get(&self, key: &[u8]) -> Option<&Entry> {
-        self.entries.get(key).map(|it| &it.0)
+        self.index.get(key)
     }
 
     /// Puts an entry and returns the one it replaces.
@@ -46,6 +53,7 @@ impl Table {
         self.bytes += entry.weight();
         let expires_ms = entry.expires_ms();
         let old = self.entries.replace(ByKey(entry.clone()));
+        self.index.insert(entry.clone());
         if let Some(old) = &old {
             self.forget(&old.0);
         }
@@ -58,6 +66,7 @@ impl Table {
     /// Takes an entry out.
     pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
         let ByKey(old) = self.entries.take(key)?;
+        self.index.remove(key);
         self.forget(&old);
         Some(old)
     }
@@ -191,7 +200,10 @@ mod tests {
         let old = table.insert(entry("k", "new", Some(5)));
         assert_eq!(old, Some(entry("k", "old", Some(5))));
         assert_eq!(table.get(b"k"), Some(&entry("k", "new", Some(5))));
+        assert_eq!(table.range(b"k", None).next(), table.get(b"k"));
         assert_eq!(table.expired(5).next(), table.get(b"k"));
+        table.remove(b"k");
+        assert_eq!(table.get(b"k"), None);
     }
 
     #[test]
@@ -206,8 +218,29 @@ mod tests {
         let list = |table: &Table| -> Vec<Entry> { table.range(b"", None).cloned().collect() };
         let expiring = |table: &Table| -> Vec<Entry> { table.expired(u64::MAX).cloned().collect() };
         assert_eq!(list(&table), list(&one_by_one));
+        assert_eq!(table.get(b"a"), one_by_one.get(b"a"));
         assert_eq!(expiring(&table), expiring(&one_by_one));
         assert_eq!(table.bytes(), one_by_one.bytes());
+    }
+
+    /// More keys than parts of the index, so that these grow, and a copy that goes its own way.
+    #[test]
+    fn every_key_is_found_while_others_come_and_go() {
+        let key = |number: u32| format!("key/{number}");
+        let mut table = Table::default();
+        for number in 0..5_000 {
+            table.insert(entry(&key(number), &key(number), None));
+        }
+        let kept = table.clone();
+        for number in (0..5_000).step_by(2) {
+            assert!(table.remove(key(number).as_bytes()).is_some());
+        }
+        for number in 0..5_000 {
+            let wanted = entry(&key(number), &key(number), None);
+            assert_eq!(kept.get(key(number).as_bytes()), Some(&wanted));
+            let left = (number % 2 == 1).then_some(&wanted);
+            assert_eq!(table.get(key(number).as_bytes()), left);
+        }
     }
 
     #[test]
