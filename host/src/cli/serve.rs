@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
 use statehouse_precompiled::{Bounds, Directory};
+use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -52,9 +53,7 @@ pub(super) fn run(flags: Flags) -> ExitCode {
                 read.map_err(|error| usage(error.into()))?;
                 entrance = Entrance::prepare(&config).map_err(transport)?;
             }
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .enable_all()
-                .build()
+            let runtime = runtime(config.threads)
                 .context("cannot start the threads that serve connections")
                 .map_err(transport)?;
             let served = runtime.block_on(serve(entrance, started));
@@ -66,6 +65,15 @@ pub(super) fn run(flags: Flags) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::report(&failure),
     }
+}
+
+/// What serves clients. One thread serves them by itself, and nobody is woken for it.
+fn runtime(threads: usize) -> io::Result<Runtime> {
+    let mut builder = match threads {
+        1 => runtime::Builder::new_current_thread(),
+        _ => runtime::Builder::new_multi_thread(),
+    };
+    builder.worker_threads(threads).enable_all().build()
 }
 
 fn start_logging(config: &Config) -> anyhow::Result<()> {

@@ -14,7 +14,7 @@ use super::access::AccessKeys;
 use super::{
     AdminAddress, BrokerUrl, ClientId, ConfigError, DialectSetting, DropAction, Durability,
     ForeignFlags, KeyBytes, KickKind, Listen, ListenFlags, LogFormat, Node, Origin, PacketBytes,
-    PresenceKind, Span, Window,
+    PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
 
@@ -61,6 +61,7 @@ pub(super) struct File {
     pub(super) max_packet_bytes: Option<PacketBytes>,
     pub(super) max_queue_bytes: Option<NonZeroU64>,
     pub(super) max_connections: Option<NonZeroU64>,
+    pub(super) threads: Option<Threads>,
     users: Option<PathBuf>,
     allow_anonymous: Option<bool>,
     certificate_users: Option<PathBuf>,

@@ -26,7 +26,7 @@ pub use foreign::{
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, Scheme, TlsFiles};
 pub use values::{
     AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes,
-    Span,
+    Span, Threads,
 };
 
 use file::{File, read};
@@ -248,6 +248,11 @@ pub struct Flags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
 
+    /// Threads that serve clients: more share the work of sockets and packets, and wait for each other where the store
+    /// decides [default: half of the cores, 4 at most]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
+    pub threads: Option<Threads>,
+
     /// Where clients connect.
     #[command(flatten)]
     pub listeners: ListenFlags,
@@ -315,6 +320,8 @@ pub struct Config {
     pub quota: Quota,
     /// Bounds of the embedded broker.
     pub broker: statehouse_mqtt::Limits,
+    /// How many threads serve clients.
+    pub threads: usize,
 }
 
 /// Which policy is to answer.
@@ -617,6 +624,7 @@ impl Config {
                 .map_or_else(|| "StateStore".into(), |Node(name)| name),
             quota,
             broker,
+            threads: flags.threads.or(file.threads).unwrap_or_default().0,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -130,6 +131,31 @@ impl FromStr for KeyBytes {
     }
 }
 
+/// Threads that serve clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads(pub(super) usize);
+
+impl FromStr for Threads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(count @ 1..=limits::SERVE_THREADS_MAX) => Ok(Self(count)),
+            _ => Err(format!(
+                "clients are served by 1 to {} threads",
+                limits::SERVE_THREADS_MAX
+            )),
+        }
+    }
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self((cores / 2).clamp(1, limits::SERVE_THREADS_DEFAULT_MAX))
+    }
+}
+
 /// When a write is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -180,6 +206,7 @@ deserialize_by_parsing!(
     PacketBytes,
     KeyBytes,
     Span,
+    Threads,
     BrokerUrl,
     ClientId,
     Window

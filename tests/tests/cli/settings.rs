@@ -72,6 +72,7 @@ max_value_bytes = 10000
 max_packet_bytes = 65536
 max_queue_bytes = 1000000
 max_connections = 100
+threads = 2
 "#,
     ));
     assert_eq!(node(&server), "Node");
@@ -95,6 +96,8 @@ fn settings_that_are_none_name_their_line() {
         ("node = \"a:b\"", "node"),
         ("insecure = 1", "insecure"),
         ("max_packet_bytes = 1", "max_packet_bytes"),
+        ("threads = 0", "threads"),
+        ("threads = 65", "64 threads"),
         ("[table]\nmax_keys = 5", "table"),
         ("this is no TOML", "3"),
         ("policy = 5", "policy"),
