@@ -274,7 +274,7 @@ async fn read<R: AsyncRead + Unpin>(
                 last_packet = now;
             }
             if let Some(round) = round
-                && round.has_gathered()
+                && round.waits()
             {
                 // Until all that are ready have had their turns, and it ends.
                 tokio::task::yield_now().await;

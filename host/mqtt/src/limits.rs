@@ -159,3 +159,7 @@ pub(crate) const DIRECT_WRITES_MAX: usize = 64;
 /// How long a connection that has answers lets others have their turns before all of them are written: longer than it takes
 /// to handle the requests of some ten sockets, and far less than anybody's network takes.
 pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
+
+/// After so many rounds in which nobody else was ready only one of so many waits again: a client by itself gains nothing from
+/// the wait, and it costs some microseconds. Few enough that a rising load is seen within a millisecond.
+pub(crate) const LONELY_ROUNDS: u32 = 16;

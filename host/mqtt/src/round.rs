@@ -2,8 +2,9 @@
 //!
 //! A thread that finds many sockets readable and answers each before it reads the next wakes every peer for one answer, and
 //! each wake-up costs more than the answer. So the connection whose turn it is opens a round, lets the others that are
-//! ready have their turns, and only then writes to all of them. In come outputs that have something to write; out go
-//! writes to their sockets, later by [`ROUND_TIME_MAX`] and one turn at most. Holds no bytes.
+//! ready have their turns, and only then writes to all of them. Where that was in vain for some rounds, since nobody else was
+//! ready, it mostly writes at once. In come outputs that have something to write; out go writes to their sockets, later by
+//! [`ROUND_TIME_MAX`] and one turn at most. Holds no bytes.
 
 use std::{
     fmt, mem,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    limits::{DIRECT_WRITES_MAX, ROUND_TIME_MAX},
+    limits::{DIRECT_WRITES_MAX, LONELY_ROUNDS, ROUND_TIME_MAX},
     output::Output,
 };
 
@@ -25,6 +26,8 @@ struct State {
     /// When the round began that is open.
     open_since: Option<Instant>,
     gathered: Vec<Arc<Output>>,
+    /// Rounds on end with one output only.
+    lonely: u32,
 }
 
 /// An open round. It ends when it is dropped, also where its connection's task is.
@@ -72,9 +75,11 @@ impl Rounds {
 }
 
 impl Round<'_> {
-    /// Whether anything is to be written at its end.
-    pub(crate) fn has_gathered(&self) -> bool {
-        !self.0.lock().gathered.is_empty()
+    /// Whether others are to have their turns first: something is to be written, and somebody else may add to it.
+    pub(crate) fn waits(&self) -> bool {
+        let state = self.0.lock();
+        !state.gathered.is_empty()
+            && (state.lonely < LONELY_ROUNDS || state.lonely.is_multiple_of(LONELY_ROUNDS))
     }
 }
 
@@ -84,6 +89,11 @@ impl Drop for Round<'_> {
         // Where it was overdue this may end another's round early, which only makes two of one.
         state.open_since = None;
         let gathered = mem::take(&mut state.gathered);
+        match gathered.len() {
+            0 => {}
+            1 => state.lonely = state.lonely.wrapping_add(1),
+            _ => state.lonely = 0,
+        }
         drop(state);
         write(&gathered);
     }
@@ -138,12 +148,12 @@ mod tests {
         let rounds = Rounds::default();
         let (first, second) = (connection(), connection());
         let round = rounds.open(Instant::now()).unwrap();
-        assert!(!round.has_gathered());
+        assert!(!round.waits());
         assert!(turn(&rounds, &first.0, b"a").is_empty());
         assert!(rounds.open(Instant::now()).is_none(), "it is open");
         assert!(turn(&rounds, &second.0, b"b").is_empty());
         assert!(turn(&rounds, &first.0, b"c").is_empty());
-        assert!(round.has_gathered());
+        assert!(round.waits());
         assert!(written(&first.1).is_empty() && written(&second.1).is_empty());
         drop(round);
         assert_eq!(written(&first.1), [b"ac"]);
@@ -153,6 +163,28 @@ mod tests {
             1,
             "without a round it is left to the caller"
         );
+    }
+
+    #[test]
+    fn one_client_alone_waits_for_others_now_and_then_only() {
+        let rounds = Rounds::default();
+        let (first, second) = (connection(), connection());
+        let mut waited = 0;
+        let mut one = || {
+            let round = rounds.open(Instant::now()).unwrap();
+            turn(&rounds, &first.0, b"a");
+            waited += usize::from(round.waits());
+        };
+        (0..10 * LONELY_ROUNDS).for_each(|_| one());
+        assert_eq!(waited as u32, LONELY_ROUNDS + 9);
+        // Somebody else was ready.
+        let round = rounds.open(Instant::now()).unwrap();
+        turn(&rounds, &first.0, b"a");
+        turn(&rounds, &second.0, b"b");
+        drop(round);
+        let round = rounds.open(Instant::now()).unwrap();
+        turn(&rounds, &first.0, b"a");
+        assert!(round.waits());
     }
 
     #[test]
