@@ -333,8 +333,8 @@ impl Output {
         }
     }
 
-    /// What may be written, for tests of the core.
-    #[cfg(test)]
+    /// What may be written, in place of a writer that goes to sleep then.
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn drain(&self) -> BytesMut {
         let mut state = self.lock();
         state.writer_sleeps = true;
