@@ -149,18 +149,19 @@ fn subject(der: &[u8]) -> Option<Name> {
 /// A distinguished name as people write it: with or without spaces around commas and equals signs.
 fn written(text: &str) -> Option<Subject> {
     let mut plain = String::with_capacity(text.len());
-    let mut escaped = false;
+    let (mut escaped, mut after_separator) = (false, true);
     for character in text.trim().chars() {
-        match character {
-            ',' | '+' | '=' if !escaped => {
-                while plain.ends_with(' ') && !plain.ends_with("\\ ") {
-                    plain.pop();
-                }
-                plain.push(character);
+        let is_separator = !escaped && matches!(character, ',' | '+' | '=');
+        let is_space = !escaped && character == ' ';
+        if is_separator {
+            while plain.ends_with(' ') && !plain.ends_with("\\ ") {
+                plain.pop();
             }
-            ' ' if !escaped && plain.ends_with([',', '+', '=']) && !plain.ends_with("\\,") => {}
-            _ => plain.push(character),
         }
+        if !(is_space && after_separator) {
+            plain.push(character);
+        }
+        after_separator = is_separator || (is_space && after_separator);
         escaped = character == '\\' && !escaped;
     }
     let name: Name = plain.parse().ok()?;
@@ -195,4 +196,99 @@ fn common_name(name: &Name) -> Option<&str> {
         && (1..=limits::USER_NAME_BYTES_MAX).contains(&text.len())
         && !text.contains(char::is_control);
     is_name.then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    // Self-signed, by openssl: who signed whom is the listener's to check.
+    const PRESS: &[u8] = include_bytes!("testdata/press.der");
+    const CA: &[u8] = include_bytes!("testdata/ca.der");
+    const TWO_NAMES: &[u8] = include_bytes!("testdata/two-names.der");
+
+    fn table(text: &str) -> Result<Owners, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("owners.toml");
+        fs::write(&path, text).unwrap();
+        Owners::open(&path).map_err(|error| error.to_string())
+    }
+
+    fn identify(owners: &Owners, chain: &[&[u8]]) -> Option<Identity> {
+        let chain: Vec<_> = chain.iter().map(|der| der.to_vec()).collect();
+        owners.identify(&chain)
+    }
+
+    #[test]
+    fn the_own_certificate_gives_the_user_and_all_of_them_attributes() {
+        let owners = table(
+            r#"
+            [[certificate]]
+            subject = "CN=Building 17 CA,O=Contoso\\, Inc."
+            user = "nobody is a CA"
+            attributes = { building = "17", line = "?" }
+
+            [[certificate]]
+            subject = "C = DE, O = Contoso\\, Inc., OU = Line 3, CN = press-4"
+            user = "press"
+            attributes = { line = "3" }
+            "#,
+        )
+        .unwrap();
+        let press = identify(&owners, &[PRESS, CA]).unwrap();
+        assert_eq!(press.user.as_deref(), Some("press"));
+        // Its own goes before that of who signed it.
+        assert_eq!(press.attribute("line"), Some("3"));
+        assert_eq!(press.attribute("building"), Some("17"));
+        let alone = identify(&owners, &[PRESS]).unwrap();
+        assert_eq!(alone.attribute("building"), None);
+        let unknown = identify(&owners, &[TWO_NAMES, CA]).unwrap();
+        assert_eq!(unknown.user, None);
+        assert_eq!(unknown.attribute("building"), Some("17"));
+    }
+
+    #[test]
+    fn a_common_name_is_a_user_where_there_is_one() {
+        let user = |chain| identify(&Owners::CommonName, chain)?.user;
+        assert_eq!(user(&[PRESS, CA]).as_deref(), Some("press-4"));
+        // Which of two would count is anybody's guess, and a guess lets somebody in.
+        assert_eq!(user(&[TWO_NAMES]), None);
+        assert_eq!(user(&[]), None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_certificate_are_nobody() {
+        let owners = table("").unwrap();
+        assert!(identify(&owners, &[PRESS]).is_some());
+        for end in 0..PRESS.len() {
+            assert!(identify(&owners, &[&PRESS[..end]]).is_none(), "{end}");
+        }
+        for at in 0..PRESS.len() {
+            for bit in 0..8 {
+                let mut flipped = PRESS.to_vec();
+                flipped[at] ^= 1 << bit;
+                // Whoever that is: it does not panic.
+                _ = identify(&Owners::CommonName, &[&flipped]);
+            }
+        }
+        let large = [PRESS, &vec![0; limits::CERTIFICATE_BYTES_MAX]].concat();
+        assert!(identify(&owners, &[&large]).is_none());
+    }
+
+    #[test]
+    fn a_bad_table_is_refused_in_words() {
+        let says = |text: &str| table(text).err().unwrap();
+        let entry = |subject: &str, gives: &str| {
+            format!("[[certificate]]\nsubject = '{subject}'\n{gives}\n")
+        };
+        assert!(says("[[certificate]]\nuser = 'a'").contains("missing field `subject`"));
+        assert!(says(&entry("CN=a", "users = 'a'")).contains("unknown field"));
+        assert!(says(&entry("press-4", "user = 'a'")).contains("`press-4` is no subject"));
+        assert!(says(&entry("", "user = 'a'")).contains("is no subject"));
+        assert!(says(&entry("CN=a", "")).contains("neither a user nor attributes"));
+        let twice = entry("CN=a,O=b", "user = 'a'") + &entry("O = b, CN = a", "user = 'b'");
+        assert!(says(&twice).contains("stands twice"));
+    }
 }

@@ -33,7 +33,8 @@ impl Throttle {
     pub(super) fn allows(&self, who: impl Hash, now: Instant) -> bool {
         self.change(who, |used_until| {
             let from = used_until.map_or(now, |until| until.max(now));
-            let is_allowed = from.duration_since(now) < self.interval * self.burst;
+            let used = from.duration_since(now) + self.interval;
+            let is_allowed = used <= self.interval * self.burst;
             if is_allowed {
                 *used_until = from.checked_add(self.interval);
             }

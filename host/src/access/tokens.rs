@@ -219,3 +219,177 @@ fn bearer(claims: &Claims, now: SystemTime) -> Result<Bearer, &'static str> {
         remaining: Duration::from_secs(remaining_s.min(limits::TOKEN_LIFE_S_MAX)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ed25519_compact::{KeyPair, Seed};
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    const NOW_S: u64 = 2_000_000_000;
+    const SUBJECT: &str = "system:serviceaccount:factory:press";
+
+    /// As RFC 4648 has it for URLs, without padding.
+    fn base64url(bytes: &[u8]) -> String {
+        const DIGITS: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let mut text = String::new();
+        for three in bytes.chunks(3) {
+            let all = three
+                .iter()
+                .fold(0, |all, byte| all << 8 | usize::from(*byte))
+                << (8 * (3 - three.len()));
+            for digit in 0..=three.len() {
+                text.push(char::from(DIGITS[all >> (18 - 6 * digit) & 63]));
+            }
+        }
+        text
+    }
+
+    fn pair(seed: u8) -> KeyPair {
+        KeyPair::from_seed(Seed::new([seed; 32]))
+    }
+
+    fn jwk(pair: &KeyPair, id: &str) -> Json {
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": base64url(&pair.pk[..])})
+    }
+
+    fn signed(pair: &KeyPair, header: &Json, claims: &Json) -> String {
+        let part = |json: &Json| base64url(json.to_string().as_bytes());
+        let message = format!("{}.{}", part(header), part(claims));
+        let signature = pair.sk.sign(&message, None);
+        format!("{message}.{}", base64url(&signature[..]))
+    }
+
+    fn open(keys: &str, issuers: &[&str]) -> Result<KeySet, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let config = TokenConfig {
+            keys: directory.path().join("keys"),
+            audiences: vec!["statehouse".into(), "other".into()],
+            issuers: issuers.iter().map(|it| (*it).into()).collect(),
+        };
+        fs::write(&config.keys, keys).unwrap();
+        KeySet::open(&config).map_err(|error| error.to_string())
+    }
+
+    /// The time of the system is what the library goes by; ours has to agree with it.
+    fn now_s() -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.unwrap().as_secs()
+    }
+
+    fn claims(edit: impl FnOnce(&mut Json)) -> Json {
+        let mut claims = json!({
+            "sub": SUBJECT, "aud": ["statehouse"], "iss": "https://cluster", "exp": now_s() + 100, "nbf": now_s(),
+        });
+        edit(&mut claims);
+        claims
+    }
+
+    #[test]
+    fn tokens_of_kubernetes_are_taken() {
+        // Made by openssl: the library is not asked whether it understands itself.
+        let keys = open(include_str!("testdata/keys.jwks"), &[]).unwrap();
+        for token in [
+            include_str!("testdata/rs256.jwt"),
+            include_str!("testdata/es256.jwt"),
+        ] {
+            let now = UNIX_EPOCH + Duration::from_secs(NOW_S);
+            let bearer = keys.verify(token.as_bytes(), now).unwrap();
+            let identity = bearer.identity;
+            assert_eq!(identity.user.as_deref(), Some(SUBJECT));
+            assert_eq!(identity.attribute("namespace"), Some("factory"));
+            assert_eq!(identity.attribute("serviceaccount"), Some("press"));
+            assert_eq!(bearer.remaining.as_secs(), limits::TOKEN_LIFE_S_MAX);
+            // Any other byte of it makes it another token.
+            for at in (0..token.len()).step_by(7) {
+                let mut other = token.as_bytes().to_vec();
+                other[at] = if other[at] == b'A' { b'B' } else { b'A' };
+                assert!(keys.verify(&other, now).is_err(), "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_token_is_said() {
+        let pair = pair(7);
+        let set = json!({"keys": [jwk(&pair, "one")]}).to_string();
+        let keys = open(&set, &["https://cluster"]).unwrap();
+        let header = json!({"alg": "EdDSA", "kid": "one"});
+        let verify = |token: &str| keys.verify(token.as_bytes(), SystemTime::now());
+        let good = signed(&pair, &header, &claims(|_| {}));
+        assert!(verify(&good).unwrap().remaining <= Duration::from_secs(100));
+        type Edit = fn(&mut Json);
+        let wrong: [(&str, Edit); 12] = [
+            ("expired", |it| it["exp"] = json!(now_s() - 1)),
+            ("expired", |it| it["exp"] = json!(1)),
+            ("not good yet", |it| it["nbf"] = json!(now_s() + 1000)),
+            ("another audience", |it| it["aud"] = json!("else")),
+            ("another issuer", |it| it["iss"] = json!("https://else")),
+            ("lacks a claim", |it| {
+                _ = it.as_object_mut().unwrap().remove("aud")
+            }),
+            ("lacks a claim", |it| {
+                _ = it.as_object_mut().unwrap().remove("iss")
+            }),
+            ("lacks a claim", |it| {
+                _ = it.as_object_mut().unwrap().remove("exp")
+            }),
+            ("lacks a claim", |it| {
+                _ = it.as_object_mut().unwrap().remove("sub")
+            }),
+            ("lacks a claim", |it| it["sub"] = json!(["system"])),
+            ("service account", |it| it["sub"] = json!("system:admin")),
+            ("service account", |it| {
+                it["sub"] = json!("system:serviceaccount:a:b:c")
+            }),
+        ];
+        for (says, edit) in wrong {
+            let claims = claims(edit);
+            let error = verify(&signed(&pair, &header, &claims)).unwrap_err();
+            assert!(error.contains(says), "{claims}: {error}");
+        }
+        // Signed by somebody else, by nobody, or with the public key as a shared secret.
+        let signature = verify(&signed(&super::tests::pair(8), &header, &claims(|_| {})));
+        assert!(signature.unwrap_err().contains("signature"));
+        for algorithm in ["none", "HS256", "RS256"] {
+            let header = json!({"alg": algorithm, "kid": "one"});
+            assert!(
+                verify(&signed(&pair, &header, &claims(|_| {}))).is_err(),
+                "{algorithm}"
+            );
+        }
+        let header = json!({"alg": "EdDSA", "kid": "two"});
+        let error = verify(&signed(&pair, &header, &claims(|_| {}))).unwrap_err();
+        assert!(error.contains("no key"), "{error}");
+        for nonsense in [
+            "",
+            ".",
+            "..",
+            "a.b.c",
+            "\u{0}",
+            &"a".repeat(limits::TOKEN_BYTES_MAX + 1),
+        ] {
+            assert!(verify(nonsense).unwrap_err().contains("not a token"));
+        }
+    }
+
+    #[test]
+    fn a_bad_key_set_is_refused_in_words() {
+        let says = |set: Json| open(&set.to_string(), &[]).err().unwrap();
+        let with = |name: &str, value: &str| {
+            let mut key = jwk(&pair(7), "one");
+            key[name] = json!(value);
+            json!({"keys": [jwk(&pair(6), "zero"), key]})
+        };
+        assert!(says(json!([])).contains("is no JSON Web Key Set"));
+        assert!(says(json!({"keys": []})).contains("has 0 keys"));
+        assert!(says(with("use", "enc")).contains("key 2 is none of"));
+        assert!(says(with("alg", "RS256")).contains("key 2 is none of"));
+        let shared = json!({"keys": [{"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}]});
+        assert!(says(shared).contains("key 1 is none of"));
+    }
+}

@@ -267,3 +267,129 @@ fn hash_with(
     let hash = argon2.hash_password(password, &salt)?;
     Ok(hash.serialize())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn open(text: &str, mode: u32) -> Result<Users, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("users");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        Users::open(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_the_password_of_the_user_is_right() {
+        let (anna, bert) = (hash(b"right").unwrap(), hash(b"right").unwrap());
+        assert_ne!(anna, bert, "salts");
+        let text = format!("# people\n\nanna:{anna}\r\nbert b.:{bert}\n");
+        let users = open(&text, 0o600).unwrap();
+        assert_eq!(users.len(), 2);
+        assert_ne!(users.credential("anna"), users.credential("bert b."));
+        assert!(!users.remembers("anna", b"right"), "nobody has shown it");
+        for (name, password) in [
+            ("anna", &b"wrong"[..]),
+            ("anna", b""),
+            ("Anna", b"right"),
+            ("", b""),
+            ("carl", b"right"),
+        ] {
+            assert!(!users.verify(name, password), "{name}");
+            assert!(!users.remembers(name, password), "{name}");
+        }
+        assert!(users.verify("anna", b"right"));
+        assert!(users.remembers("anna", b"right"));
+        assert!(!users.remembers("anna", b"wrong"));
+        assert!(!users.remembers("bert b.", b"right"), "another user");
+        // Read again, all of that is forgotten, and the credential is another one only where the hash is.
+        let again = open(&text, 0o600).unwrap();
+        assert!(!again.remembers("anna", b"right"));
+        assert_eq!(again.credential("anna"), users.credential("anna"));
+        let changed = format!("anna:{}\n", hash(b"right").unwrap());
+        let changed = open(&changed, 0o600).unwrap();
+        assert_ne!(changed.credential("anna"), users.credential("anna"));
+        assert_eq!(changed.credential("bert b."), None);
+    }
+
+    #[test]
+    fn the_time_does_not_tell_who_exists() {
+        let users = open(&format!("anna:{}\n", hash(b"right").unwrap()), 0o600).unwrap();
+        let quickest = |name| {
+            let times = (0..5).map(|_| {
+                let began = Instant::now();
+                assert!(!users.verify(name, b"wrong"));
+                began.elapsed()
+            });
+            times.min().unwrap_or(Duration::MAX)
+        };
+        quickest("nobody");
+        let (known, unknown) = (quickest("anna"), quickest("nobody"));
+        assert!(
+            unknown * 2 > known && known * 2 > unknown,
+            "{known:?} {unknown:?}"
+        );
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        let good = hash(b"x").unwrap();
+        let line = |text: &str| open(&format!("# first\n{text}\n"), 0o600).err().unwrap();
+        for (text, says) in [
+            ("anna".to_owned(), "it is not NAME:HASH"),
+            (format!(":{good}"), "a user name has 1 to"),
+            (format!(" anna:{good}"), "a user name has 1 to"),
+            (format!("a\tb:{good}"), "a user name has 1 to"),
+            ("anna:secret".to_owned(), "not an Argon2id hash"),
+            ("anna:".to_owned(), "not an Argon2id hash"),
+            (
+                format!("anna:{}", good.replace("argon2id", "argon2i")),
+                "not an Argon2id hash",
+            ),
+            (
+                format!("anna:{}", good.replace("v=19", "v=16")),
+                "not an Argon2id hash",
+            ),
+            (
+                format!("anna:{}", good.replace("m=19456", "m=4194304")),
+                "takes more than",
+            ),
+            (
+                format!("anna:{}", good.replace("t=2", "t=1000000")),
+                "takes more than",
+            ),
+            (
+                format!("anna:{}", good.replace("p=1", "p=64")),
+                "takes more than",
+            ),
+            // Without the hash itself any password would have to do.
+            (
+                format!("anna:{}", &good[..good.rfind('$').unwrap()]),
+                "not an Argon2id hash",
+            ),
+        ] {
+            let error = line(&text);
+            assert!(
+                error.starts_with("line 2 of /") && error.contains(says),
+                "{text}: {error}"
+            );
+        }
+        let twice = line(&format!("anna:{good}\nanna:{good}"));
+        assert!(twice.starts_with("line 3 of /") && twice.contains("in an earlier line"));
+        assert!(line("\u{FFFD}").contains("NAME:HASH"));
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_lets_nobody_in() {
+        for mode in [0o600, 0o640, 0o400, 0o644] {
+            assert!(open("", mode).unwrap().is_empty());
+        }
+        for mode in [0o620, 0o602, 0o666] {
+            let error = open("", mode).err().unwrap();
+            assert!(error.contains("chmod 600"), "{mode:o}: {error}");
+        }
+    }
+}
