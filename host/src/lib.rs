@@ -43,6 +43,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
+mod glob;
 pub mod journal;
 pub mod kit;
 pub mod limits;

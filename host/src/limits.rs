@@ -703,3 +703,19 @@ pub const TOKEN_LEEWAY_S: u64 = 60;
 
 /// The longest that a token lets its bearer stay: a year, as Kubernetes has it at most.
 pub const TOKEN_LIFE_S_MAX: u64 = 366 * 24 * 3600;
+
+/// Rules of one file. A client is compared with those that do not name it by its id or user name at each connection.
+pub const RULES_MAX: usize = 10_000;
+
+/// A file of rules: some hundred bytes for each, with room for long lists of keys.
+pub const RULES_FILE_BYTES_MAX: u64 = 8 << 20;
+
+/// A pattern of a rule, with what is put into it.
+pub const RULE_PATTERN_BYTES_MAX: usize = 1024;
+
+/// What of a pattern stands between its first `*` and its last, since it may be tried at every byte of a key: with the
+/// longest key some milliseconds.
+pub const RULE_FLOATING_BYTES_MAX: usize = 64;
+
+/// Levels of a topic in a rule, which are also those of a topic name that are compared.
+pub const RULE_TOPIC_LEVELS_MAX: usize = 128;

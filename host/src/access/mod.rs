@@ -4,7 +4,9 @@
 //! to nobody whether a user exists.
 
 pub mod certificates;
+pub mod explain;
 mod logins;
+pub mod rules;
 mod throttle;
 pub mod tokens;
 pub mod users;

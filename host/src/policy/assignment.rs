@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
-use super::glob;
+use crate::glob;
 use crate::limits;
 
 /// Who answers, who is tried, who could be gone back to.

@@ -13,7 +13,6 @@ mod counters;
 mod digest;
 mod engine;
 mod file;
-mod glob;
 mod guard;
 mod guest;
 mod instance;

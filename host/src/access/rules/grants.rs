@@ -1,0 +1,192 @@
+//! What one client may do: the rules that are for it, worked out.
+
+use std::sync::Arc;
+
+use super::keys::{KeySet, KeySetBuilder};
+use super::principal::Principal;
+use super::seal::Seal;
+use super::topics::TopicSet;
+use super::{Kind, Resource};
+use crate::request::NOTIFICATION_TOPICS;
+
+/// What one client may do. Rules that change do not change it: a new one is worked out.
+#[derive(Debug)]
+pub struct Grants {
+    user: Option<Box<str>>,
+    may_connect: bool,
+    /// What holds for others in the same way.
+    shared: Arc<Index>,
+    /// What holds for what this client is called.
+    own: Index,
+    /// What only its own topics begin with: `clients/{its id}/`. None where its id is no level of a topic.
+    own_topics: Option<Box<[u8]>>,
+    /// The topics on which it hears of keys.
+    notifications: Box<[u8]>,
+    seal: Arc<Seal>,
+}
+
+/// Keys and topics, for quick answers.
+#[derive(Debug)]
+pub(super) struct Index {
+    read: KeySet,
+    write: KeySet,
+    publish: TopicSet,
+    subscribe: TopicSet,
+}
+
+impl Index {
+    /// What these resources allow whoever it is, or, of a client, what they allow it because of what it is called.
+    pub(super) fn new<'a>(
+        resources: impl Iterator<Item = &'a Resource>,
+        who: Option<&Principal<'_>>,
+    ) -> Self {
+        let (mut reads, mut writes) = (KeySetBuilder::default(), KeySetBuilder::default());
+        let (mut publish, mut subscribe) = (TopicSet::default(), TopicSet::default());
+        for resource in resources {
+            match &resource.kind {
+                Kind::Connect => {}
+                Kind::Publish(topics) | Kind::Subscribe(topics) => {
+                    let set = match resource.kind {
+                        Kind::Publish(_) => &mut publish,
+                        _ => &mut subscribe,
+                    };
+                    let meant = topics
+                        .iter()
+                        .filter(|it| it.template.is_static() == who.is_none());
+                    let filters = meant.filter_map(|it| it.template.filter(who));
+                    filters.for_each(|filter| set.insert(filter));
+                }
+                Kind::Keys { read, write, keys } => {
+                    for key in keys
+                        .iter()
+                        .filter(|it| it.template.is_static() == who.is_none())
+                    {
+                        let named = match key.is_pattern {
+                            true => key.template.pattern(who),
+                            false => key.template.exact(who),
+                        };
+                        let Some(named) = named else { continue };
+                        let sets = [(*read, &mut reads), (*write, &mut writes)];
+                        for (_, set) in sets.into_iter().filter(|(is_meant, _)| *is_meant) {
+                            match key.is_pattern {
+                                true => set.pattern(&named),
+                                false => set.key(&named),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Self {
+            read: reads.build(),
+            write: writes.build(),
+            publish,
+            subscribe,
+        }
+    }
+}
+
+impl Grants {
+    pub(super) fn new(
+        who: Principal<'_>,
+        may_connect: bool,
+        shared: Arc<Index>,
+        own: Index,
+        seal: Arc<Seal>,
+    ) -> Self {
+        use std::fmt::Write;
+
+        let mut notifications = format!("{NOTIFICATION_TOPICS}/");
+        for byte in who.client.bytes() {
+            // Writing to a string cannot fail.
+            let _ = write!(notifications, "{byte:02X}");
+        }
+        notifications.push('/');
+        // With a slash in it, `victim/x` would have topics of `victim`.
+        let is_a_level = !who.client.is_empty() && !who.client.contains(['/', '+', '#']);
+        // The store's own topics are below it: no client has those by its name.
+        let is_free = is_a_level && who.client != "statestore";
+        Self {
+            user: who.user.map(Into::into),
+            may_connect,
+            shared,
+            own,
+            own_topics: is_free.then(|| format!("clients/{}/", who.client).into_bytes().into()),
+            notifications: notifications.into_bytes().into(),
+            seal,
+        }
+    }
+
+    /// The user that the client has proven to be.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// Whether the client may connect.
+    pub fn may_connect(&self) -> bool {
+        self.may_connect
+    }
+
+    /// Whether it may publish to a topic, which is checked to be one.
+    pub fn may_publish(&self, topic: &[u8]) -> bool {
+        self.shared.publish.cover(topic) || self.own.publish.cover(topic)
+    }
+
+    /// Whether it may subscribe to a topic filter, which is checked to be one. Of a shared subscription
+    /// (MQTT 5 section 4.8.2) the filter behind the group's name counts.
+    ///
+    /// Who may touch any key may hear the answers: on its own topics, and on those of its notifications.
+    pub fn may_subscribe(&self, filter: &[u8]) -> bool {
+        let shared = filter.strip_prefix(b"$share/");
+        let filter = match shared.map(|it| it.splitn(2, |byte| *byte == b'/').nth(1)) {
+            None => filter,
+            Some(Some(filter)) => filter,
+            Some(None) => return false,
+        };
+        let is_own = self.owns(filter) || filter.starts_with(&self.notifications);
+        (is_own && self.may_touch_keys())
+            || self.shared.subscribe.cover(filter)
+            || self.own.subscribe.cover(filter)
+    }
+
+    /// Whether an answer may go to a topic because this client asked for it. Otherwise it could let the store publish where
+    /// it may not do so itself.
+    pub fn may_be_answered_at(&self, topic: &[u8]) -> bool {
+        self.owns(topic) || self.may_publish(topic)
+    }
+
+    /// Whether it may read a key.
+    pub fn may_read(&self, key: &[u8]) -> bool {
+        self.shared.read.holds(key) || self.own.read.holds(key)
+    }
+
+    /// Whether it may change a key.
+    pub fn may_write(&self, key: &[u8]) -> bool {
+        self.shared.write.holds(key) || self.own.write.holds(key)
+    }
+
+    /// A cursor that does not show the key that it stands for.
+    pub(crate) fn seal(&self, key: &[u8]) -> Vec<u8> {
+        self.seal.close(key)
+    }
+
+    /// The key of such a cursor; none where it is not one of this process.
+    pub(crate) fn unseal(&self, cursor: &[u8]) -> Option<Vec<u8>> {
+        self.seal.open(cursor)
+    }
+
+    /// Whether any rule lets it touch any key.
+    pub(in crate::access) fn may_touch_keys(&self) -> bool {
+        let sets = [&self.shared, &self.own].map(|it: &Index| [&it.read, &it.write]);
+        sets.iter().flatten().any(|it| !it.is_empty())
+    }
+
+    fn owns(&self, topic: &[u8]) -> bool {
+        (self.own_topics.as_ref()).is_some_and(|prefix| topic.starts_with(prefix))
+    }
+
+    #[cfg(test)]
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}

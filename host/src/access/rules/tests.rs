@@ -1,0 +1,370 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::access::explain::{self, Question, Why};
+
+const FILE: &str = r#"
+[[rules]]                                      # line 2
+principals = { attributes = [{ building = "17", floor = "1" }, { building = "18" }] }
+brokerResources = [
+  { method = "Connect", clientIds = ["{principal.attributes.building}-*"] },
+  { method = "Publish", topics = ["sensors/{principal.attributes.building}/{principal.clientId}/telemetry"] },
+]
+
+[[rules]]                                      # line 9
+principals.usernames = ["pump"]
+brokerResources = [{ method = "Connect" }]
+stateStoreResources = [
+  { method = "ReadWrite", keyType = "Pattern", keys = ["pumps/{principal.username}/*"] },
+  { method = "Read", keyType = "String", keys = ["limits", "*"] },
+  { method = "Write", keyType = "Binary", keys = ["AP8="] },
+]
+"#;
+
+fn who(client: &str) -> Principal<'_> {
+    Principal {
+        client,
+        user: None,
+        attributes: &[],
+    }
+}
+
+fn pump() -> Principal<'static> {
+    Principal {
+        user: Some("pump"),
+        ..who("any")
+    }
+}
+
+fn rules() -> Rules {
+    Rules::parse(FILE).unwrap()
+}
+
+fn pair(name: &str, value: &str) -> (Box<str>, Box<str>) {
+    (name.into(), value.into())
+}
+
+#[test]
+fn what_no_rule_allows_is_denied() {
+    let rules = rules();
+    let grants = rules.grants(who("stranger"));
+    assert!(!grants.may_connect());
+    assert!(!grants.may_read(b"limits") && !grants.may_write(b"limits"));
+    assert!(!grants.may_publish(b"a") && !grants.may_subscribe(b"a"));
+    assert!(!grants.may_subscribe(b"clients/stranger/answers"));
+}
+
+#[test]
+fn a_user_has_the_keys_that_rules_name() {
+    let grants = rules().grants(pump());
+    assert!(grants.may_connect());
+    for (key, read, write) in [
+        (&b"pumps/pump/speed"[..], true, true),
+        (b"pumps/other/speed", false, false),
+        (b"limits", true, false),
+        (b"*", true, false),
+        (b"anything", false, false),
+        (b"\0\xff", false, true),
+    ] {
+        assert_eq!(
+            (grants.may_read(key), grants.may_write(key)),
+            (read, write),
+            "{key:?}"
+        );
+    }
+}
+
+#[test]
+fn all_attributes_of_one_entry_have_to_be_there_and_the_client_id_has_to_fit() {
+    let rules = rules();
+    let connects = |client: &str, attributes: &[(Box<str>, Box<str>)]| {
+        let grants = rules.grants(Principal {
+            attributes,
+            ..who(client)
+        });
+        grants.may_connect()
+    };
+    let (in_17, in_18, first) = (
+        pair("building", "17"),
+        pair("building", "18"),
+        pair("floor", "1"),
+    );
+    assert!(connects("17-a", &[in_17.clone(), first.clone()]));
+    assert!(connects("18-a", std::slice::from_ref(&in_18)));
+    assert!(!connects("17-a", std::slice::from_ref(&in_17)));
+    assert!(
+        !connects("17-a", &[in_18, first]),
+        "the id is that of another building"
+    );
+}
+
+#[test]
+fn what_a_client_is_called_stands_for_itself() {
+    let text = r##"
+        [[rules]]
+        principals = { clientIds = ["*"] }
+        brokerResources = [
+          { method = "Connect" },
+          { method = "Publish", topics = ["data/{principal.clientId}"] },
+          { method = "Subscribe", topics = ["data/{principal.clientId}", "users/{principal.username}/#"] },
+        ]
+        stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["{principal.clientId}/*"] }]
+    "##;
+    let rules = Rules::parse(text).unwrap();
+    for client in [
+        "+",
+        "#",
+        "*",
+        "?",
+        "[a-z]",
+        "\\",
+        "a/b",
+        "",
+        "\0",
+        &"x".repeat(65_535),
+    ] {
+        let grants = rules.grants(who(client));
+        let others = [&b"a/key"[..], b"b/key", b"/key", b"other/key", b"xx/key"];
+        for key in others {
+            assert!(
+                !grants.may_read(key) && !grants.may_write(key),
+                "{client:?} and {key:?}"
+            );
+        }
+        for filter in [
+            &b"data/+"[..],
+            b"data/#",
+            b"data/other",
+            b"data/a/b",
+            b"users//x",
+            b"#",
+        ] {
+            assert!(!grants.may_subscribe(filter), "{client:?} and {filter:?}");
+        }
+    }
+    let star = rules.grants(who("*"));
+    assert!(star.may_read(b"*/key"));
+    assert!(star.may_publish(b"data/*") && star.may_subscribe(b"clients/*/answers"));
+    let slash = rules.grants(who("victim/services"));
+    assert!(
+        !slash.may_subscribe(b"clients/victim/services/#"),
+        "these are of `victim`"
+    );
+    let store = rules.grants(who("statestore"));
+    assert!(!store.may_subscribe(b"clients/statestore/#"));
+}
+
+#[test]
+fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
+    let grants = rules().grants(pump());
+    let notifications = format!("{}/616E79/#", crate::request::NOTIFICATION_TOPICS);
+    assert!(grants.may_subscribe(b"clients/any/services/answers"));
+    assert!(grants.may_subscribe(b"$share/group/clients/any/#"));
+    assert!(grants.may_subscribe(notifications.as_bytes()));
+    for filter in [
+        "clients/#",
+        "clients/+/services",
+        "clients/anyone/x",
+        "clients/any",
+        "$share/g",
+    ] {
+        assert!(!grants.may_subscribe(filter.as_bytes()), "{filter}");
+    }
+    let others = format!("{}/+/#", crate::request::NOTIFICATION_TOPICS);
+    assert!(!grants.may_subscribe(others.as_bytes()));
+    assert!(grants.may_be_answered_at(b"clients/any/x"));
+    assert!(!grants.may_be_answered_at(b"valves/7/open"));
+    assert!(
+        !grants.may_publish(b"clients/any/x"),
+        "only answers go there"
+    );
+}
+
+#[test]
+fn a_mistake_is_told_with_its_line() {
+    let rule =
+        |body: &str| format!("# a comment\n[[rules]]\nprincipals.clientIds = [\"a\"]\n{body}\n");
+    let keys = |keys: &str| {
+        rule(&format!(
+            "stateStoreResources = [{{ method = \"Read\", keyType = \"Pattern\", keys = [\n{keys}] }}]"
+        ))
+    };
+    let topics = |topic: &str| {
+        rule(&format!(
+            "brokerResources = [{{ method = \"Publish\", topics = [\n\"{topic}\"] }}]"
+        ))
+    };
+    for (text, says) in [
+        ("".to_owned(), "it holds no rule"),
+        ("rules = []".to_owned(), "it holds no rule"),
+        ("garbage".to_owned(), "line 1"),
+        ("\u{0}\u{1}".to_owned(), "line 1"),
+        ("[[rule]]".to_owned(), "unknown field `rule`"),
+        (rule(""), "line 2: this rule allows nothing"),
+        (rule("brokerResources = [{ method = \"Deny\" }]"), "line 4"),
+        (
+            rule("brokerResources = [{ method = \"Connect\", topics = [\"a\"] }]"),
+            "line 4: Connect is not about",
+        ),
+        (
+            rule("brokerResources = [{ method = \"Publish\" }]"),
+            "line 4: this resource has no topics",
+        ),
+        (keys(""), "line 4: this resource has no keys"),
+        (keys("\"a\", \n\"[a\""), "line 6: `[a` has a `[`"),
+        (keys("\"\""), "line 5: the key is empty"),
+        (
+            keys("\"{principal.password}\""),
+            "line 5: `{principal.password}` stands for nothing",
+        ),
+        (keys("\"{principal.clientId\""), "line 5"),
+        (
+            keys(&format!("\"*{}*\"", "a".repeat(65))),
+            "line 5: the pattern is longer",
+        ),
+        (
+            keys(&format!("\"{}*\"", "a".repeat(1024))),
+            "line 5: the pattern is longer",
+        ),
+        (topics("a/#/b"), "line 5: `a/#/b` is no topic filter"),
+        (topics("a+"), "line 5"),
+        (
+            topics("client-{principal.clientId}/x"),
+            "has to take a whole level",
+        ),
+        (
+            "[[rules]]\nprincipals = {}\nbrokerResources = [{ method = \"Connect\" }]".to_owned(),
+            "line 1: this rule is for nobody",
+        ),
+        (
+            "[[rules]]\nprincipals.attributes = [{}]\nbrokerResources = [{ method = \"Connect\" }]"
+                .to_owned(),
+            "line 1: these attributes are empty",
+        ),
+    ] {
+        let error = Rules::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(says), "{text:?}: {error}");
+    }
+    let binary =
+        rule("stateStoreResources = [{ method = \"Read\", keyType = \"Binary\", keys = [\"?\"] }]");
+    assert!(
+        Rules::parse(&binary)
+            .unwrap_err()
+            .to_string()
+            .contains("not Base64")
+    );
+}
+
+#[test]
+fn more_rules_than_the_bound_are_refused() {
+    let one =
+        "[[rules]]\nprincipals.clientIds = [\"a\"]\nbrokerResources = [{ method = \"Connect\" }]\n";
+    assert!(Rules::parse(&one.repeat(crate::limits::RULES_MAX)).is_ok());
+    let error = Rules::parse(&one.repeat(crate::limits::RULES_MAX + 1)).unwrap_err();
+    assert!(matches!(error, RulesError::TooMany), "{error}");
+}
+
+#[test]
+fn clients_under_the_same_rules_share_what_is_made_of_them() {
+    let rules = rules();
+    let (one, other) = (
+        rules.grants(pump()),
+        rules.grants(Principal {
+            client: "b",
+            ..pump()
+        }),
+    );
+    let stranger = rules.grants(who("stranger"));
+    assert!(one.shares_with(&other) && !one.shares_with(&stranger));
+}
+
+#[test]
+fn the_deciding_rule_is_named_with_its_line() {
+    let rules = rules();
+    let question = |action, on| Question { action, on };
+    let Some(Why::Rule(place)) =
+        explain::why(&rules, &pump(), question(Action::Write, b"pumps/pump/x"))
+    else {
+        panic!("it is allowed");
+    };
+    assert_eq!(
+        (place.rule, place.line, place.text.as_deref()),
+        (2, 13, Some("pumps/{principal.username}/*"))
+    );
+    let connect = question(Action::Connect, b"");
+    assert!(matches!(explain::why(&rules, &pump(), connect), Some(Why::Rule(it)) if it.line == 9));
+    let own = question(Action::Subscribe, b"clients/any/x");
+    assert_eq!(explain::why(&rules, &pump(), own), Some(Why::OwnTopic));
+    let denied = question(Action::Write, b"limits");
+    assert_eq!(explain::why(&rules, &pump(), denied), None);
+    assert_eq!(
+        explain::on_others(&rules, &pump(), Action::Write).count(),
+        2
+    );
+    let read = question(Action::Read, b"limits");
+    assert_eq!(
+        explain::for_others(&rules, &who("stranger"), read).count(),
+        1
+    );
+}
+
+#[test]
+fn rules_that_can_never_match_are_told() {
+    let text = r#"
+        [[rules]]
+        principals.clientIds = ["press-*", "b"]
+        brokerResources = [
+          { method = "Subscribe", topics = ["$share/g/a"], clientIds = ["c*"] },
+          { method = "Publish", topics = ["clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/x"] },
+        ]
+    "#;
+    let doubts = explain::doubts(&Rules::parse(text).unwrap());
+    let lines: Vec<usize> = doubts.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [1, 2, 2, 5, 6], "{doubts:?}");
+    assert_eq!(explain::doubts(&rules()), []);
+}
+
+fn any_rules() -> impl Strategy<Value = String> {
+    let name = "[ab*]";
+    let key =
+        "[ab]{0,2}(\\*|\\?|/|\\{principal\\.clientId\\}|\\{principal\\.username\\})?[ab]{0,1}";
+    let rule = (
+        name,
+        name,
+        "(Read|Write|ReadWrite)",
+        "(Pattern|String)",
+        proptest::collection::vec(key, 1..4),
+    );
+    let rule = rule.prop_map(|(client, user, method, kind, keys)| {
+        let keys: Vec<String> = keys.iter().map(|it| format!("\"k{it}\"")).collect();
+        format!(
+            "[[rules]]\nprincipals = {{ clientIds = [\"{client}\"], usernames = [\"{user}\"] }}\n\
+             stateStoreResources = [{{ method = \"{method}\", keyType = \"{kind}\", keys = [{}] }}]\n",
+            keys.join(", ")
+        )
+    });
+    proptest::collection::vec(rule, 1..6).prop_map(|it| it.concat())
+}
+
+proptest! {
+    /// The quick answer is that of going through all rules.
+    #[test]
+    fn an_index_agrees_with_the_rules_one_by_one(
+        text in any_rules(),
+        client in "[ab*/]{1,2}",
+        user in "[ab]{1}",
+        key in "k[ab/*]{0,4}",
+    ) {
+        let rules = Rules::parse(&text).unwrap();
+        let who = Principal { user: Some(&user), ..who(&client) };
+        let grants = rules.grants(who);
+        let says = |action| explain::why(&rules, &who, Question { action, on: key.as_bytes() }).is_some();
+        prop_assert_eq!(grants.may_read(key.as_bytes()), says(Action::Read));
+        prop_assert_eq!(grants.may_write(key.as_bytes()), says(Action::Write));
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(text in "(\\[\\[rules\\]\\]\n)?[a-zA-Z{}=\\[\\]\"., \n#+/*]{0,120}") {
+        _ = Rules::parse(&text);
+    }
+}
