@@ -83,6 +83,7 @@ impl Bench {
                     packet_id: (packet_id % 60_000 + 1) as u16,
                     dup: false,
                 },
+                grants: None,
             };
             let effects = store.step(Event::Request(&request), NOW_MS);
             assert_eq!(effects.failures, 0);

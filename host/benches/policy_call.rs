@@ -173,6 +173,7 @@ impl Client {
             peer: &self.peer,
             properties: &self.properties,
             delivery: Delivery::default(),
+            grants: None,
         }
     }
 }

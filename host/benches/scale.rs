@@ -78,6 +78,7 @@ impl Bench {
                 packet_id: (turn % 60_000 + 1) as u16,
                 dup: false,
             },
+            grants: None,
         };
         let effects = self.store.step(Event::Request(&request), NOW_MS);
         assert_eq!(effects.failures, 0);

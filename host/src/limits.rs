@@ -719,3 +719,7 @@ pub const RULE_FLOATING_BYTES_MAX: usize = 64;
 
 /// Levels of a topic in a rule, which are also those of a topic name that are compared.
 pub const RULE_TOPIC_LEVELS_MAX: usize = 128;
+
+/// Connections of which it is kept what they may do: more than there can be at the embedded broker. Behind a foreign one
+/// clients may claim to be others with each request; then all is worked out again.
+pub const GRANTS_HELD_MAX: usize = 1 << 16;

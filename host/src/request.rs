@@ -3,11 +3,13 @@
 //! What enters: topic, properties and QoS of a PUBLISH. What leaves: a [`Request`], or the reason
 //! why it is none. It never looks into the payload: that is the policy's.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
 
+use crate::access::rules::Grants;
 use crate::clock::Stamp;
 use crate::store::Peer;
 
@@ -80,6 +82,8 @@ pub struct Request<'a> {
     pub properties: &'a Properties,
     /// How it came.
     pub delivery: Delivery,
+    /// What its client may do; everything where there are no rules.
+    pub grants: Option<&'a Arc<Grants>>,
 }
 
 /// Where an answer goes and what it must carry.
@@ -159,6 +163,16 @@ pub enum Parsed<'a> {
     Disconnect(ReasonCode, &'static str),
 }
 
+impl<'a> Parsed<'a> {
+    /// Where an answer would go.
+    pub fn response_topic(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::Run(_, to) | Self::Answer(to, _) => Some(to.topic),
+            Self::Refuse(..) | Self::Disconnect(..) => None,
+        }
+    }
+}
+
 /// Answers that need no policy, since they are about the message and not about the command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Early<'a> {
@@ -184,10 +198,12 @@ pub struct Incoming<'a> {
     pub expires: Option<Instant>,
     /// Whose it is.
     pub peer: &'a Peer,
+    /// What its client may do; everything where there are no rules.
+    pub grants: Option<Arc<Grants>>,
 }
 
 /// Reads what makes a PUBLISH a request. `forced` overrides the choice of dialect on the current topic.
-pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
+pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
     let properties = incoming.properties;
     let response_topic = properties
         .response_topic_bytes()
@@ -257,6 +273,7 @@ pub fn parse<'a>(incoming: &Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a>
         peer: incoming.peer,
         properties,
         delivery: incoming.delivery,
+        grants: incoming.grants.as_ref(),
     };
     Parsed::Run(request, reply_to)
 }
@@ -381,6 +398,7 @@ mod tests {
             delivery: Delivery::default(),
             expires: None,
             peer: &peer,
+            grants: None,
         };
         check(parse(&incoming, forced));
     }

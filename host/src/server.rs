@@ -12,6 +12,7 @@ use bytes::Bytes;
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
+use crate::access::rules::Grants;
 use crate::clock::{Clock, Stamp};
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
@@ -179,6 +180,25 @@ impl Server {
         self.lock().store.state().watches.peers().cloned().collect()
     }
 
+    /// Ends the watches of keys that their clients may not read any more. `grants` says what each may do by now.
+    pub fn recheck(&self, grants: impl Fn(&Peer) -> Arc<Grants>) {
+        {
+            let mut core = self.lock();
+            let now_ms = core.now();
+            let watches = &core.store.state().watches;
+            let forbidden = watches.peers().flat_map(|peer| {
+                let grants = grants(peer);
+                let keys = watches.by(peer).filter(move |key| !grants.may_read(key));
+                keys.map(move |key| (peer.clone(), key.clone()))
+            });
+            for (peer, key) in forbidden.collect::<Vec<_>>() {
+                let effects = core.store.step(Event::Unheard(&peer, &key), now_ms);
+                self.record(&mut core, effects, None);
+            }
+        }
+        self.release();
+    }
+
     /// After a restart: tells whoever watches of keys that the run before removed and may not have told of.
     pub fn tell_of_ends(&self, removed: &[(Key, Stamp)]) {
         {
@@ -320,7 +340,18 @@ impl Server {
                 return self.record(core, effects, None);
             }
         };
-        match request::parse(&incoming, self.settings.dialect) {
+        let parsed = request::parse(&incoming, self.settings.dialect);
+        if let (Some(grants), Some(topic)) = (&incoming.grants, parsed.response_topic())
+            && !grants.may_be_answered_at(topic)
+        {
+            core.stats.denied += 1;
+            let text = "no rule lets this client publish to the response topic of its request, and it does not begin with clients/, its client id, and a slash";
+            let settle =
+                ticket.map(|ticket| settle(ticket, ReasonCode::NOT_AUTHORIZED, Some(text)));
+            self.queue(incoming.peer, [settle]);
+            return Stepped::Queued(0);
+        }
+        match parsed {
             // Nobody waits for its answer any more, and whoever asked may have asked anew since.
             // But one that an earlier run may have left untold is told of: its effect is there, and nothing runs again.
             Parsed::Run(request, reply_to)
@@ -407,6 +438,7 @@ impl Server {
             self.observer.offer(observed);
         }
         core.stats.policy_failures += effects.failures;
+        core.stats.denied += u64::from(effects.denied.is_some());
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
             core.stats.duplicates_different += u64::from(rerun == Rerun::Different);

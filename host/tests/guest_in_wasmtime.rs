@@ -106,6 +106,7 @@ impl Subject for Host {
             peer: &peer,
             properties: &properties,
             delivery: statehouse::request::Delivery::default(),
+            grants: None,
         };
         let mut effects = self.store.step(Event::Request(&request), self.now_ms);
         self.note(&effects);

@@ -3,6 +3,7 @@
 //! In comes what a client shows; out goes who it is, or a refusal that says what is missing. It opens no connection, and says
 //! to nobody whether a user exists.
 
+mod authorizer;
 pub mod certificates;
 pub mod explain;
 mod logins;
@@ -10,6 +11,8 @@ pub mod rules;
 mod throttle;
 pub mod tokens;
 pub mod users;
+
+pub use self::authorizer::{Authorizer, Found};
 
 use std::path::Path;
 use std::sync::Arc;

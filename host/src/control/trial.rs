@@ -43,6 +43,7 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
             peer: &peer,
             properties: &properties,
             delivery: Delivery::default(),
+            grants: None,
         };
         let effects = store.step(Event::Request(&request), NOW_MS);
         if let Some(failure) = effects.failed {

@@ -12,7 +12,7 @@ use crate::policy::{Assignment, Fault, Host, Page, Policy};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
     Change, Context, Entry, Evidence, Imported, Kept, KeyRef, Mode, Outcome, Peer, Read,
-    Remembered, WatchChange, WatchChanges, Write,
+    Remembered, Right, WatchChange, WatchChanges, Write,
 };
 
 const HANDLED: u8 = 1;
@@ -434,6 +434,10 @@ fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
             }
             Imported::Watched => out.push(3),
             Imported::Unwatched(watched) => out.push(4 + u8::from(*watched)),
+            Imported::Denied(key, right) => {
+                out.push(8 + u8::from(*right == Right::Write));
+                key_ref(out, key);
+            }
             Imported::Page(page) => {
                 out.push(6 + u8::from(page.next.is_some()));
                 number(out, page.keys.len() as u64);
@@ -489,6 +493,8 @@ fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Mal
                     next: next.map(<[u8]>::to_vec),
                 })
             }
+            8 => Imported::Denied(read_key_ref(reader)?, Right::Read),
+            9 => Imported::Denied(read_key_ref(reader)?, Right::Write),
             _ => return Err(Malformed("an unknown answer of an import")),
         };
         it.imports.push((call, imported));

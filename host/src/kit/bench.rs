@@ -125,6 +125,7 @@ impl Subject {
             peer: &self.peer,
             properties: &self.properties,
             delivery: Delivery::default(),
+            grants: None,
         };
         let state = self.state.take().unwrap_or_default();
         let transaction = Transaction::begin(state, Quota::default(), NOW_MS, &request);

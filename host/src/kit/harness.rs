@@ -254,6 +254,7 @@ impl Harness {
             },
             expires: None,
             peer: &peer,
+            grants: None,
         };
         match request::parse(&incoming, self.forced) {
             Parsed::Run(request, reply_to) => {

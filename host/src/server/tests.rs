@@ -72,6 +72,7 @@ fn what_has_expired_is_told_of_or_does_not_run() {
             delivery: Delivery::default(),
             expires,
             peer: &peer,
+            grants: None,
         };
         server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
         std::mem::take(&mut *notebook.0.lock().unwrap())
@@ -155,6 +156,7 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
             },
             expires,
             peer: &peer,
+            grants: None,
         };
         server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
     };

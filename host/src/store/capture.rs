@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::entry::{Entry, Key};
+use super::rights::Right;
 use crate::limits;
 use crate::policy::{Fault, Page};
 
@@ -68,6 +69,8 @@ pub enum Imported {
     Unwatched(bool),
     /// A page of keys.
     Page(Page),
+    /// Whatever touched this key was refused, since the client did not have this right to it.
+    Denied(KeyRef, Right),
 }
 
 impl PartialEq for Imported {
@@ -81,6 +84,7 @@ impl PartialEq for Imported {
             (Self::Watched, Self::Watched) => true,
             (Self::Unwatched(a), Self::Unwatched(b)) => a == b,
             (Self::Page(a), Self::Page(b)) => a.keys == b.keys && a.next == b.next,
+            (Self::Denied(a, right), Self::Denied(b, other)) => a == b && right == other,
             _ => false,
         }
     }
@@ -94,7 +98,8 @@ pub type Property = (Box<str>, Option<Box<str>>);
 pub struct Evidence {
     /// The keys read, each once.
     pub reads: Vec<Read>,
-    /// Answers by the number of the call, counted over all calls of `put`, `watch` and `keys`.
+    /// Answers by the number of the call, counted over all calls of `put`, `watch` and `keys` from one on. What a client had
+    /// no right to has the number zero: it is the same for every call.
     pub imports: Vec<(u32, Imported)>,
     /// User properties.
     pub properties: Vec<Property>,
@@ -107,6 +112,13 @@ impl Evidence {
     fn read(&self, key: &[u8], hidden: bool, payload: &[u8]) -> Option<&Read> {
         let is_it = |it: &&Read| it.hidden == hidden && it.key.resolve(payload) == Some(key);
         self.reads.iter().find(is_it)
+    }
+
+    /// Whether the client had no right to a key.
+    fn denies(&self, key: &[u8], right: Right, payload: &[u8]) -> bool {
+        self.imports.iter().any(|(_, imported)| {
+            matches!(imported, Imported::Denied(it, denied) if *denied == right && it.resolve(payload) == Some(key))
+        })
     }
 
     /// What keeping it costs, in bytes.
@@ -124,6 +136,7 @@ impl Evidence {
             let bytes = match imported {
                 Imported::Refused(Fault::Other(text)) => text.len(),
                 Imported::Page(page) => page_bytes(page),
+                Imported::Denied(KeyRef::Own(key), _) => key.len(),
                 _ => 0,
             };
             (bytes + size_of::<(u32, Imported)>()) as u64
@@ -187,6 +200,7 @@ impl Imported {
             Self::Watched => question == Question::Watch,
             Self::Unwatched(_) => question == Question::Unwatch,
             Self::Page(_) => question == Question::Keys,
+            Self::Denied(..) => false,
         }
     }
 }
@@ -323,6 +337,21 @@ impl Capture {
                 || matches!(&imported, Imported::Page(page) if page_bytes(page) > limits::EVIDENCE_PAGE_BYTES_MAX);
             self.evidence.imports.push((self.calls, imported));
         }
+    }
+
+    /// Notes that the client had no right to a key.
+    pub(super) fn denied(&mut self, key: &[u8], right: Right, payload: &[u8]) {
+        if self.script.is_none() && !self.overflowed && !self.evidence.denies(key, right, payload) {
+            self.overflowed = self.evidence.imports.len() >= limits::EVIDENCE_READS_MAX;
+            let denied = Imported::Denied(KeyRef::new(key, payload), right);
+            self.evidence.imports.push((0, denied));
+        }
+    }
+
+    /// Whether the recorded run had no right to a key.
+    pub(super) fn was_denied(&self, key: &[u8], right: Right, payload: &[u8]) -> bool {
+        let script = self.script.as_ref();
+        script.is_some_and(|it| it.evidence.denies(key, right, payload))
     }
 
     /// The recorded answer to a question for a property.

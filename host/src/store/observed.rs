@@ -18,6 +18,7 @@ use super::step::Answer;
 use super::transaction::{State, Transaction};
 use super::watch::Peer;
 use super::write::Write;
+use crate::access::rules::Grants;
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
@@ -46,6 +47,8 @@ pub struct Observed {
     pub(super) fencing_token: Option<Box<str>>,
     pub(super) properties: Properties,
     pub(super) delivery: Delivery,
+    /// What its client may do, for a candidate that asks for other keys.
+    pub(super) grants: Option<Arc<Grants>>,
     /// What it saw; none where that was too much to keep.
     pub(super) evidence: Option<Evidence>,
     /// Keys that were removed before it.
@@ -112,6 +115,7 @@ impl Observed {
             peer: &self.peer,
             properties: &self.properties,
             delivery: self.delivery,
+            grants: self.grants.as_ref(),
         };
         let (answer, transaction) = run(instance, state, self.context.now_ms, &request, script);
         let (guessed, wanted) = (transaction.guessed(), transaction.wanted());

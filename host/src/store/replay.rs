@@ -77,6 +77,7 @@ pub fn replay(
         peer: &peer,
         properties: &properties,
         delivery: recorded.delivery,
+        grants: None,
     };
     let script = Script {
         evidence: recorded.evidence.cloned().unwrap_or_default(),
@@ -120,6 +121,7 @@ pub(super) fn again(
     state.place(&evidence.reads, request.payload);
     let request = Request {
         dialect: original.context.dialect,
+        grants: None,
         ..*request
     };
     let script = Script {

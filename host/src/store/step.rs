@@ -15,6 +15,7 @@ use super::notice::{Notice, notices_of, splice, told_by};
 use super::observed::{self, Observed, Removals};
 use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
 use super::repeat::{Rerun, ToldAgain};
+use super::rights::Right;
 use super::table::Table;
 use super::telling::Telling;
 use super::transaction::{State, Transaction};
@@ -39,7 +40,7 @@ pub enum Event<'a> {
     Request(&'a Request<'a>),
     /// A connection ended: its watches end too.
     Gone(&'a Peer),
-    /// Nobody took a notification for this key: that watch ends.
+    /// Nobody took a notification for this key, or the client may not read it any more: that watch ends.
     Unheard(&'a Peer, &'a [u8]),
     /// An earlier run removed these keys, since their time was over, and may not have told anybody.
     Expired(&'a [(Key, Stamp)]),
@@ -76,6 +77,8 @@ pub struct Effects {
     pub repeated: Option<Rerun>,
     /// What became of its notifications, where it is of an earlier run and these may not have left.
     pub told_again: Option<ToldAgain>,
+    /// The first key that its client had no right to, where there was one.
+    pub denied: Option<(Key, Right)>,
     /// Why the policy that answered may not go on, where that was one failure too many.
     pub tripped: Option<Trip>,
     /// The request, to run it again beside the store.
@@ -377,6 +380,7 @@ impl Store {
         }
         effects.fuel = call.burnt();
         let mut transaction = call.end();
+        effects.denied = transaction.take_denied();
         // What others fail at, while they tell of it, is not this policy's fault.
         let mut blameless = false;
         let decided = match decided {
@@ -594,6 +598,7 @@ impl Store {
             // They were read once, so they can be read again.
             properties: Properties::parse(properties).unwrap_or_default(),
             delivery: request.delivery,
+            grants: request.grants.cloned(),
             evidence: evidence.clone(),
             removals: self.removals.count(),
         }))
@@ -626,7 +631,12 @@ impl RestsOn {
         // Pages and quotas are about the whole table; a watch is about nothing that is on disk, unless it is kept: who
         // registers again may be answered before the first time is.
         let of_nothing = |(_, imported): &(u32, Imported)| {
-            !watches_kept && matches!(imported, Imported::Watched | Imported::Unwatched(_))
+            match imported {
+                Imported::Watched | Imported::Unwatched(_) => !watches_kept,
+                // Rules are no part of the state.
+                Imported::Denied(..) => true,
+                _ => false,
+            }
         };
         match evidence {
             Some(evidence) if evidence.imports.iter().all(of_nothing) => Self::Keys(evidence.reads),

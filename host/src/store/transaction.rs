@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::capture::{Capture, Evidence, Script, within};
 use super::entry::{Entry, Key};
 use super::quota::Quota;
+use super::rights::{Right, Rights};
 use super::table::Table;
 use super::watch::{Peer, Watches};
 use super::write::{Change, Write};
@@ -68,6 +69,10 @@ pub struct Transaction {
     capture: Capture,
     /// Whose keys may be written, where that is not anybody's.
     confined: Option<(policy::Digest, Arc<Routes>)>,
+    /// What the client may touch.
+    rights: Rights,
+    /// The first key that it had no right to.
+    denied: Option<(Key, Right)>,
 }
 
 /// Whose request it is. A sweep has none.
@@ -103,7 +108,8 @@ impl Transaction {
             payload: request.payload.clone(),
             random: None,
         };
-        Self::new(state, quota, now_ms, Some(origin))
+        let rights = Rights::of(request.grants);
+        Self::new(state, quota, now_ms, Some(origin), rights)
     }
 
     /// Begins a request that was handled before: what it asks is answered from the recording.
@@ -116,15 +122,22 @@ impl Transaction {
     ) -> Self {
         let mut transaction = Self::begin(state, quota, now_ms, request);
         transaction.capture = Capture::playing(script);
+        transaction.rights = transaction.rights.recorded();
         transaction
     }
 
     /// Begins a sweep: no client asked for it.
     pub fn sweep(state: Box<State>, quota: Quota, now_ms: u64) -> Self {
-        Self::new(state, quota, now_ms, None)
+        Self::new(state, quota, now_ms, None, Rights::All)
     }
 
-    fn new(state: Box<State>, quota: Quota, now_ms: u64, origin: Option<Origin>) -> Self {
+    fn new(
+        state: Box<State>,
+        quota: Quota,
+        now_ms: u64,
+        origin: Option<Origin>,
+        rights: Rights,
+    ) -> Self {
         let hlc = state.hlc;
         let State { table, hidden, .. } = &*state;
         let load = (table.keys() + hidden.keys(), table.bytes() + hidden.bytes());
@@ -141,6 +154,8 @@ impl Transaction {
             watches: Vec::new(),
             capture: Capture::default(),
             confined: None,
+            rights,
+            denied: None,
         }
     }
 
@@ -160,15 +175,23 @@ impl Transaction {
         &self.state
     }
 
-    /// The entry whose value a reply may carry: what this request sees under the key.
+    /// The entry whose value a reply may carry: what this request sees under the key, where its client may read it.
     pub fn entry(&mut self, key: &[u8]) -> Option<&Entry> {
+        self.check_right(key, Right::Read).ok()?;
         self.note_read(key, false).ok()?;
         self.view(key, false)
     }
 
-    /// What was read so far; none where it is too much to keep. What is read later is not noted.
+    /// What was read so far; none where it is too much to keep. What is read later is not noted, and needs no right: it is for
+    /// those who watch.
     pub(super) fn take_evidence(&mut self) -> Option<Evidence> {
+        self.rights = Rights::All;
         self.capture.take()
+    }
+
+    /// The first key that the client had no right to, if there was one.
+    pub(super) fn take_denied(&mut self) -> Option<(Key, Right)> {
+        self.denied.take()
     }
 
     /// Whether a request that runs again asked what the recorded one did not, and may not.
@@ -297,6 +320,22 @@ impl Transaction {
         }
         self.load = (keys, bytes);
         self.staged.push(write);
+    }
+
+    /// Whether the client may do this to a key. Policies' own keys are not its business.
+    fn check_right(&mut self, key: &[u8], right: Right) -> Result<(), Denial> {
+        if let Rights::All = self.rights {
+            return Ok(());
+        }
+        let payload = self.origin.as_ref().map(|it| &it.payload[..]);
+        let payload = payload.unwrap_or_default();
+        if self.rights.include(key, right, &self.capture, payload) {
+            return Ok(());
+        }
+        self.capture.denied(key, right, payload);
+        self.denied
+            .get_or_insert_with(|| (Key::copy_from_slice(key), right));
+        Err(Denial::Fault(Fault::Denied))
     }
 
     fn check_owner(&self, key: &[u8], hidden: bool) -> Result<(), Denial> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
+use crate::access::{Authorizer, Found};
 use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -22,6 +23,7 @@ pub trait Orders: Send + Sync {
 pub struct StoreService {
     intake: Arc<dyn Intake>,
     orders: Option<Box<dyn Orders>>,
+    rules: Option<Arc<Authorizer>>,
 }
 
 impl StoreService {
@@ -30,6 +32,7 @@ impl StoreService {
         Self {
             intake,
             orders: None,
+            rules: None,
         }
     }
 
@@ -39,6 +42,11 @@ impl StoreService {
             orders: Some(Box::new(orders)),
             ..self
         }
+    }
+
+    /// The same under rules, where there are some.
+    pub fn under(self, rules: Option<Arc<Authorizer>>) -> Self {
+        Self { rules, ..self }
     }
 }
 
@@ -70,6 +78,7 @@ impl Service for StoreService {
             }
         }
         let peer = peer(from);
+        let mut found = Found::default();
         self.intake.take(&mut requests.iter_mut().map(|request| {
             let ticket = request.token.take().map(Ticket::Embedded);
             let incoming = Incoming {
@@ -89,6 +98,8 @@ impl Service for StoreService {
                 },
                 expires: request.expires,
                 peer: &peer,
+                // Looked at when its turn comes: rules that change after that find what the request leads to.
+                grants: (self.rules.as_ref()).map(|it| it.grants_again(from, &mut found)),
             };
             Inbound::Publish(incoming, ticket)
         }));
@@ -98,6 +109,9 @@ impl Service for StoreService {
     fn gone(&self, _broker: &Broker, who: &Origin) {
         self.intake
             .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
+        if let Some(rules) = &self.rules {
+            rules.gone(who.connection);
+        }
     }
 
     fn ended(&self, _broker: &Broker, sessions: &[u64]) {

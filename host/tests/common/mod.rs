@@ -59,6 +59,7 @@ pub(crate) fn ask_by(
         peer: &peer,
         properties: &properties,
         delivery,
+        grants: None,
     };
     let mut effects = store.step(Event::Request(&request), now_ms);
     let answer = effects.answer.take().expect("every request has an answer");

@@ -91,6 +91,7 @@ impl Rig {
             delivery: Delivery::default(),
             expires: None,
             peer: &peer,
+            grants: None,
         };
         let one = Inbound::Publish(incoming, None);
         self.server.take(&mut std::iter::once(one));

@@ -107,6 +107,7 @@ impl Kept {
                 packet_id: 0,
                 dup: true,
             },
+            grants: None,
         };
         let effects = self.store.step(Event::Request(&request), self.now_ms);
         let position = self.recorder.step(Some(&request), &effects, false);

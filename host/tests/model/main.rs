@@ -496,6 +496,7 @@ impl Model {
                 // Each may have come before.
                 dup: dup || self.mode == Mode::Foreign,
             },
+            grants: None,
         };
         let effects = self.store.step(Event::Request(&request), self.now_ms);
         self.recorder.step(Some(&request), &effects, false);

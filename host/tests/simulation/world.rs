@@ -332,6 +332,7 @@ impl World {
             delivery,
             expires: None,
             peer: &peer,
+            grants: None,
         };
         let Parsed::Run(request, reply_to) = request::parse(&incoming, None) else {
             panic!("{} is no request", asked.words);

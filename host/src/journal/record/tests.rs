@@ -49,14 +49,22 @@ fn arb_imported() -> impl Strategy<Value = Imported> {
         any::<bool>().prop_map(Imported::Unwatched),
         (keys, any::<Option<Vec<u8>>>())
             .prop_map(|(keys, next)| Imported::Page(Page { keys, next })),
+        (arb_key_ref(), any::<bool>()).prop_map(|(key, write)| {
+            let right = if write { Right::Write } else { Right::Read };
+            Imported::Denied(key, right)
+        }),
+    ]
+}
+
+fn arb_key_ref() -> impl Strategy<Value = KeyRef> {
+    prop_oneof![
+        (0u32..9, 0u32..9).prop_map(|(at, len)| KeyRef::Payload(at..at + len)),
+        arb_bytes(9).prop_map(KeyRef::Own),
     ]
 }
 
 fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
-    let key = prop_oneof![
-        (0u32..9, 0u32..9).prop_map(|(at, len)| KeyRef::Payload(at..at + len)),
-        arb_bytes(9).prop_map(KeyRef::Own),
-    ];
+    let key = arb_key_ref();
     // A read says its key, and the entry out of a snapshot does not.
     let entry = arb_entry(Bytes::new());
     let read =

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::super::capture::{Cue, Imported, Question};
 use super::super::quota::Quota;
+use super::super::rights::{Right, Rights};
 use super::{Change, STRAYED, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
@@ -45,6 +46,11 @@ impl Host for Transaction {
                 self.hidden.retain(|hidden| hidden != key);
             }
         }
+        match access {
+            Access::Read => self.check_right(key, Right::Read)?,
+            Access::Write => self.check_right(key, Right::Write)?,
+            Access::Hidden => {}
+        }
         self.note_read(key, hidden)?;
         Ok(self.view(key, hidden).map(|entry| policy::Entry {
             // Values are bounded by MQTT's 256 MiB, far below 4 GiB.
@@ -56,7 +62,7 @@ impl Host for Transaction {
     }
 
     fn load(&mut self, key: &[u8], at: u32, len: u32) -> Result<Option<Bytes>, Denial> {
-        let hidden = self.is_hidden(key);
+        let hidden = self.touch(key, Right::Read)?;
         self.note_read(key, hidden)?;
         let entry = self.view(key, hidden);
         Ok(entry.map(|entry| {
@@ -68,7 +74,7 @@ impl Host for Transaction {
     }
 
     fn matches(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Denial> {
-        let hidden = self.is_hidden(key);
+        let hidden = self.touch(key, Right::Write)?;
         self.note_read(key, hidden)?;
         Ok(self
             .view(key, hidden)
@@ -84,7 +90,7 @@ impl Host for Transaction {
                 "a put that observed a clock more than 60 s ahead",
             ));
         }
-        let hidden = self.is_hidden(put.key);
+        let hidden = self.touch(put.key, Right::Write)?;
         self.check_owner(put.key, hidden)?;
         self.note_read(put.key, hidden)?;
         let staged = match self.capture.cue(Question::Put) {
@@ -101,7 +107,7 @@ impl Host for Transaction {
     }
 
     fn delete(&mut self, key: &[u8]) -> Result<bool, Denial> {
-        let hidden = self.is_hidden(key);
+        let hidden = self.touch(key, Right::Write)?;
         self.check_owner(key, hidden)?;
         self.note_read(key, hidden)?;
         if self.view(key, hidden).is_none() {
@@ -142,6 +148,7 @@ impl Host for Transaction {
     }
 
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
+        self.check_right(key, Right::Read)?;
         match self.capture.cue(Question::Watch) {
             Cue::Recorded(Imported::Watched) => return Ok(()),
             Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
@@ -211,6 +218,15 @@ impl Host for Transaction {
 }
 
 impl Transaction {
+    /// Whether a key is a policy's own, to which clients need no right; of another one, whether the client has this right.
+    fn touch(&mut self, key: &[u8], right: Right) -> Result<bool, Denial> {
+        let hidden = self.is_hidden(key);
+        if !hidden {
+            self.check_right(key, right)?;
+        }
+        Ok(hidden)
+    }
+
     /// What a bound of the configuration refuses. A run that is played back was not refused.
     fn check_put(&self, put: &Put<'_>) -> Result<(), Denial> {
         if self.capture.is_playing() {
@@ -228,11 +244,27 @@ impl Transaction {
     }
 
     fn page(&self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
+        let grants = match &self.rights {
+            Rights::All => None,
+            Rights::Granted(grants) => Some(grants),
+            Rights::Recorded(grants) => grants.as_ref(),
+        };
+        // The last key of a page may be one that the client may not even know of.
+        let no_cursor = || other("syntax error".into());
+        let opened = match (grants, cursor) {
+            (Some(grants), Some(cursor)) => Some(grants.unseal(cursor).ok_or_else(no_cursor)?),
+            _ => None,
+        };
+        let cursor = opened.as_deref().or(cursor);
+        let seal = |key: Vec<u8>| match grants {
+            Some(grants) => grants.seal(&key),
+            None => key,
+        };
         // A cursor is the last key of the page before, so it lies within the prefix.
         if cursor.is_some_and(|cursor| {
             !cursor.starts_with(prefix) || cursor.len() as u64 > limits::KEY_BYTES_MAX_MAX
         }) {
-            return Err(other("syntax error".into()));
+            return Err(no_cursor());
         }
         let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
         let mut keys = Vec::new();
@@ -244,10 +276,11 @@ impl Transaction {
                 || examined == limits::PAGE_KEYS_EXAMINED_MAX
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
             {
+                let next = next.map(seal);
                 return Ok(Page { keys, next });
             }
             // Listed as of the beginning of this request; what it staged itself comes with the next.
-            if !entry.expired(self.now_ms) {
+            if !entry.expired(self.now_ms) && grants.is_none_or(|it| it.may_read(key)) {
                 bytes += key.len();
                 keys.push(key.to_vec());
             }

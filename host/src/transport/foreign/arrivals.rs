@@ -18,6 +18,7 @@ use super::outgoing::Outgoing;
 use super::presence::Sign;
 use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
+use crate::access::Authorizer;
 use crate::limits;
 use crate::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
@@ -85,10 +86,11 @@ enum Told {
 }
 
 impl Told {
-    fn inbound(&self) -> Inbound<'_> {
+    fn inbound(&self, rules: Option<&Authorizer>) -> Inbound<'_> {
         match self {
             Self::Asked(asked, receipt) => {
-                Inbound::Publish(asked.incoming(), receipt.map(Ticket::Foreign))
+                let grants = rules.map(|it| it.grants_of(&asked.peer));
+                Inbound::Publish(asked.incoming(grants), receipt.map(Ticket::Foreign))
             }
             Self::Gone(peer) => Inbound::Gone(peer),
             Self::Unheard(peer, key) => Inbound::Unheard(peer, key),
@@ -322,7 +324,9 @@ impl Owner for Foreign {
                 return;
             }
             let told = self.read(chunk);
-            self.intake.take(&mut told.iter().map(Told::inbound));
+            let rules = self.rules.get().map(|it| &**it);
+            self.intake
+                .take(&mut told.iter().map(|it| it.inbound(rules)));
         }
     }
 

@@ -3,6 +3,7 @@
 //! What enters: what rumqttc has read. What leaves: properties as the embedded broker hands them over, whose request it
 //! is and how it came; or that it is none. It never looks into a payload.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS};
 
 use super::identity;
+use crate::access::rules::Grants;
 use crate::limits;
 use crate::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
@@ -78,7 +80,7 @@ impl Asked {
     }
 
     /// As the store takes it.
-    pub(super) fn incoming(&self) -> Incoming<'_> {
+    pub(super) fn incoming(&self, grants: Option<Arc<Grants>>) -> Incoming<'_> {
         Incoming {
             topic: self.topic,
             payload: &self.payload,
@@ -87,6 +89,7 @@ impl Asked {
             delivery: identity::delivery(&self.peer),
             expires: self.expires,
             peer: &self.peer,
+            grants,
         }
     }
 }
@@ -154,7 +157,7 @@ mod tests {
             content_type: Some("text/plain".into()),
         };
         let asked = Asked::new(REQUEST_TOPIC, publish(sent), now).unwrap();
-        let incoming = asked.incoming();
+        let incoming = asked.incoming(None);
         let properties = incoming.properties;
         assert!(properties.payload_is_utf8());
         assert_eq!(properties.message_expiry_s(), Some(9));
@@ -206,7 +209,7 @@ mod tests {
             ..PublishProperties::default()
         };
         let asked = asked(sent).unwrap();
-        assert_eq!(asked.incoming().properties.response_topic(), None);
+        assert_eq!(asked.incoming(None).properties.response_topic(), None);
     }
 
     #[test]

@@ -41,6 +41,7 @@ use self::presence::ttl::Ttl;
 use self::presence::{Presence, Shown};
 use self::state::State;
 use super::{Inbound, Intake, Outbound, Transport};
+use crate::access::Authorizer;
 use crate::config::ForeignConfig;
 use crate::limits;
 use crate::store::Peer;
@@ -57,6 +58,7 @@ pub struct Foreign {
     claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
     kick: OnceLock<Arc<dyn Kick>>,
+    rules: OnceLock<Arc<Authorizer>>,
     /// Where the broker is, for log lines.
     place: String,
     phase: watch::Sender<Phase>,
@@ -89,6 +91,7 @@ impl Foreign {
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
             kick: OnceLock::new(),
+            rules: OnceLock::new(),
             place: config.broker.to_string(),
             phase: watch::Sender::new(Phase::Waiting),
             closed: AtomicBool::new(false),
@@ -100,6 +103,13 @@ impl Foreign {
     pub fn kick_through(&self, kick: Arc<dyn Kick>) {
         // A second one would be a mistake of the wiring, which has one call.
         let _ = self.kick.set(kick);
+    }
+
+    /// Names the rules that clients are under, by the ids that they claim. The first call counts; without one everybody may do
+    /// everything.
+    pub fn under(&self, rules: Arc<Authorizer>) {
+        // As above.
+        let _ = self.rules.set(rules);
     }
 
     /// How far it has come, from now on.
