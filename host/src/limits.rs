@@ -723,3 +723,6 @@ pub const RULE_TOPIC_LEVELS_MAX: usize = 128;
 /// Connections of which it is kept what they may do: more than there can be at the embedded broker. Behind a foreign one
 /// clients may claim to be others with each request; then all is worked out again.
 pub const GRANTS_HELD_MAX: usize = 1 << 16;
+
+/// Of a topic or a key that was refused, what a log line shows.
+pub const NO_RULE_SHOWN_BYTES: usize = 128;

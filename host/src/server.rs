@@ -12,7 +12,9 @@ use bytes::Bytes;
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
+use crate::access::NoRule;
 use crate::access::rules::Grants;
+use crate::audit::{Audit, Refused};
 use crate::clock::{Clock, Stamp};
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
@@ -45,6 +47,7 @@ pub struct Server {
     stopped: AtomicBool,
     settings: Settings,
     observer: Observer,
+    audit: OnceLock<Arc<Audit>>,
     this: Weak<Self>,
 }
 
@@ -103,6 +106,7 @@ impl Server {
             transport: OnceLock::new(),
             expiry: Notify::new(),
             stopped: AtomicBool::new(false),
+            audit: OnceLock::new(),
             this: server.clone(),
             settings,
         })
@@ -112,6 +116,32 @@ impl Server {
     pub fn attach(&self, transport: Arc<dyn Transport>) {
         // A second transport would be a mistake of the wiring, which has one call.
         let _ = self.transport.set(transport);
+    }
+
+    /// Names who is told of requests that rules forbid. The first call counts.
+    pub fn tell_refusals(&self, audit: Arc<Audit>) {
+        // A second one would be a mistake of the wiring, which has one call.
+        let _ = self.audit.set(audit);
+    }
+
+    /// Counts a request that rules forbid, wholly or in part, and tells of it.
+    fn forbidden(
+        &self,
+        core: &mut Core,
+        peer: &Peer,
+        grants: Option<&Arc<Grants>>,
+        no_rule: NoRule<'_>,
+    ) {
+        core.stats.denied += 1;
+        if let Some(audit) = self.audit.get() {
+            audit.refused(&Refused {
+                what: no_rule.0,
+                peer: None,
+                client: &peer.client,
+                user: grants.and_then(|it| it.user()),
+                why: &no_rule,
+            });
+        }
     }
 
     /// Removes expired keys when their time comes. Runs until it is dropped.
@@ -344,7 +374,8 @@ impl Server {
         if let (Some(grants), Some(topic)) = (&incoming.grants, parsed.response_topic())
             && !grants.may_be_answered_at(topic)
         {
-            core.stats.denied += 1;
+            let no_rule = NoRule("have an answer published to", topic);
+            self.forbidden(core, incoming.peer, incoming.grants.as_ref(), no_rule);
             let text = "no rule lets this client publish to the response topic of its request, and it does not begin with clients/, its client id, and a slash";
             let settle =
                 ticket.map(|ticket| settle(ticket, ReasonCode::NOT_AUTHORIZED, Some(text)));
@@ -438,7 +469,10 @@ impl Server {
             self.observer.offer(observed);
         }
         core.stats.policy_failures += effects.failures;
-        core.stats.denied += u64::from(effects.denied.is_some());
+        if let (Some((key, right)), Some((request, ..))) = (&effects.denied, &asked) {
+            let no_rule = NoRule(right.verb(), key);
+            self.forbidden(core, request.peer, request.grants, no_rule);
+        }
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
             core.stats.duplicates_different += u64::from(rerun == Rerun::Different);

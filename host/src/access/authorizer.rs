@@ -4,6 +4,7 @@
 //! once for each and again after a change. It ends nothing itself: whoever changes rules looks through what is there.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,21 @@ struct Connection {
 #[derive(Default)]
 pub struct Found(Option<(u64, Arc<Grants>)>);
 
+/// Why something was refused: no rule lets a client do this, with this topic or key.
+pub struct NoRule<'a>(pub &'static str, pub &'a [u8]);
+
+impl fmt::Display for NoRule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(what, on) = self;
+        let shown = &on[..on.len().min(limits::NO_RULE_SHOWN_BYTES)];
+        let more = if shown.len() < on.len() { "…" } else { "" };
+        match on {
+            [] => write!(f, "no rule lets it {what}"),
+            _ => write!(f, "no rule lets it {what} {}{more}", shown.escape_ascii()),
+        }
+    }
+}
+
 impl Authorizer {
     /// One that goes by these rules.
     #[must_use]
@@ -43,6 +59,12 @@ impl Authorizer {
             generation: AtomicU64::new(0),
             connections: Mutex::default(),
         })
+    }
+
+    /// The rules, to be read again.
+    #[must_use]
+    pub fn rules(&self) -> &Arc<Watched<Rules>> {
+        &self.rules
     }
 
     /// There are other rules: what was worked out before no longer counts.

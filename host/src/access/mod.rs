@@ -1,4 +1,4 @@
-//! Who connects: users, owners of certificates, bearers of tokens, or anybody.
+//! Who connects: users, owners of certificates, bearers of tokens, or anybody; and what they may do there.
 //!
 //! In comes what a client shows; out goes who it is, or a refusal that says what is missing. It opens no connection, and says
 //! to nobody whether a user exists.
@@ -12,8 +12,6 @@ mod throttle;
 pub mod tokens;
 pub mod users;
 
-pub use self::authorizer::{Authorizer, Found};
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -22,8 +20,10 @@ use statehouse_mqtt::{
     Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode, Verdict,
 };
 
+pub use self::authorizer::{Authorizer, Found, NoRule};
 use self::certificates::{CertificatesError, Owners};
 use self::logins::{Logins, Refusal};
+use self::rules::{Grants, Rules, RulesError, Seal};
 use self::tokens::{KeySet, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
@@ -42,6 +42,9 @@ pub enum AccessError {
     /// The keys of tokens.
     #[error("token_keys: {0}")]
     Tokens(#[from] TokenKeysError),
+    /// The rules.
+    #[error("rules: {0}")]
+    Rules(#[from] RulesError),
 }
 
 /// Decides who is let in.
@@ -54,6 +57,8 @@ struct Doors {
     tokens: Option<Arc<Watched<KeySet>>>,
     /// Whether a client may come in that shows nothing.
     anonymous: bool,
+    /// What clients may do; everything without.
+    rules: Option<Arc<Authorizer>>,
     audit: Arc<Audit>,
 }
 
@@ -69,8 +74,15 @@ impl AccessControl {
             Some(from) => Some(watch_owners(from)?),
         };
         let tokens = config.tokens.clone().map(watch_keys).transpose()?;
+        let rules = config.rules.as_deref().map(watch_rules).transpose()?;
+        if rules.is_some() && !config.authenticates() {
+            tracing::warn!(
+                "clients do not show this store who they are, so its rules go by client ids that anybody can take"
+            );
+        }
         Ok(Self(Arc::new(Doors {
             anonymous: config.allow_anonymous || !config.authenticates(),
+            rules: rules.map(Authorizer::new),
             logins: users.map(Logins::new),
             owners,
             tokens,
@@ -87,8 +99,22 @@ impl AccessControl {
             reloads.add(owners, then.clone());
         }
         if let Some(tokens) = &self.0.tokens {
-            reloads.add(tokens, then);
+            reloads.add(tokens, then.clone());
         }
+        if let Some(rules) = self.rules() {
+            reloads.add(rules.rules(), {
+                let rules = rules.clone();
+                move || {
+                    rules.changed();
+                    then();
+                }
+            });
+        }
+    }
+
+    /// What clients may do, where there are rules.
+    pub fn rules(&self) -> Option<&Arc<Authorizer>> {
+        self.0.rules.as_ref()
     }
 }
 
@@ -104,6 +130,24 @@ fn watch_users(path: &Path) -> Result<Arc<Watched<Users>>, UsersError> {
         }
     };
     Watched::open("users", vec![path.to_owned()], read)
+}
+
+fn watch_rules(path: &Path) -> Result<Arc<Watched<Rules>>, RulesError> {
+    let read = {
+        let (path, seal) = (path.to_owned(), Arc::new(Seal::default()));
+        move || {
+            let rules = Rules::open(&path)?.sealed_by(seal.clone());
+            for (line, doubt) in explain::doubts(&rules) {
+                tracing::warn!("{}, line {line}: {doubt}", path.display());
+            }
+            tracing::info!(
+                "{} rules are in force: all is denied that none of them allows",
+                rules.len()
+            );
+            Ok(rules)
+        }
+    };
+    Watched::open("rules", vec![path.to_owned()], read)
 }
 
 fn watch_owners(from: &CertificateUsers) -> Result<Arc<Watched<Owners>>, CertificatesError> {
@@ -175,6 +219,30 @@ impl Doors {
         })
     }
 
+    /// Whether rules allow something to a client. A refusal is told.
+    fn allows(
+        &self,
+        who: &Origin,
+        what: &'static str,
+        on: &[u8],
+        may: impl FnOnce(&Grants) -> bool,
+    ) -> bool {
+        let Some(rules) = &self.rules else {
+            return true;
+        };
+        let allowed = may(&rules.grants(who));
+        if !allowed {
+            self.audit.refused(&Refused {
+                what,
+                peer: None,
+                client: &who.client,
+                user: who.identity.user.as_deref(),
+                why: &NoRule(what, on),
+            });
+        }
+        allowed
+    }
+
     /// Who the certificate says that this is, where one was shown.
     fn owner(&self, attempt: &Attempt) -> Result<Option<Identity>, Refusal> {
         if attempt.door.certificates.is_empty() {
@@ -217,17 +285,18 @@ impl Access for AccessControl {
 
     fn may_connect(&self, who: &Origin) -> bool {
         let identity = &who.identity;
-        let Some(logins) = &self.0.logins else {
-            return true;
-        };
-        identity.credential == 0 || logins.is_current(identity)
+        let is_current = (self.0.logins.as_ref())
+            .is_none_or(|it| identity.credential == 0 || it.is_current(identity));
+        is_current && self.0.allows(who, "connect", b"", Grants::may_connect)
     }
 
-    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
-        true
+    fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool {
+        let may = |grants: &Grants| grants.may_publish(topic);
+        self.0.allows(who, "publish", topic, may)
     }
 
-    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
-        true
+    fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool {
+        let may = |grants: &Grants| grants.may_subscribe(filter);
+        self.0.allows(who, "subscribe", filter, may)
     }
 }

@@ -13,17 +13,20 @@ mod template;
 mod topics;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub use file::{Mistake, RulesError};
 pub use grants::Grants;
 pub use principal::Principal;
+pub use seal::Seal;
 pub(super) use template::Template;
 pub use topics::Filter;
 
+use crate::limits;
+use crate::reload::read_file;
 use grants::Index;
 use principal::Principals;
-use seal::Seal;
 
 /// Something that a rule can allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,13 +148,22 @@ impl Rules {
         })
     }
 
-    /// The same rules with the secret of earlier ones, so that the tokens of a SCAN that is under way stay good.
+    /// Reads the rules of a file.
+    ///
+    /// # Errors
+    /// Those of [`parse`](Self::parse), with the file, and where it cannot be read.
+    pub fn open(path: &Path) -> Result<Self, RulesError> {
+        let bytes = read_file(path, limits::RULES_FILE_BYTES_MAX)?;
+        let parsed = std::str::from_utf8(&bytes)
+            .map_err(|_| RulesError::Encoding)
+            .and_then(Self::parse);
+        parsed.map_err(|error| RulesError::In(path.to_owned(), Box::new(error)))
+    }
+
+    /// The same rules with a secret that stays when they change, so that a SCAN that is under way can go on.
     #[must_use]
-    pub fn after(self, earlier: &Self) -> Self {
-        Self {
-            seal: earlier.seal.clone(),
-            ..self
-        }
+    pub fn sealed_by(self, seal: Arc<Seal>) -> Self {
+        Self { seal, ..self }
     }
 
     /// How many rules there are.

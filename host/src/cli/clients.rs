@@ -10,6 +10,7 @@ use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
 use super::output::Failure;
+use crate::access::Authorizer;
 use crate::audit::Audit;
 use crate::config::{Config, Durability, ForeignConfig, KickKind, TransportChoice};
 use crate::limits;
@@ -83,10 +84,14 @@ impl Clients {
         foreign_config: &ForeignConfig,
         client_id: String,
         config: &Config,
+        rules: Option<Arc<Authorizer>>,
     ) -> anyhow::Result<Self> {
         let keeps = config.storage.durability != Durability::Memory;
         let data = keeps.then_some(&*config.storage.directory);
         let foreign = Foreign::new(server.clone(), foreign_config, &client_id);
+        if let Some(rules) = rules {
+            foreign.under(rules);
+        }
         let kick = match foreign_config.kick {
             KickKind::Off => None,
             KickKind::Dynsec => {

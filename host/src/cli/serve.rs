@@ -211,6 +211,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
             attached: matches!(config.transport, TransportChoice::Foreign(_)),
         },
     );
+    server.tell_refusals(audit.clone());
     let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone());
@@ -223,18 +224,25 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
                 run,
                 access: access.clone(),
             };
-            let service = StoreService::new(server.clone()).with_orders(orders);
+            let service = StoreService::new(server.clone())
+                .with_orders(orders)
+                .under(access.rules().cloned());
             let broker = Broker::restore(options, Arc::new(service), image.sessions);
             server.attach(Arc::new(Embedded::new(broker.clone())));
             server.retain_sessions(&broker.sessions());
             access.watch(&mut reloads, {
-                let broker = broker.clone();
-                move || broker.recheck()
+                let (broker, again) = (broker.clone(), recheck(&access, &server));
+                move || {
+                    broker.recheck();
+                    again();
+                }
             });
             Clients::Embedded(broker)
         }
         TransportChoice::Foreign(foreign) => {
-            let clients = Clients::foreign(&server, foreign, client_id, config)?;
+            let rules = access.rules().cloned();
+            let clients = Clients::foreign(&server, foreign, client_id, config, rules)?;
+            access.watch(&mut reloads, recheck(&access, &server));
             server.tell_of_ends(&ends);
             clients
         }
@@ -251,6 +259,19 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         disk,
         signals,
     }))
+}
+
+/// Ends the watches that rules forbid by now.
+fn recheck(
+    access: &AccessControl,
+    server: &Arc<Server>,
+) -> impl Fn() + Clone + Send + Sync + 'static {
+    let (rules, server) = (access.rules().cloned(), server.clone());
+    move || {
+        if let Some(rules) = &rules {
+            server.recheck(|peer| rules.grants_of(peer));
+        }
+    }
 }
 
 /// Waits for the data directory. None where the process is told to stop before.

@@ -1,4 +1,4 @@
-//! Who may connect: users, tokens, certificates.
+//! Who may connect, and what they may do: users, tokens, certificates, rules.
 //!
 //! What enters: flags, and the same keys of the file. What leaves: [`AccessConfig`], whose files are not read yet.
 
@@ -25,6 +25,10 @@ pub struct AccessFlags {
     /// to subjects
     #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
     pub certificate_users: Option<PathBuf>,
+
+    /// Rules (TOML) of what clients may do: then all is denied that none of them allows. `statehouse authz` explains them
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
+    pub rules: Option<PathBuf>,
 
     /// Public keys (a JWKS file) of whoever signs service account tokens; clients show these by the method K8S-SAT
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
@@ -55,6 +59,7 @@ pub(super) struct AccessKeys {
     pub(super) users: Option<PathBuf>,
     pub(super) allow_anonymous: Option<bool>,
     pub(super) certificate_users: Option<PathBuf>,
+    pub(super) rules: Option<PathBuf>,
     pub(super) token_keys: Option<PathBuf>,
     pub(super) token_audience: Option<Vec<String>>,
     pub(super) token_issuer: Option<Vec<String>>,
@@ -69,6 +74,8 @@ pub struct AccessConfig {
     pub allow_anonymous: bool,
     /// Who the owners of certificates are.
     pub certificate_users: Option<CertificateUsers>,
+    /// What clients may do.
+    pub rules: Option<PathBuf>,
     /// Whose tokens are taken.
     pub tokens: Option<TokenConfig>,
 }
@@ -94,6 +101,12 @@ pub struct TokenConfig {
 }
 
 impl AccessConfig {
+    /// Whether it says anything of who may connect. Rules are for clients of another broker too.
+    #[must_use]
+    pub fn is_about_connecting(&self) -> bool {
+        self.authenticates() || self.allow_anonymous
+    }
+
     /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.
     #[must_use]
     pub fn authenticates(&self) -> bool {
@@ -123,6 +136,7 @@ impl AccessFlags {
         let certificate_users = self.certificate_users.or(keys.certificate_users);
         Ok(AccessConfig {
             users: self.users.or(keys.users),
+            rules: self.rules.or(keys.rules),
             allow_anonymous: self.allow_anonymous || keys.allow_anonymous.unwrap_or(false),
             certificate_users: certificate_users.map(|name| match name.as_os_str() == "cn" {
                 true => CertificateUsers::CommonName,

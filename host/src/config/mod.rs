@@ -460,7 +460,7 @@ impl Config {
             .unwrap_or(Durability::Always);
         let foreign = flags.foreign.over(file.foreign()).load(durability)?;
         let access = flags.access.over(file.access())?;
-        if foreign.is_some() && access != AccessConfig::default() {
+        if foreign.is_some() && access.is_about_connecting() {
             return Err(ConfigError::AccessBehindBroker);
         }
         let listeners = flags.listeners.over(file.listeners());

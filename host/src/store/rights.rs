@@ -18,6 +18,16 @@ pub enum Right {
     Write,
 }
 
+impl Right {
+    /// What somebody does who has it.
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
 /// Where the answer comes from.
 pub(super) enum Rights {
     /// There are no rules, or nobody asked: the host itself acts.

@@ -3,6 +3,7 @@
 //! What enters: text of anybody's making, bounded by whoever read it. What leaves: rules, or the line of the first mistake.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -10,11 +11,21 @@ use toml::Spanned;
 use super::principal::Principals;
 use super::template::Template;
 use super::{Key, Kind, Resource, Rule, Topic};
+use crate::reload::FileError;
 use crate::{limits, ship};
 
 /// Why a file of rules is none.
 #[derive(Debug, thiserror::Error)]
 pub enum RulesError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It holds something else than text.
+    #[error("it is not text in UTF-8")]
+    Encoding,
+    /// What is wrong in which file.
+    #[error("{0}: {1}")]
+    In(PathBuf, #[source] Box<Self>),
     /// It is no TOML, or has other fields than rules have.
     #[error("{0}")]
     Toml(#[from] Box<toml::de::Error>),

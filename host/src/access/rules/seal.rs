@@ -11,7 +11,7 @@ const TAG_BYTES: usize = 16;
 
 /// The secret of one process.
 #[derive(Debug)]
-pub(super) struct Seal([u8; 32]);
+pub struct Seal([u8; 32]);
 
 impl Default for Seal {
     /// From the system's randomness, which the standard library draws for its hash tables.

@@ -1,0 +1,301 @@
+//! What rules let clients do to keys: the standard policy over a store, with rights and without.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::access::rules::{Grants, Principal, Rules};
+use statehouse::policy::{Engine, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+const NOW_MS: u64 = 1_700_000_000_000;
+const NOT_AUTHORIZED: &str = "-ERR not authorized\r\n";
+
+const RULES: &str = r#"
+[[rules]]
+principals.clientIds = ["reader", "both"]
+stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["shared/*"] }]
+
+[[rules]]
+principals.clientIds = ["writer", "both"]
+stateStoreResources = [{ method = "Write", keyType = "Pattern", keys = ["shared/*"] }]
+
+[[rules]]
+principals.clientIds = ["picky"]
+stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["k*7"] }]
+"#;
+
+/// A store whose clients ask one after the other.
+struct World {
+    store: Store,
+    properties: Properties,
+    packet_id: u16,
+}
+
+impl World {
+    fn new() -> Self {
+        let policy = Engine::new().unwrap().load(STANDARD_POLICY).unwrap();
+        let mut store = Store::new(Registry::new(Arc::new(policy), None), Quota::default());
+        store.supervision().purity_every = 1;
+        let properties = PropertiesBuilder::new()
+            .response_topic("clients/x/y")
+            .correlation_data(b"1");
+        Self {
+            store,
+            properties: Properties::parse(properties.finish().unwrap()).unwrap(),
+            packet_id: 0,
+        }
+    }
+
+    /// A new request.
+    fn ask(
+        &mut self,
+        client: &str,
+        grants: Option<&Arc<Grants>>,
+        arguments: &[&[u8]],
+    ) -> (Effects, Bytes) {
+        self.packet_id += 1;
+        let packet_id = self.packet_id;
+        self.send(client, grants, arguments, packet_id, false)
+    }
+
+    fn send(
+        &mut self,
+        client: &str,
+        grants: Option<&Arc<Grants>>,
+        arguments: &[&[u8]],
+        packet_id: u16,
+        dup: bool,
+    ) -> (Effects, Bytes) {
+        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+        let peer = peer(client);
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &payload,
+            timestamp: Some("1700000000000:0:client"),
+            fencing_token: None,
+            peer: &peer,
+            properties: &self.properties,
+            delivery: Delivery {
+                session: peer.session,
+                connection: peer.connection,
+                packet_id,
+                dup,
+            },
+            grants,
+        };
+        let mut effects = self.store.step(Event::Request(&request), NOW_MS);
+        let answer = effects.answer.take().expect("every request has an answer");
+        (effects, answer.payload)
+    }
+}
+
+fn peer(client: &str) -> Peer {
+    let number = client.len() as u64;
+    Peer {
+        client: client.into(),
+        connection: number,
+        session: number,
+    }
+}
+
+fn grants(client: &str) -> Option<Arc<Grants>> {
+    let who = Principal {
+        client,
+        user: None,
+        attributes: &[],
+    };
+    Some(Rules::parse(RULES).unwrap().grants(who))
+}
+
+#[test]
+fn each_command_needs_its_right() {
+    let mut world = World::new();
+    let commands: [(&[&[u8]], Right); 6] = [
+        (&[b"GET", b"shared/a"], Right::Read),
+        (&[b"KEYNOTIFY", b"shared/a"], Right::Read),
+        (&[b"KEYNOTIFY", b"shared/a", b"STOP"], Right::Read),
+        (&[b"SET", b"shared/a", b"v"], Right::Write),
+        (&[b"VDEL", b"shared/a", b"other"], Right::Write),
+        (&[b"DEL", b"shared/a"], Right::Write),
+    ];
+    for (command, needs) in commands {
+        for (client, rights) in [
+            ("reader", &[Right::Read][..]),
+            ("writer", &[Right::Write]),
+            ("both", &[Right::Read, Right::Write]),
+            ("nobody", &[]),
+        ] {
+            world.ask("admin", None, &[b"SET", b"shared/a", b"v"]);
+            let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
+            let may = rights.contains(&needs);
+            assert_eq!(
+                answer != NOT_AUTHORIZED,
+                may,
+                "{client} {command:?}: {answer:?}"
+            );
+            assert_eq!(effects.denied.is_none(), may);
+            if !may {
+                let wrote = effects.handled.is_some_and(|it| !it.writes.is_empty());
+                assert!(!wrote && effects.notices.is_empty(), "{client} {command:?}");
+                assert!(world.store.state().table.get(b"shared/a").is_some());
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_right_a_key_that_is_there_is_as_one_that_is_not() {
+    let mut world = World::new();
+    world.ask("admin", None, &[b"SET", b"secret", b"v"]);
+    for command in ["GET", "DEL", "KEYNOTIFY"] {
+        for key in ["secret", "nothing"] {
+            let ask = [command.as_bytes(), key.as_bytes()];
+            let (_, answer) = world.ask("both", grants("both").as_ref(), &ask);
+            assert_eq!(answer, NOT_AUTHORIZED, "{command} {key}");
+        }
+    }
+}
+
+/// All keys that a client lists, and the tokens that came with them.
+fn scan(world: &mut World, client: &str, pattern: &[u8]) -> (Vec<String>, Vec<Vec<u8>>) {
+    let grants = grants(client);
+    let (mut keys, mut tokens) = (Vec::new(), Vec::<Vec<u8>>::new());
+    loop {
+        let mut ask = vec![&b"SCAN"[..], pattern];
+        ask.extend(tokens.last().map(|it| &it[..]));
+        let (_, answer) = world.ask(client, grants.as_ref(), &ask);
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        keys.extend(
+            text.split("\r\n")
+                .filter(|it| it.starts_with('k'))
+                .map(str::to_owned),
+        );
+        if text.starts_with("*1\r\n") {
+            return (keys, tokens);
+        }
+        assert!(text.starts_with("*2\r\n"), "{text}");
+        let token = token_of(&answer);
+        assert!(tokens.len() < 100, "it comes to an end");
+        tokens.push(token);
+    }
+}
+
+/// The last bulk string.
+fn token_of(answer: &[u8]) -> Vec<u8> {
+    let body = answer.strip_suffix(b"\r\n").unwrap();
+    // `$<n>\r\n<bytes>`: the only place where the length fits what follows it.
+    let at = (0..body.len()).rev().find(|at| {
+        let Some(rest) = body[*at..].strip_prefix(b"$") else {
+            return false;
+        };
+        let Some(end) = rest.windows(2).position(|it| it == b"\r\n") else {
+            return false;
+        };
+        let length = std::str::from_utf8(&rest[..end])
+            .ok()
+            .and_then(|it| it.parse().ok());
+        length == Some(rest.len() - end - 2)
+    });
+    let rest = &body[at.unwrap()..];
+    let end = rest.windows(2).position(|it| it == b"\r\n").unwrap();
+    rest[end + 2..].to_vec()
+}
+
+#[test]
+fn a_scan_lists_what_may_be_read_and_its_tokens_show_nothing_else() {
+    let mut world = World::new();
+    let keys: Vec<String> = (0..5_000).map(|number| format!("k{number:04}")).collect();
+    for key in &keys {
+        world.ask("admin", None, &[b"SET", key.as_bytes(), b""]);
+    }
+    let readable: Vec<String> = keys
+        .iter()
+        .filter(|it| it.ends_with('7'))
+        .cloned()
+        .collect();
+    let (listed, tokens) = scan(&mut world, "picky", b"k*");
+    assert_eq!(listed, readable);
+    assert!(!tokens.is_empty(), "else there is nothing to show");
+    for token in tokens {
+        let shows = |key: &String| token.windows(key.len()).any(|it| it == key.as_bytes());
+        assert!(!keys.iter().any(shows), "{token:?}");
+    }
+    assert_eq!(scan(&mut world, "nobody", b"*").0, [""; 0]);
+}
+
+#[test]
+fn a_token_of_somebody_without_rules_is_none_under_rules() {
+    let mut world = World::new();
+    for number in 0..2_000 {
+        let key = format!("k{number:04}");
+        world.ask("admin", None, &[b"SET", key.as_bytes(), b""]);
+    }
+    let (_, answer) = world.ask("admin", None, &[b"SCAN", b"*"]);
+    let token = token_of(&answer);
+    let (_, answer) = world.ask("picky", grants("picky").as_ref(), &[b"SCAN", b"*", &token]);
+    assert_eq!(answer, "-ERR syntax error\r\n");
+}
+
+#[test]
+fn a_duplicate_is_answered_by_the_rights_that_it_had() {
+    let mut world = World::new();
+    let set: &[&[u8]] = &[b"SET", b"shared/a", b"v"];
+    let (all, none) = (grants("both"), grants("nobody"));
+    let (_, first) = world.send("both", all.as_ref(), set, 1, false);
+    assert_eq!(first, "+OK\r\n");
+    let (effects, again) = world.send("both", none.as_ref(), set, 1, true);
+    assert_eq!((&again, effects.repeated), (&first, Some(Rerun::Same)));
+
+    let (_, first) = world.send("both", none.as_ref(), set, 2, false);
+    assert_eq!(first, NOT_AUTHORIZED);
+    let (effects, again) = world.send("both", all.as_ref(), set, 2, true);
+    assert_eq!((&again, effects.repeated), (&first, Some(Rerun::Same)));
+    assert!(effects.denied.is_none(), "nobody was refused anew");
+}
+
+#[test]
+fn a_request_that_was_refused_runs_the_same_on_another_instance() {
+    let mut world = World::new();
+    for (client, command) in [
+        ("reader", &[&b"SET"[..], b"shared/a", b"v"][..]),
+        ("writer", &[b"GET", b"shared/a"]),
+        ("writer", &[b"SET", b"shared/a", b"v"]),
+        ("picky", &[b"SCAN", b"*"]),
+    ] {
+        let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
+        let observed = effects.observed.expect("every request is sampled");
+        let mut instance = statehouse::policy::Instance::new(observed.by.clone());
+        match observed.by_itself(&mut instance) {
+            statehouse::store::Again::Ran(again, _) => assert_eq!(again.payload, answer),
+            _ => panic!("{client} {command:?} did not run"),
+        }
+    }
+}
+
+#[test]
+fn what_a_watcher_may_read_is_told_by_a_writer_who_may_not_read_it() {
+    let mut world = World::new();
+    world.ask(
+        "reader",
+        grants("reader").as_ref(),
+        &[b"KEYNOTIFY", b"shared/a"],
+    );
+    let (effects, answer) = world.ask(
+        "writer",
+        grants("writer").as_ref(),
+        &[b"SET", b"shared/a", b"v"],
+    );
+    assert_eq!(answer, "+OK\r\n");
+    let told: Vec<_> = effects
+        .notices
+        .iter()
+        .flat_map(|it| &it.to)
+        .map(|(peer, _)| &*peer.client)
+        .collect();
+    assert_eq!(told, ["reader"]);
+}
