@@ -360,6 +360,15 @@ impl Outbox {
         self.drop_queued(tape, |queued| queued.message.is_expired(now))
     }
 
+    /// Drops queued messages to topics that the client may not hear of any more. Returns how many.
+    pub(crate) fn drop_forbidden(
+        &mut self,
+        allowed: impl Fn(&[u8]) -> bool,
+        tape: &mut Tape<'_>,
+    ) -> usize {
+        self.drop_queued(tape, |queued| !allowed(&queued.message.topic))
+    }
+
     fn drop_queued(&mut self, tape: &mut Tape<'_>, goes: impl Fn(&Queued) -> bool) -> usize {
         let before = self.queue.len();
         let mut freed = 0;

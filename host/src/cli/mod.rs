@@ -4,6 +4,7 @@
 //! ends with 74 where its disk failed, and with 70 where it lost its state to a mistake of its own (sysexits.h).
 
 mod administration;
+mod authz;
 mod bench;
 mod clients;
 mod data;
@@ -79,6 +80,7 @@ is on disk is recovered.")]
     Restore(restore::Args),
     Doctor(doctor::Args),
     User(user::Args),
+    Authz(authz::Args),
     Bench(Box<bench::Args>),
 }
 
@@ -101,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Restore(args) => output::finish(async { restore::run(&args) }),
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
         Command::User(args) => output::finish(async { user::run(&args) }),
+        Command::Authz(args) => output::finish(async { authz::run(&args) }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
     }
 }

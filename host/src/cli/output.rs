@@ -104,6 +104,8 @@ fn refusal_advice(text: &str) -> &'static str {
         "Set the clocks of this machine and of the store's by NTP"
     } else if text == "the key length is zero" {
         "Give a key of at least one byte"
+    } else if text == "not authorized" {
+        "Its operator can ask `statehouse authz explain` which rule is missing"
     } else if text == "the quota has been exceeded" {
         "Delete keys, or raise the quota of the store"
     } else {

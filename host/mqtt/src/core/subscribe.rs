@@ -138,7 +138,7 @@ impl Core {
         self.retained = retained;
     }
 
-    /// Ends subscriptions of a session that its client may not have any more.
+    /// Ends subscriptions of a session that its client may not have any more. What they have queued is not sent either.
     pub(super) fn forbid_subscriptions(&mut self, key: SessionKey, who: &Origin) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
@@ -148,6 +148,13 @@ impl Core {
         let forbidden: Vec<_> = filters
             .filter(|filter| !access.may_subscribe(who, filter))
             .collect();
+        if !forbidden.is_empty() {
+            // Another subscription may have queued the same message: it stays where its topic alone would be allowed.
+            let allowed = |topic: &[u8]| access.may_subscribe(who, topic);
+            let mut tape = session.tape(&mut self.recorder);
+            let dropped = session.outbox.drop_forbidden(allowed, &mut tape);
+            self.counts.dropped += dropped as u64;
+        }
         for filter in forbidden {
             tracing::info!(client = %who.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.recorder);

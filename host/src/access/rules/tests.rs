@@ -368,3 +368,25 @@ proptest! {
         _ = Rules::parse(&text);
     }
 }
+
+#[test]
+fn the_example_of_the_documentation_means_what_it_says() {
+    let rules = Rules::parse(include_str!("../../../docs/trust/rules.toml")).unwrap();
+    assert_eq!(explain::doubts(&rules), []);
+    let press = [pair("machine", "press")];
+    let press = rules.grants(Principal {
+        attributes: &press,
+        ..who("press-4")
+    });
+    assert!(press.may_connect() && press.may_publish(b"telemetry/press-4/speed"));
+    assert!(press.may_write(b"press-4/speed") && !press.may_write(b"press-5/speed"));
+    assert!(press.may_read(b"limits/speed") && !press.may_write(b"limits/speed"));
+    let maintenance = rules.grants(Principal {
+        user: Some("maintenance"),
+        ..who("any")
+    });
+    assert!(
+        maintenance.may_subscribe(b"telemetry/+/speed") && maintenance.may_read(b"press-4/speed")
+    );
+    assert!(maintenance.may_write(b"limits/speed") && !maintenance.may_write(b"press-4/speed"));
+}
