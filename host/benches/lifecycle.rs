@@ -1,5 +1,5 @@
 //! What the life of policies costs: a step of the store with routes, a canary or a shadow, an exchange of the policy that
-//! answers, the start of an instance.
+//! answers, the start of an instance; and what rules cost a step.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench lifecycle [POLICY.wasm ...]
@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
+use statehouse::access::rules::{Grants, Principal, Rules};
 use statehouse::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };
@@ -54,7 +55,12 @@ impl Bench {
     }
 
     /// Microseconds of a step.
-    fn steps(&self, assignment: &Assignment, arguments: &[&[u8]]) -> f64 {
+    fn steps(
+        &self,
+        assignment: &Assignment,
+        grants: Option<&Arc<Grants>>,
+        arguments: &[&[u8]],
+    ) -> f64 {
         let mut store = self.store(assignment.clone());
         let properties = PropertiesBuilder::new()
             .response_topic("clients/bench/response")
@@ -83,7 +89,7 @@ impl Bench {
                     packet_id: (packet_id % 60_000 + 1) as u16,
                     dup: false,
                 },
-                grants: None,
+                grants,
             };
             let effects = store.step(Event::Request(&request), NOW_MS);
             assert_eq!(effects.failures, 0);
@@ -135,9 +141,52 @@ impl Bench {
             "", "GET 64 B", "SET 64 B"
         );
         for (name, assignment) in kinds {
-            let get = self.steps(&assignment, &[b"GET", b"key"]);
-            let set = self.steps(&assignment, &[b"SET", b"key", &value]);
+            let get = self.steps(&assignment, None, &[b"GET", b"key"]);
+            let set = self.steps(&assignment, None, &[b"SET", b"key", &value]);
             println!("{name:<32}{get:>10.2}{set:>10.2}");
+        }
+    }
+
+    /// A step under rules, of which the last allows it, beside one without.
+    fn under_rules(&self) {
+        let key = b"area/7/press/4/speed";
+        let ask: &[&[u8]] = &[b"GET", key];
+        println!(
+            "\n{:<32}{:>10}{:>10}   a GET under rules, and the ratio",
+            "", "µs", "ratio"
+        );
+        for (count, kind) in [
+            (1, "Pattern"),
+            (100, "Pattern"),
+            (10_000, "Pattern"),
+            (10_000, "String"),
+        ] {
+            let rule = |number: usize| {
+                let key = match (number + 1 == count, kind) {
+                    (true, "Pattern") => "area/7/*".to_owned(),
+                    (true, _) => "area/7/press/4/speed".to_owned(),
+                    (false, "Pattern") => format!("line/{number}/*"),
+                    (false, _) => format!("line/{number}/speed"),
+                };
+                format!(
+                    "[[rules]]\nprincipals.clientIds = [\"bench\"]\nstateStoreResources = [{{ method = \"Read\", keyType = \"{kind}\", keys = [\"{key}\"] }}]\n"
+                )
+            };
+            let rules = Rules::parse(&(0..count).map(rule).collect::<String>()).expect("rules");
+            let grants = rules.grants(Principal {
+                client: "bench",
+                user: None,
+                attributes: &[],
+            });
+            // In turn with the other, since a machine is not the same for long.
+            let (mut with, mut without) = (Vec::new(), Vec::new());
+            for _ in 0..5 {
+                without.push(self.steps(&self.plain, None, ask));
+                with.push(self.steps(&self.plain, Some(&grants), ask));
+            }
+            let (with, without) = (median(with), median(without));
+            let name = format!("{count} rules, {kind}");
+            println!("{name:<32}{with:>10.2}{:>10.3}", with / without);
         }
     }
 
@@ -197,6 +246,7 @@ fn main() {
         plain,
     };
     bench.table();
+    bench.under_rules();
     bench.exchanges();
     instances("the standard policy", &bench.standard);
     // Cargo adds flags of its own.

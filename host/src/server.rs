@@ -124,15 +124,8 @@ impl Server {
         let _ = self.audit.set(audit);
     }
 
-    /// Counts a request that rules forbid, wholly or in part, and tells of it.
-    fn forbidden(
-        &self,
-        core: &mut Core,
-        peer: &Peer,
-        grants: Option<&Arc<Grants>>,
-        no_rule: NoRule<'_>,
-    ) {
-        core.stats.denied += 1;
+    /// Tells of a request that rules forbid, wholly or in part.
+    fn forbidden(&self, peer: &Peer, grants: Option<&Arc<Grants>>, no_rule: NoRule<'_>) {
         if let Some(audit) = self.audit.get() {
             audit.refused(&Refused {
                 what: no_rule.0,
@@ -374,8 +367,8 @@ impl Server {
         if let (Some(grants), Some(topic)) = (&incoming.grants, parsed.response_topic())
             && !grants.may_be_answered_at(topic)
         {
-            let no_rule = NoRule("have an answer published to", topic);
-            self.forbidden(core, incoming.peer, incoming.grants.as_ref(), no_rule);
+            let no_rule = NoRule("have answers at", topic);
+            self.forbidden(incoming.peer, incoming.grants.as_ref(), no_rule);
             let text = "no rule lets this client publish to the response topic of its request, and it does not begin with clients/, its client id, and a slash";
             let settle =
                 ticket.map(|ticket| settle(ticket, ReasonCode::NOT_AUTHORIZED, Some(text)));
@@ -471,7 +464,7 @@ impl Server {
         core.stats.policy_failures += effects.failures;
         if let (Some((key, right)), Some((request, ..))) = (&effects.denied, &asked) {
             let no_rule = NoRule(right.verb(), key);
-            self.forbidden(core, request.peer, request.grants, no_rule);
+            self.forbidden(request.peer, request.grants, no_rule);
         }
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;

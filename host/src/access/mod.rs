@@ -107,8 +107,10 @@ impl AccessControl {
                 move || {
                     rules.changed();
                     then();
+                    rules.tell();
                 }
             });
+            rules.tell();
         }
     }
 
@@ -140,10 +142,6 @@ fn watch_rules(path: &Path) -> Result<Arc<Watched<Rules>>, RulesError> {
             for (line, doubt) in explain::doubts(&rules) {
                 tracing::warn!("{}, line {line}: {doubt}", path.display());
             }
-            tracing::info!(
-                "{} rules are in force: all is denied that none of them allows",
-                rules.len()
-            );
             Ok(rules)
         }
     };

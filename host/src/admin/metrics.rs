@@ -50,11 +50,6 @@ fn store(page: &mut Page, stats: &Stats) {
             stats.refused,
         ),
         (
-            "denied",
-            "Requests to the store that rules forbade",
-            stats.denied,
-        ),
-        (
             "kicked",
             "Clients disconnected for a forbidden response topic",
             stats.kicked,

@@ -7,8 +7,6 @@ pub struct Stats {
     pub requests: u64,
     /// Messages on a request topic that were none, refused or dropped.
     pub refused: u64,
-    /// Requests that rules forbade, wholly or for a key.
-    pub denied: u64,
     /// Requests with a forbidden response topic: their clients are disconnected, where the transport can.
     pub kicked: u64,
     /// Notifications handed to watchers.

@@ -65,6 +65,7 @@ cases! {
         asking_for_the_disk_is_no_error;
         fencing_tokens;
         the_quota_is_an_error_of_the_service;
+        what_rules_forbid_is_an_error_of_the_service;
         keys_and_values_are_any_bytes;
         many_requests_at_once_are_each_answered;
         leaving_at_once_is_clean;

@@ -217,6 +217,39 @@ pub(crate) async fn the_quota_is_an_error_of_the_service(place: Place) {
     peer.leave().await;
 }
 
+pub(crate) async fn what_rules_forbid_is_an_error_of_the_service(place: Place) {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.toml");
+    let text = r#"
+        [[rules]]
+        principals.clientIds = ["bound"]
+        brokerResources = [{ method = "Connect" }]
+        stateStoreResources = [
+            { method = "ReadWrite", keyType = "Pattern", keys = ["{principal.clientId}/*"] },
+            { method = "Read", keyType = "String", keys = ["limits"] },
+        ]
+    "#;
+    std::fs::write(&rules, text).unwrap();
+    let server = place.start(&[("rules", rules.to_str().unwrap())]);
+    let peer = Peer::connect(&server, "bound");
+    peer.set("bound/a", "v").await;
+    let (limits, others) = (b"limits".to_vec(), b"others".to_vec());
+    let read = peer.store.get(limits.clone(), TIMEOUT).await;
+    assert_eq!(read.unwrap().response, None);
+    let options = SetOptions::default();
+    let set = peer
+        .store
+        .set(limits, b"v".to_vec(), TIMEOUT, None, options);
+    refused!(set.await, ServiceError::NotAuthorized);
+    let read = peer.store.get(others.clone(), TIMEOUT).await;
+    refused!(read, ServiceError::NotAuthorized);
+    let deleted = peer.store.del(others.clone(), None, TIMEOUT).await;
+    refused!(deleted, ServiceError::NotAuthorized);
+    let observed = peer.store.observe(others, TIMEOUT).await;
+    refused!(observed, ServiceError::NotAuthorized);
+    peer.leave().await;
+}
+
 pub(crate) async fn keys_and_values_are_any_bytes(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "bytes");

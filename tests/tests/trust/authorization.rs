@@ -1,0 +1,436 @@
+//! Rules: what they refuse and how that is seen, what becomes of those who are connected when they change, and what they
+//! do not change.
+
+use std::{fs, path::PathBuf};
+
+use statehouse_tests::{
+    Admin, Client, Server,
+    client::PATIENCE,
+    command,
+    connect::{Connect, Will},
+    packet::{Publish, kind},
+    property::Property,
+    store::{Store, notification_topic},
+};
+use tempfile::TempDir;
+
+const NOT_AUTHORIZED: u8 = 0x87;
+const DENIED: &str = "-ERR not authorized\\r\\n";
+
+/// Everybody connects; `reader` and `writer` have the keys below `shared/`, each in its way, and everybody its own.
+const RULES: &str = r#"
+[[rules]]
+principals.clientIds = ["reader", "writer", "+", "a/b", "dead"]
+brokerResources = [{ method = "Connect" }]
+stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["own/{principal.clientId}/*"] }]
+
+[[rules]]
+principals.clientIds = ["reader"]
+brokerResources = [{ method = "Subscribe", topics = ["news/#"] }]
+stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["shared/*"] }]
+
+[[rules]]
+principals.clientIds = ["writer"]
+brokerResources = [{ method = "Publish", topics = ["news/+"] }]
+stateStoreResources = [{ method = "Write", keyType = "Pattern", keys = ["shared/*"] }]
+"#;
+
+/// The first rule alone: nobody has anything but its own keys.
+fn revoked() -> &'static str {
+    RULES.split("\n\n").next().unwrap()
+}
+
+/// A file of rules that a server goes by.
+struct RulesFile {
+    path: PathBuf,
+    _directory: TempDir,
+}
+
+impl RulesFile {
+    fn new(text: &str) -> RulesFile {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rules.toml");
+        fs::write(&path, text).unwrap();
+        RulesFile {
+            path,
+            _directory: directory,
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+
+    /// Puts other rules in force, as an editor does it.
+    fn change(&self, server: &Server, text: &str) {
+        let before = in_force(server);
+        let new = self.path.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &self.path).unwrap();
+        wait_for("the rules are in force", || in_force(server) > before);
+    }
+}
+
+/// How often files were read again, with what result.
+fn reloads(server: &Server, result: &str) -> u64 {
+    metric(
+        server,
+        &format!("reloads_total{{what=\"rules\",result=\"{result}\"}} "),
+    )
+}
+
+/// How often rules were put in force.
+fn in_force(server: &Server) -> usize {
+    let log = server.stderr();
+    log.iter()
+        .filter(|line| line.contains("rules are in force"))
+        .count()
+}
+
+/// A number on the page of metrics; 0 where there is none yet.
+fn metric(server: &Server, name: &str) -> u64 {
+    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
+    assert_eq!(status, 200, "{page}");
+    let mut lines = page.lines();
+    let line = lines.find_map(|line| line.strip_prefix("statehouse_")?.strip_prefix(name));
+    line.map_or(0, |number| number.parse().unwrap())
+}
+
+/// How often clients were refused something.
+fn refused(server: &Server, what: &str) -> u64 {
+    metric(server, &format!("access_refused_total{{what=\"{what}\"}} "))
+}
+
+/// A server under rules.
+fn under(rules: &RulesFile) -> Server {
+    Server::with("", &["--rules", rules.name()])
+}
+
+/// The Reason String of an acknowledgement.
+fn reason(properties: &[Property]) -> String {
+    let reason = properties.iter().find_map(|it| match it {
+        Property::ReasonString(text) => Some(text.clone()),
+        _ => None,
+    });
+    reason.expect("a Reason String")
+}
+
+/// What `authz explain` says, which has to end with this code.
+fn explain(rules: &RulesFile, code: i32, arguments: &[&str]) -> String {
+    let arguments = [&["authz", "explain", "--rules", rules.name()], arguments].concat();
+    command::run(&arguments, b"").code(code).text()
+}
+
+#[test]
+fn what_no_rule_allows_is_refused_to_the_client_in_the_log_in_a_metric_and_by_explain() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+
+    let (_, connack) = Client::try_connect(server.address(), &Connect::new("stranger"));
+    assert_eq!(connack.reason, NOT_AUTHORIZED);
+    assert!(reason(&connack.properties).contains("may not connect"));
+    server.wait_for_log("no rule lets it connect");
+    assert_eq!(refused(&server, "connect"), 1);
+    let said = explain(&rules, 1, &["stranger", "CONNECT"]);
+    assert!(
+        said.starts_with("denied: no rule lets stranger connect"),
+        "{said}"
+    );
+
+    let mut reader = server.store("reader");
+    assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
+    assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
+    server.wait_for_log("no rule lets it write shared/a");
+    assert_eq!(refused(&server, "write"), 1);
+    let said = explain(&rules, 1, &["reader", "SET", "shared/a"]);
+    assert!(said.contains("for others: rule 3"), "{said}");
+    let said = explain(&rules, 0, &["reader", "get", "shared/a"]);
+    assert!(
+        said.contains("rule 2") && said.contains("line 10"),
+        "{said}"
+    );
+
+    let mut writer = server.store("writer");
+    assert_eq!(writer.ask(&["GET", "shared/a"]).text(), DENIED);
+    assert_eq!(writer.ask(&["KEYNOTIFY", "shared/a"]).text(), DENIED);
+    writer.set("shared/a", "v");
+    writer.set("own/writer/a", "v");
+    assert_eq!(writer.ask(&["SET", "own/reader/a", "v"]).text(), DENIED);
+    assert_eq!(refused(&server, "read"), 2);
+
+    let puback = writer.client.publish(Publish::new("news/a/b", b"x").qos(1));
+    assert_eq!(puback.reason, NOT_AUTHORIZED);
+    assert!(reason(&puback.properties).contains("may not publish"));
+    assert_eq!(refused(&server, "publish"), 1);
+    assert_eq!(writer.client.subscribe("news/a", 1), NOT_AUTHORIZED);
+    for filter in [
+        "#",
+        "+/#",
+        "news",
+        "clients/+/x",
+        "clients/writer/x/#",
+        "$share/g/#",
+    ] {
+        let granted = reader.client.subscribe(filter, 1) < 0x80;
+        assert!(!granted, "{filter}");
+        explain(&rules, 1, &["reader", "SUBSCRIBE", filter]);
+    }
+    let others = notification_topic("writer", b"shared/a");
+    assert!(reader.client.subscribe(&others, 1) >= 0x80);
+    let own = notification_topic("reader", b"shared/a");
+    for filter in ["news/#", "news/+/x", "clients/reader/#", &own] {
+        assert_eq!(reader.client.subscribe(filter, 1), 1, "{filter}");
+        explain(&rules, 0, &["reader", "SUBSCRIBE", filter]);
+    }
+}
+
+#[test]
+fn a_will_may_go_where_its_client_may_publish() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+    for (topic, expected) in [("news/end", 0), ("valves/7", NOT_AUTHORIZED)] {
+        let mut connect = Connect::new("writer");
+        connect.will = Some(Will {
+            message: Publish::new(topic, b"gone"),
+            delay_s: 0,
+        });
+        let (_, connack) = Client::try_connect(server.address(), &connect);
+        assert_eq!(connack.reason, expected, "{topic}");
+    }
+}
+
+/// What a client may not publish itself, the store may not publish for it.
+#[test]
+fn an_answer_goes_nowhere_else() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+    let mut writer = server.store("writer");
+    for (topic, refused) in [
+        ("valves/7", true),
+        ("clients/reader/services/answers", true),
+        ("news/answers", false),
+        ("clients/writer/anything", false),
+    ] {
+        let mut request = writer.command(&["SET", "own/writer/key", topic]);
+        request.response_topic = Some(topic.to_owned());
+        let id = writer.client.start(request.publish());
+        let puback = writer.client.take_ack(kind::PUBACK, id);
+        assert_eq!(puback.reason == NOT_AUTHORIZED, refused, "{topic}");
+    }
+    assert_eq!(
+        writer.get("own/writer/key").as_deref(),
+        Some(&b"clients/writer/anything"[..])
+    );
+    server.wait_for_log("no rule lets it have answers at valves/7");
+}
+
+#[test]
+fn a_client_that_calls_itself_a_wildcard_gets_what_is_its_own() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+    let mut plus = Store::on(server.connect("+"), "+");
+    for filter in ["clients/+/#", "own/+", "#"] {
+        assert!(plus.client.subscribe(filter, 1) >= 0x80, "{filter}");
+    }
+    drop(plus);
+    let mut slash = server.connect("a/b");
+    assert!(
+        slash.subscribe("clients/a/b/#", 1) >= 0x80,
+        "these may be of `a`"
+    );
+    for id in ["#", "*", &"x".repeat(60_000)] {
+        let (_, connack) = Client::try_connect(server.address(), &Connect::new(id));
+        assert!(connack.reason >= 0x80, "{}", &id[..1]);
+    }
+}
+
+/// The classes of mosquitto's CVE-2018-12546 and CVE-2021-34434.
+#[test]
+fn what_is_revoked_is_not_delivered() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+    let mut reader = server.store("reader");
+    assert_eq!(reader.client.subscribe("news/#", 1), 1);
+    reader.watch("shared/a");
+    let mut writer = server.store("writer");
+    writer.set("shared/a", "one");
+    assert!(reader.notification().payload.ends_with(b"one\r\n"));
+    let away = Connect::resume("dead", 600);
+    let may_hear = RULES.replace("[\"reader\"]", "[\"reader\", \"dead\"]");
+    rules.change(&server, &may_hear);
+    let mut dead = Client::connect(server.address(), &away);
+    assert_eq!(dead.subscribe("news/#", 1), 1);
+    dead.disconnect();
+    let news = |text: &'static str| Publish::new("news/a", text.as_bytes()).qos(1);
+    assert_eq!(writer.client.publish(news("for all")).reason, 0);
+    assert_eq!(reader.client.take_publish("news/").payload, b"for all");
+
+    let writer_only = RULES.replacen("[\"reader\"]", "[\"nobody\"]", 1);
+    rules.change(&server, &writer_only);
+    assert_eq!(writer.client.publish(news("secret")).reason, 0);
+    writer.set("shared/a", "two");
+    assert_eq!(reader.ask(&["GET", "shared/a"]).text(), DENIED);
+    reader.client.expect_nothing();
+    // Queued for who was away, before and after.
+    let mut dead = Client::connect(server.address(), &away);
+    assert!(dead.session_present());
+    dead.expect_nothing();
+
+    rules.change(&server, &may_hear);
+    assert_eq!(writer.client.publish(news("again")).reason, 0);
+    assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$3\\r\\ntwo\\r\\n");
+    reader.client.expect_nothing();
+}
+
+#[test]
+fn who_may_not_connect_any_more_is_disconnected() {
+    let rules = RulesFile::new(RULES);
+    let server = under(&rules);
+    let (mut reader, mut writer) = (server.connect("reader"), server.connect("writer"));
+    rules.change(&server, &RULES.replacen("\"reader\", ", "", 1));
+    let end = reader.expect_disconnect(NOT_AUTHORIZED);
+    assert!(reason(&end.properties).contains("no longer"));
+    writer.ping();
+    let (_, connack) = Client::try_connect(server.address(), &Connect::new("reader"));
+    assert_eq!(connack.reason, NOT_AUTHORIZED);
+}
+
+#[test]
+fn a_bad_file_keeps_the_store_from_starting_and_leaves_the_rules_of_one_that_runs() {
+    let good = RulesFile::new(RULES);
+    let server = under(&good);
+    for (text, says) in [
+        ("garbage", "line 1"),
+        ("", "holds no rule"),
+        (
+            "[[rules]]\nprincipals.clientIds = [\"a\"]\n",
+            "line 1: this rule allows nothing",
+        ),
+        ("[[rules]]\nprincipals.clientIDs = [\"a\"]\n", "line 2"),
+    ] {
+        let bad = RulesFile::new(text);
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--rules", bad.name()];
+        command::run_in(bad.path.parent().unwrap(), &arguments, b"")
+            .code(2)
+            .says(says);
+        command::run(&["authz", "check", bad.name()], b"")
+            .code(2)
+            .says(says);
+        let before = reloads(&server, "refused");
+        fs::write(&good.path, text).unwrap();
+        wait_for("the bad file is seen", || {
+            reloads(&server, "refused") > before
+        });
+    }
+    let missing = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--rules",
+        "/nonexistent/rules",
+    ];
+    command::run(&missing, b"")
+        .code(2)
+        .says("cannot read /nonexistent/rules");
+    fs::remove_file(&good.path).unwrap();
+    let mut reader = server.store("reader");
+    assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
+    assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
+    let good = RulesFile::new(RULES);
+    let said = command::run(&["authz", "check", good.name()], b"")
+        .code(0)
+        .text();
+    assert!(said.contains("3 rules"), "{said}");
+}
+
+/// A request that comes again took effect, or did not, the first time: by what was allowed then.
+#[test]
+fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
+    let rules = RulesFile::new(RULES);
+    let mut server = Server::restartable(&[("rules", rules.name())]);
+    let connect = Connect::resume("writer", 600);
+    let mut writer = Store::new(Client::connect(server.address(), &connect), "writer");
+    let (allowed, denied) = (
+        writer.command(&["SET", "shared/a", "v"]),
+        writer.command(&["SET", "shared/b", "v"]),
+    );
+    let first = |writer: &mut Store, request: &statehouse_tests::Request| {
+        let id = writer.client.start(request.publish());
+        (id, writer.finish(request, id))
+    };
+    let (allowed_id, allowed_answer) = first(&mut writer, &allowed);
+    assert_eq!(allowed_answer.text(), "+OK\\r\\n");
+    rules.change(&server, revoked());
+    let (denied_id, denied_answer) = first(&mut writer, &denied);
+    assert_eq!(denied_answer.text(), DENIED);
+
+    let again = |writer: &mut Store, request: &statehouse_tests::Request, id: u16| {
+        let mut publish = request.publish();
+        (publish.packet_id, publish.dup) = (id, true);
+        writer.client.start(publish);
+        writer.finish(request, id)
+    };
+    let mut check = |writer: &mut Store| {
+        let (allowed, denied) = (
+            again(writer, &allowed, allowed_id),
+            again(writer, &denied, denied_id),
+        );
+        assert_eq!(
+            (allowed.payload(), allowed.version()),
+            (allowed_answer.payload(), allowed_answer.version())
+        );
+        assert_eq!(denied.payload(), denied_answer.payload());
+    };
+    check(&mut writer);
+    drop(writer);
+    server.kill();
+    // Everything is allowed now, and nothing of it was then.
+    fs::write(&rules.path, RULES).unwrap();
+    server.restart();
+    let client = Client::connect(server.address(), &connect);
+    assert!(client.session_present());
+    let mut writer = Store::on(client, "writer");
+    check(&mut writer);
+    assert_eq!(metric(&server, "duplicates_different_total "), 0);
+    server.signal("TERM");
+    server.wait(PATIENCE);
+    let replayed = command::run_in(server.directory(), &["replay", "--policy", "builtin"], b"");
+    let text = replayed.code(0).text();
+    assert!(text.contains("same"), "{text}");
+}
+
+#[test]
+fn a_file_of_another_owner_is_explained_with_attributes_and_users() {
+    let rules = RulesFile::new(
+        "[[rules]]\nprincipals.attributes = [{ building = \"17\" }]\nstateStoreResources = [\n  { method = \"Read\", keyType = \"Binary\", keys = [\"//4=\"] },\n]\n",
+    );
+    let known = ["c", "GET", "a", "--attribute", "building=17"];
+    let said = explain(&rules, 1, &known);
+    assert!(
+        said.contains("line 4: `//4=`") && said.contains("no rule lets it connect"),
+        "{said}"
+    );
+    let said = command::run(&["authz", "check", rules.name()], b"")
+        .code(0)
+        .text();
+    assert!(said.contains("nobody can connect"), "{said}");
+    command::run(
+        &["authz", "explain", "c", "GET", "--rules", rules.name()],
+        b"",
+    )
+    .code(2)
+    .says("name the key");
+}
+
+/// Waits until something is so.
+#[track_caller]
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(
+            std::time::Instant::now() < end,
+            "it does not come to this: {what}"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,4 @@
+//! Who is let in, over what, and what they may do there: the real binary, and clients that try.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod authorization;
