@@ -370,7 +370,7 @@ fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
         writer.client.start(publish);
         writer.finish(request, id)
     };
-    let mut check = |writer: &mut Store| {
+    let check = |writer: &mut Store| {
         let (allowed, denied) = (
             again(writer, &allowed, allowed_id),
             again(writer, &denied, denied_id),
