@@ -217,6 +217,9 @@ pub const HANDSHAKES_MAX: usize = 512;
 /// How long such a handshake may take: some round trips, also over a slow link. The time for the CONNECT begins behind it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a peer has to close after a handshake that failed, so that the reason reaches it.
+pub const HANDSHAKE_LINGER: Duration = Duration::from_secs(1);
+
 /// Certificates that a client may show: its own and some authorities. Each may be checked several times.
 pub const CLIENT_CERTIFICATES_MAX: usize = 6;
 

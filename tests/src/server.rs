@@ -176,8 +176,8 @@ impl Server {
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.stdout()
             .iter()
-            .filter_map(|line| line.strip_prefix("listening on mqtt://"))
-            .map(|address| address.parse().unwrap())
+            .filter_map(|line| line.strip_prefix("listening on "))
+            .map(|url| url.split_once("://").unwrap().1.parse().unwrap())
             .collect()
     }
 

@@ -95,12 +95,12 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Transport`] where there is nobody, [`Error::Rejected`] where the broker does not
-    /// grant the subscription, [`Error::Invalid`] for a client id that cannot be used.
+    /// grant the subscription, [`Error::Invalid`] for a client id or a certificate that cannot be used.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client_id = options.resolve_client_id()?;
         let (ready, connected) = oneshot::channel();
-        let link = options.link(&client_id);
-        let address = link.address();
+        let link = options.link(&client_id)?;
+        let address = link.place.address();
         let session = Arc::new(Session::new(client_id, address, options.timeout, ready));
         let task = tokio::spawn(statehouse_link::run(Arc::clone(&session), link));
         let client = Self {

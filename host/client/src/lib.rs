@@ -49,7 +49,7 @@ pub use duration::{DurationError, parse_duration};
 pub use error::Error;
 pub use limits::PACKET_BYTES_MAX;
 pub use lock::{Lock, LockOptions};
-pub use options::Options;
+pub use options::{Login, Options, Tls};
 pub use scan::Scan;
 pub use version::{Version, VersionError};
 pub use watch::{GapCause, Watch, WatchEvent};

@@ -1,5 +1,7 @@
 //! What a connection is made of.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -18,6 +20,12 @@ pub struct Options {
     pub host: String,
     /// TCP port; default 1883.
     pub port: u16,
+    /// How to encrypt; default: not at all.
+    pub tls: Option<Tls>,
+    /// The path of a WebSocket (MQTT 5 section 6), such as `/mqtt`; default: MQTT over TCP, or over TLS, itself.
+    pub websocket: Option<String>,
+    /// Who we are; default: nobody in particular.
+    pub login: Option<Login>,
     /// MQTT client id; default `statehouse-` and 16 random digits. The store knows a client by it,
     /// so two that run at once must not share one.
     pub client_id: Option<String>,
@@ -32,11 +40,40 @@ pub struct Options {
     pub session_expiry: Duration,
 }
 
+/// The certificates of a connection, as files in PEM form. They are read when a client connects for the first time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The authorities that the store's certificate is checked against; default: those of the system.
+    pub ca: Option<PathBuf>,
+    /// A certificate of the client's own and its key, for a store that asks for one.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user name and a password (MQTT 5 sections 3.1.3.5 and 3.1.3.6).
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login {
+    /// The name.
+    pub user: String,
+    /// The password; never shown.
+    pub password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
             host: "127.0.0.1".into(),
             port: 1883,
+            tls: None,
+            websocket: None,
+            login: None,
             client_id: None,
             timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(15),
@@ -66,12 +103,25 @@ impl Options {
     }
 
     /// What the link needs to know.
-    pub(crate) fn link(&self, client_id: &str) -> statehouse_link::Options {
-        statehouse_link::Options {
+    pub(crate) fn link(&self, client_id: &str) -> Result<statehouse_link::Options, Error> {
+        let tls = self.tls.as_ref().map(|tls| {
+            let own = tls.certificate.as_ref();
+            let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+            statehouse_link::tls::config(tls.ca.as_deref(), own)
+        });
+        let tls = tls
+            .transpose()
+            .map_err(|error| Error::Invalid(error.to_string()))?;
+        let login = self.login.clone();
+        let place = statehouse_link::Place {
             host: self.host.clone(),
             port: self.port,
-            tls: None,
-            login: None,
+            tls,
+            websocket: self.websocket.clone(),
+            login: login.map(|Login { user, password }| (user, password)),
+        };
+        Ok(statehouse_link::Options {
+            place,
             client_id: client_id.to_owned(),
             keep_alive: self.keep_alive,
             connect_timeout: self.timeout,
@@ -83,7 +133,7 @@ impl Options {
             sent_bytes_max: u32::try_from(limits::PACKET_BYTES_MAX).unwrap_or(u32::MAX),
             by_hand: false,
             pauses: (limits::RECONNECT_PAUSE_MIN, limits::RECONNECT_PAUSE_MAX),
-        }
+        })
     }
 }
 

@@ -21,6 +21,7 @@ mod receipts;
 pub mod tls;
 
 pub use link::{Arrival, End, Owner, Verdict, run};
-pub use options::Options;
+pub use loss::describe;
+pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;

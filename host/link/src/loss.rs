@@ -1,5 +1,6 @@
 //! Why a connection was lost: in words, and what it means for the next one.
 
+use std::error::Error;
 use std::io;
 
 use rumqttc::TlsError;
@@ -88,7 +89,11 @@ pub(crate) fn is_confused(error: &ConnectionError) -> bool {
 }
 
 /// What happened, as the end of a sentence.
-pub(crate) fn describe(error: &ConnectionError) -> String {
+#[must_use]
+pub fn describe(error: &ConnectionError) -> String {
+    if let Some(error) = tls_error(error) {
+        return describe_tls(error);
+    }
     match error {
         ConnectionError::Io(error)
         | ConnectionError::MqttState(
@@ -116,6 +121,66 @@ pub(crate) fn describe(error: &ConnectionError) -> String {
     }
 }
 
+/// What TLS says of it, wherever it stands: rumqttc, async-tungstenite and tokio-rustls wrap it, each in its own way.
+fn tls_error(error: &ConnectionError) -> Option<&rustls::Error> {
+    let mut next: Option<&(dyn Error + 'static)> = match error {
+        // It names no source.
+        ConnectionError::MqttState(StateError::Deserialization(error)) => Some(error),
+        error => Some(error),
+    };
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        // The source of an error of I/O is that of what it wraps.
+        let wrapped = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        next = wrapped
+            .map(|it| it as &(dyn Error + 'static))
+            .or_else(|| error.source());
+    }
+    None
+}
+
+fn describe_tls(error: &rustls::Error) -> String {
+    use rustls::AlertDescription as Alert;
+    use rustls::CertificateError as Bad;
+    use rustls::Error;
+    let what = match error {
+        Error::InvalidCertificate(Bad::UnknownIssuer) => {
+            "its certificate was issued by nobody who is trusted here: give the certificate of its authority"
+        }
+        Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => {
+            "its certificate has expired"
+        }
+        Error::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. }) => {
+            "its certificate is not valid yet: is the clock of this machine right?"
+        }
+        Error::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. }) => {
+            "its certificate is for another name than the one it was reached by"
+        }
+        Error::InvalidCertificate(Bad::Revoked) => "its certificate is revoked",
+        Error::AlertReceived(Alert::CertificateRequired) => {
+            "it wants a certificate of the client, and none was given"
+        }
+        Error::AlertReceived(Alert::UnknownCA) => {
+            "it does not trust whoever issued the client's certificate"
+        }
+        Error::AlertReceived(Alert::CertificateExpired) => "the client's certificate has expired",
+        Error::AlertReceived(Alert::CertificateRevoked) => "the client's certificate is revoked",
+        Error::AlertReceived(Alert::BadCertificate | Alert::CertificateUnknown) => {
+            "it does not accept the client's certificate"
+        }
+        Error::AlertReceived(Alert::HandshakeFailure | Alert::ProtocolVersion) => {
+            "it has no version or cipher of TLS in common with this client"
+        }
+        Error::InvalidMessage(_) => "what answers there does not speak TLS",
+        other => return format!("TLS failed: {other}"),
+    };
+    what.to_owned()
+}
+
 fn describe_io(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".into(),
@@ -130,6 +195,25 @@ fn describe_io(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_tls_are_found_wherever_they_stand_and_are_said_in_words() {
+        let revoked = || rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRevoked);
+        let io = || io::Error::new(io::ErrorKind::InvalidData, revoked());
+        let twice = io::Error::other(io());
+        for error in [
+            ConnectionError::Io(io()),
+            ConnectionError::Io(twice),
+            ConnectionError::Tls(TlsError::Io(io())),
+            ConnectionError::Tls(TlsError::TLS(revoked())),
+            ConnectionError::MqttState(StateError::Io(io())),
+            ConnectionError::MqttState(StateError::Deserialization(WireError::Io(io()))),
+        ] {
+            assert_eq!(describe(&error), "the client's certificate is revoked");
+        }
+        let plain = ConnectionError::Io(io::ErrorKind::ConnectionRefused.into());
+        assert_eq!(describe(&plain), "connection refused");
+    }
 
     #[test]
     fn a_broker_that_shuts_down_blames_nobody() {

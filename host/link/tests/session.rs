@@ -11,7 +11,7 @@ use rumqttc::v5::mqttbytes::v5::{
     SubAck, SubscribeReasonCode,
 };
 use rumqttc::v5::mqttbytes::{Error as WireError, QoS};
-use statehouse_link::{Arrival, End, Message, Options, Outlet, Owner, Verdict};
+use statehouse_link::{Arrival, End, Message, Options, Outlet, Owner, Place, Verdict};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -126,10 +126,13 @@ impl Scene {
             ended: Mutex::default(),
         });
         let options = Options {
-            host: "127.0.0.1".into(),
-            port: listener.local_addr().unwrap().port(),
-            tls: None,
-            login: None,
+            place: Place {
+                host: "127.0.0.1".into(),
+                port: listener.local_addr().unwrap().port(),
+                tls: None,
+                websocket: None,
+                login: None,
+            },
             client_id: "tester".into(),
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),

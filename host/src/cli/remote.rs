@@ -1,10 +1,15 @@
-//! What all client commands share: where the store is, and connecting to it.
+//! What all client commands share: where the store is, who asks, and connecting to it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use statehouse_client::{Client, Error, Options, parse_duration};
+use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
 use super::output::Failure;
+use crate::config::{BrokerUrl, read_password};
+
+/// The name of the variable with the password, for who does not want it in a file.
+const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 
 /// Where the store is.
 #[derive(Debug, clap::Args)]
@@ -26,13 +31,103 @@ pub(super) struct Address {
 
 /// What there is to do where no store is.
 pub(super) const START_ONE: &str =
-    "Start one with `statehouse serve`, or name another with --host and --port";
+    "A store is started with `statehouse serve`; --url, or --host and --port, name another";
+
+/// Who asks, and how to know who answers.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub(super) struct Credentials {
+    /// Certificates (PEM) that the one of mqtts:// or wss:// is checked against [default: those of the system]
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CA")]
+    ca: Option<PathBuf>,
+
+    /// A certificate of one's own (PEM), for a store that asks for one
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "STATEHOUSE_CERT",
+        requires = "own_key"
+    )]
+    cert: Option<PathBuf>,
+
+    /// The key of this certificate (PEM)
+    #[arg(
+        id = "own_key",
+        long = "cert-key",
+        value_name = "FILE",
+        env = "STATEHOUSE_CERT_KEY",
+        requires = "cert"
+    )]
+    key: Option<PathBuf>,
+
+    /// User name
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
+    user: Option<String>,
+
+    /// A file with the password; without it STATEHOUSE_PASSWORD has it, or the URL
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
+    password_file: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// Files of certificates, where they are of use for this URL.
+    pub(super) fn tls(&self, url: &BrokerUrl) -> Result<Option<Tls>, Failure> {
+        let tls = Tls {
+            ca: self.ca.clone(),
+            certificate: self.cert.clone().zip(self.key.clone()),
+        };
+        match url.scheme.tls {
+            true => Ok(Some(tls)),
+            false if tls == Tls::default() => Ok(None),
+            false => Err(Failure::usage(format!(
+                "certificates are for encrypted connections, and {url} is none: name the store with --url mqtts://HOST:PORT, or wss://"
+            ))),
+        }
+    }
+
+    /// User and password, of the flags before those of the URL.
+    pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
+        let password = match &self.password_file {
+            Some(path) => {
+                let read = read_password(path);
+                Some(read.map_err(|error| Failure::usage(error.to_string()))?.0)
+            }
+            None => std::env::var(PASSWORD).ok(),
+        };
+        let password = password.or_else(|| url.password.as_ref().map(|it| it.0.clone()));
+        let user = self.user.clone().or_else(|| url.user.clone());
+        Ok(match (user, password) {
+            // MQTT 5 lets a password stand alone (section 3.1.2.9); rumqttc does not.
+            (None, Some(_)) => {
+                let why = "there is a password and no user: give --user NAME";
+                return Err(Failure::usage(why));
+            }
+            (None, None) => None,
+            (Some(user), password) => Some(Login {
+                user,
+                password: password.unwrap_or_default(),
+            }),
+        })
+    }
+}
 
 /// Options of every command that speaks with a store.
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
+    /// Where the store is, in one: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); goes before --host and --port
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_URL",
+        help_heading = "Connection"
+    )]
+    url: Option<BrokerUrl>,
+
     #[command(flatten)]
     address: Address,
+
+    #[command(flatten)]
+    credentials: Credentials,
 
     /// MQTT client id [default: statehouse- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]
@@ -56,9 +151,16 @@ impl Remote {
 
     /// Connects for long: the broker keeps the session over an interruption of this length.
     pub(super) async fn connect_for(&self, interruption: Duration) -> Result<Client, Failure> {
+        let url = match &self.url {
+            Some(url) => url.clone(),
+            None => BrokerUrl::plain(&self.address.host, self.address.port),
+        };
         let options = Options {
-            host: self.address.host.clone(),
-            port: self.address.port,
+            tls: self.credentials.tls(&url)?,
+            login: self.credentials.login(&url)?,
+            websocket: url.scheme.websocket.then(|| url.path.clone()),
+            host: url.host,
+            port: url.port,
             client_id: self.client_id.clone(),
             timeout: self.timeout,
             session_expiry: interruption.max(Duration::from_secs(1)),

@@ -3,14 +3,13 @@
 //! What enters: flags, and the same keys of the file. What leaves: a [`ForeignConfig`] with every value checked, or a
 //! sentence that says what is missing. A password is never shown.
 
-use std::fmt;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 
+use super::url::{BrokerUrl, Secret, read_password};
 use super::{ConfigError, Durability, Span, time};
 use crate::limits;
 
@@ -21,7 +20,8 @@ const PASSWORD: &str = "STATEHOUSE_BROKER_PASSWORD";
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "Foreign broker")]
 pub struct ForeignFlags {
-    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts://
+    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts://,
+    /// or ws:// and wss:// with a path
     #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
     pub broker: Option<BrokerUrl>,
 
@@ -119,128 +119,6 @@ impl ForeignConfig {
         }
         Ok(())
     }
-}
-
-/// What must not be seen.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
-
-/// Where a broker is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BrokerUrl {
-    /// Whether the connection is encrypted.
-    pub tls: bool,
-    /// A name or an address, without brackets.
-    pub host: String,
-    /// The TCP port.
-    pub port: u16,
-    user: Option<String>,
-    password: Option<Secret>,
-}
-
-impl fmt::Display for BrokerUrl {
-    /// The URL without user and password, which belong in no log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "mqtts" } else { "mqtt" };
-        let Self { host, port, .. } = self;
-        match host.contains(':') {
-            true => write!(f, "{scheme}://[{host}]:{port}"),
-            false => write!(f, "{scheme}://{host}:{port}"),
-        }
-    }
-}
-
-impl FromStr for BrokerUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // The text may hold a password: no error repeats it.
-        let invalid = |what: &str| {
-            Err(format!(
-                "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, with USER:PASSWORD@ before HOST if need be"
-            ))
-        };
-        let (tls, rest) = match text.split_once("://") {
-            Some(("mqtt", rest)) => (false, rest),
-            Some(("mqtts", rest)) => (true, rest),
-            _ => return invalid("it does not begin with mqtt:// or mqtts://"),
-        };
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (login, place) = match rest.rsplit_once('@') {
-            Some((login, place)) => (Some(login), place),
-            None => (None, rest),
-        };
-        if place.contains(['/', '?', '#']) {
-            return invalid("there is more than host and port");
-        }
-        let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
-            Some((host, "")) => (host, None),
-            Some((host, port)) => match port.strip_prefix(':') {
-                Some(port) => (host, Some(port)),
-                None => return invalid("its port is not one"),
-            },
-            None => match place.split_once(':') {
-                Some((_, port)) if port.contains(':') => {
-                    return invalid("an IPv6 address needs brackets");
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        if host.is_empty() || host.contains(char::is_whitespace) {
-            return invalid("it names no host");
-        }
-        let port = match port.map(u16::from_str) {
-            None if tls => 8883,
-            None => 1883,
-            Some(Ok(port @ 1..)) => port,
-            Some(_) => return invalid("its port is not one"),
-        };
-        let (user, password) = match login.map(|it| it.split_once(':').unwrap_or((it, ""))) {
-            None => (None, None),
-            Some((user, password)) => match (decode(user), decode(password)) {
-                (Some(user), Some(password)) => (
-                    Some(user),
-                    (!password.is_empty()).then_some(Secret(password)),
-                ),
-                _ => {
-                    return invalid("its user or password has a % that begins no hexadecimal byte");
-                }
-            },
-        };
-        Ok(Self {
-            tls,
-            host: host.to_owned(),
-            port,
-            user,
-            password,
-        })
-    }
-}
-
-/// Percent-encoding (RFC 3986 section 2.1) undone.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, behind)) = rest.split_first() {
-        rest = behind;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, behind) = rest.split_first_chunk::<2>()?;
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let (high, low) = (digit(digits[0])?, digit(digits[1])?);
-        bytes.push(u8::try_from(high << 4 | low).ok()?);
-        rest = behind;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// An MQTT client id.
@@ -362,7 +240,7 @@ impl ForeignFlags {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             _ => return Err(ConfigError::HalfCertificate),
         };
-        if !broker.tls && (self.broker_ca.is_some() || certificate.is_some()) {
+        if !broker.scheme.tls && (self.broker_ca.is_some() || certificate.is_some()) {
             return Err(ConfigError::CertificateWithoutTls(broker));
         }
         let password = match &self.broker_password_file {
@@ -408,74 +286,12 @@ impl ForeignFlags {
     }
 }
 
-/// The first line of a file: editors end it with a line break.
-fn read_password(path: &Path) -> Result<Secret, ConfigError> {
-    let failed = |error| ConfigError::Password(path.to_owned(), error);
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(limits::BROKER_PASSWORD_BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parsed(text: &str) -> BrokerUrl {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn a_url_says_where_and_how() {
-        for (text, shown) in [
-            ("mqtt://broker", "mqtt://broker:1883"),
-            ("mqtts://broker/", "mqtts://broker:8883"),
-            ("mqtt://10.0.0.7:1884", "mqtt://10.0.0.7:1884"),
-            ("mqtt://[::1]", "mqtt://[::1]:1883"),
-            ("mqtts://[fe80::2]:99", "mqtts://[fe80::2]:99"),
-            ("mqtt://me:secret@broker:1", "mqtt://broker:1"),
-        ] {
-            assert_eq!(parsed(text).to_string(), shown);
-        }
-        assert_eq!(parsed("mqtt://[::1]").host, "::1");
-    }
-
-    #[test]
-    fn a_url_may_say_who() {
-        let url = parsed("mqtt://m%40e:a%3Ab@c:d@broker");
-        assert_eq!(url.user.as_deref(), Some("m@e"));
-        assert_eq!(url.password, Some(Secret("a:b@c:d".into())));
-        assert_eq!(url.host, "broker");
-        let url = parsed("mqtt://me@broker");
-        assert_eq!((url.user.as_deref(), url.password), (Some("me"), None));
-    }
-
-    #[test]
-    fn what_is_no_url_is_refused_without_repeating_it() {
-        for text in [
-            "broker:1883",
-            "http://broker",
-            "mqtt://",
-            "mqtt://me:secret@",
-            "mqtt://broker:0",
-            "mqtt://broker:secret",
-            "mqtt://::1",
-            "mqtt://[::1]secret",
-            "mqtt://broker/secret",
-            "mqtt://me:sec%ret@broker",
-        ] {
-            let error = text.parse::<BrokerUrl>().unwrap_err();
-            assert!(error.contains("mqtt://HOST:PORT"), "{text}: {error}");
-            assert!(!error.contains("secret"), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_password_is_never_shown() {
-        let url = parsed("mqtt://me:secret@broker");
-        assert!(!format!("{url:?} {url}").contains("secret"));
     }
 
     #[test]

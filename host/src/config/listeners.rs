@@ -11,6 +11,7 @@ use std::str::FromStr;
 use clap::builder::BoolishValueParser;
 
 use super::access::AccessConfig;
+use super::url::Scheme;
 use super::values::socket_address;
 use crate::limits;
 
@@ -142,36 +143,6 @@ impl TlsFiles {
         all.extend(self.client_ca.clone());
         all.extend(self.client_crls.iter().cloned());
         all
-    }
-}
-
-/// What a listener speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scheme {
-    /// WebSocket (MQTT 5 section 6), or the bytes themselves.
-    pub websocket: bool,
-    /// TLS.
-    pub tls: bool,
-}
-
-impl Scheme {
-    /// As it stands in a URL.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match (self.websocket, self.tls) {
-            (false, false) => "mqtt",
-            (false, true) => "mqtts",
-            (true, false) => "ws",
-            (true, true) => "wss",
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        let all = [(false, false), (false, true), (true, false), (true, true)];
-        let mut all = all
-            .map(|(websocket, tls)| Self { websocket, tls })
-            .into_iter();
-        all.find(|it| it.name() == name)
     }
 }
 

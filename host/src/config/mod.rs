@@ -17,13 +17,13 @@ mod access;
 mod file;
 mod foreign;
 mod listeners;
+mod url;
 mod values;
 
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
-pub use foreign::{
-    BrokerUrl, ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Secret, Window,
-};
-pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, Scheme, TlsFiles};
+pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Window};
+pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
+pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
     AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes,
     Span, Threads,
@@ -439,7 +439,7 @@ pub enum ConfigError {
     HalfCertificate,
     /// Certificates for a connection that is not encrypted.
     #[error(
-        "certificates are for encrypted connections, and {0} is none: name the broker as mqtts://"
+        "certificates are for encrypted connections, and {0} is none: name the broker as mqtts:// or wss://"
     )]
     CertificateWithoutTls(BrokerUrl),
     /// The file with the password could not be read.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
-use super::foreign::{BrokerUrl, ClientId, Window};
+use super::foreign::{ClientId, Window};
 use super::listeners::{Listen, Origin};
+use super::url::BrokerUrl;
 use crate::limits;
 
 /// An address and port; `localhost` is 127.0.0.1.

@@ -17,8 +17,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Door};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::audit::{Audit, Refused};
@@ -194,6 +195,15 @@ async fn accept(listener: TcpListener, entry: Arc<Entry>) {
     }
 }
 
+/// Reads and forgets until the peer closes: a socket that is closed with unread bytes is
+/// reset, and the reset can overtake the alert that says what was wrong.
+async fn drain(mut socket: TcpStream) {
+    // The peer may be gone already.
+    _ = socket.shutdown().await;
+    let mut forgotten = [0; 512];
+    while matches!(socket.read(&mut forgotten).await, Ok(1..)) {}
+}
+
 impl Entry {
     async fn agree(
         &self,
@@ -206,7 +216,14 @@ impl Entry {
             Some(certificates) => {
                 let certificates = certificates.current();
                 let acceptor = TlsAcceptor::from(certificates.config.clone());
-                let stream = acceptor.accept(socket).await.map_err(Disagreement::Tls)?;
+                let accepted = acceptor.accept(socket).into_fallible().await;
+                let stream = match accepted {
+                    Ok(stream) => stream,
+                    Err((error, socket)) => {
+                        _ = timeout(limits::HANDSHAKE_LINGER, drain(socket)).await;
+                        return Err(Disagreement::Tls(error));
+                    }
+                };
                 let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
                 let chain = certificates.chain(shown);
                 door.certificates = chain.ok_or(Disagreement::Certificates)?;

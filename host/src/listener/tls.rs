@@ -90,34 +90,13 @@ impl Certificates {
         })
     }
 
-    /// Of what a client has shown in a handshake that succeeded, the certificates that lead from its own to the root, in
-    /// DER, the root last. A client may show others besides, of which nothing follows: they are left out. None where it
-    /// showed more than anybody needs.
+    /// What a client's certificates say of it, after a handshake that succeeded: see [`Clients::chain`]. Empty where it showed
+    /// none, or was not asked.
     pub(super) fn chain(&self, shown: &[CertificateDer<'_>]) -> Option<Arc<[Vec<u8>]>> {
-        let (Some(clients), Some((own, others))) = (&self.clients, shown.split_first()) else {
-            return Some(Arc::default());
-        };
-        if shown.len() > limits::CLIENT_CERTIFICATES_MAX {
-            return None;
+        match (&self.clients, shown.split_first()) {
+            (Some(clients), Some((own, others))) => clients.chain(own, others),
+            _ => Some(Arc::default()),
         }
-        let mut between: Vec<CertificateDer<'_>> = others.to_vec();
-        let now = UnixTime::now();
-        // One without which the rest suffices leads nowhere.
-        for index in (0..between.len()).rev() {
-            let without = between.remove(index);
-            if clients
-                .verifier
-                .verify_client_cert(own, &between, now)
-                .is_err()
-            {
-                between.insert(index, without);
-            }
-        }
-        let between = in_order(own, between);
-        let last = between.last().unwrap_or(own);
-        let root = clients.roots.iter().find(|root| is_issued(last, root));
-        let chain = [own].into_iter().chain(&between).chain(root);
-        Some(chain.map(|it| it.to_vec()).collect())
     }
 }
 
@@ -172,6 +151,33 @@ impl Clients {
             .map_err(|error| TlsError::Clients(ca.to_owned(), error))?;
         Ok(Self { verifier, roots })
     }
+
+    /// Of what a client has shown, the certificates that lead from its own to the root, in DER, the root last. A client may
+    /// show others besides, of which nothing follows: they are left out. None where it showed more than anybody needs.
+    fn chain(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+    ) -> Option<Arc<[Vec<u8>]>> {
+        if others.len() >= limits::CLIENT_CERTIFICATES_MAX {
+            return None;
+        }
+        let mut between = others.to_vec();
+        let now = UnixTime::now();
+        // One without which the rest suffices leads nowhere.
+        for index in (0..between.len()).rev() {
+            let without = between.remove(index);
+            let verified = self.verifier.verify_client_cert(own, &between, now);
+            if verified.is_err() {
+                between.insert(index, without);
+            }
+        }
+        let between = in_order(own, between);
+        let last = between.last().unwrap_or(own);
+        let root = self.roots.iter().find(|root| is_issued(last, root));
+        let chain = [own].into_iter().chain(&between).chain(root);
+        Some(chain.map(|it| it.to_vec()).collect())
+    }
 }
 
 fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
@@ -180,5 +186,77 @@ fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsE
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         _ => Err(TlsError::NoList(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of `fixtures/`, which `make.sh` there makes.
+    fn fixture(name: &str) -> PathBuf {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/listener/fixtures");
+        fixtures.join(name)
+    }
+
+    /// Who accepts what the root has issued, with these lists of revoked ones.
+    fn clients(client_crls: Vec<PathBuf>) -> Result<Clients, TlsError> {
+        let files = TlsFiles {
+            certificate: PathBuf::new(),
+            key: PathBuf::new(),
+            client_ca: None,
+            client_crls,
+            client_required: true,
+        };
+        Clients::load(&fixture("root.pem"), &files)
+    }
+
+    fn der(name: &str) -> CertificateDer<'static> {
+        let mut found = tls::certificates(&fixture(&format!("{name}.pem"))).unwrap();
+        found.remove(0)
+    }
+
+    /// The names of the chain that is told of where the sensor shows these besides its own.
+    fn told(others: &[&str]) -> Option<Vec<String>> {
+        let others: Vec<_> = others.iter().map(|name| der(name)).collect();
+        let chain = clients(Vec::new())
+            .unwrap()
+            .chain(&der("sensor"), &others)?;
+        let name = |der: &Vec<u8>| Certificate::from_der(der).unwrap().tbs_certificate.subject;
+        Some(chain.iter().map(|der| name(der).to_string()).collect())
+    }
+
+    #[test]
+    fn what_leads_to_the_root_is_told_in_order_and_nothing_else_that_is_shown() {
+        let whole = ["CN=sensor", "CN=line", "CN=plant", "CN=root"].map(String::from);
+        for others in [
+            &["line", "plant"][..],
+            &["plant", "line"],
+            &["office", "line", "plant"],
+            &["line", "plant", "stranger"],
+            &["line", "line", "plant", "root"],
+        ] {
+            assert_eq!(told(others).unwrap(), whole, "{others:?}");
+        }
+    }
+
+    #[test]
+    fn more_certificates_than_anybody_needs_are_not_looked_at() {
+        assert_eq!(
+            told(&["line", "plant", "office", "office", "office", "office"]),
+            None
+        );
+    }
+
+    #[test]
+    fn a_list_that_is_none_is_named() {
+        let error = clients(vec![fixture("plant.pem")])
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.ends_with("plant.pem holds no list of revoked certificates (CRL) in PEM form"),
+            "{error}"
+        );
     }
 }

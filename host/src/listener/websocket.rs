@@ -69,7 +69,6 @@ where
         .header_read_timeout(limits::HANDSHAKE_TIMEOUT)
         .max_headers(limits::WS_HEADERS_MAX)
         .max_header_size(limits::WS_HEAD_BYTES_MAX)
-        .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await?;
@@ -107,6 +106,8 @@ impl Refusal {
         *answer.status_mut() = self.status;
         let text = HeaderValue::from_static("text/plain; charset=utf-8");
         answer.headers_mut().insert(header::CONTENT_TYPE, text);
+        let close = HeaderValue::from_static("close");
+        answer.headers_mut().insert(header::CONNECTION, close);
         if let Some((name, value)) = self.further {
             let value = HeaderValue::from_static(value);
             answer.headers_mut().insert(name, value);

@@ -2,3 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod authorization;
+mod browser;
+mod papers;
+mod tls;
+mod websocket;

@@ -10,13 +10,16 @@ use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties, SubAck, SubscribeReasonCode,
 };
-use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
+use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
+use statehouse_link::{Place, describe, tls};
 use tokio::time::{Instant, timeout_at};
 
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::remote::Credentials;
+use crate::config::BrokerUrl;
 use crate::kit::read_policy;
 use crate::limits;
 use crate::policy::Digest;
@@ -43,12 +46,15 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 #[command(after_help = "\
 Examples:
   statehouse policy push --key gateway.key rule.wasm --promote
-  statehouse policy push --broker mqtt://gateway-7:1883 --key gateway.key rule.wasm
+  statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt --key gateway.key rule.wasm
   statehouse policy push --key gateway.key --rollback")]
 pub(super) struct Args {
     /// Where the store's broker is
     #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
-    broker: (String, u16),
+    broker: BrokerUrl,
+
+    #[command(flatten)]
+    credentials: Credentials,
 
     /// The secret key, as `policy keygen` writes it; wasmsign2's format, DER or PEM
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY_KEY")]
@@ -97,11 +103,12 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => Vec::new(),
     };
+    let place = place(args)?;
     let serial = args.serial.unwrap_or_else(crate::clock::wall_ms);
     let deadline = Instant::now() + args.timeout;
     let mut connected = false;
     loop {
-        let push = Push::new(args, &key, &module, serial);
+        let push = Push::new(args, &place, &key, &module, serial);
         let pushed = timeout_at(deadline, push.run(&mut connected)).await;
         match pushed {
             Ok(Ok(status)) => return report(args, &status),
@@ -111,9 +118,10 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
             Ok(Err(Stop::Lost(error))) => {
-                let (host, port) = &args.broker;
                 return Err(Failure::transport(format!(
-                    "cannot reach the broker {host}:{port}: {error}"
+                    "cannot reach the broker {}: {}",
+                    args.broker,
+                    describe(&error)
                 )));
             }
             Err(_) => {
@@ -175,10 +183,15 @@ struct Push<'a> {
 }
 
 impl<'a> Push<'a> {
-    fn new(args: &'a Args, key: &'a wasmsign2::SecretKey, module: &'a [u8], serial: u64) -> Self {
-        let (host, port) = &args.broker;
+    fn new(
+        args: &'a Args,
+        place: &Place,
+        key: &'a wasmsign2::SecretKey,
+        module: &'a [u8],
+        serial: u64,
+    ) -> Self {
         let id = format!("statehouse-push-{:x}-{serial:x}", std::process::id());
-        let mut options = MqttOptions::new(id, host, *port);
+        let mut options = place.mqtt(&id);
         let mut properties = ConnectProperties::new();
         properties.max_packet_size = Some(STATUS_BYTES_MAX);
         options
@@ -330,23 +343,32 @@ fn accepted(ack: &PubAck) -> Result<(), Failure> {
     Err(Failure::new(EXIT_REFUSED, reason))
 }
 
-/// Host and port of a URL.
-fn broker(text: &str) -> Result<(String, u16), String> {
-    let wrong =
-        || format!("`{text}` is not the address of a broker, such as mqtt://gateway-7:1883");
-    let address = text.strip_prefix("mqtt://").unwrap_or(text);
-    if address.contains('/') {
-        return Err(wrong());
+/// A URL, or only host and port.
+fn broker(text: &str) -> Result<BrokerUrl, String> {
+    match text.contains("://") {
+        true => text.parse(),
+        false => format!("mqtt://{text}").parse(),
     }
-    // The port may be left out; a colon of an IPv6 address stands in brackets.
-    let (host, port) = match address.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
-        _ => (address, 1883),
-    };
-    if host.is_empty() {
-        return Err(wrong());
-    }
-    Ok((host.to_owned(), port))
+}
+
+/// Where the broker is and who asks there.
+fn place(args: &Args) -> Result<Place, Failure> {
+    let (url, credentials) = (&args.broker, &args.credentials);
+    let tls = credentials.tls(url)?.map(|files| {
+        let own = files.certificate.as_ref();
+        let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+        tls::config(files.ca.as_deref(), own)
+    });
+    let login = credentials.login(url)?;
+    Ok(Place {
+        host: url.host.clone(),
+        port: url.port,
+        tls: tls
+            .transpose()
+            .map_err(|error| Failure::usage(error.to_string()))?,
+        websocket: url.scheme.websocket.then(|| url.path.clone()),
+        login: login.map(|login| (login.user, login.password)),
+    })
 }
 
 #[cfg(test)]
@@ -364,23 +386,15 @@ mod tests {
 
     #[test]
     fn brokers_are_named_in_several_ways() {
-        for (text, host, port) in [
-            ("mqtt://gateway-7:1884", "gateway-7", 1884),
-            ("mqtt://gateway-7", "gateway-7", 1883),
-            ("127.0.0.1:1", "127.0.0.1", 1),
-            ("mqtt://[::1]:1884", "[::1]", 1884),
-            ("mqtt://[::1]", "[::1]", 1883),
+        for (text, shown) in [
+            ("mqtt://gateway-7:1884", "mqtt://gateway-7:1884"),
+            ("gateway-7", "mqtt://gateway-7:1883"),
+            ("127.0.0.1:1", "mqtt://127.0.0.1:1"),
+            ("mqtts://[::1]", "mqtts://[::1]:8883"),
         ] {
-            assert_eq!(broker(text), Ok((host.to_owned(), port)), "{text}");
+            assert_eq!(broker(text).unwrap().to_string(), shown);
         }
-        for text in [
-            "",
-            "mqtts://gateway:1",
-            "mqtt://",
-            "mqtt://a:b",
-            "mqtt://a/b",
-            ":1",
-        ] {
+        for text in ["", "http://gateway:1", "mqtt://", "mqtt://a:b", ":1"] {
             assert!(broker(text).is_err(), "{text}");
         }
     }

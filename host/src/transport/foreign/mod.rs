@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_link::tls::{self, TlsError};
-use statehouse_link::{End, Options};
+use statehouse_link::{End, Options, Place};
 use statehouse_mqtt::{Message, QoS};
 use tokio::sync::{Notify, watch};
 
@@ -42,7 +42,7 @@ use self::presence::{Presence, Shown};
 use self::state::State;
 use super::{Inbound, Intake, Outbound, Transport};
 use crate::access::Authorizer;
-use crate::config::ForeignConfig;
+use crate::config::{BrokerUrl, ForeignConfig};
 use crate::limits;
 use crate::store::Peer;
 
@@ -258,7 +258,8 @@ impl Post for Foreign {
 pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
     let own = config.certificate.as_ref();
     let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
-    let tls = match config.broker.tls {
+    let BrokerUrl { scheme, path, .. } = &config.broker;
+    let tls = match scheme.tls {
         true => Some(tls::config(config.ca.as_deref(), own)?),
         false => None,
     };
@@ -268,10 +269,13 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
         (user, password) => Some((user.unwrap_or_default(), password.unwrap_or_default())),
     };
     Ok(Options {
-        host: config.broker.host.clone(),
-        port: config.broker.port,
-        tls,
-        login,
+        place: Place {
+            host: config.broker.host.clone(),
+            port: config.broker.port,
+            tls,
+            websocket: scheme.websocket.then(|| path.clone()),
+            login,
+        },
         client_id: String::new(),
         keep_alive: config.keep_alive,
         connect_timeout: limits::BROKER_CONNECT_TIMEOUT,

@@ -1,0 +1,161 @@
+//! A web page in a real browser: MQTT.js over WebSocket sets a key and hears of another. The page's module is that of
+//! `examples/browser`.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{Lines, Server};
+
+use crate::websocket::start;
+
+/// A browser takes some seconds to start, and many where every core is busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the page does by itself; everything is seen at the store.
+const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><script type="module">
+import { connect } from "./statestore.js";
+const [, url] = decodeURIComponent(location.search).split("=");
+try {
+  const store = await connect(url);
+  await store.set("page", "hello from " + location.origin);
+  await store.watch("watched", async (value) => {
+    if (value) await store.set("echo", value);
+  });
+  await store.set("ready", "yes");
+} catch (error) {
+  console.error("TROUBLE " + error.message);
+}
+</script>"#;
+
+/// Serves the example's directory, and the page, to a browser.
+fn site() -> SocketAddr {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/browser");
+    let library = example.join("node_modules/mqtt/dist/mqtt.esm.js");
+    assert!(
+        library.is_file(),
+        "tests/run installs MQTT.js into {}",
+        example.display()
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for socket in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(&socket).lines().map_while(Result::ok);
+            let request = lines.next().unwrap_or_default();
+            lines
+                .by_ref()
+                .take_while(|line| !line.is_empty())
+                .for_each(drop);
+            let path = request.split([' ', '?']).nth(1).unwrap_or_default();
+            let (kind, body) = match path {
+                "/" => ("text/html", PAGE.as_bytes().to_vec()),
+                path => {
+                    let file: PathBuf = example.join(path.trim_start_matches('/'));
+                    ("text/javascript", fs::read(file).unwrap_or_default())
+                }
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            let mut socket = &socket;
+            // The browser may have enough.
+            _ = socket
+                .write_all(head.as_bytes())
+                .and_then(|()| socket.write_all(&body));
+        }
+    });
+    address
+}
+
+/// A browser that shows a page until the test is over.
+struct Browser {
+    child: Child,
+    log: Lines,
+    _profile: tempfile::TempDir,
+}
+
+impl Browser {
+    fn show(url: &str) -> Browser {
+        let profile = tempfile::tempdir().unwrap();
+        let mut child = Command::new("chromium")
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ])
+            .args([
+                "--enable-logging=stderr",
+                "--no-first-run",
+                "--remote-debugging-port=0",
+            ])
+            .arg(format!("--user-data-dir={}", profile.path().display()))
+            .arg(url)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("tests/run installs chromium");
+        let log = Lines::follow(child.stderr.take().unwrap());
+        Browser {
+            child,
+            log,
+            _profile: profile,
+        }
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+        if thread::panicking() {
+            self.log.all().iter().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+/// Waits until a key has this value.
+fn comes(server: &Server, key: &str, value: &str) {
+    let mut store = server.store(&format!("waits-for-{key}"));
+    let end = Instant::now() + PATIENCE;
+    while store.get(key).as_deref() != Some(value.as_bytes()) {
+        assert!(Instant::now() < end, "the page does not set {key}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_page_sets_a_key_and_hears_of_another() {
+    let (server, address) = start(&[]);
+    let site = site();
+    let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));
+    comes(&server, "ready", "yes");
+    comes(&server, "page", &format!("hello from http://{site}"));
+    let mut store = server.store("other");
+    store.set("watched", "to the page");
+    comes(&server, "echo", "to the page");
+    drop(browser);
+}
+
+/// The same page, where its site is not on the list.
+#[test]
+fn a_page_of_another_site_reaches_nothing() {
+    let (server, address) = start(&["--ws-origin", "https://panel.example"]);
+    let site = site();
+    let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));
+    let (end, origin) = (Instant::now() + PATIENCE, format!("http://{site}"));
+    while !server.stderr().iter().any(|line| line.contains(&origin)) {
+        assert!(Instant::now() < end, "the page is not refused");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.store("other").get("page"), None);
+    drop(browser);
+}

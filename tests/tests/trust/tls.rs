@@ -1,0 +1,455 @@
+//! TLS: which certificate the store shows, and which it wants to see.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use azure_iot_operations_mqtt::{
+    aio::connection_settings::MqttConnectionSettingsBuilder,
+    session::{Session, SessionOptionsBuilder},
+};
+use azure_iot_operations_protocol::application::ApplicationContextBuilder;
+use azure_iot_operations_services::state_store;
+use statehouse_tests::{Ran, Server, client::PATIENCE, command::finish, run};
+use tempfile::TempDir;
+
+use crate::papers::{Authority, Pair, Wanted};
+
+/// A year that no certificate of a test has to live to.
+const LATER: i32 = 2100;
+
+/// A store with a listener of TLS beside the plain one, and what its clients need.
+pub(crate) struct Encrypted {
+    pub(crate) server: Server,
+    pub(crate) directory: TempDir,
+    pub(crate) authority: Authority,
+    pub(crate) address: SocketAddr,
+}
+
+impl Encrypted {
+    /// With these further arguments, which may name files of the directory.
+    pub(crate) fn start(
+        scheme: &str,
+        further: impl FnOnce(&Path, &Authority) -> Vec<String>,
+    ) -> Encrypted {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new(directory.path(), "ca");
+        let shown = authority.server("server");
+        let mut arguments = vec![
+            "--listen".to_owned(),
+            format!("{scheme}://127.0.0.1:0"),
+            "--tls-cert".to_owned(),
+            text(&shown.certificate),
+            "--tls-key".to_owned(),
+            text(&shown.key),
+        ];
+        arguments.extend(further(directory.path(), &authority));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let server = Server::with("", &arguments);
+        let address = server.addresses()[1];
+        Encrypted {
+            server,
+            directory,
+            authority,
+            address,
+        }
+    }
+
+    /// Whose clients need a certificate of `clients.crt`, and may not have one that `revoked.crl` lists.
+    fn strict() -> Encrypted {
+        Encrypted::start("mqtts", |directory, _| {
+            let clients = Authority::new(directory, "clients");
+            let revoked = directory.join("revoked.crl");
+            clients.revoke(&revoked, &[66]);
+            for (name, serial, until) in
+                [("good", 1, LATER), ("stolen", 66, LATER), ("old", 2, 2020)]
+            {
+                clients.client(&Wanted {
+                    name,
+                    until,
+                    serial,
+                });
+            }
+            let strangers = Authority::new(directory, "strangers");
+            strangers.client(&Wanted {
+                name: "stranger",
+                until: LATER,
+                serial: 1,
+            });
+            vec![
+                "--tls-client-ca".to_owned(),
+                text(&clients.certificate),
+                "--tls-client-crl".to_owned(),
+                text(&revoked),
+                "--tls-client-required".to_owned(),
+            ]
+        })
+    }
+
+    fn file(&self, name: &str) -> String {
+        text(&self.directory.path().join(name))
+    }
+
+    /// A GET by the store's own client.
+    fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
+        let url = format!("mqtts://{}", self.address);
+        let ca = text(&self.authority.certificate);
+        let mut arguments = vec!["get", key, "--url", &url, "--ca", &ca];
+        let files =
+            certificate.map(|name| [".crt", ".key"].map(|end| self.file(&format!("{name}{end}"))));
+        if let Some([certificate, key]) = &files {
+            arguments.extend(["--cert", certificate, "--cert-key", key]);
+        }
+        run(&arguments, b"")
+    }
+}
+
+pub(crate) fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Sets and gets a key over TLS as the official client.
+async fn official(port: u16, ca: String, own: Option<Pair>, value: &str) {
+    let (certificate, key) = match own {
+        Some(own) => (Some(text(&own.certificate)), Some(text(&own.key))),
+        None => (None, None),
+    };
+    let settings = MqttConnectionSettingsBuilder::default()
+        .client_id("official")
+        // Its TLS checks a name, and knows no addresses.
+        .hostname("localhost")
+        .tcp_port(port)
+        .use_tls(true)
+        .ca_file(Some(ca))
+        .cert_file(certificate)
+        .key_file(key)
+        .build()
+        .unwrap();
+    let options = SessionOptionsBuilder::default()
+        .connection_settings(settings)
+        .build()
+        .unwrap();
+    let session = Session::new(options).unwrap();
+    let store = state_store::Client::new(
+        ApplicationContextBuilder::default().build().unwrap(),
+        session.create_managed_client(),
+        session.create_session_monitor(),
+        state_store::ClientOptionsBuilder::default()
+            .build()
+            .unwrap(),
+    )
+    .unwrap();
+    let exit = session.create_exit_handle();
+    let running = tokio::spawn(session.run());
+    let set = store.set(
+        b"official".to_vec(),
+        value.into(),
+        PATIENCE,
+        None,
+        state_store::SetOptions::default(),
+    );
+    set.await.unwrap();
+    let got = store.get(b"official".to_vec(), PATIENCE).await.unwrap();
+    assert_eq!(got.response.as_deref(), Some(value.as_bytes()));
+    store.shutdown().await.unwrap();
+    exit.try_exit().unwrap();
+    running.await.unwrap().unwrap();
+}
+
+#[test]
+fn the_official_client_over_tls_with_a_certificate_of_its_own() {
+    let store = Encrypted::strict();
+    let own = Pair {
+        certificate: store.file("good.crt").into(),
+        key: store.file("good.key").into(),
+    };
+    let ca = text(&store.authority.certificate);
+    runtime().block_on(official(store.address.port(), ca, Some(own), "value"));
+    let got = store.get("official", Some("good"));
+    assert_eq!(got.code(0).stdout, b"value");
+}
+
+#[test]
+fn mosquitto_pub_and_the_stores_own_client_over_tls() {
+    let store = Encrypted::start("mqtts", |_, _| Vec::new());
+    let line = format!("listening on mqtts://{}", store.address);
+    assert!(store.server.stdout().contains(&line));
+    let mut command = Command::new("mosquitto_pub");
+    let (host, port) = (
+        store.address.ip().to_string(),
+        store.address.port().to_string(),
+    );
+    command.args([
+        "-V", "5", "-h", &host, "-p", &port, "-q", "1", "-t", "greeting", "-m", "hello", "-r",
+    ]);
+    command.arg("--cafile").arg(&store.authority.certificate);
+    finish(command, b"").code(0);
+    store.get("nothing", None).code(1);
+}
+
+#[test]
+fn a_client_is_told_why_its_certificate_is_not_good_enough() {
+    let store = Encrypted::strict();
+    store.get("nothing", Some("good")).code(1);
+    for (certificate, says, logged) in [
+        (
+            None,
+            "wants a certificate of the client",
+            "peer sent no certificates",
+        ),
+        (
+            Some("stolen"),
+            "the client's certificate is revoked",
+            "Revoked",
+        ),
+        (
+            Some("stranger"),
+            "does not trust whoever issued",
+            "UnknownIssuer",
+        ),
+        (
+            Some("old"),
+            "the client's certificate has expired",
+            "certificate expired",
+        ),
+    ] {
+        let refused = store.get("nothing", certificate);
+        assert_eq!(refused.code, Some(3), "{certificate:?}: {refused:#?}");
+        refused.says(says);
+        let line = store.server.wait_for_log(logged);
+        assert!(line.contains("statehouse::audit"), "{line}");
+    }
+}
+
+#[test]
+fn a_client_says_what_is_wrong_with_the_certificate_of_the_store() {
+    let store = Encrypted::start("mqtts", |directory, _| {
+        Authority::new(directory, "other");
+        vec!["--listen".to_owned(), "mqtts://127.0.0.2:0".to_owned()]
+    });
+    let asked = |url: String, ca: &str| {
+        let arguments = ["get", "k", "--url", &url, "--ca", &store.file(ca)];
+        run(&arguments, b"").code(3)
+    };
+    asked(format!("mqtts://{}", store.address), "other.crt").says("nobody who is trusted here");
+    // Its certificate is for 127.0.0.1.
+    let by_another_name = store.server.addresses()[2];
+    asked(format!("mqtts://{by_another_name}"), "ca.crt").says("for another name");
+    asked(format!("mqtts://{}", store.server.address()), "ca.crt").says("not speak TLS");
+    let plain = format!("mqtt://{}", store.address);
+    run(&["get", "k", "--url", &plain], b"").code(3);
+    let useless = store.file("ca.crt");
+    run(&["get", "k", "--url", &plain, "--ca", &useless], b"")
+        .code(2)
+        .says("mqtts://");
+}
+
+/// New handshakes see the new certificates; connections stay; a bad file changes nothing and is said once.
+#[test]
+fn certificates_are_exchanged_under_live_connections() {
+    let store = Encrypted::strict();
+    store.get("nothing", Some("good")).code(1);
+    // It watches through all of this.
+    let url = format!("mqtts://{}", store.address);
+    let ca = text(&store.authority.certificate);
+    let mut watch = statehouse_tests::command(&["watch", "key", "--url", &url, "--ca", &ca]);
+    watch.args([
+        "--cert",
+        &store.file("good.crt"),
+        "--cert-key",
+        &store.file("good.key"),
+        "--json",
+    ]);
+    watch.stdout(std::process::Stdio::piped());
+    let mut watch = watch.spawn().unwrap();
+    let heard = statehouse_tests::Lines::follow(watch.stdout.take().unwrap());
+    let mut plain = store.server.store("plain");
+    let mut shows_up = |value: &str| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            plain.set("key", value);
+            if heard
+                .wait(Duration::from_millis(200), |line| line.contains(value))
+                .is_some()
+            {
+                return;
+            }
+            assert!(Instant::now() < end, "the watcher does not hear of {value}");
+        }
+    };
+    shows_up("before");
+
+    let list = store.directory.path().join("revoked.crl");
+    let before = fs::read(&list).unwrap();
+    fs::write(&list, "nonsense").unwrap();
+    store
+        .server
+        .wait_for_log("holds no list of revoked certificates");
+    store.get("nothing", Some("good")).code(1);
+
+    fs::write(&list, before).unwrap();
+    store.server.wait_for_log("certificates: read again");
+    // Another authority shows itself from now on.
+    let other = Authority::new(store.directory.path(), "other");
+    other.server("server");
+    store.server.signal("HUP");
+    let end = Instant::now() + PATIENCE;
+    let other = text(&other.certificate);
+    loop {
+        let files = ["good.crt", "good.key"].map(|it| store.file(it));
+        let got = run(
+            &[
+                "get",
+                "key",
+                "--url",
+                &url,
+                "--ca",
+                &other,
+                "--cert",
+                &files[0],
+                "--cert-key",
+                &files[1],
+            ],
+            b"",
+        );
+        if got.code == Some(0) {
+            break;
+        }
+        assert!(Instant::now() < end, "{got:#?}");
+    }
+    store.get("key", Some("good")).code(3);
+    shows_up("after");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+/// By the thousand: garbage, halves, silence. Whoever is honest gets in meanwhile, and memory has its bound.
+#[test]
+fn handshakes_that_never_end_keep_nobody_out_and_take_bounded_memory() {
+    let store = Encrypted::start("mqtts", |_, _| Vec::new());
+    store.get("nothing", None).code(1);
+    let before_kib = store.server.memory_kib();
+    let garbage = [
+        &b""[..],
+        // The head of a record of TLS that promises more.
+        &[0x16, 0x03, 0x01, 0x3f, 0xff, 0x01, 0x00, 0x3f],
+        &[0x16],
+    ];
+    let mut attackers = Vec::new();
+    let mut most_kib = 0;
+    for round in 0..6 {
+        for n in 0..500 {
+            let Ok(mut attacker) = TcpStream::connect(store.address) else {
+                continue;
+            };
+            _ = attacker.write_all(garbage[n % garbage.len()]);
+            attackers.push(attacker);
+        }
+        most_kib = most_kib.max(store.server.memory_kib());
+        store.get("nothing", None).code(1);
+        assert!(
+            store.server.descriptors() < 700,
+            "half-open connections of round {round} stay"
+        );
+    }
+    let grown_kib = most_kib.saturating_sub(before_kib);
+    assert!(grown_kib < 48 * 1024, "{grown_kib} KiB for handshakes");
+    drop(attackers);
+}
+
+#[test]
+fn what_is_not_tls_is_closed_and_counted_and_tls_is_answered_still() {
+    let store = Encrypted::start("mqtts", |_, _| Vec::new());
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[
+            0x10, 0x10, 0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 0, 0, 0, 1, b'x',
+        ],
+        &[0; 2000],
+    ] {
+        let mut attacker = TcpStream::connect(store.address).unwrap();
+        attacker.write_all(garbage).unwrap();
+        attacker.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut rest = Vec::new();
+        // An alert of TLS, then the end, which may be a reset.
+        _ = attacker.read_to_end(&mut rest);
+        assert!(rest.len() < 64, "{rest:?}");
+    }
+    store.server.wait_for_log("statehouse::audit");
+    store.get("nothing", None).code(1);
+}
+
+/// Whoever begins slowly has five seconds.
+#[test]
+fn a_slow_handshake_is_ended_in_time() {
+    let store = Encrypted::start("mqtts", |_, _| Vec::new());
+    let began = Instant::now();
+    let mut slow = TcpStream::connect(store.address).unwrap();
+    slow.set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    loop {
+        _ = slow.write_all(&[0x16]);
+        match slow.read(&mut [0; 16]) {
+            Ok(0) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            _ => assert!(began.elapsed() < PATIENCE, "it is never closed"),
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_store_that_can_be_reached_says_which_flags_are_missing() {
+    let missing = |code, arguments: &[&str], says: &[&str]| {
+        let refused = run(&[&["serve"], arguments].concat(), b"").code(code);
+        for says in says {
+            assert!(refused.stderr.contains(says), "{refused:#?}");
+        }
+    };
+    missing(
+        2,
+        &["--listen", "0.0.0.0:0"],
+        &[
+            "--listen mqtts://0.0.0.0:0 --tls-cert FILE --tls-key FILE",
+            "--users FILE",
+            "--insecure",
+        ],
+    );
+    missing(
+        2,
+        &["--listen", "wss://127.0.0.1:0"],
+        &["--tls-cert FILE and --tls-key FILE"],
+    );
+    missing(
+        2,
+        &["--listen", "127.0.0.1:0", "--tls-cert", "x"],
+        &["--listen mqtts://"],
+    );
+    let none: PathBuf = "/none/such.pem".into();
+    missing(
+        3,
+        &[
+            "--listen",
+            "mqtts://127.0.0.1:0",
+            "--tls-cert",
+            &text(&none),
+            "--tls-key",
+            &text(&none),
+        ],
+        &["/none/such.pem"],
+    );
+}

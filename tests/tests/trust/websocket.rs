@@ -1,0 +1,179 @@
+//! WebSocket: the store's own client, rumqttc, and what is no MQTT in binary frames.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use statehouse_tests::{Client, Connect, Server, client::PATIENCE, run};
+
+use crate::tls::{Encrypted, text};
+
+/// A store with a listener of WebSocket beside the plain one.
+pub(crate) fn start(further: &[&str]) -> (Server, SocketAddr) {
+    let server = Server::with("", &[&["--listen", "ws://127.0.0.1:0"], further].concat());
+    let address = server.addresses()[1];
+    (server, address)
+}
+
+/// A raw connection that asks for a WebSocket, with these header lines besides; the answer, up to its empty line.
+fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{lines}\r\n"
+    );
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while !answer.ends_with(b"\r\n\r\n") {
+        assert_eq!(socket.read(&mut byte).unwrap(), 1, "{answer:?}");
+        answer.push(byte[0]);
+    }
+    (socket, String::from_utf8(answer).unwrap())
+}
+
+/// One that got it.
+fn upgraded(address: SocketAddr) -> TcpStream {
+    let (socket, answer) = ask(address, "/mqtt", "Sec-WebSocket-Protocol: mqtt\r\n");
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    let answer = answer.to_lowercase();
+    assert!(
+        answer.contains("sec-websocket-protocol: mqtt\r\n"),
+        "{answer}"
+    );
+    assert!(
+        answer.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"),
+        "{answer}"
+    );
+    socket
+}
+
+/// A frame of a client, masked with zeros.
+fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first, 0x80 | u8::try_from(payload.len()).unwrap()];
+    frame.extend([0; 4]);
+    frame.extend(payload);
+    frame
+}
+
+fn read(socket: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    socket.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn the_stores_own_client_over_websocket_with_and_without_tls() {
+    let (server, address) = start(&[]);
+    assert!(
+        server
+            .stdout()
+            .contains(&format!("listening on ws://{address}"))
+    );
+    let url = format!("ws://{address}/mqtt");
+    // Longer than a frame that is written at once, in both directions.
+    let long = "v".repeat(200_000);
+    run(&["set", "key", "--url", &url], long.as_bytes()).code(0);
+    let got = run(&["get", "key", "--url", &url], b"").code(0);
+    assert_eq!(got.stdout, long.as_bytes());
+
+    let store = Encrypted::start("wss", |_, _| Vec::new());
+    let url = format!("wss://{}/", store.address);
+    let ca = text(&store.authority.certificate);
+    run(&["set", "key", "value", "--url", &url, "--ca", &ca], b"").code(0);
+    let got = run(&["get", "key", "--url", &url, "--ca", &ca], b"").code(0);
+    assert_eq!(got.stdout, b"value");
+}
+
+#[test]
+fn packets_may_be_cut_over_frames_and_share_them() {
+    let (_server, address) = start(&[]);
+    let mut socket = upgraded(address);
+    let connect = Connect::new("pieces").bytes();
+    let (first, second) = connect.split_at(5);
+    socket.write_all(&frame(0x02, first)).unwrap();
+    // A ping may stand between the parts.
+    socket.write_all(&frame(0x89, b"there?")).unwrap();
+    assert_eq!(read(&mut socket, 8), b"\x8a\x06there?");
+    let pings = [second, &[0xc0, 0, 0xc0, 0]].concat();
+    socket.write_all(&frame(0x80, &pings)).unwrap();
+    // How many of them one frame holds is the store's affair.
+    let mut answers = Vec::new();
+    while !answers.ends_with(&[0xd0, 0, 0xd0, 0]) {
+        let head = read(&mut socket, 2);
+        assert_eq!(head[0], 0x82, "a whole binary message");
+        answers.extend(read(&mut socket, head[1].into()));
+    }
+    assert_eq!(
+        (answers[0], answers[3]),
+        (0x20, 0),
+        "a CONNACK: {answers:?}"
+    );
+    // MQTT ends, and then the WebSocket does.
+    socket.write_all(&frame(0x82, &[0xe0, 0])).unwrap();
+    assert_eq!(read(&mut socket, 4), [0x88, 2, 0x03, 0xe8]);
+}
+
+#[test]
+fn text_ends_the_connection_with_its_code() {
+    let (_server, address) = start(&[]);
+    let mut socket = upgraded(address);
+    socket.write_all(&frame(0x81, b"hello")).unwrap();
+    let close = read(&mut socket, 4);
+    assert_eq!((close[0], &close[2..]), (0x88, &1003_u16.to_be_bytes()[..]));
+}
+
+#[test]
+fn a_request_that_begins_no_mqtt_is_told_why_over_http() {
+    let (server, address) = start(&["--ws-origin", "https://panel.example"]);
+    let mqtt = "Sec-WebSocket-Protocol: mqtt\r\n";
+    for (path, lines, status) in [
+        ("/other", mqtt.to_owned(), 404),
+        ("/", String::new(), 400),
+        ("/", format!("{mqtt}Origin: https://evil.example\r\n"), 403),
+        ("/", format!("{mqtt}Origin: http://127.0.0.1\r\n"), 403),
+    ] {
+        let (mut socket, answer) = ask(address, path, &lines);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+        let mut why = String::new();
+        socket.read_to_string(&mut why).unwrap();
+        assert!(why.len() > 20, "{why:?}");
+    }
+    server.wait_for_log("evil.example");
+    let (_, answer) = ask(
+        address,
+        "/",
+        &format!("{mqtt}Origin: https://panel.example\r\n"),
+    );
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+}
+
+#[test]
+fn mqtt_without_websocket_and_endless_headers_are_closed() {
+    let (server, address) = start(&[]);
+    let before_kib = server.memory_kib();
+    let mut raw = Client::open(address);
+    raw.send(&Connect::new("raw").bytes());
+    assert!(matches!(
+        raw.poll(PATIENCE),
+        statehouse_tests::Heard::Closed | statehouse_tests::Heard::Packet(_)
+    ));
+    let mut endless = TcpStream::connect(address).unwrap();
+    endless
+        .set_read_timeout(Some(Duration::from_millis(10)))
+        .unwrap();
+    endless.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    let line = [b"X-Fill: ", &[b'x'; 4000][..], b"\r\n"].concat();
+    let sent = (0..10_000)
+        .take_while(|_| endless.write_all(&line).is_ok())
+        .count();
+    assert!(sent < 10_000, "forty megabytes of headers were taken");
+    assert!(server.memory_kib() < before_kib + 16 * 1024);
+    let url = format!("ws://{address}");
+    run(&["get", "nothing", "--url", &url], b"").code(1);
+}
