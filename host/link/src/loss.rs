@@ -95,6 +95,11 @@ pub fn describe(error: &ConnectionError) -> String {
         return describe_tls(error);
     }
     match error {
+        ConnectionError::Tls(TlsError::Io(error))
+            if error.kind() == io::ErrorKind::UnexpectedEof =>
+        {
+            "it ended the handshake of TLS: does it speak TLS at all?".into()
+        }
         ConnectionError::Io(error)
         | ConnectionError::MqttState(
             StateError::Io(error) | StateError::Deserialization(WireError::Io(error)),

@@ -30,6 +30,8 @@ pub(super) struct Frames<S> {
     is_continued: bool,
     /// Frames on their way out.
     out: BytesMut,
+    /// Whether the stream has nothing left of them either.
+    is_flushed: bool,
     /// The payload of the last ping that is not answered yet: the others need no answer (RFC 6455 section 5.5.3).
     ping: Option<BytesMut>,
     /// Nothing more comes in.
@@ -72,6 +74,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
             payload: Payload::default(),
             is_continued: false,
             out: BytesMut::new(),
+            is_flushed: true,
             ping: None,
             is_over: false,
             is_closed: false,
@@ -164,6 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         // Writing to memory cannot fail.
         _ = head.format(payload.len() as u64, &mut (&mut self.out).writer());
         self.out.extend_from_slice(payload);
+        self.is_flushed = false;
     }
 
     /// Writes what is on its way out. Reader and writer both do, so that a ping is answered where nothing else is to be
@@ -172,7 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         if let Some(ping) = self.ping.take().filter(|_| !self.is_closed) {
             self.put(OpCode::Control(Control::Pong), &ping);
         }
-        if self.out.is_empty() {
+        if self.is_flushed {
             return Poll::Ready(Ok(()));
         }
         self.writers.set(who, cx.waker());
@@ -189,7 +193,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
             self.out = BytesMut::new();
         }
         // TLS keeps what it has encrypted where the socket has no room.
-        Pin::new(&mut self.stream).poll_flush(&mut cx)
+        ready!(Pin::new(&mut self.stream).poll_flush(&mut cx))?;
+        self.is_flushed = true;
+        Poll::Ready(Ok(()))
     }
 
     /// Ends because of what the peer sent. It is told where the socket has room, which is nearly always.
@@ -219,7 +225,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
-            if this.ping.is_some() || this.is_over {
+            if this.ping.is_some() || !this.is_flushed {
                 // Where there is no room the reader goes on, and the writer writes it.
                 _ = this.poll_out(Who::Reader, cx);
             }
@@ -282,8 +288,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_out(Who::Writer, cx))?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.poll_out(Who::Writer, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
