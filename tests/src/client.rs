@@ -49,7 +49,8 @@ impl Client {
         Client::on(stream)
     }
 
-    fn on(stream: TcpStream) -> Client {
+    /// The same on a connection that somebody else made.
+    pub fn on(stream: TcpStream) -> Client {
         stream.set_nodelay(true).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         Client {

@@ -90,7 +90,7 @@ impl Packet {
         self.head >> 4
     }
 
-    /// Reads a CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP or DISCONNECT.
+    /// Reads a CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP, DISCONNECT or AUTH.
     pub fn ack(&self) -> Ack {
         let mut reader = Reader(&self.body);
         let mut ack = Ack {
@@ -108,7 +108,7 @@ impl Packet {
             kind::PUBACK | kind::PUBREC | kind::PUBREL | kind::PUBCOMP => {
                 ack.packet_id = reader.short();
             }
-            kind::DISCONNECT => {}
+            kind::DISCONNECT | kind::AUTH => {}
             _ => panic!("{self:?} is not an acknowledgement"),
         }
         if !reader.0.is_empty() {

@@ -78,6 +78,8 @@ pub struct AccessConfig {
     pub rules: Option<PathBuf>,
     /// Whose tokens are taken.
     pub tokens: Option<TokenConfig>,
+    /// Whether a listener asks clients for certificates.
+    pub client_certificates: bool,
 }
 
 /// Who the owner of a client certificate is.
@@ -110,7 +112,7 @@ impl AccessConfig {
     /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.
     #[must_use]
     pub fn authenticates(&self) -> bool {
-        self.users.is_some() || self.certificate_users.is_some() || self.tokens.is_some()
+        self.users.is_some() || self.tokens.is_some() || self.client_certificates
     }
 }
 
@@ -143,6 +145,7 @@ impl AccessFlags {
                 false => CertificateUsers::File(name),
             }),
             tokens,
+            client_certificates: false,
         })
     }
 }

@@ -459,7 +459,7 @@ impl Config {
             .or(file.durability)
             .unwrap_or(Durability::Always);
         let foreign = flags.foreign.over(file.foreign()).load(durability)?;
-        let access = flags.access.over(file.access())?;
+        let mut access = flags.access.over(file.access())?;
         if foreign.is_some() && access.is_about_connecting() {
             return Err(ConfigError::AccessBehindBroker);
         }
@@ -467,6 +467,7 @@ impl Config {
         if foreign.is_some() && !listeners.listen.is_empty() {
             return Err(ConfigError::BrokerAndListen);
         }
+        access.client_certificates = listeners.tls_client_ca.is_some();
         let listeners = listeners.load(&access)?;
 
         let admin = flags.admin.or(file.admin);

@@ -3,6 +3,9 @@
 
 mod authorization;
 mod browser;
+mod official;
 mod papers;
 mod tls;
+mod tokens;
+mod users;
 mod websocket;

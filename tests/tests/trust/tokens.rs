@@ -1,0 +1,208 @@
+//! Service accounts: tokens by the method K8S-SAT, renewed while the connection lives.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use ed25519_compact::{KeyPair, Seed};
+use serde_json::json;
+use statehouse_tests::{
+    Client, Connect, Packet, Property, Server,
+    packet::{Ack, kind, packet},
+    property,
+};
+use tempfile::TempDir;
+
+use crate::official;
+
+const METHOD: &str = "K8S-SAT";
+
+/// A cluster: its key, and a store that knows it.
+struct Cluster {
+    pair: KeyPair,
+    directory: TempDir,
+    server: Server,
+}
+
+impl Cluster {
+    fn start() -> Cluster {
+        let pair = KeyPair::from_seed(Seed::new([7; 32]));
+        let directory = tempfile::tempdir().unwrap();
+        let keys = directory.path().join("keys.jwks");
+        let key = json!({"kty": "OKP", "crv": "Ed25519", "kid": "1", "x": base64url(&pair.pk[..])});
+        fs::write(&keys, json!({"keys": [key]}).to_string()).unwrap();
+        let server = Server::with(
+            &format!("token_keys = {keys:?}\ntoken_audience = [\"aio-internal\"]\n"),
+            &["--token-issuer", "https://cluster"],
+        );
+        Cluster {
+            pair,
+            directory,
+            server,
+        }
+    }
+
+    /// A token of the account `press` that is good for so long.
+    fn token(&self, lasts: Duration) -> String {
+        self.token_of("system:serviceaccount:factory:press", lasts)
+    }
+
+    fn token_of(&self, subject: &str, lasts: Duration) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let header = json!({"alg": "EdDSA", "kid": "1"});
+        let claims = json!({
+            "sub": subject, "aud": ["aio-internal"], "iss": "https://cluster", "exp": (now + lasts).as_secs(),
+        });
+        let part = |json: serde_json::Value| base64url(json.to_string().as_bytes());
+        let message = format!("{}.{}", part(header), part(claims));
+        let signature = self.pair.sk.sign(&message, None);
+        format!("{message}.{}", base64url(&signature[..]))
+    }
+
+    fn connack(&self, connect: &Connect) -> (Client, Ack) {
+        Client::try_connect(self.server.address(), connect)
+    }
+}
+
+/// As RFC 4648 has it for URLs, without padding.
+fn base64url(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let all = three
+            .iter()
+            .fold(0, |all, byte| all << 8 | usize::from(*byte));
+        let all = all << (8 * (3 - three.len()));
+        for digit in 0..=three.len() {
+            text.push(char::from(DIGITS[all >> (18 - 6 * digit) & 63]));
+        }
+    }
+    text
+}
+
+fn shows(method: &str, token: &str) -> Vec<Property> {
+    vec![
+        Property::AuthMethod(method.into()),
+        Property::AuthData(token.into()),
+    ]
+}
+
+fn connect(id: &str, method: &str, token: &str) -> Connect {
+    let mut connect = Connect::new(id);
+    connect.properties = shows(method, token);
+    connect
+}
+
+/// AUTH with Re-authenticate (section 3.15).
+fn renew(method: &str, token: &str) -> Vec<u8> {
+    let mut body = vec![0x19];
+    body.extend(property::write(&shows(method, token)));
+    packet(0xF0, &body)
+}
+
+fn is_auth(packet: &Packet) -> bool {
+    packet.kind() == kind::AUTH
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[test]
+fn a_good_token_lets_in_and_any_other_is_refused_with_its_reason() {
+    let cluster = Cluster::start();
+    let good = cluster.token(LONG);
+    let (_client, answer) = cluster.connack(&connect("press", METHOD, &good));
+    assert_eq!(answer.reason, 0);
+    // Section 4.12: the method comes back.
+    assert!(
+        answer
+            .properties
+            .contains(&Property::AuthMethod(METHOD.into()))
+    );
+    let expired = cluster.token_of("system:serviceaccount:factory:press", Duration::ZERO);
+    let admin = cluster.token_of("system:admin", LONG);
+    let forged = good.replace('.', "A.");
+    for (method, token, reason, says) in [
+        (METHOD, expired.as_str(), 0x87, "expired"),
+        (METHOD, &admin, 0x87, "service account"),
+        (METHOD, &forged, 0x87, "token"),
+        (METHOD, "", 0x87, "not a token"),
+        (METHOD, "\0\u{FFFF}", 0x87, "not a token"),
+        ("SCRAM-SHA-256", &good, 0x8C, "method"),
+        ("k8s-sat", &good, 0x8C, "method"),
+    ] {
+        let (_, answer) = cluster.connack(&connect("press", method, token));
+        assert_eq!(answer.reason, reason, "{method} {token}");
+        assert!(answer.text().contains(says), "{}", answer.text());
+    }
+    let (_, anonymous) = cluster.connack(&Connect::new("press"));
+    assert_eq!(anonymous.reason, 0x87);
+    let log = cluster.server.stderr().join("\n");
+    assert!(!log.contains(good.rsplit('.').next().unwrap()), "{log}");
+}
+
+#[test]
+fn a_connection_ends_with_its_token_unless_that_is_renewed() {
+    let cluster = Cluster::start();
+    let short = Duration::from_secs(4);
+    let began = Instant::now();
+    let (mut lazy, _) = cluster.connack(&connect("lazy", METHOD, &cluster.token(short)));
+    let (mut careful, _) = cluster.connack(&connect("careful", METHOD, &cluster.token(short)));
+    careful.send(&renew(METHOD, &cluster.token(LONG)));
+    let renewed = careful.take("AUTH", is_auth);
+    assert_eq!(renewed.ack().reason, 0, "{renewed:?}");
+    lazy.expect_disconnect(0x87);
+    // Tokens count whole seconds.
+    let ended = began.elapsed();
+    assert!(ended > short - Duration::from_secs(2), "{ended:?}");
+    assert!(ended < short + Duration::from_secs(3), "{ended:?}");
+    careful.ping();
+
+    for (method, token) in [
+        (METHOD, "nonsense".to_owned()),
+        (METHOD, cluster.token(Duration::ZERO)),
+        // A good token of another account.
+        (
+            METHOD,
+            cluster.token_of("system:serviceaccount:factory:lathe", LONG),
+        ),
+    ] {
+        let (mut client, _) = cluster.connack(&connect("other", METHOD, &cluster.token(LONG)));
+        client.send(&renew(method, &token));
+        client.expect_disconnect(0x87);
+    }
+    careful.send(&renew("SCRAM-SHA-256", &cluster.token(LONG)));
+    careful.expect_disconnect(0x82);
+}
+
+#[test]
+fn the_official_client_shows_its_token_and_renews_it() {
+    let cluster = Cluster::start();
+    // As in a pod: a directory of its own, whose file is exchanged.
+    let file = cluster.directory.path().join("token");
+    let write = |lasts| {
+        let new = PathBuf::from(format!("{}.new", file.display()));
+        fs::write(&new, cluster.token(lasts)).unwrap();
+        fs::rename(&new, &file).unwrap();
+    };
+    write(Duration::from_secs(20));
+    let path = file.to_str().unwrap().to_owned();
+    let shows =
+        |it: azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder| {
+            it.sat_file(path)
+        };
+    official::with_client(&cluster.server, "official", shows, async |store| {
+        official::set(&store, "key", "before").await;
+        write(LONG);
+        // The client waits ten seconds for more changes before it looks.
+        tokio::time::sleep(Duration::from_secs(22)).await;
+        official::set(&store, "key", "after").await;
+    });
+    let log = cluster.server.stderr();
+    assert!(
+        !log.iter()
+            .any(|line| line.contains("disconnected a client")),
+        "{log:?}"
+    );
+}

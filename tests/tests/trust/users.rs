@@ -1,0 +1,356 @@
+//! Users: who has a password gets in, who does not hears why, and guessing gets nobody anywhere.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{
+    Client, Connect, Ran, Server,
+    client::PATIENCE,
+    command,
+    command::finish,
+    packet::{Ack, kind},
+    run,
+};
+use tempfile::TempDir;
+
+use crate::official;
+
+const OK: u8 = 0;
+const BAD_CLIENT_ID: u8 = 0x85;
+const WRONG: u8 = 0x86;
+const NOT_AUTHORIZED: u8 = 0x87;
+const TOO_OFTEN: u8 = 0x9F;
+
+/// A users file in a directory of its own.
+struct UsersFile {
+    directory: TempDir,
+}
+
+impl UsersFile {
+    fn new(users: &[(&str, &str)]) -> UsersFile {
+        let file = UsersFile {
+            directory: tempfile::tempdir().unwrap(),
+        };
+        for (name, password) in users {
+            file.add(name, password).code(0);
+        }
+        file
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("users")
+    }
+
+    fn user(&self, arguments: &[&str], stdin: &str) -> Ran {
+        let path = self.path();
+        let mut all = vec!["user"];
+        all.extend(arguments);
+        all.extend(["--users", path.to_str().unwrap()]);
+        run(&all, stdin.as_bytes())
+    }
+
+    fn add(&self, name: &str, password: &str) -> Ran {
+        self.user(&["add", name, "--password-stdin"], password)
+    }
+
+    fn server(&self, further: &[&str]) -> Server {
+        let path = self.path();
+        let mut arguments = vec!["--users", path.to_str().unwrap()];
+        arguments.extend(further);
+        Server::with("", &arguments)
+    }
+}
+
+fn login(id: &str, user: Option<&str>, password: Option<&str>) -> Connect {
+    let mut connect = Connect::new(id);
+    connect.user_name = user.map(Into::into);
+    connect.password = password.map(Into::into);
+    connect
+}
+
+fn connack(server: &Server, connect: &Connect) -> Ack {
+    Client::try_connect(server.address(), connect).1
+}
+
+fn connected(server: &Server, id: &str, user: &str, password: &str) -> Client {
+    Client::connect(server.address(), &login(id, Some(user), Some(password)))
+}
+
+/// A connection from another address of loopback.
+fn open_from(from: IpAddr, server: SocketAddr) -> Client {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(from, 0)).unwrap();
+        socket.connect(server).await.unwrap().into_std().unwrap()
+    });
+    stream.set_nonblocking(false).unwrap();
+    Client::on(stream)
+}
+
+#[test]
+fn who_has_a_password_gets_in_and_others_hear_why_not() {
+    let file = UsersFile::new(&[("anna", "secret"), ("bert", "Geheim: ü 1\n")]);
+    let server = file.server(&[]);
+    for (user, password, expected) in [
+        (Some("anna"), Some("secret"), OK),
+        (Some("anna"), Some("secret"), OK),
+        (Some("bert"), Some("Geheim: ü 1"), OK),
+        (Some("anna"), Some("Secret"), WRONG),
+        (Some("anna"), Some(""), WRONG),
+        (Some("anna"), None, WRONG),
+        (Some("bert"), Some("secret"), WRONG),
+        (Some("nobody"), Some("secret"), WRONG),
+        // A password without a user name, which MQTT 5 allows.
+        (None, Some("secret"), WRONG),
+        (None, None, NOT_AUTHORIZED),
+    ] {
+        let answer = connack(&server, &login("a", user, password));
+        assert_eq!(answer.reason, expected, "{user:?} {password:?}");
+        assert_eq!(answer.text().is_empty(), expected == OK);
+    }
+    let anonymous = connack(&server, &Connect::new("a"));
+    assert!(anonymous.text().contains("user name and a password"));
+    server.wait_for_log("anonymous clients are not let in");
+    let log = server.stderr().join("\n");
+    assert!(log.contains("statehouse::audit"), "{log}");
+    assert!(!log.contains("secret") && !log.contains("Geheim"), "{log}");
+}
+
+#[test]
+fn anonymous_clients_come_in_beside_users_where_that_is_said() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&["--allow-anonymous"]);
+    assert_eq!(connack(&server, &Connect::new("a")).reason, OK);
+    assert_eq!(
+        connack(&server, &login("a", Some("anna"), Some("x"))).reason,
+        WRONG
+    );
+}
+
+#[test]
+fn names_that_nobody_should_have_are_nobody() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let before = server.memory_kib();
+    // Each a class of faults that brokers had: wildcards as patterns, lengths, names that are paths.
+    let long = "x".repeat(60_000);
+    for name in ["#", "+", "$", "*", "anna/#", "../users", "anna:", "", &long] {
+        let answer = connack(&server, &login("a", Some(name), Some("secret")));
+        assert_eq!(answer.reason, WRONG, "{name}");
+    }
+    let answer = connack(&server, &login("a", Some("anna"), Some(&long)));
+    assert_eq!(answer.reason, WRONG);
+    let answer = connack(&server, &login(&long, Some("anna"), Some("secret")));
+    assert_eq!(answer.reason, BAD_CLIENT_ID);
+    // U+0000 in any string of CONNECT is malformed (section 1.5.4).
+    for connect in [
+        login("a\0", Some("anna"), Some("secret")),
+        login("a", Some("anna\0"), Some("secret")),
+    ] {
+        assert_eq!(connack(&server, &connect).reason, 0x81);
+    }
+    // A client id is a name too, and no pattern.
+    for id in ["#", "+", "clients/other"] {
+        connected(&server, id, "anna", "secret").disconnect();
+    }
+    assert!(server.memory_kib() < before + 64 * 1024);
+}
+
+#[test]
+fn a_thousand_guesses_at_once_hold_up_nobody_else() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let before = server.memory_kib();
+    let address = server.address();
+    let connect = login("guess", Some("anna"), Some("wrong")).bytes();
+    let mut guesses: Vec<_> = (0..1000)
+        .map(|_| {
+            let mut client = Client::open(address);
+            client.send(&connect);
+            client
+        })
+        .collect();
+    // Somewhere else, while these wait for their answers.
+    let began = Instant::now();
+    let mut other = open_from("127.0.0.2".parse().unwrap(), address);
+    other.send(&login("anna", Some("anna"), Some("secret")).bytes());
+    let answer = other.take("CONNACK", |it| it.kind() == kind::CONNACK).ack();
+    let (waited, memory) = (began.elapsed(), server.memory_kib());
+    assert_eq!(answer.reason, OK);
+    // Behind 32 checks of two at a time, on a machine that does other things too.
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+    assert!(memory < before + 100 * 1024, "{before} KiB, then {memory}");
+    let reasons: Vec<_> = guesses
+        .iter_mut()
+        .map(|it| {
+            it.take("CONNACK", |it| it.kind() == kind::CONNACK)
+                .ack()
+                .reason
+        })
+        .collect();
+    let count = |reason| reasons.iter().filter(|it| **it == reason).count();
+    assert_eq!(count(WRONG) + count(TOO_OFTEN), 1000, "{reasons:x?}");
+    assert!(count(WRONG) < 60, "{} were checked", count(WRONG));
+    // Her password is known by now, so not even from where the guesses come is she kept out.
+    connected(&server, "anna", "anna", "secret").ping();
+    other.ping();
+}
+
+#[test]
+fn changes_of_the_file_hold_for_who_is_connected() {
+    let file = UsersFile::new(&[("anna", "a"), ("bert", "b"), ("carl", "c")]);
+    let server = file.server(&[]);
+    let mut anna = connected(&server, "anna", "anna", "a");
+    let mut bert = connected(&server, "bert", "bert", "b");
+    let mut carl = connected(&server, "carl", "carl", "c");
+    file.user(&["remove", "anna"], "").code(0);
+    anna.expect_disconnect(NOT_AUTHORIZED);
+    let again = || connack(&server, &login("anna", Some("anna"), Some("a"))).reason;
+    assert_eq!(again(), WRONG);
+    // Another password is another credential.
+    file.add("bert", "new").code(0);
+    bert.expect_disconnect(NOT_AUTHORIZED);
+    connected(&server, "bert", "bert", "new").disconnect();
+    // A mistake changes nothing for anybody.
+    let good = fs::read(file.path()).unwrap();
+    fs::write(file.path(), "carl:no hash\n").unwrap();
+    server.wait_for_log("line 1 of ");
+    carl.ping();
+    connected(&server, "bert", "bert", "new").disconnect();
+    // At once, where somebody says so.
+    fs::write(file.path(), good).unwrap();
+    file.add("anna", "back").code(0);
+    server.signal("HUP");
+    server.wait_for_log("SIGHUP");
+    let end = Instant::now() + PATIENCE;
+    let back = || connack(&server, &login("anna", Some("anna"), Some("back"))).reason;
+    while back() != OK {
+        assert!(Instant::now() < end, "anna is not let in again");
+        thread::sleep(Duration::from_millis(300));
+    }
+    carl.ping();
+}
+
+#[test]
+fn the_official_client_logs_in() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let shows = |password: &'static str| {
+        move |it: azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder| {
+            it.username("anna".to_owned()).password(password.to_owned())
+        }
+    };
+    official::with_client(&server, "official", shows("secret"), async |store| {
+        official::set(&store, "key", "value").await;
+    });
+    let refused = official::with_client(&server, "guesser", shows("wrong"), async |store| {
+        official::is_answered(&store, Duration::from_secs(2)).await
+    });
+    assert!(!refused);
+    server.wait_for_log("client=guesser");
+}
+
+#[test]
+fn mosquitto_pub_logs_in() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let port = server.port().to_string();
+    let publish = |login: &[&str]| {
+        let mut command = Command::new("mosquitto_pub");
+        command.args(["-V", "5", "-h", "127.0.0.1", "-p", &port, "-q", "1"]);
+        command.args(["-t", "topic", "-m", "hello"]).args(login);
+        finish(command, b"")
+    };
+    publish(&["-u", "anna", "-P", "secret"]).code(0);
+    let wrong = publish(&["-u", "anna", "-P", "wrong"]);
+    assert_ne!(wrong.code, Some(0));
+    wrong.says("user name or password");
+    let anonymous = publish(&[]);
+    assert_ne!(anonymous.code, Some(0));
+    anonymous.says("authori");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn the_file_is_kept_by_the_command() {
+    let file = UsersFile::new(&[]);
+    file.add("anna", "secret").code(0).says("added anna");
+    assert_eq!(mode(&file.path()), 0o600);
+    let text = fs::read_to_string(file.path()).unwrap();
+    assert!(
+        text.starts_with("anna:$argon2id$v=19$m=19456,t=2,p=1$"),
+        "{text}"
+    );
+    assert!(!text.contains("secret"));
+    fs::write(file.path(), format!("# people\n{text}\n")).unwrap();
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o640)).unwrap();
+    file.add("bert", "secret\nmore").code(0);
+    file.add("anna", "other").code(0).says("changed anna");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
+    let changed = fs::read_to_string(file.path()).unwrap();
+    assert!(
+        changed.starts_with("# people\nanna:$argon2id$"),
+        "{changed}"
+    );
+    assert!(!changed.contains(text.trim()), "the old hash is gone");
+    // Whoever could read it can still.
+    assert_eq!(mode(&file.path()), 0o640);
+    file.user(&["remove", "anna"], "").code(0);
+    file.user(&["remove", "anna"], "")
+        .code(1)
+        .says("no user anna");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+
+    file.add("", "secret").code(2).says("a user name has");
+    file.add("a:b", "secret").code(2).says("a user name has");
+    file.add("carl", "").code(2).says("the password is empty");
+    file.add("carl", "\nsecret")
+        .code(2)
+        .says("the password is empty");
+    let long = "x".repeat(2000);
+    file.add("carl", &long).code(2).says("at most 1024 bytes");
+    file.user(&["add", "carl"], "secret")
+        .code(2)
+        .says("--password-stdin");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+}
+
+#[test]
+fn a_bad_file_keeps_the_store_from_starting_and_says_what_to_do() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let path = file.path();
+    let serve = || {
+        let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--users"]);
+        serve.arg(&path).current_dir(file.directory.path());
+        finish(serve, b"").code(2)
+    };
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    serve().says("chmod 600");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&path, "anna:secret\n").unwrap();
+    serve().says("line 1 of").says("statehouse user add");
+    fs::remove_file(&path).unwrap();
+    serve().says("cannot read");
+    let behind = [
+        "serve",
+        "--broker",
+        "mqtt://127.0.0.1:1",
+        "--users",
+        "users",
+    ];
+    run(&behind, b"").code(2).says("configure them there");
+}
