@@ -7,6 +7,7 @@ mod authorizer;
 pub mod certificates;
 pub mod explain;
 mod logins;
+mod own_topics;
 pub mod rules;
 mod throttle;
 pub mod tokens;
@@ -57,6 +58,8 @@ struct Doors {
     tokens: Option<Arc<Watched<KeySet>>>,
     /// Whether a client may come in that shows nothing.
     anonymous: bool,
+    /// Whether a client's answers are its own, where no rules say more.
+    own_topics: bool,
     /// What clients may do; everything without.
     rules: Option<Arc<Authorizer>>,
     audit: Arc<Audit>,
@@ -82,6 +85,7 @@ impl AccessControl {
         }
         Ok(Self(Arc::new(Doors {
             anonymous: config.allow_anonymous || !config.authenticates(),
+            own_topics: config.authenticates() && rules.is_none(),
             rules: rules.map(Authorizer::new),
             logins: users.map(Logins::new),
             owners,
@@ -294,6 +298,16 @@ impl Access for AccessControl {
     }
 
     fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool {
+        if self.0.own_topics && own_topics::is_of_another(&who.client, filter) {
+            self.0.audit.refused(&Refused {
+                what: "subscribe",
+                peer: None,
+                client: &who.client,
+                user: who.identity.user.as_deref(),
+                why: &"its filter matches topics of other clients, which need a rule",
+            });
+            return false;
+        }
         let may = |grants: &Grants| grants.may_subscribe(filter);
         self.0.allows(who, "subscribe", filter, may)
     }

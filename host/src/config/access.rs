@@ -106,7 +106,7 @@ impl AccessConfig {
     /// Whether it says anything of who may connect. Rules are for clients of another broker too.
     #[must_use]
     pub fn is_about_connecting(&self) -> bool {
-        self.authenticates() || self.allow_anonymous
+        self.authenticates() || self.certificate_users.is_some() || self.allow_anonymous
     }
 
     /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.

@@ -208,6 +208,22 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
 }
 
 #[test]
+fn nobody_subscribes_to_the_answers_of_another() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let mut client = connected(&server, "me", "anna", "secret");
+    for (filter, expected) in [
+        ("clients/me/answers", 1),
+        ("news/#", 1),
+        ("clients/you/answers", NOT_AUTHORIZED),
+        ("clients/+/answers", NOT_AUTHORIZED),
+        ("#", NOT_AUTHORIZED),
+    ] {
+        assert_eq!(client.subscribe(filter, 1), expected, "{filter}");
+    }
+}
+
+#[test]
 fn changes_of_the_file_hold_for_who_is_connected() {
     let file = UsersFile::new(&[("anna", "a"), ("bert", "b"), ("carl", "c")]);
     let server = file.server(&[]);
