@@ -665,13 +665,18 @@ pub const PASSWORD_PASSES_MAX: u32 = 10;
 /// See [`PASSWORD_MEMORY_KIB_MAX`].
 pub const PASSWORD_LANES_MAX: u32 = 4;
 
+/// Blocks of a KiB that are reserved for checking a password: more than 32 MiB, which glibc gives back to the system at once,
+/// while it keeps smaller ones for each thread that ever had one.
+pub const PASSWORD_BLOCKS_MIN: usize = 33 << 10;
+
 /// Passwords that are checked at once, if there are as many processors: each takes the memory above, and requests of those who
 /// are connected need processors too.
 pub const PASSWORD_CHECKS_AT_ONCE_MAX: usize = 2;
 
-/// Wrong passwords from one address, or checks that wait, before it has to wait for [`LOGIN_INTERVAL`]. Devices behind one
-/// address that come back together are let in as fast as their passwords are checked.
-pub const LOGIN_BURST: u32 = 32;
+/// Wrong passwords from one address, or checks that wait, before it has to wait for [`LOGIN_INTERVAL`]. Somebody at another
+/// address waits behind these: half a second. Devices behind one address that come back together are let in as fast as their
+/// passwords are checked, if they try again.
+pub const LOGIN_BURST: u32 = 16;
 
 /// The same for one user, from all addresses: more, so that a guesser has to use several to keep somebody out who was not
 /// connected before.

@@ -10,8 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, OnceLock};
 
-use argon2::password_hash::{PasswordHashString, Salt, SaltString};
-use argon2::{Algorithm, Argon2, Params, PasswordHash, PasswordHasher, PasswordVerifier, Version};
+use argon2::password_hash::{Output, PasswordHashString, Salt, SaltString};
+use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, PasswordHasher, Version};
 use wasmsign2::reexports::getrandom;
 
 use crate::limits;
@@ -158,16 +158,13 @@ impl Users {
     pub fn verify(&self, name: &str, password: &[u8]) -> bool {
         static NOBODY: LazyLock<Option<PasswordHashString>> =
             LazyLock::new(|| hash_with(b"nobody", b"0123456789abcdef").ok());
-        let argon2 = Argon2::default();
         let Some(user) = self.users.get(name) else {
             if let Some(nobody) = &*NOBODY {
-                _ = argon2.verify_password(password, &nobody.password_hash());
+                _ = is_hash_of(&nobody.password_hash(), password);
             }
             return false;
         };
-        let is_right = argon2
-            .verify_password(password, &user.hash.password_hash())
-            .is_ok();
+        let is_right = is_hash_of(&user.hash.password_hash(), password);
         if is_right {
             _ = user.shown.set(self.quick(name, password));
         }
@@ -226,6 +223,27 @@ fn check_hash(hash: &PasswordHash<'_>) -> Result<(), LineError> {
     } else {
         Err(LineError::Dear)
     }
+}
+
+/// Whether this is the hash of the password.
+fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
+    let (Ok(params), Some(salt), Some(expected)) = (Params::try_from(hash), hash.salt, hash.hash)
+    else {
+        return false;
+    };
+    let mut salt_bytes = [0; Salt::MAX_LENGTH];
+    let Ok(salt) = salt.decode_b64(&mut salt_bytes) else {
+        return false;
+    };
+    // An allocator that keeps what each thread gave back would keep this for each: what is larger than it keeps goes back to
+    // the system. Only what is used is ever resident.
+    let mut memory = Vec::with_capacity(params.block_count().max(limits::PASSWORD_BLOCKS_MIN));
+    memory.resize(params.block_count(), Block::new());
+    let mut out = vec![0; expected.len()];
+    let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+    let hashed = argon2.hash_password_into_with_memory(password, salt, &mut out, &mut memory);
+    // The comparison of two outputs does not end early.
+    hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
 }
 
 /// Whether this can be the name of a user in the file.

