@@ -7,6 +7,7 @@ mod administration;
 mod authz;
 mod bench;
 mod clients;
+mod completions;
 mod data;
 mod del;
 mod doctor;
@@ -14,6 +15,7 @@ mod explain;
 mod get;
 mod history;
 mod lock;
+mod man;
 mod output;
 mod policy;
 mod progress;
@@ -22,6 +24,7 @@ mod replay;
 mod restore;
 mod scan;
 mod serve;
+mod service_manager;
 mod set;
 mod signals;
 mod snapshot;
@@ -32,7 +35,7 @@ mod watch;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Flags;
 
@@ -82,6 +85,8 @@ is on disk is recovered.")]
     User(user::Args),
     Authz(authz::Args),
     Bench(Box<bench::Args>),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Runs the program.
@@ -105,5 +110,9 @@ pub fn main() -> ExitCode {
         Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Authz(args) => output::finish(async { authz::run(&args) }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
+        Command::Completions(args) => {
+            output::finish(async { completions::run(&args, Cli::command()) })
+        }
+        Command::Man(args) => output::finish(async { man::run(&args, Cli::command()) }),
     }
 }

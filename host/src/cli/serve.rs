@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::administration::Administration;
 use super::clients::{Clients, Entrance, Open};
 use super::output::{self, Failure};
+use super::service_manager;
 use super::signals::Signals;
 use crate::access::AccessControl;
 use crate::audit::Audit;
@@ -279,6 +280,7 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
     let directory = storage.directory.display();
     let waits = || {
         let line = format!("standby: {directory} is in use by another process; waiting");
+        service_manager::ready(&line);
         if let Err(error) = print(&[line]) {
             tracing::warn!(%error, "nobody can be told that this standby waits");
         }
@@ -324,6 +326,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     });
     let hangup = signal(SignalKind::hangup())?;
     let reloading = tokio::spawn(reloads.run(hangup));
+    let watching = tokio::spawn(service_manager::watch(server.clone()));
     let serving = async {
         match tell(&open).await {
             Ok(()) => open.ended().await,
@@ -337,10 +340,12 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         }
         failure = serving => Err(failure),
     };
+    service_manager::stopping();
     administration.stop();
     open.shutdown().await;
     sweeper.abort();
     reloading.abort();
+    watching.abort();
     server.stop();
     if let Some(disk) = disk {
         // Nothing that was acknowledged depends on it, but the next start is quicker for it.
@@ -376,6 +381,7 @@ async fn tell(open: &Open) -> io::Result<()> {
         print(lines)?;
         print(open.presence().await.as_slice())?;
         print(&["ready".to_owned()])?;
+        service_manager::ready("clients can connect");
     }
     Ok(())
 }

@@ -1,0 +1,30 @@
+//! `statehouse man`: manual pages, made of what --help says.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Command;
+
+use super::output::{Exit, Failure};
+
+/// Write a manual page for each command into a directory
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse man /usr/local/share/man/man1 && man statehouse-serve")]
+pub(super) struct Args {
+    /// Where to; it is made where it is not there
+    directory: PathBuf,
+}
+
+pub(super) fn run(args: &Args, program: Command) -> Result<Exit, Failure> {
+    let failed = |error| {
+        let directory = args.directory.display();
+        Failure::usage(format!(
+            "cannot write manual pages into {directory}: {error}"
+        ))
+    };
+    fs::create_dir_all(&args.directory).map_err(failed)?;
+    clap_mangen::generate_to(program, &args.directory).map_err(failed)?;
+    Ok(Exit::Done)
+}
