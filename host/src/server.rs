@@ -193,6 +193,19 @@ impl Server {
         }
     }
 
+    /// Why requests cannot be answered as they should at present, if so.
+    pub fn impediment(&self) -> Option<&'static str> {
+        if self.stopped.load(Relaxed) {
+            Some("the store is stopping")
+        } else if self.lock().journal_full {
+            Some("the disk is full: only removals are taken")
+        } else if self.link().is_some_and(|link| !link.connected) {
+            Some("there is no connection to the broker")
+        } else {
+            None
+        }
+    }
+
     /// What the connection to a foreign broker can be judged by, where there is one.
     pub fn link(&self) -> Option<Figures> {
         self.transport.get()?.figures()

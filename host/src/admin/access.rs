@@ -67,12 +67,15 @@ pub fn new_token() -> io::Result<String> {
 pub(super) struct Access {
     /// Of the token, so that comparing takes as long for a nearly right one as for a wrong one.
     token: blake3::Hash,
+    /// Whether only this machine reaches the address.
+    loopback: bool,
 }
 
 impl Access {
-    pub(super) fn new(token: &str) -> Self {
+    pub(super) fn new(token: &str, address: SocketAddr) -> Self {
         Self {
             token: blake3::hash(token.as_bytes()),
+            loopback: address.ip().is_loopback(),
         }
     }
 
@@ -86,7 +89,7 @@ impl Access {
         }
         // A name that leads to this machine only for a moment would make a page's requests look like its own.
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        if !host.is_some_and(is_loopback) {
+        if self.loopback && !host.is_some_and(is_loopback) {
             return Err((
                 StatusCode::FORBIDDEN,
                 "the Host header names no address of loopback",
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn only_the_token_on_loopback_from_no_page() {
-        let access = Access::new("secret");
+        let access = Access::new("secret", ([127, 0, 0, 1], 8080).into());
         let host = || (HOST, "127.0.0.1:8080");
         let status = |all: &[_]| access.check(&headers(all)).map_err(|(status, _)| status);
         assert_eq!(status(&[host(), (AUTHORIZATION, "Bearer secret")]), Ok(()));
@@ -163,7 +166,23 @@ mod tests {
             Err(StatusCode::FORBIDDEN)
         );
         let page = (ORIGIN, "http://127.0.0.1:8080");
-        assert_eq!(status(&[host(), right, page]), Err(StatusCode::FORBIDDEN));
+        assert_eq!(
+            status(&[host(), right.clone(), page.clone()]),
+            Err(StatusCode::FORBIDDEN)
+        );
+        // Where others may come from it has the names that they know.
+        let access = Access::new("secret", ([0, 0, 0, 0], 8080).into());
+        let status = |all: &[_]| access.check(&headers(all)).map_err(|(status, _)| status);
+        let elsewhere = (HOST, "store.example");
+        assert_eq!(status(&[elsewhere.clone(), right.clone()]), Ok(()));
+        assert_eq!(
+            status(std::slice::from_ref(&elsewhere)),
+            Err(StatusCode::UNAUTHORIZED)
+        );
+        assert_eq!(
+            status(&[elsewhere, right, page]),
+            Err(StatusCode::FORBIDDEN)
+        );
     }
 
     #[test]

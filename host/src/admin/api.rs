@@ -14,6 +14,8 @@
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
 //! GET    /metrics                    OpenMetrics
+//! GET    /livez                      whether the process answers; for everybody
+//! GET    /readyz                     whether requests are answered as they should, and if not (503) why; for everybody
 //! ```
 //!
 //! WHICH is a digest (at least six digits of it), a name, NAME@VERSION, or `builtin`. Errors are {"error": "..."}.
@@ -96,6 +98,9 @@ impl Api {
         self: Arc<Self>,
         request: Request<Incoming>,
     ) -> Result<Answer, Infallible> {
+        if let Some(answer) = self.probe(&request) {
+            return Ok(last(answer));
+        }
         if let Err((status, error)) = self.access.check(request.headers()) {
             let mut answer = Refusal::new(status, error).answer();
             if status == StatusCode::UNAUTHORIZED {
@@ -107,6 +112,21 @@ impl Api {
         // A body that was not read to its end cannot be followed by another request.
         let answer = self.route(request).await;
         Ok(answer.unwrap_or_else(|refusal| last(refusal.answer())))
+    }
+
+    /// What supervisors ask without a token: it tells nothing of what is kept.
+    fn probe(&self, request: &Request<Incoming>) -> Option<Answer> {
+        if request.method() != Method::GET {
+            return None;
+        }
+        match request.uri().path() {
+            "/livez" => Some(json(StatusCode::OK, &json!({}))),
+            "/readyz" => Some(match self.server.impediment() {
+                None => json(StatusCode::OK, &json!({})),
+                Some(why) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why).answer(),
+            }),
+            _ => None,
+        }
     }
 
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {

@@ -1,4 +1,4 @@
-//! The administration: HTTP on loopback, for those who may read the data directory.
+//! The administration: HTTP, for those who may read the data directory or have been given a token.
 //!
 //! What enters: HTTP/1.1 requests, bounded in number, size and time. What leaves: JSON, or metrics as text. It
 //! decides nothing: policies are shipped and steered through [`Gate`], as on every other way. It never waits on the path of a
@@ -67,7 +67,7 @@ impl Admin {
     ) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api::new(
-            Access::new(&self.token),
+            Access::new(&self.token, self.address),
             gate,
             server,
             reloads,

@@ -12,14 +12,11 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Door, new_token};
 use crate::audit::Audit;
-use crate::config::{Config, Durability};
+use crate::config::{ADMIN_TOKEN, Config, Durability};
 use crate::limits;
 use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::{Drop, Gate, PolicyOrders};
-
-/// The name of the variable with a token that is known before the start.
-const TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
 
 /// What is ready to run.
 pub(super) struct Administration {
@@ -104,11 +101,11 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
     let Some(address) = config.admin else {
         return Ok(None);
     };
-    let token = match std::env::var(TOKEN) {
+    let token = match std::env::var(ADMIN_TOKEN) {
         Ok(token) => {
             anyhow::ensure!(
                 token.len() >= limits::ADMIN_TOKEN_BYTES_MIN,
-                "{TOKEN} has {} bytes, and a token at least {}: it can be guessed",
+                "{ADMIN_TOKEN} has {} bytes, and a token at least {}: it can be guessed",
                 token.len(),
                 limits::ADMIN_TOKEN_BYTES_MIN
             );
@@ -117,7 +114,7 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
         Err(_) if keeps => new_token()?,
         Err(_) => {
             tracing::info!(
-                "the administration is off: nothing is kept on disk, so that nobody could read a token there. {TOKEN} gives it one"
+                "the administration is off: nothing is kept on disk, so that nobody could read a token there. {ADMIN_TOKEN} gives it one"
             );
             return Ok(None);
         }

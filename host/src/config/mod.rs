@@ -31,6 +31,9 @@ pub use values::{
 
 use file::{File, read};
 
+/// The variable with the administration's token, where it is to be known before the start. Not a flag, since others see these.
+pub(crate) const ADMIN_TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
+
 /// What `statehouse serve` accepts as flags, environment variables and, under the same names with
 /// underscores, as keys of the file.
 #[derive(clap::Args, Debug, Default)]
@@ -41,8 +44,9 @@ pub struct Flags {
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
     pub policy: Option<PathBuf>,
 
-    /// Where the administration listens, for `statehouse policy` and for metrics: an address of loopback, or `off`. Port 0
-    /// takes a free one; the file `admin` in the data directory says which [default: 127.0.0.1:0]
+    /// Where the administration listens, for `statehouse policy` and for metrics, or `off`. Port 0 takes a free one; the file
+    /// `admin` in the data directory says which, with a token that is new at each start. Metrics are scraped, and other machines
+    /// come in, with a token of yours in STATEHOUSE_ADMIN_TOKEN [default: 127.0.0.1:0]
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -373,7 +377,7 @@ pub enum ConfigError {
     Listen(#[from] ListenError),
     /// An administration that others can reach.
     #[error(
-        "the administration listens on loopback only, until there are accounts, and {0} can be reached from other machines: name an address such as 127.0.0.1:0 with --admin, or `off`. From elsewhere go through a tunnel, such as `ssh -L`"
+        "{0} can be reached from other machines, and the administration listens there only with a token of yours in the environment, as {ADMIN_TOKEN}; it is not encrypted. Or name an address such as 127.0.0.1:0 with --admin, and come from elsewhere through a tunnel, such as `ssh -L`"
     )]
     Admin(SocketAddr),
     /// A time out of bounds.
@@ -472,7 +476,9 @@ impl Config {
 
         let admin = flags.admin.or(file.admin);
         let AdminAddress(admin) = admin.unwrap_or_default();
-        if let Some(open) = admin.filter(|address| !address.ip().is_loopback()) {
+        if let Some(open) = admin.filter(|address| !address.ip().is_loopback())
+            && std::env::var_os(ADMIN_TOKEN).is_none()
+        {
             return Err(ConfigError::Admin(open));
         }
         let trusted_keys = match flags.trusted_keys.is_empty() {

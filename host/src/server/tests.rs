@@ -186,3 +186,20 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     assert_eq!(told.count(), 1, "{notes:?}");
     assert_eq!(second.stats().told_again, 1);
 }
+
+#[test]
+fn a_store_says_what_keeps_it_from_answering() {
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let server = Server::new(
+        Store::new(Registry::new(policy, None), Quota::default()),
+        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+        Recorder::new(Arc::new(Memory), Vec::new(), None),
+        1,
+        Settings::default(),
+    );
+    assert_eq!(server.impediment(), None);
+    server.lock().journal_full = true;
+    assert!(server.impediment().unwrap().contains("disk is full"));
+    server.stop();
+    assert!(server.impediment().unwrap().contains("stopping"));
+}

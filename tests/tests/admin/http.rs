@@ -294,3 +294,42 @@ fn metrics_are_openmetrics() {
     );
     assert!(set.ends_with("} 1"), "{set}");
 }
+
+/// What supervisors ask has no token, and tells nothing but yes or no.
+#[test]
+fn anybody_on_this_machine_may_ask_whether_it_is_well() {
+    let server = Server::start();
+    let door = door(&server);
+    for path in ["/livez", "/readyz"] {
+        let asked = door.head(&format!("GET {path}"), &[]);
+        assert_eq!(
+            door.send(asked.as_bytes()),
+            (200, "{}".to_owned()),
+            "{path}"
+        );
+        let told = door.head(&format!("POST {path}"), &[]);
+        assert_eq!(door.send(told.as_bytes()).0, 401, "{path}");
+    }
+}
+
+#[test]
+fn a_token_of_the_operator_opens_the_administration_to_other_machines() {
+    let refused = run_in(
+        tempfile::tempdir().unwrap().path(),
+        &["serve", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0"],
+        b"",
+    );
+    refused.code(2).says("STATEHOUSE_ADMIN_TOKEN");
+    let token = "a token that its operator has chosen, and nobody guesses";
+    let mut command = command(&["serve", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0"]);
+    command.env("STATEHOUSE_ADMIN_TOKEN", token);
+    let server = Server::spawn(command, tempfile::tempdir().unwrap());
+    let mut door = door(&server);
+    assert_eq!(door.token, token);
+    door.address.set_ip([127, 0, 0, 1].into());
+    let elsewhere = "GET /metrics HTTP/1.1\r\nHost: store.example\r\nConnection: close\r\n";
+    let bare = format!("{elsewhere}\r\n");
+    assert_eq!(door.send(bare.as_bytes()).0, 401);
+    let shown = format!("{elsewhere}{}\r\n\r\n", door.bearer());
+    assert_eq!(door.send(shown.as_bytes()).0, 200);
+}
