@@ -88,10 +88,11 @@ mod tests {
             throttle.forgives("right");
         }
         while throttle.allows("wrong", now) {}
-        // Some share a place with the guesser by chance, and not more.
-        let held_up = (0..SLOTS)
+        // Some share a place with the guesser, or with several others, by chance: one in several runs.
+        let others = SLOTS / 8;
+        let held_up = (0..others)
             .filter(|other| !throttle.allows(other, now))
             .count();
-        assert!(held_up < 100, "{held_up} of {SLOTS}");
+        assert!(held_up < 10, "{held_up} of {others}");
     }
 }
