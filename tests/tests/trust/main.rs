@@ -3,6 +3,7 @@
 
 mod authorization;
 mod browser;
+mod certificates;
 mod official;
 mod papers;
 mod tls;

@@ -88,6 +88,8 @@ impl Encrypted {
                 "--tls-client-crl".to_owned(),
                 text(&revoked),
                 "--tls-client-required".to_owned(),
+                // On the plain listener beside it, where clients of the test write.
+                "--allow-anonymous".to_owned(),
             ]
         })
     }

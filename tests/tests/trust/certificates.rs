@@ -1,0 +1,113 @@
+//! Owners of client certificates: who they are, and that rules know them by it.
+
+use std::fs;
+
+use statehouse_tests::{Ran, run};
+
+use crate::{
+    papers::{Authority, Wanted},
+    tls::{Encrypted, text},
+};
+
+const RULES: &str = r#"
+[[rules]]
+principals.usernames = ["press"]
+brokerResources = [{ method = "Connect" }]
+stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["press/*"] }]
+
+[[rules]]
+principals.attributes = [{ building = "17" }]
+brokerResources = [{ method = "Connect" }]
+stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["building/*"] }]
+"#;
+
+/// A store with these rules and owners, whose clients may show certificates of `press`, `lathe` and `admin`.
+struct Site(Encrypted);
+
+impl Site {
+    fn start(owners: &str) -> Site {
+        Site(Encrypted::start("mqtts", |directory, _| {
+            let clients = Authority::new(directory, "building 17, ca");
+            for (serial, name) in ["press", "lathe"].into_iter().enumerate() {
+                let (serial, until) = (serial as u64 + 1, 2100);
+                clients.client(&Wanted {
+                    name,
+                    until,
+                    serial,
+                });
+            }
+            let rules = directory.join("rules.toml");
+            fs::write(&rules, RULES).unwrap();
+            let mut arguments = vec![
+                "--tls-client-ca".to_owned(),
+                text(&clients.certificate),
+                "--rules".to_owned(),
+                text(&rules),
+                "--certificate-users".to_owned(),
+            ];
+            arguments.push(match owners {
+                "cn" => owners.to_owned(),
+                table => {
+                    let path = directory.join("owners.toml");
+                    fs::write(&path, table).unwrap();
+                    text(&path)
+                }
+            });
+            arguments
+        }))
+    }
+
+    /// A command of the store's own client, with this certificate.
+    fn ask(&self, certificate: Option<&str>, arguments: &[&str]) -> Ran {
+        let url = format!("mqtts://{}", self.0.address);
+        let ca = text(&self.0.authority.certificate);
+        let files = certificate.map(|name| {
+            [".crt", ".key"].map(|end| text(&self.0.directory.path().join(format!("{name}{end}"))))
+        });
+        let mut all = arguments.to_vec();
+        all.extend(["--url", &url, "--ca", &ca]);
+        if let Some([certificate, key]) = &files {
+            all.extend(["--cert", certificate, "--cert-key", key]);
+        }
+        run(&all, b"")
+    }
+}
+
+#[test]
+fn a_table_gives_certificates_users_and_chains_attributes() {
+    let site = Site::start(
+        r#"
+        [[certificate]]
+        subject = "CN = press"
+        user = "press"
+
+        [[certificate]]
+        subject = 'CN=building 17\, ca'
+        attributes = { building = "17" }
+        "#,
+    );
+    site.ask(Some("press"), &["set", "press/a", "v"]).code(0);
+    // By the authority that issued both.
+    site.ask(Some("press"), &["get", "building/a"]).code(1);
+    site.ask(Some("lathe"), &["get", "building/a"]).code(1);
+    site.ask(Some("lathe"), &["get", "press/a"])
+        .code(4)
+        .says("not authorized");
+    site.ask(Some("lathe"), &["set", "building/a", "v"]).code(4);
+    let anonymous = site.ask(None, &["get", "building/a"]);
+    assert_ne!(anonymous.code, Some(1), "{anonymous:?}");
+    site.0
+        .server
+        .wait_for_log("anonymous clients are not let in");
+}
+
+#[test]
+fn a_common_name_is_a_user() {
+    let site = Site::start("cn");
+    site.ask(Some("press"), &["set", "press/a", "v"]).code(0);
+    site.ask(Some("press"), &["get", "building/a"]).code(4);
+    // Somebody, whom no rule names.
+    let lathe = site.ask(Some("lathe"), &["get", "building/a"]);
+    assert_ne!(lathe.code, Some(1), "{lathe:?}");
+    site.0.server.wait_for_log("user=lathe");
+}
