@@ -50,7 +50,12 @@ impl Audit {
         if left_out > 0 {
             tracing::warn!(target: TARGET, left_out, "more was refused than is logged");
         }
-        let (client, user) = (refused.client.escape_debug(), refused.user.unwrap_or("-"));
+        // Both may be as long as a CONNECT, and hold what would look like another line.
+        let shown = |name: &str| {
+            let end = name.floor_char_boundary(limits::AUDIT_NAME_BYTES_MAX);
+            name[..end].escape_debug().to_string()
+        };
+        let (client, user) = (shown(refused.client), shown(refused.user.unwrap_or("-")));
         let peer = refused
             .peer
             .map_or_else(|| "-".to_owned(), |it| it.to_string());
@@ -58,7 +63,7 @@ impl Audit {
             target: TARGET,
             what = refused.what,
             %client,
-            user = %user.escape_debug(),
+            %user,
             peer,
             why = %refused.why.to_string().escape_debug(),
             "refused"

@@ -734,3 +734,6 @@ pub const GRANTS_HELD_MAX: usize = 1 << 16;
 
 /// Of a topic or a key that was refused, what a log line shows.
 pub const NO_RULE_SHOWN_BYTES: usize = 128;
+
+/// A client id or user name in such a line, before it is escaped.
+pub const AUDIT_NAME_BYTES_MAX: usize = 256;

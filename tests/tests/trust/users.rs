@@ -165,6 +165,8 @@ fn names_that_nobody_should_have_are_nobody() {
         connected(&server, id, "anna", "secret").disconnect();
     }
     assert!(server.memory_kib() < before + 64 * 1024);
+    let longest = server.stderr().iter().map(String::len).max();
+    assert!(longest.unwrap() < 2000, "{longest:?}");
 }
 
 #[test]
