@@ -14,7 +14,8 @@
 //! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
 //! * `statehouse_link` (a crate of its own): one session with somebody else's broker, over as many connections as it takes.
 //! * [`listener`]: sockets in, streams of MQTT out, where TLS or WebSocket is between. It reads no MQTT.
-//! * [`access`]: who a client is, by what it shows: users, certificates, tokens. It opens no connection.
+//! * [`access`]: who a client is, by what it shows: users, certificates, tokens; and what it may do, by rules. It opens no
+//!   connection and touches no key.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
 //! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
 //! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
@@ -33,7 +34,7 @@
 //! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), `replace` (small files that others read at
 //! any time) and `cli` (one file per command).
 //!
-//! Dependencies point one way: cli → control → server → transport, store → policy, journal → clock, limits.
+//! Dependencies point one way: cli → control → server → transport, store → access, policy, journal → clock, limits.
 #![forbid(unsafe_code)]
 
 pub mod access;

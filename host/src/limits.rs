@@ -728,9 +728,15 @@ pub const RULE_FLOATING_BYTES_MAX: usize = 64;
 /// Levels of a topic in a rule, which are also those of a topic name that are compared.
 pub const RULE_TOPIC_LEVELS_MAX: usize = 128;
 
-/// Connections of which it is kept what they may do: more than there can be at the embedded broker. Behind a foreign one
-/// clients may claim to be others with each request; then all is worked out again.
-pub const GRANTS_HELD_MAX: usize = 1 << 16;
+/// Clients that ask to be let in, of which it is kept what they may do until they are: as many as connect at once.
+pub const GRANTS_ARRIVING_MAX: usize = 64;
+
+/// Clients of a foreign broker of which it is kept what they may do. They may claim another id with each request; then all is
+/// worked out again.
+pub const GRANTS_CLAIMED_MAX: usize = 4096;
+
+/// The longest id of these: with the two above some megabytes.
+pub const GRANTS_CLAIMED_CLIENT_BYTES_MAX: usize = 256;
 
 /// Of a topic or a key that was refused, what a log line shows.
 pub const NO_RULE_SHOWN_BYTES: usize = 128;

@@ -243,7 +243,10 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         TransportChoice::Foreign(foreign) => {
             let rules = access.rules().cloned();
             let clients = Clients::foreign(&server, foreign, client_id, config, rules)?;
-            access.watch(&mut reloads, recheck(&access, &server));
+            let again = recheck(&access, &server);
+            // Watches are kept over a restart, and rules may be others by now.
+            again();
+            access.watch(&mut reloads, again);
             server.tell_of_ends(&ends);
             clients
         }

@@ -160,6 +160,11 @@ impl Grants {
         self.shared.read.holds(key) || self.own.read.holds(key)
     }
 
+    /// What a look at one key may cost, beside what it costs where there are no patterns.
+    pub(crate) fn read_tries(&self) -> usize {
+        self.shared.read.tries() + self.own.read.tries()
+    }
+
     /// Whether it may change a key.
     pub fn may_write(&self, key: &[u8]) -> bool {
         self.shared.write.holds(key) || self.own.write.holds(key)

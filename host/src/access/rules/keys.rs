@@ -15,6 +15,8 @@ pub(super) struct KeySet {
     exact: FxHashSet<Box<[u8]>>,
     /// In order. Whatever begins one of these that begin a key begins the longest of them too.
     beginnings: Vec<Beginning>,
+    /// Patterns that one key may be compared with, at most.
+    tries: usize,
 }
 
 /// Patterns with the same literal beginning.
@@ -86,9 +88,16 @@ impl KeySetBuilder {
                 it.patterns.clear();
             }
         }
+        let mut tries: Vec<usize> = Vec::with_capacity(beginnings.len());
+        for it in &beginnings {
+            // A shorter one comes before the longer.
+            let shorter = it.shorter.and_then(|at| tries.get(at)).copied();
+            tries.push(it.patterns.len() + shorter.unwrap_or_default());
+        }
         KeySet {
             exact: self.exact,
             beginnings,
+            tries: tries.into_iter().max().unwrap_or_default(),
         }
     }
 }
@@ -98,6 +107,11 @@ impl KeySet {
     pub(super) fn holds(&self, key: &[u8]) -> bool {
         (!self.exact.is_empty() && self.exact.contains(key))
             || (!self.beginnings.is_empty() && self.some_pattern_names(key))
+    }
+
+    /// Patterns that one key may be compared with, at most; those that only end in a `*` are none.
+    pub(super) fn tries(&self) -> usize {
+        self.tries
     }
 
     /// Whether there is no key.
@@ -154,6 +168,12 @@ mod tests {
         ] {
             assert_eq!(set.holds(key.as_bytes()), held, "{key}");
         }
+    }
+
+    #[test]
+    fn only_patterns_that_a_key_may_meet_count_as_tries() {
+        assert_eq!(set(&["a", "b*", "bc*"]).tries(), 0);
+        assert_eq!(set(&["*/x", "a*/x", "a*/y", "b?", "ab*"]).tries(), 3);
     }
 
     proptest! {

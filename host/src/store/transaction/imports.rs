@@ -267,13 +267,16 @@ impl Transaction {
             return Err(no_cursor());
         }
         let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
+        // A look at a key is a look at the patterns that might allow it.
+        let looks = 1 + grants.map_or(0, |it| it.read_tries());
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut next = None;
         for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
             let key = entry.key();
             if keys.len() == limit
-                || examined == limits::PAGE_KEYS_EXAMINED_MAX
+                || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
             {
                 let next = next.map(seal);
