@@ -162,7 +162,8 @@ pub trait Access: Send + Sync + 'static {
     /// service takes.
     fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool;
 
-    /// Whether this client may subscribe to this filter, which is well formed.
+    /// Whether this client may subscribe to this filter, which is well formed: of a shared subscription the one behind
+    /// `$share/NAME/`. A session that may not have it any more asks the same of the topics of its messages.
     fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
 }
 

@@ -239,7 +239,7 @@ impl Broker {
     /// subscriptions of the others that are no longer allowed. What comes in after the change is under the new rules anyway.
     /// Sessions without a connection are looked at when they are resumed.
     pub fn recheck(&self) {
-        self.lock().recheck();
+        self.lock().recheck(Instant::now());
     }
 
     /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`

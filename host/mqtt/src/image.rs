@@ -129,13 +129,7 @@ fn write_session(
             queued,
         } = recorded;
         if let Some(queued) = queued {
-            piece.message(
-                number,
-                message,
-                &queued.message,
-                &queued.subscription_ids,
-                clock,
-            );
+            piece.message(number, message, queued, clock);
         }
         match (packet_id, queued) {
             (Some(packet_id), Some(_)) => put(

@@ -43,6 +43,7 @@ mod connection;
 mod core;
 mod dispatch;
 mod gate;
+mod group;
 mod image;
 mod limits;
 mod link;

@@ -40,6 +40,9 @@ pub struct Limits {
     pub subscription_bytes_per_session_max: usize,
     /// The same over all sessions, since they last without a connection.
     pub subscription_bytes_total_max: usize,
+    /// Shared subscriptions of one session. Each may bring it a copy of its own of one message, where all its others
+    /// together bring one, so that this is by how much a client can have a message multiplied. One more is answered 0x97.
+    pub shared_subscriptions_per_session_max: usize,
     /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker.
     pub filters_per_packet_max: usize,
     /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
@@ -93,6 +96,7 @@ impl Default for Limits {
             subscriptions_per_session_max: 1024,
             subscription_bytes_per_session_max: 8 << 20,
             subscription_bytes_total_max: 256 << 20,
+            shared_subscriptions_per_session_max: 64,
             filters_per_packet_max: 64,
             queue_bytes_max: 16 << 20,
             queue_bytes_total_max: 512 << 20,
@@ -132,7 +136,11 @@ pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
 pub(crate) const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
 
 /// What a node of the router's tree costs: a hash table with one entry, and its level, rounded up.
-pub(crate) const ROUTER_NODE_BYTES: usize = 512;
+pub(crate) const ROUTER_NODE_BYTES: usize = 768;
+
+/// What a group of a shared subscription costs beside its filter: its entry in the router and its list of members, rounded
+/// up.
+pub(crate) const GROUP_BYTES: usize = 512;
 
 /// How often a full queue is searched for expired messages: a flood of messages must not search it for each.
 pub(crate) const EXPIRED_SEARCH_PERIOD: Duration = Duration::from_secs(1);

@@ -13,6 +13,7 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
 use crate::{Message, QoS, change::Part, persist::Tape};
@@ -23,6 +24,26 @@ pub(crate) struct Queued {
     pub(crate) message: Message,
     pub(crate) subscription_ids: Box<[u32]>,
     pub(crate) scope: Scope,
+    /// The client was chosen among others.
+    pub(crate) shared: Option<Box<Shared>>,
+}
+
+/// What another session of a group needs of a message that one of them had and will not get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shared {
+    /// The group: the filter of its subscription, with `$share/NAME/`.
+    pub(crate) filter: Bytes,
+    /// As published.
+    pub(crate) qos: QoS,
+    /// As published.
+    pub(crate) retain: bool,
+}
+
+/// A message as published, and the group that one session is to have it of.
+#[derive(Debug)]
+pub(crate) struct Orphan {
+    pub(crate) filter: Bytes,
+    pub(crate) message: Message,
 }
 
 /// How long a message waits to be sent, and when it is recorded.
@@ -41,7 +62,19 @@ pub(crate) enum Scope {
 impl Queued {
     /// Bytes that keeping it is counted with.
     pub(crate) fn cost_bytes(&self) -> usize {
-        self.message.cost_bytes() + size_of_val(&*self.subscription_ids)
+        // A group may end before its messages do, which then are all that hold its filter.
+        let filter = self.shared.as_ref().map_or(0, |shared| shared.filter.len());
+        self.message.cost_bytes() + size_of_val(&*self.subscription_ids) + filter
+    }
+
+    fn orphan(&self) -> Option<Orphan> {
+        let shared = self.shared.as_ref()?;
+        let mut message = self.message.clone();
+        (message.qos, message.retain) = (shared.qos, shared.retain);
+        Some(Orphan {
+            filter: shared.filter.clone(),
+            message,
+        })
     }
 }
 
@@ -58,11 +91,7 @@ struct Entry {
 impl Entry {
     fn record(&mut self, tape: &mut Tape<'_>) {
         if tape.is_on() && !self.recorded && self.queued.message.qos != QoS::AtMostOnce {
-            tape.message(
-                self.number,
-                &self.queued.message,
-                &self.queued.subscription_ids,
-            );
+            tape.message(self.number, &self.queued);
             self.recorded = true;
         }
     }
@@ -332,7 +361,7 @@ impl Outbox {
         for (packet_id, entry) in unknown {
             if let Some(queued) = &entry.queued {
                 let (number, packet_id) = (entry.number, *packet_id);
-                tape.message(number, &queued.message, &queued.subscription_ids);
+                tape.message(number, queued);
                 tape.write(Part::Sent { number, packet_id });
                 entry.recorded = true;
             }
@@ -360,16 +389,39 @@ impl Outbox {
         self.drop_queued(tape, |queued| queued.message.is_expired(now))
     }
 
-    /// Drops queued messages to topics that the client may not hear of any more. Returns how many.
+    /// Drops queued messages to topics that the client may not hear of any more. Returns how many, and those that another
+    /// session may have.
     pub(crate) fn drop_forbidden(
         &mut self,
         allowed: impl Fn(&[u8]) -> bool,
         tape: &mut Tape<'_>,
-    ) -> usize {
-        self.drop_queued(tape, |queued| !allowed(&queued.message.topic))
+    ) -> (usize, Vec<Orphan>) {
+        let mut orphans = Vec::new();
+        let dropped = self.drop_queued(tape, |queued| {
+            let goes = !allowed(&queued.message.topic);
+            orphans.extend(queued.orphan().filter(|_| goes));
+            goes
+        });
+        (dropped, orphans)
     }
 
-    fn drop_queued(&mut self, tape: &mut Tape<'_>, goes: impl Fn(&Queued) -> bool) -> usize {
+    /// The session is no more. In order, what another one of a group should have instead (section 4.8.2): what was not
+    /// sent, and what was sent at QoS 1 and not acknowledged. What was sent at QoS 2 may not go to anybody else
+    /// [MQTT-4.8.2-5].
+    pub(crate) fn into_orphans(self) -> Vec<Orphan> {
+        let mut sent: Vec<(u64, &Queued)> = self
+            .in_flight
+            .values()
+            .filter_map(|entry| Some((entry.number, entry.queued.as_ref()?)))
+            .filter(|(_, queued)| queued.message.qos == QoS::AtLeastOnce)
+            .collect();
+        sent.sort_unstable_by_key(|(number, _)| *number);
+        let sent = sent.into_iter().map(|(_, queued)| queued);
+        let unsent = self.queue.iter().map(|entry| &entry.queued);
+        sent.chain(unsent).filter_map(Queued::orphan).collect()
+    }
+
+    fn drop_queued(&mut self, tape: &mut Tape<'_>, mut goes: impl FnMut(&Queued) -> bool) -> usize {
         let before = self.queue.len();
         let mut freed = 0;
         self.queue.retain(|entry| {

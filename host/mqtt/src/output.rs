@@ -159,6 +159,12 @@ impl Output {
         Some(state.add(after, encode))
     }
 
+    /// Whether a message would be taken.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.lock();
+        !state.closing && state.buffer.len() + state.writing_bytes < self.high_bytes
+    }
+
     /// Everything up to this batch is durable.
     pub(crate) fn release(&self, batch: BatchNumber) {
         let mut state = self.lock();

@@ -11,11 +11,11 @@ use std::{fmt, sync::Arc, time::Instant};
 use bytes::BytesMut;
 
 use crate::{
-    Message,
     change::{Change, Encoder, Part},
     clock::Clock,
     gate::{BatchNumber, Gate},
     limits::BATCH_BYTES,
+    outbox::Queued,
     output::{Added, Output},
 };
 
@@ -212,10 +212,10 @@ impl Tape<'_> {
         self.write(Part::Detach { at_ms });
     }
 
-    pub(crate) fn message(&mut self, number: u64, message: &Message, subscription_ids: &[u32]) {
+    pub(crate) fn message(&mut self, number: u64, queued: &Queued) {
         if self.is_on {
             let Recorder { changes, clock, .. } = &mut *self.recorder;
-            changes.message(self.session, number, message, subscription_ids, clock);
+            changes.message(self.session, number, queued, clock);
             self.recorder.count += 1;
         }
     }

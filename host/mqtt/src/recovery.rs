@@ -15,6 +15,7 @@ use crate::{
     Message, ReasonCode,
     change::{Change, Content, CorruptChanges, Decoder, Part, Testament},
     codec::Will,
+    outbox::Shared,
     router::Subscription,
 };
 
@@ -54,6 +55,7 @@ pub(crate) struct SavedContent {
     pub(crate) message: Message,
     pub(crate) expires_ms: Option<u64>,
     pub(crate) subscription_ids: Box<[u32]>,
+    pub(crate) shared: Option<Box<Shared>>,
 }
 
 /// A retained message.
@@ -102,13 +104,21 @@ impl Recovery {
                         number: message,
                         content,
                         subscription_ids,
+                        shared,
                     },
                 ) => {
-                    let (shared, expires_ms) = saved(&content, &mut last)?;
+                    let (content, expires_ms) = saved(&content, &mut last)?;
                     let content = SavedContent {
-                        message: shared,
+                        message: content,
                         expires_ms,
                         subscription_ids: subscription_ids.into(),
+                        shared: shared.map(|sharing| {
+                            Box::new(Shared {
+                                filter: Bytes::copy_from_slice(sharing.filter),
+                                qos: sharing.qos,
+                                retain: sharing.retain,
+                            })
+                        }),
                     };
                     // Read in any case: a message after it may share its bytes.
                     if let Some(session) = self.sessions.get_mut(&number) {

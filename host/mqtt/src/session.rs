@@ -19,6 +19,7 @@ use crate::{
     outbox::Outbox,
     persist::{Recorder, Tape},
     router::{Subscription, cost_bytes},
+    topic,
 };
 
 /// One session.
@@ -36,6 +37,8 @@ pub(crate) struct Session {
     subscription_bytes: usize,
     /// How many of these hold a wildcard.
     wildcards: usize,
+    /// How many of these are shared.
+    shared: usize,
     pub(crate) outbox: Outbox,
     received: HashMap<u16, Received>,
     will: Option<Will>,
@@ -90,6 +93,7 @@ impl Session {
             subscriptions: HashMap::new(),
             subscription_bytes: 0,
             wildcards: 0,
+            shared: 0,
             outbox: Outbox::new(total_bytes),
             received: HashMap::new(),
             will: None,
@@ -233,6 +237,12 @@ impl Session {
         })
     }
 
+    /// Whether it has a connection that is not being closed.
+    pub(crate) fn is_present(&self) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| !link.output.is_closing())
+    }
+
     pub(crate) fn expiry_s(&self) -> u32 {
         self.expiry_s
     }
@@ -278,7 +288,8 @@ impl Session {
     }
 
     fn count_subscription(&mut self, filter: &[u8]) {
-        self.wildcards += usize::from(crate::topic::has_wildcard(filter));
+        self.wildcards += usize::from(topic::has_wildcard(filter));
+        self.shared += usize::from(topic::is_shared(filter));
         self.subscription_bytes += cost_bytes(filter);
     }
 
@@ -288,7 +299,8 @@ impl Session {
         if existed {
             self.tape(recorder).write(Part::Unsubscribe { filter });
         }
-        self.wildcards -= usize::from(existed && crate::topic::has_wildcard(filter));
+        self.wildcards -= usize::from(existed && topic::has_wildcard(filter));
+        self.shared -= usize::from(existed && topic::is_shared(filter));
         self.subscription_bytes -= if existed { cost_bytes(filter) } else { 0 };
         existed
     }
@@ -308,6 +320,10 @@ impl Session {
 
     pub(crate) fn subscription_count(&self) -> usize {
         self.subscriptions.len()
+    }
+
+    pub(crate) fn shared_count(&self) -> usize {
+        self.shared
     }
 
     pub(crate) fn has_wildcards(&self) -> bool {

@@ -19,8 +19,25 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A filter to subscribe to: `+` alone in its level, `#` alone in the last one.
+/// A filter to subscribe to: `+` alone in its level, `#` alone in the last one. That of a shared subscription is
+/// `$share/NAME/FILTER` (section 4.8.2); the filter in it is no shared one again.
 pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
+    let Some(shared) = filter.strip_prefix(SHARED) else {
+        return check_topics(filter);
+    };
+    let mut parts = shared.splitn(2, |byte| *byte == b'/');
+    match (parts.next().unwrap_or_default(), parts.next()) {
+        (b"", _) => Err("the group of a shared subscription has no name"),
+        (name, _) if name.iter().any(|byte| matches!(byte, b'+' | b'#' | 0)) => {
+            Err("the name of a shared subscription's group holds a wildcard or U+0000")
+        }
+        (_, None) => Err("a shared subscription ends behind the name of its group"),
+        (_, Some(filter)) if is_shared(filter) => Err("a shared subscription holds another one"),
+        (_, Some(filter)) => check_topics(filter),
+    }
+}
+
+fn check_topics(filter: &[u8]) -> Result<(), Fault> {
     if filter.is_empty() {
         return Err("the topic filter is empty");
     }
@@ -54,12 +71,21 @@ pub(crate) fn has_wildcard(filter: &[u8]) -> bool {
     filter.iter().any(|byte| matches!(byte, b'+' | b'#'))
 }
 
-/// `$share/...`: a shared subscription (section 4.8.2).
+/// What the filter of a shared subscription begins with (section 4.8.2).
+const SHARED: &[u8] = b"$share/";
+
 pub(crate) fn is_shared(filter: &[u8]) -> bool {
-    filter.starts_with(b"$share/")
+    filter.starts_with(SHARED)
 }
 
-/// Whether a valid filter matches a valid name. A leading wildcard matches nothing that begins with `$`
+/// The filter that topics are compared with: that of a shared subscription without `$share/NAME/`.
+pub(crate) fn of_topics(filter: &[u8]) -> &[u8] {
+    let shared = filter.strip_prefix(SHARED);
+    let inner = shared.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
+    inner.unwrap_or(filter)
+}
+
+/// Whether a valid filter, which is not that of a shared subscription, matches a valid name. A leading wildcard matches nothing that begins with `$`
 /// (section 4.7.2).
 pub(crate) fn matches(filter: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
@@ -92,10 +118,47 @@ mod tests {
 
     #[test]
     fn filters() {
-        for good in ["#", "+", "a/#", "+/+", "/", "a/+/b/#", "$share/g/a"] {
+        for good in [
+            "#",
+            "+",
+            "a/#",
+            "+/+",
+            "/",
+            "a/+/b/#",
+            "$share",
+            "$shared/+",
+        ] {
             assert_eq!(check_filter(good.as_bytes()), Ok(()), "{good}");
+            assert_eq!(of_topics(good.as_bytes()), good.as_bytes());
         }
         for bad in ["", "a#", "#/a", "a/#/b", "a+", "a/b+/c", "a\0"] {
+            assert!(check_filter(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn filters_of_shared_subscriptions() {
+        for (good, topics) in [
+            ("$share/g/a", "a"),
+            ("$share/g//finance", "/finance"),
+            ("$share/$g/a/+/#", "a/+/#"),
+            ("$share/g/$SYS/x", "$SYS/x"),
+            ("$share/g/$share", "$share"),
+        ] {
+            assert_eq!(check_filter(good.as_bytes()), Ok(()), "{good}");
+            assert_eq!(of_topics(good.as_bytes()), topics.as_bytes(), "{good}");
+        }
+        for bad in [
+            "$share/",
+            "$share/g",
+            "$share/g/",
+            "$share//a",
+            "$share/+/a",
+            "$share/g#/a",
+            "$share/g\0/a",
+            "$share/g/a#",
+            "$share/g/$share/h/a",
+        ] {
             assert!(check_filter(bad.as_bytes()).is_err(), "{bad:?}");
         }
     }

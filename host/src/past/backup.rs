@@ -239,6 +239,7 @@ fn unlimited() -> Limits {
         sessions_max: max,
         client_id_bytes_max: max,
         subscriptions_per_session_max: max,
+        shared_subscriptions_per_session_max: max,
         subscription_bytes_per_session_max: max,
         subscription_bytes_total_max: max,
         queue_bytes_max: max,

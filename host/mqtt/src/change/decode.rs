@@ -2,7 +2,7 @@
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
-    Part, RETAIN, SAME_BYTES, Testament, tag,
+    Part, RETAIN, SAME_BYTES, Sharing, Testament, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 
@@ -112,7 +112,7 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
         tag::UNSUBSCRIBE => Part::Unsubscribe {
             filter: read_topic(rest)?,
         },
-        tag::MESSAGE => {
+        tag::MESSAGE | tag::SHARED_MESSAGE => {
             let number = read_number(rest)?;
             let content = read_content(rest)?;
             let count = read_number(rest)?;
@@ -125,6 +125,11 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
                 number,
                 content,
                 subscription_ids: subscription_ids.into(),
+                shared: if tag == tag::SHARED_MESSAGE {
+                    Some(read_sharing(rest)?)
+                } else {
+                    None
+                },
             }
         }
         tag::SENT => Part::Sent {
@@ -198,6 +203,18 @@ fn read_content<'a>(rest: &mut &'a [u8]) -> Read<Content<'a>> {
         retain: flags & RETAIN != 0,
         expires_ms,
         bytes,
+    })
+}
+
+fn read_sharing<'a>(rest: &mut &'a [u8]) -> Read<Sharing<'a>> {
+    let flags = read_byte(rest)?;
+    if flags & !(3 | RETAIN) != 0 {
+        return Err("a message of a shared subscription has unknown options");
+    }
+    Ok(Sharing {
+        filter: read_topic(rest)?,
+        qos: read_qos(flags)?,
+        retain: flags & RETAIN != 0,
     })
 }
 

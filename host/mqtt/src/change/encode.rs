@@ -4,9 +4,9 @@ use bytes::Bytes;
 
 use super::{
     AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
-    Testament, tag,
+    Sharing, Testament, tag,
 };
-use crate::{Message, clock::Clock, limits::BATCH_BYTES};
+use crate::{Message, clock::Clock, limits::BATCH_BYTES, outbox::Queued};
 
 /// Collects the changes of one batch.
 #[derive(Debug, Default)]
@@ -44,14 +44,8 @@ impl Encoder {
     }
 
     /// A message of a session. The same bytes to many sessions are written once.
-    pub(crate) fn message(
-        &mut self,
-        session: u64,
-        number: u64,
-        message: &Message,
-        subscription_ids: &[u32],
-        clock: &Clock,
-    ) {
+    pub(crate) fn message(&mut self, session: u64, number: u64, queued: &Queued, clock: &Clock) {
+        let message = &queued.message;
         let mut content = Content::new(message, clock);
         if self.last.as_ref().is_some_and(|last| shares(last, message)) {
             content.bytes = None;
@@ -63,7 +57,12 @@ impl Encoder {
             Part::Message {
                 number,
                 content,
-                subscription_ids: subscription_ids.into(),
+                subscription_ids: (&*queued.subscription_ids).into(),
+                shared: queued.shared.as_deref().map(|shared| Sharing {
+                    filter: &shared.filter,
+                    qos: shared.qos,
+                    retain: shared.retain,
+                }),
             },
         ));
     }
@@ -153,13 +152,21 @@ fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
             number,
             content,
             subscription_ids,
+            shared,
         } => {
-            head(tag::MESSAGE);
+            head(match shared {
+                None => tag::MESSAGE,
+                Some(_) => tag::SHARED_MESSAGE,
+            });
             write_number(out, *number);
             write_content(out, content);
             write_number(out, subscription_ids.len() as u64);
             for id in &**subscription_ids {
                 write_number(out, (*id).into());
+            }
+            if let Some(shared) = shared {
+                out.push(shared.qos as u8 | if shared.retain { RETAIN } else { 0 });
+                write_bytes(out, shared.filter);
             }
         }
         Part::Sent { number, packet_id } => {

@@ -79,6 +79,7 @@ pub(crate) enum Part<'a> {
         number: u64,
         content: Content<'a>,
         subscription_ids: Cow<'a, [u32]>,
+        shared: Option<Sharing<'a>>,
     },
     /// It was sent under this identifier.
     Sent {
@@ -122,6 +123,14 @@ pub(crate) struct ContentBytes<'a> {
     pub(crate) topic: &'a [u8],
     pub(crate) payload: &'a [u8],
     pub(crate) properties: &'a [u8],
+}
+
+/// The group that a message went to one session of, and how it was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sharing<'a> {
+    pub(crate) filter: &'a [u8],
+    pub(crate) qos: QoS,
+    pub(crate) retain: bool,
 }
 
 /// A will.
@@ -172,6 +181,8 @@ mod tag {
     pub(super) const GONE: u8 = 12;
     pub(super) const RECEIVED: u8 = 13;
     pub(super) const COMPLETED: u8 = 14;
+    /// As a message, and then how it was shared.
+    pub(super) const SHARED_MESSAGE: u8 = 15;
     pub(super) const RETAINED: u8 = 32;
     pub(super) const FORGOTTEN: u8 = 33;
 }

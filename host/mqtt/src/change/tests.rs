@@ -3,7 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Recovery, limits::SUBSCRIPTION_ID_OVER};
+use crate::{
+    Recovery,
+    limits::SUBSCRIPTION_ID_OVER,
+    outbox::{Queued, Scope},
+};
 
 fn content() -> impl Strategy<Value = (QoS, bool, Option<u64>, Vec<u8>, Vec<u8>)> {
     let qos = prop_oneof![
@@ -50,6 +54,7 @@ proptest! {
         let will = Testament { content: content.clone(), delay_s: seconds, expiry_s };
         let subscription =
             Subscription { qos, no_local: flags.0, retain_as_published: flags.1, id: ids.first().copied() };
+        let sharing = Sharing { filter: &payload, qos, retain: flags.0 };
         let parts = [
             Part::Begin { client: &client, expiry_s: seconds, will: None },
             Part::Attach { expiry_s: seconds, will: Some(will) },
@@ -59,8 +64,14 @@ proptest! {
             Part::End,
             Part::Subscribe { filter: &topic, subscription },
             Part::Unsubscribe { filter: &topic },
-            Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into() },
-            Part::Message { number, content: Content { bytes: None, ..content.clone() }, subscription_ids: ids.into() },
+            Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: None },
+            Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: Some(sharing) },
+            Part::Message {
+                number,
+                content: Content { bytes: None, ..content.clone() },
+                subscription_ids: ids.into(),
+                shared: None,
+            },
             Part::Sent { number, packet_id },
             Part::Released { number, packet_id },
             Part::Gone { number },
@@ -144,17 +155,27 @@ fn records_are_small() {
         }) <= 9
     );
     let clock = Clock::now();
+    let queued = |message: &Message, ids: &[u32]| Queued {
+        message: message.clone(),
+        subscription_ids: ids.into(),
+        scope: Scope::Session,
+        shared: None,
+    };
     let message = Message::new("a/topic", vec![b'x'; 100], QoS::AtLeastOnce);
     let mut encoder = Encoder::default();
-    encoder.message(session, number, &message, &[1], &clock);
+    encoder.message(session, number, &queued(&message, &[1]), &clock);
     assert!(encoder.len() <= 7 + 100 + 14, "{}", encoder.len());
     let first = encoder.len();
     // The same to another session: not once more.
-    let again = message.clone();
-    encoder.message(session + 1, number, &again, &[1], &clock);
+    encoder.message(session + 1, number, &queued(&message, &[1]), &clock);
     assert!(encoder.len() - first <= 10);
     // Equal bytes of another message are bytes of its own.
-    encoder.message(session, number + 1, &message.detached(), &[], &clock);
+    encoder.message(
+        session,
+        number + 1,
+        &queued(&message.detached(), &[]),
+        &clock,
+    );
     assert!(encoder.len() - first > 100);
     let mut recovery = Recovery::default();
     let begin = |number, client| {

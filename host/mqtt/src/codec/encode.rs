@@ -41,7 +41,6 @@ pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
         properties.put_u8(id::TOPIC_ALIAS_MAX);
         properties.put_u16(connack.topic_alias_max);
     }
-    properties.extend_from_slice(&[id::SHARED_AVAILABLE, 0]);
     if let Some(value) = connack.server_keep_alive_s {
         properties.put_u8(id::SERVER_KEEP_ALIVE);
         properties.put_u16(value);

@@ -6,7 +6,7 @@ use super::{
     Violation, property as id,
     reader::{Reader, bits},
 };
-use crate::{QoS, ReasonCode};
+use crate::{QoS, ReasonCode, topic};
 
 /// A SUBSCRIBE as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,10 +69,17 @@ pub(super) fn read_subscribe(body: &[u8], filters_max: usize) -> Result<Subscrib
                 "reserved subscription options are set",
             ));
         }
+        let no_local = options & 4 != 0;
+        // [MQTT-3.8.3-4]
+        if no_local && topic::is_shared(&filter) {
+            return Err(Violation::protocol(
+                "No Local is set for a shared subscription",
+            ));
+        }
         filters.push(Filter {
             filter,
             qos: QoS::from_bits(options & 3).ok_or(Violation::protocol("QoS 3 does not exist"))?,
-            no_local: options & 4 != 0,
+            no_local,
             retain_as_published: options & 8 != 0,
             retain_handling: match options >> 4 {
                 0 => RetainHandling::Always,

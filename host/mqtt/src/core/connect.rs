@@ -144,7 +144,7 @@ impl Core {
         );
         session.link = Some(link);
         if present {
-            self.forbid_subscriptions(key, &origin);
+            self.forbid_subscriptions(key, &origin, now);
         }
         self.tenancies.enter(origin.session);
         self.counts.connections += 1;
@@ -307,6 +307,8 @@ impl Core {
             self.tenancies.end(session.number);
             self.by_client.remove(&session.client);
             self.free.push(key);
+            // In the same batch as the end, so that no crash comes between them.
+            self.hand_over(session.outbox.into_orphans(), now);
         }
     }
 

@@ -7,6 +7,7 @@
 mod connect;
 mod publish;
 mod restore;
+mod share;
 mod subscribe;
 mod tenancy;
 #[cfg(test)]
@@ -37,7 +38,7 @@ use crate::{
     persist::Recorder,
     retained::Retained,
     round::Rounds,
-    router::{Match, Router, SessionKey},
+    router::{Matches, Router, SessionKey},
     session::{Sending, Session},
 };
 
@@ -66,7 +67,7 @@ pub(crate) struct Core {
     /// The earliest deadline has changed: the timers have to look again.
     earlier: bool,
     shutting_down: bool,
-    matches: Vec<Match>,
+    matches: Matches,
 }
 
 #[derive(Debug, Default)]
@@ -120,7 +121,7 @@ impl Core {
             wakes: Vec::new(),
             earlier: false,
             shutting_down: false,
-            matches: Vec::new(),
+            matches: Matches::default(),
         }
     }
 
@@ -225,7 +226,7 @@ impl Core {
     }
 
     /// Ends what the access control no longer allows to those who are connected.
-    pub(crate) fn recheck(&mut self) {
+    pub(crate) fn recheck(&mut self, now: Instant) {
         for key in 0..self.sessions.len() as SessionKey {
             let Some(who) = self.session(key).and_then(|session| session.origin()) else {
                 continue;
@@ -235,7 +236,7 @@ impl Core {
                 let text = "this client may no longer be connected";
                 self.close(key, ReasonCode::NOT_AUTHORIZED, Some(text));
             }
-            self.forbid_subscriptions(key, &who);
+            self.forbid_subscriptions(key, &who, now);
             self.checkpoint();
         }
     }

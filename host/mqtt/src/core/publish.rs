@@ -8,7 +8,7 @@ use crate::{
     codec::{self, Delivery, Publish, Violation},
     gate::BatchNumber,
     outbox::{Queued, Scope},
-    router::SessionKey,
+    router::{Matches, SessionKey},
     session::Arrival,
 };
 
@@ -128,9 +128,9 @@ impl Core {
         })
     }
 
-    /// Sends a message to every session that subscribed to its topic, once each, and keeps it where it is retained. A borrowed
-    /// one is a slice of a read buffer, and copied where it has to be kept. Returns the number of these sessions, or the
-    /// reason why it was not accepted.
+    /// Sends a message to every session that subscribed to its topic, once each, and to one of every group that did, and
+    /// keeps it where it is retained. A borrowed one is a slice of a read buffer, and copied where it has to be kept. Returns
+    /// the number of these sessions and groups, or the reason why it was not accepted.
     pub(crate) fn publish(
         &mut self,
         mut message: Cow<'_, Message>,
@@ -153,18 +153,19 @@ impl Core {
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
         self.router.matches(&message.topic, &mut matches);
-        matches.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
-        matches.sort_by_key(|(key, _)| *key);
-        let mut sessions = 0;
-        let mut groups = matches.chunk_by(|a, b| a.0 == b.0).peekable();
-        while let Some(group) = groups.next() {
-            let Some(((key, first), others)) = group.split_first() else {
+        let Matches { sessions, groups } = &mut matches;
+        sessions.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
+        sessions.sort_by_key(|(key, _)| *key);
+        let mut count = groups.len();
+        let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
+        while let Some(own) = sessions.next() {
+            let Some(((key, first), others)) = own.split_first() else {
                 continue;
             };
             let subscribed = others
                 .iter()
                 .fold(first.qos, |qos, (_, other)| qos.max(other.qos));
-            let as_published = group
+            let as_published = own
                 .iter()
                 .any(|(_, subscription)| subscription.retain_as_published);
             let delivery = Delivery {
@@ -172,7 +173,7 @@ impl Core {
                 dup: false,
                 retain: message.retain && as_published,
                 packet_id: 0,
-                subscription_ids: &group
+                subscription_ids: &own
                     .iter()
                     .filter_map(|(_, subscription)| subscription.id)
                     .collect::<Box<[u32]>>(),
@@ -183,12 +184,17 @@ impl Core {
             } else {
                 Scope::Session
             };
-            let last = groups.peek().is_none();
+            let last = sessions.peek().is_none() && groups.is_empty();
             self.forward(*key, &mut message, last, &delivery, scope, now);
-            sessions += 1;
+            count += 1;
+        }
+        let mut groups = groups.iter().peekable();
+        while let Some(group) = groups.next() {
+            let last = groups.peek().is_none();
+            self.share(group, &mut message, last, now);
         }
         self.matches = matches;
-        Ok(sessions)
+        Ok(count)
     }
 
     /// A routed message to one session: straight into the output where nothing has to be kept, else into the queue. The last
@@ -205,25 +211,20 @@ impl Core {
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, delivery, now) {
             return;
         }
-        if let Cow::Borrowed(borrowed) = message {
-            *message = Cow::Owned(borrowed.detached());
-        }
-        let kept = message.to_mut();
-        let mut message = if last { mem::take(kept) } else { kept.clone() };
-        (message.qos, message.retain) = (delivery.qos, delivery.retain);
         self.enqueue(
             key,
             Queued {
-                message,
+                message: kept(message, last, delivery),
                 subscription_ids: delivery.subscription_ids.into(),
                 scope,
+                shared: None,
             },
             now,
         );
     }
 
     /// QoS 0 without a copy. False where it has to be queued.
-    fn send_at_once(
+    pub(super) fn send_at_once(
         &mut self,
         key: SessionKey,
         message: &Message,
@@ -278,9 +279,9 @@ impl Core {
         if let Some(session) = self.session(key) {
             if session.has_wildcards() {
                 self.router.matches(&message.topic, &mut matches);
-                matches.retain(|(other, _)| *other == key);
+                matches.sessions.retain(|(other, _)| *other == key);
             } else {
-                matches.extend(
+                matches.sessions.extend(
                     session
                         .subscription(&message.topic)
                         .map(|subscription| (key, subscription)),
@@ -288,6 +289,7 @@ impl Core {
             }
         }
         if let Some(lent) = matches
+            .sessions
             .iter()
             .map(|(_, subscription)| subscription.qos)
             .max()
@@ -295,6 +297,7 @@ impl Core {
             message.qos = message.qos.min(lent);
         }
         let subscription_ids = matches
+            .sessions
             .iter()
             .filter_map(|(_, subscription)| subscription.id)
             .collect();
@@ -309,6 +312,7 @@ impl Core {
                 message,
                 subscription_ids,
                 scope: Scope::Connection,
+                shared: None,
             },
             now,
         );
@@ -373,4 +377,15 @@ impl Core {
         }
         self.flush_acks(token.session);
     }
+}
+
+/// The message as it goes into one session's queue. The last session gets the message itself.
+pub(super) fn kept(message: &mut Cow<'_, Message>, last: bool, delivery: &Delivery<'_>) -> Message {
+    if let Cow::Borrowed(borrowed) = message {
+        *message = Cow::Owned(borrowed.detached());
+    }
+    let own = message.to_mut();
+    let mut kept = if last { mem::take(own) } else { own.clone() };
+    (kept.qos, kept.retain) = (delivery.qos, delivery.retain);
+    kept
 }

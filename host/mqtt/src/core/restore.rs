@@ -179,10 +179,12 @@ impl Core {
         };
         let cost = cost_bytes(filter);
         let fits = topic::check_filter(filter).is_ok()
-            && topic::levels(filter)
+            && topic::levels(topic::of_topics(filter))
                 .nth(self.limits.topic_levels_max)
                 .is_none()
             && session.subscription_count() < self.limits.subscriptions_per_session_max
+            && !(topic::is_shared(filter)
+                && session.shared_count() >= self.limits.shared_subscriptions_per_session_max)
             && session.subscription_bytes() + cost
                 <= self.limits.subscription_bytes_per_session_max
             && self.router.bytes() + cost <= self.limits.subscription_bytes_total_max;
@@ -212,6 +214,7 @@ impl Core {
             message: self.expiring(content.message, content.expires_ms),
             subscription_ids: content.subscription_ids,
             scope: Scope::Session,
+            shared: content.shared,
         }
     }
 

@@ -55,21 +55,21 @@ impl Core {
         filter: &Filter,
         id: Option<u32>,
     ) -> Result<(Subscription, bool), ReasonCode> {
-        if topic::is_shared(&filter.filter) {
-            return Err(ReasonCode::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED);
-        }
-        let too_deep = topic::levels(&filter.filter)
+        let topics = topic::of_topics(&filter.filter);
+        let shared = topic::is_shared(&filter.filter);
+        let too_deep = topic::levels(topics)
             .nth(self.limits.topic_levels_max)
             .is_some();
         if too_deep || topic::check_filter(&filter.filter).is_err() {
             return Err(ReasonCode::TOPIC_FILTER_INVALID);
         }
         // Under the lock, so that a recheck sees all that was allowed before the rules changed.
-        if !self.access.may_subscribe(who, &filter.filter) {
+        if !self.access.may_subscribe(who, topics) {
             return Err(ReasonCode::NOT_AUTHORIZED);
         }
-        let (subscriptions_max, bytes_max, bytes_total_max) = (
+        let (subscriptions_max, shared_max, bytes_max, bytes_total_max) = (
             self.limits.subscriptions_per_session_max,
+            self.limits.shared_subscriptions_per_session_max,
             self.limits.subscription_bytes_per_session_max,
             self.limits.subscription_bytes_total_max,
         );
@@ -78,6 +78,7 @@ impl Core {
         let cost = cost_bytes(&filter.filter);
         if session.subscription(&filter.filter).is_none()
             && (session.subscription_count() >= subscriptions_max
+                || shared && session.shared_count() >= shared_max
                 || session.subscription_bytes() + cost > bytes_max
                 || all_bytes + cost > bytes_total_max)
         {
@@ -98,6 +99,8 @@ impl Core {
         let new = session.subscribe(&filter.filter, subscription, &mut self.recorder);
         self.router.subscribe(&filter.filter, key, subscription);
         let wants_retained = match filter.retain_handling {
+            // A group is sent none (section 3.8.4).
+            _ if shared => false,
             RetainHandling::Always => true,
             RetainHandling::IfNew => new,
             RetainHandling::Never => false,
@@ -138,28 +141,32 @@ impl Core {
         self.retained = retained;
     }
 
-    /// Ends subscriptions of a session that its client may not have any more. What they have queued is not sent either.
-    pub(super) fn forbid_subscriptions(&mut self, key: SessionKey, who: &Origin) {
+    /// Ends subscriptions of a session that its client may not have any more. What they have queued is not sent either: of
+    /// a shared one it goes to another session of the group.
+    pub(super) fn forbid_subscriptions(&mut self, key: SessionKey, who: &Origin, now: Instant) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let access = &*self.access;
         let filters = session.filters().cloned();
         let forbidden: Vec<_> = filters
-            .filter(|filter| !access.may_subscribe(who, filter))
+            .filter(|filter| !access.may_subscribe(who, topic::of_topics(filter)))
             .collect();
+        let mut orphans = Vec::new();
         if !forbidden.is_empty() {
             // Another subscription may have queued the same message: it stays where its topic alone would be allowed.
             let allowed = |topic: &[u8]| access.may_subscribe(who, topic);
             let mut tape = session.tape(&mut self.recorder);
-            let dropped = session.outbox.drop_forbidden(allowed, &mut tape);
-            self.counts.dropped += dropped as u64;
+            let dropped;
+            (dropped, orphans) = session.outbox.drop_forbidden(allowed, &mut tape);
+            self.counts.dropped += (dropped - orphans.len()) as u64;
         }
         for filter in forbidden {
             tracing::info!(client = %who.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.recorder);
             self.router.unsubscribe(&filter, key);
         }
+        self.hand_over(orphans, now);
     }
 
     pub(crate) fn unsubscribe(

@@ -5,17 +5,17 @@ use std::{mem, time::Instant};
 
 use bytes::BytesMut;
 
-use super::{Core, session_at};
+use super::{Core, Counts, session_at};
 use crate::{
-    Message, QoS, ReasonCode,
+    Limits, Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     gate::BatchNumber,
     limits::EXPIRED_SEARCH_PERIOD,
     link::Link,
     outbox::{Outbox, Queued, Scope},
-    persist::Tape,
+    persist::{Recorder, Tape},
     router::SessionKey,
-    session::Sending,
+    session::{Sending, Session},
 };
 
 impl Core {
@@ -33,45 +33,26 @@ impl Core {
     /// Puts a message into a session's queue and sends what can be sent. Over the bound the newest is lost: an absent
     /// client is missed by it, a present one does not read and is disconnected.
     pub(super) fn enqueue(&mut self, key: SessionKey, queued: Queued, now: Instant) {
-        let (bytes_max, total_max, reserve) = (
-            self.limits.queue_bytes_max,
-            self.limits.queue_bytes_total_max,
-            self.limits.queue_bytes_reserve,
-        );
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
-        let present = session
-            .link
-            .as_ref()
-            .is_some_and(|link| !link.output.is_closing());
+        let present = session.is_present();
         if !present && queued.scope == Scope::Connection {
             self.counts.dropped += 1;
             return;
         }
-        let cost_bytes = queued.cost_bytes();
-        // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer
-        // for what others have left lying.
-        let total_max = match present {
-            false => total_max / 2,
-            true if session.outbox.bytes() + cost_bytes <= reserve => usize::MAX,
-            true => total_max,
-        };
-        let mut has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
-        let mut expired = 0;
-        let searched = session.searched;
-        if !has_room && searched.is_none_or(|at| now >= at + EXPIRED_SEARCH_PERIOD) {
-            // What has expired in the queue must not keep out what is fresh.
-            session.searched = Some(now);
-            let mut tape = session.tape(&mut self.recorder);
-            expired = session.outbox.drop_expired(now, &mut tape) as u64;
-            has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
-        }
+        let has_room = make_room(
+            session,
+            queued.cost_bytes(),
+            &self.limits,
+            &mut self.recorder,
+            &mut self.counts,
+            now,
+        );
         if has_room {
             let is_answer = queued.scope == Scope::Answer;
             let mut tape = session.tape(&mut self.recorder);
             session.outbox.push(queued, &mut tape);
-            self.counts.dropped += expired;
             if present {
                 self.pump(key, now);
             }
@@ -83,7 +64,7 @@ impl Core {
         if !present && !mem::replace(&mut session.drop_logged, true) {
             tracing::warn!(client = %session.client.escape_debug(), "the queue of an absent client is full: messages are lost");
         }
-        self.counts.dropped += expired + 1;
+        self.counts.dropped += 1;
         if present {
             self.close(
                 key,
@@ -301,6 +282,35 @@ impl Sending<'_> {
         self.link
             .send_acks(popped, blocked, self.received, &mut self.tape)
     }
+}
+
+/// Whether a session may keep so many bytes more. What has expired in a full queue must not keep out what is fresh, so it
+/// is dropped now and then.
+pub(super) fn make_room(
+    session: &mut Session,
+    cost_bytes: usize,
+    limits: &Limits,
+    recorder: &mut Recorder,
+    counts: &mut Counts,
+    now: Instant,
+) -> bool {
+    let bytes_max = limits.queue_bytes_max;
+    // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer for what others
+    // have left lying.
+    let total_max = match session.is_present() {
+        false => limits.queue_bytes_total_max / 2,
+        true if session.outbox.bytes() + cost_bytes <= limits.queue_bytes_reserve => usize::MAX,
+        true => limits.queue_bytes_total_max,
+    };
+    let has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
+    let searched = session.searched;
+    if has_room || searched.is_some_and(|at| now < at + EXPIRED_SEARCH_PERIOD) {
+        return has_room;
+    }
+    session.searched = Some(now);
+    let mut tape = session.tape(recorder);
+    counts.dropped += session.outbox.drop_expired(now, &mut tape) as u64;
+    session.outbox.has_room(cost_bytes, bytes_max, total_max)
 }
 
 /// Whether the next message waits for acknowledgements of the client.

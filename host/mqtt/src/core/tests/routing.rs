@@ -190,10 +190,6 @@ fn filters_that_are_refused_do_not_end_the_connection() {
         a.subscribe("a/b/c/d", Q::AtMostOnce, now),
         SubscribeReasonCode::TopicFilterInvalid
     );
-    assert_eq!(
-        a.subscribe("$share/g/t", Q::AtMostOnce, now),
-        SubscribeReasonCode::SharedSubscriptionsNotSupported
-    );
     for filter in ["1", "2", "2"] {
         assert_eq!(
             a.subscribe(filter, Q::AtMostOnce, now),

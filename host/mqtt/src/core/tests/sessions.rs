@@ -32,7 +32,14 @@ fn connack_tells_what_there_is_and_what_there_is_not() {
     assert_eq!(properties.receive_max, Some(1024));
     assert_eq!(properties.max_packet_size, Some(2 << 20));
     assert_eq!(properties.topic_alias_max, Some(32));
-    assert_eq!(properties.shared_subscription_available, Some(0));
+    let available = [
+        properties.shared_subscription_available,
+        properties.subscription_identifiers_available,
+        properties.wildcard_subscription_available,
+        properties.retain_available,
+    ];
+    assert_eq!(available, [None; 4], "nothing is missing");
+    assert_eq!(properties.max_qos, None, "nor is a QoS");
     assert_eq!(properties.server_keep_alive, Some(30));
     assert_eq!(
         properties.assigned_client_identifier.as_deref(),
