@@ -399,7 +399,7 @@ pub struct Batch<'a> {
 
 impl Batch<'_> {
     /// Publishes as the broker itself (No Local does not apply). Returns the number of sessions with a matching
-    /// subscription; 0 where a retained message had no room.
+    /// subscription, and of groups that share one (section 4.8.2); 0 where a retained message had no room.
     pub fn publish(&mut self, message: Message) -> usize {
         let source = Source::default();
         let sessions = self.core.publish(Cow::Owned(message), source, self.now);

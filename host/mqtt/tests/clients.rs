@@ -273,6 +273,74 @@ async fn many_requests_in_flight_are_all_answered_in_order() {
     assert_eq!(broker.stats().messages_in, 16_000);
 }
 
+/// Workers of rumqttc share a subscription; one of them leaves, and each job is done by one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_rumqttc_share_a_subscription() {
+    const JOBS: usize = 300;
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    let (done, mut jobs) = tokio::sync::mpsc::unbounded_channel();
+    for worker in 0..3 {
+        let mut options = MqttOptions::new(
+            format!("{worker}"),
+            address.ip().to_string(),
+            address.port(),
+        );
+        options.set_keep_alive(Duration::from_secs(30));
+        let (client, mut events) = AsyncClient::new(options, 10);
+        client
+            .subscribe("$share/workers/jobs/+", Q::AtLeastOnce)
+            .await
+            .unwrap();
+        let done = done.clone();
+        tokio::spawn(async move {
+            let mut count = 0;
+            while let Ok(event) = events.poll().await {
+                if let Event::Incoming(Packet::Publish(job)) = event {
+                    done.send((worker, job.payload)).unwrap();
+                    count += 1;
+                }
+                if worker == 0 && count == 20 {
+                    // Without a word; its session ends, and what it has not acknowledged is for the others.
+                    return;
+                }
+            }
+        });
+    }
+    timeout(PATIENCE, async {
+        while broker.stats().subscriptions < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    for n in 0..JOBS {
+        let job = Message::new(format!("jobs/{}", n % 7), n.to_string(), QoS::AtLeastOnce);
+        broker.batch(|batch| assert_eq!(batch.publish(job), 1));
+    }
+    let mut by_job = vec![Vec::new(); JOBS];
+    timeout(PATIENCE, async {
+        while by_job.iter().any(Vec::is_empty) {
+            let (worker, payload) = jobs.recv().await.unwrap();
+            let job: usize = std::str::from_utf8(&payload).unwrap().parse().unwrap();
+            by_job[job].push(worker);
+        }
+    })
+    .await
+    .unwrap();
+    for workers in &by_job {
+        // A second time only where the first one left before its acknowledgement had.
+        assert!(
+            workers.len() == 1 || workers.len() == 2 && workers[0] == 0,
+            "{workers:?}"
+        );
+    }
+    for worker in 0..3 {
+        assert!(by_job.iter().flatten().filter(|it| **it == worker).count() >= 20);
+    }
+    assert_eq!(broker.stats().dropped, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rumqttc_talks_to_rumqttc() {
     let broker = broker(Limits::default());

@@ -1,6 +1,6 @@
 //! Who hears what (MQTT 5, sections 3.8 and 4.7).
 
-use statehouse_tests::{Property, Publish, Server, packet};
+use statehouse_tests::{Client, Connect, Property, Publish, Server, packet};
 
 #[test]
 fn wildcards() {
@@ -50,21 +50,72 @@ fn unsubscribing() {
 fn several_filters_in_one_packet_are_answered_in_order() {
     let server = Server::start();
     let mut client = server.connect("client");
-    let filters = [("a", 0), ("b", 1), ("c", 2), ("$share/g/d", 0), ("e", 1)];
+    let filters = [("a", 0), ("b", 1), ("c", 2), ("$share//d", 0), ("e", 1)];
     client.send(&packet::subscribe(3, &[], &filters));
-    assert_eq!(client.next().suback(), (3, vec![0, 1, 2, 0x9E, 1]));
+    assert_eq!(client.next().suback(), (3, vec![0, 1, 2, 0x8F, 1]));
 }
 
-/// What is not there is announced and refused, not ignored.
+/// Section 4.8.2, over a kill -9: the sessions that share a subscription are back, and so is what waits for them.
 #[test]
-fn shared_subscriptions_are_refused() {
+fn shared_subscriptions() {
+    const GROUP: &str = "$share/group/jobs/#";
+    let mut server = Server::restartable(&[]);
+    let open =
+        |server: &Server, id: &str| Client::connect(server.address(), &Connect::resume(id, 600));
+    let (mut one, mut two) = (open(&server, "one"), open(&server, "two"));
+    let mut publisher = server.connect("publisher");
+    for (n, member) in [&mut one, &mut two].into_iter().enumerate() {
+        let id = Property::SubscriptionId(n as u32 + 1);
+        assert_eq!(member.subscribe_with(GROUP, 1, &[id]), 1);
+    }
+    for n in 0..4_u8 {
+        publisher.publish(Publish::new("jobs/x", [n]).qos(1));
+        let (member, other, id) = match n % 2 {
+            0 => (&mut one, &mut two, 1),
+            _ => (&mut two, &mut one, 2),
+        };
+        let got = member.take_publish("jobs/x");
+        assert_eq!((got.qos, &got.payload[..]), (1, &[n][..]));
+        assert_eq!(got.properties, [Property::SubscriptionId(id)]);
+        other.expect_nothing();
+    }
+    one.abort();
+    two.abort();
+    let absent = publisher.publish(Publish::new("jobs/x", "kept").qos(1));
+    assert_eq!(absent.reason, 0);
+    server.kill();
+    server.restart();
+    let (mut one, mut two) = (open(&server, "one"), open(&server, "two"));
+    assert!(one.session_present() && two.session_present());
+    assert_eq!(one.take_publish("jobs/x").payload, b"kept");
+    two.expect_nothing();
+    let mut publisher = server.connect("publisher");
+    for _ in 0..2 {
+        publisher.publish(Publish::new("jobs/x", "again").qos(1));
+    }
+    for member in [&mut one, &mut two] {
+        assert_eq!(member.take_publish("jobs/x").payload, b"again");
+        member.expect_nothing();
+    }
+}
+
+/// [MQTT-3.8.3-4]
+#[test]
+fn no_local_for_a_shared_subscription_is_a_protocol_error() {
     let server = Server::start();
     let mut client = server.connect("client");
-    let connack = client.connack.clone().unwrap();
-    assert!(connack.properties.contains(&Property::SharedAvailable(0)));
-    assert_eq!(client.subscribe("$share/group/a", 0), 0x9E);
-    client.publish(Publish::new("a", "x").qos(1));
-    client.expect_nothing();
+    client.send(&packet::subscribe(3, &[], &[("$share/g/a", 1 | 4)]));
+    client.expect_disconnect(0x82);
+}
+
+/// What a client asks of the store is no message, so nobody hears it, by whichever subscription.
+#[test]
+fn requests_are_shared_with_nobody() {
+    let server = Server::start();
+    let mut eavesdropper = server.connect("eavesdropper");
+    eavesdropper.subscribe("$share/g/statestore/#", 1);
+    server.store("client").set("k", "v");
+    eavesdropper.expect_nothing();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Client, Connect, Property, Publish, Server, command, run, run_in};
+use statehouse_tests::{Client, Connect, Publish, Server, command, run, run_in};
 
 #[test]
 fn it_says_what_it_is_and_where_it_listens() {
@@ -201,5 +201,5 @@ fn the_environment_sets_the_address() {
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());
     assert_eq!(server.addresses().len(), 2);
     let connack = server.connect("client").connack.clone().unwrap();
-    assert!(connack.properties.contains(&Property::SharedAvailable(0)));
+    assert_eq!(connack.reason, 0);
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Publish, Ran, Server,
+    Client, Publish, Ran, Server,
     client::PATIENCE,
     command::finish,
     resp,
@@ -93,40 +93,55 @@ impl Drop for Subscriber {
     }
 }
 
+impl Subscriber {
+    /// A mosquitto_sub with these further arguments; its output can be read.
+    fn start(server: &Server, arguments: &[&str]) -> Subscriber {
+        let mut command = mosquitto(server, "mosquitto_sub", arguments);
+        Subscriber(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// All that it says, to its end.
+    fn heard(&mut self) -> String {
+        let mut heard = String::new();
+        let mut stdout = self.0.stdout.take().unwrap();
+        stdout.read_to_string(&mut heard).unwrap();
+        heard
+    }
+}
+
+/// Once: a client is subscribed when somebody hears.
+fn publish_until_heard(probe: &mut Client, topic: &str, payload: &str) {
+    let end = Instant::now() + PATIENCE;
+    while probe.publish(Publish::new(topic, payload).qos(1)).reason == 0x10 {
+        assert!(Instant::now() < end, "nobody subscribes to {topic}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_shared_subscription() {
+    let server = Server::start();
+    let mut publisher = server.connect("publisher");
+    let mut workers = ["one", "two"].map(|own| {
+        let arguments = format!("-t $share/workers/job/+ -t {own} -q 1 -C 6 -W 60");
+        let worker = Subscriber::start(&server, &arguments.split(' ').collect::<Vec<_>>());
+        publish_until_heard(&mut publisher, own, "begin");
+        worker
+    });
+    for n in 0..10 {
+        publisher.publish(Publish::new("job/x", n.to_string()).qos(1));
+    }
+    let heard = workers.each_mut().map(Subscriber::heard);
+    assert_eq!(heard, ["begin\n0\n2\n4\n6\n8\n", "begin\n1\n3\n5\n7\n9\n"]);
+}
+
 #[test]
 fn publish_and_subscribe() {
     let server = Server::start();
-    let subscriber = mosquitto(
-        &server,
-        "mosquitto_sub",
-        &[
-            "-t",
-            "room/+/light",
-            "-q",
-            "1",
-            "-C",
-            "3",
-            "-F",
-            "%t %p",
-            "-W",
-            "60",
-        ],
-    )
-    .stdout(Stdio::piped())
-    .spawn()
-    .unwrap();
-    let mut subscriber = Subscriber(subscriber);
-    // It is subscribed when somebody hears.
-    let mut probe = server.connect("probe");
-    let end = Instant::now() + PATIENCE;
-    while probe
-        .publish(Publish::new("room/0/light", "dim").qos(1))
-        .reason
-        == 0x10
-    {
-        assert!(Instant::now() < end, "it does not subscribe");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let arguments = "-t room/+/light -q 1 -C 3 -W 60 -F".split(' ');
+    let arguments: Vec<_> = arguments.chain(["%t %p"]).collect();
+    let mut subscriber = Subscriber::start(&server, &arguments);
+    publish_until_heard(&mut server.connect("probe"), "room/0/light", "dim");
     for (topic, payload) in [
         ("room/1/light", "on"),
         ("room/1/heat", "21"),
@@ -139,11 +154,8 @@ fn publish_and_subscribe() {
         );
         finish(publish, b"").code(0);
     }
-    let mut heard = String::new();
-    let mut stdout = subscriber.0.stdout.take().unwrap();
-    stdout.read_to_string(&mut heard).unwrap();
     assert_eq!(
-        heard,
+        subscriber.heard(),
         "room/0/light dim\nroom/1/light on\nroom/2/light off\n"
     );
 }

@@ -310,7 +310,6 @@ fn packets_that_are_refused() {
         (b"\x90\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // SUBACK
         (b"\xb0\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // UNSUBACK
         (b"\xd0\x00", R::PROTOCOL_ERROR),                   // PINGRESP
-        (b"\xf0\x00", R::PROTOCOL_ERROR),                   // AUTH
         (b"\xc1\x00", R::MALFORMED_PACKET),                 // PINGREQ with flags
         (b"\xc0\x01\0", R::MALFORMED_PACKET),               // PINGREQ with a body
         (b"\x80\x00", R::MALFORMED_PACKET),                 // SUBSCRIBE without its flag
@@ -355,7 +354,7 @@ fn packets_that_are_refused() {
 
 #[test]
 fn a_forbidden_type_is_refused_by_its_first_byte() {
-    for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0xf0, 0x00, 0xc1] {
+    for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0x00, 0xc1] {
         assert!(read(&[first]).is_err(), "{first:02x}");
     }
     assert!(decode_connect(&mut BytesMut::from(&[0x30][..]), 1000).is_err());

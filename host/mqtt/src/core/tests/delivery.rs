@@ -326,8 +326,8 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
 #[test]
 fn subscriptions_are_bounded_in_what_they_cost() {
     let limits = Limits {
-        subscription_bytes_per_session_max: 20_000,
-        subscription_bytes_total_max: 40_000,
+        subscription_bytes_per_session_max: 30_000,
+        subscription_bytes_total_max: 60_000,
         ..Limits::default()
     };
     let (broker, now) = start(limits);

@@ -8,3 +8,4 @@ mod requests;
 mod restart;
 mod routing;
 mod sessions;
+mod shared;

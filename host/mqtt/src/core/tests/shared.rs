@@ -1,0 +1,549 @@
+//! Shared subscriptions (section 4.8.2): who of a group gets a message, and what becomes of it when that session ends.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use proptest::prelude::*;
+use wire::{
+    DisconnectReasonCode, Filter, Packet, PubAckReason, PubComp, PubRec, SubscribeReasonCode,
+};
+
+use crate::{
+    Access, Anyone, Attempt, Broker, Deciding, Limits, Message, NoService, Options, Origin, QoS,
+    clock::Clock, testing::*,
+};
+
+const JOBS: &str = "$share/g/jobs";
+
+fn member(broker: &Broker, client: &str, qos: Q, now: Instant) -> Peer {
+    joined(broker, &Hello::new(client), qos, now)
+}
+
+fn joined(broker: &Broker, hello: &Hello, qos: Q, now: Instant) -> Peer {
+    let mut peer = Peer::new(broker, hello, now);
+    let granted = peer.subscribe(JOBS, qos, now);
+    assert_eq!(granted, SubscribeReasonCode::Success(qos));
+    peer
+}
+
+/// The broker itself publishes these.
+fn jobs<const N: usize>(broker: &Broker, qos: QoS, payloads: [&'static str; N]) {
+    broker.batch(|batch| {
+        for payload in payloads {
+            batch.publish(Message::new("jobs", payload, qos));
+        }
+    });
+}
+
+fn acknowledge(peer: &mut Peer, now: Instant) -> Vec<String> {
+    let messages = peer.messages();
+    for message in &messages {
+        peer.send(&[puback(message.pkid)], now);
+    }
+    let payloads = messages.iter().map(|message| message.payload.to_vec());
+    payloads
+        .map(|payload| String::from_utf8(payload).unwrap())
+        .collect()
+}
+
+/// The client comes back to its session.
+fn back(broker: &Broker, client: &str, now: Instant) -> Peer {
+    let peer = Peer::new(broker, &Hello::new(client), now);
+    assert!(peer.connack.session_present);
+    peer
+}
+
+#[test]
+fn members_take_turns_and_plain_subscribers_get_everything() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut members = ["a", "b", "c"].map(|name| member(&broker, name, Q::AtLeastOnce, now));
+    let mut plain = Peer::new(&broker, &Hello::new("plain"), now);
+    plain.subscribe("jobs", Q::AtLeastOnce, now);
+    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
+        jobs(&broker, qos, ["1", "2", "3", "4", "5", "6"]);
+        assert_eq!(members[0].payloads(), ["1", "4"]);
+        assert_eq!(members[1].payloads(), ["2", "5"]);
+        assert_eq!(members[2].payloads(), ["3", "6"]);
+        assert_eq!(plain.payloads(), ["1", "2", "3", "4", "5", "6"]);
+    }
+    let mut unsubscribe = wire::Unsubscribe::new(JOBS, None);
+    unsubscribe.pkid = 1;
+    members[1].send(&[Packet::Unsubscribe(unsubscribe)], now);
+    jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4"]);
+    assert_eq!(members[0].payloads(), ["1", "3"]);
+    assert_eq!(members[1].payloads(), [""; 0]);
+    assert_eq!(members[2].payloads(), ["2", "4"]);
+}
+
+/// Groups with a filter of their own, or a name of their own, and plain subscriptions know nothing of each other.
+#[test]
+fn each_subscription_that_is_shared_gets_its_own_copy() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    for (id, filter) in [(1, JOBS), (2, "$share/h/jobs"), (3, "$share/g/+"), (4, "#")] {
+        peer.subscribe_with(Filter::new(filter, Q::AtLeastOnce), Some(id), now);
+    }
+    jobs(&broker, QoS::AtLeastOnce, ["x"]);
+    let mut ids: Vec<Vec<usize>> = peer
+        .messages()
+        .into_iter()
+        .map(|message| message.properties.unwrap().subscription_identifiers)
+        .collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [[1], [2], [3], [4]]);
+}
+
+#[test]
+fn options_are_those_of_the_member() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let keeps_retain = Filter {
+        preserve_retain: true,
+        ..Filter::new(JOBS, Q::AtMostOnce)
+    };
+    a.subscribe_with(keeps_retain, Some(7), now);
+    let mut b = member(&broker, "b", Q::ExactlyOnce, now);
+    let mut retained = Message::new("jobs", "x", QoS::ExactlyOnce);
+    retained.retain = true;
+    broker.batch(|batch| {
+        batch.publish(retained.clone());
+        batch.publish(retained);
+    });
+    let [to_a, to_b] = [&mut a, &mut b].map(|peer| peer.messages().remove(0));
+    assert_eq!((to_a.qos, to_a.retain), (Q::AtMostOnce, true));
+    assert_eq!(to_a.properties.unwrap().subscription_identifiers, [7]);
+    assert_eq!((to_b.qos, to_b.retain), (Q::ExactlyOnce, false));
+    // Section 3.8.4: none of the retained messages, whatever the retain handling.
+    let mut late = member(&broker, "late", Q::AtLeastOnce, now);
+    assert_eq!(late.payloads(), [""; 0]);
+    late.subscribe("jobs", Q::AtLeastOnce, now);
+    assert_eq!(late.payloads(), ["x"]);
+}
+
+#[test]
+fn what_is_no_shared_subscription_is_refused() {
+    let limits = Limits {
+        shared_subscriptions_per_session_max: 1,
+        topic_levels_max: 3,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    for filter in [
+        "$share/",
+        "$share/g",
+        "$share/g/",
+        "$share//t",
+        "$share/+/t",
+        "$share/#",
+        "$share/g/a#",
+        "$share/g/a/b/c/d",
+    ] {
+        let granted = peer.subscribe(filter, Q::AtMostOnce, now);
+        assert_eq!(granted, SubscribeReasonCode::TopicFilterInvalid, "{filter}");
+    }
+    for (filter, expected) in [
+        (
+            "$share/g/a/b/c",
+            SubscribeReasonCode::Success(Q::AtMostOnce),
+        ),
+        (
+            "$share/g/a/b/c",
+            SubscribeReasonCode::Success(Q::AtMostOnce),
+        ),
+        ("$share/h/a", SubscribeReasonCode::QuotaExceeded),
+        ("a", SubscribeReasonCode::Success(Q::AtMostOnce)),
+    ] {
+        assert_eq!(peer.subscribe(filter, Q::AtMostOnce, now), expected);
+    }
+    assert_eq!(broker.stats().subscriptions, 2);
+    let mut subscribe = wire::Subscribe::new(
+        Filter {
+            nolocal: true,
+            ..Filter::new(JOBS, Q::AtMostOnce)
+        },
+        None,
+    );
+    subscribe.pkid = 2;
+    peer.send(&[Packet::Subscribe(subscribe)], now);
+    let reason = disconnected(&peer.receive());
+    assert_eq!(reason, Some(DisconnectReasonCode::ProtocolError));
+}
+
+#[test]
+fn a_member_that_cannot_take_a_message_now_is_passed_over() {
+    let limits = Limits {
+        output_bytes_high: 1,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let one = |name: &str| Hello::new(name).set(|hello| hello.receive_maximum = Some(1));
+    let mut narrow = joined(&broker, &one("narrow"), Q::AtLeastOnce, now);
+    let small = Hello::new("small").set(|hello| hello.max_packet_size = Some(20));
+    let mut small = joined(&broker, &small, Q::AtLeastOnce, now);
+    let mut slow = member(&broker, "slow", Q::AtLeastOnce, now);
+    // It fits into nothing that `small` can read; and one is in flight to `narrow`.
+    const LARGE: &str = "a payload of many more bytes";
+    jobs(&broker, QoS::AtLeastOnce, [LARGE, LARGE]);
+    assert_eq!(narrow.messages().len(), 1);
+    // It has not read yet: the first of these goes to `small`, the others wait for whoever is next.
+    jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3"]);
+    assert_eq!(small.payloads(), ["1"]);
+    assert_eq!(slow.payloads(), [LARGE, "2"]);
+    assert_eq!(narrow.payloads(), [""; 0], "no acknowledgement yet");
+    narrow.send(&[puback(1)], now);
+    assert_eq!(narrow.payloads(), ["3"]);
+}
+
+#[test]
+fn absent_members_get_what_nobody_connected_can_take() {
+    let cost_bytes = Message::new("jobs", "1", QoS::AtLeastOnce).cost_bytes() + JOBS.len();
+    let limits = Limits {
+        queue_bytes_max: 2 * cost_bytes,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    member(&broker, "absent", Q::AtLeastOnce, now).lose(now);
+    let mut present = member(&broker, "present", Q::AtLeastOnce, now);
+    jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4", "5"]);
+    assert_eq!(present.payloads(), ["1", "2"], "neither is acknowledged");
+    assert_eq!(
+        broker.stats().dropped,
+        1,
+        "all are full, and none is cut off"
+    );
+    present.disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    jobs(&broker, QoS::AtMostOnce, ["to nobody"]);
+    assert_eq!(broker.stats().dropped, 1);
+    assert_eq!(back(&broker, "absent", now).payloads(), ["3", "4"]);
+}
+
+#[test]
+fn what_a_session_leaves_goes_to_another_of_its_group() {
+    for by_clean_start in [false, true] {
+        let (broker, now) = (broker(Limits::default()), Instant::now());
+        let hello = Hello::new("a")
+            .expiry(if by_clean_start { 1000 } else { 0 })
+            .set(|hello| hello.receive_maximum = Some(3));
+        let mut a = joined(&broker, &hello, Q::AtLeastOnce, now);
+        jobs(&broker, QoS::ExactlyOnce, ["done", "sent"]);
+        jobs(&broker, QoS::AtLeastOnce, ["refused", "unsent", "last"]);
+        let sent = a.messages();
+        assert_eq!(sent.len(), 3);
+        a.send(&[puback(sent[0].pkid)], now);
+        let mut refusal = wire::PubAck::new(sent[2].pkid, None);
+        refusal.reason = PubAckReason::UnspecifiedError;
+        a.send(&[Packet::PubAck(refusal)], now);
+        let mut b = member(&broker, "b", Q::ExactlyOnce, now);
+        a.lose(now);
+        if by_clean_start {
+            assert_eq!(b.payloads(), [""; 0], "the session is still there");
+            Peer::new(&broker, &Hello::new("a").clean(), now);
+        }
+        let messages = b.messages();
+        let payloads: Vec<_> = messages.iter().map(|it| &it.payload[..]).collect();
+        assert_eq!(payloads, [&b"sent"[..], b"unsent", b"last"]);
+        assert!(messages.iter().all(|it| !it.dup), "new to this client");
+        assert_eq!(messages[0].qos, Q::ExactlyOnce, "as published, not as sent");
+    }
+}
+
+/// [MQTT-4.8.2-5]
+#[test]
+fn what_was_sent_at_qos_2_goes_to_nobody_else() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let hello = Hello::new("a")
+        .expiry(0)
+        .set(|hello| hello.receive_maximum = Some(2));
+    let mut a = joined(&broker, &hello, Q::ExactlyOnce, now);
+    jobs(&broker, QoS::ExactlyOnce, ["sent", "received", "unsent"]);
+    let sent = a.messages();
+    a.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
+    let mut b = member(&broker, "b", Q::ExactlyOnce, now);
+    a.lose(now);
+    assert_eq!(b.payloads(), ["unsent"]);
+    b.disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    let mut again = Peer::waiting(&broker, &Hello::new("b"), now);
+    let packets = again.receive();
+    assert!(
+        matches!(packets.last(), Some(Packet::Publish(publish)) if publish.dup),
+        "{packets:?}: it is that session's now"
+    );
+}
+
+#[test]
+fn groups_and_what_they_share_outlive_a_restart() {
+    for by_image in [false, true] {
+        let (journal, now) = (Journal::new(true), Instant::now());
+        let service = || Arc::new(NoService);
+        let first = restored(&journal, Limits::default(), service(), now, now);
+        let mut a = member(&first, "a", Q::AtLeastOnce, now);
+        jobs(&first, QoS::ExactlyOnce, ["sent"]);
+        assert_eq!(a.payloads(), ["sent"]);
+        a.lose(now);
+        jobs(&first, QoS::ExactlyOnce, ["unsent"]);
+        member(&first, "b", Q::ExactlyOnce, now).lose(now);
+        let second = if by_image {
+            let mut recovery = crate::Recovery::default();
+            let mut cursor = crate::ImageCursor::default();
+            while let Some(piece) = first.image(&mut cursor, 1) {
+                recovery.apply(&piece).unwrap();
+            }
+            let clock = Clock::at(now, WALL_MS);
+            Broker::restore_at(Options::default(), service(), recovery, clock)
+        } else {
+            restored(&journal, Limits::default(), service(), now, now)
+        };
+        // The session of `a` is no more.
+        Peer::new(&second, &Hello::new("a").clean(), now);
+        let mut b = back(&second, "b", now);
+        let messages = b.messages();
+        let payloads: Vec<_> = messages.iter().map(|it| &it.payload[..]).collect();
+        assert_eq!(payloads, [&b"sent"[..], b"unsent"]);
+        assert!(messages.iter().all(|it| it.qos == Q::ExactlyOnce));
+        let mut c = member(&second, "c", Q::AtLeastOnce, now);
+        jobs(&second, QoS::AtLeastOnce, ["1", "2"]);
+        assert_eq!((b.payloads().len(), c.payloads().len()), (1, 1));
+    }
+}
+
+/// Nobody may hear of `jobs` any more once the flag is set.
+struct Closing(AtomicBool);
+
+impl Access for Closing {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        Anyone.admit(attempt)
+    }
+
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool {
+        assert!(!filter.starts_with(b"$share"));
+        filter != b"secret" && !(&*who.client == "a" && self.0.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn rules_are_about_the_topics_and_what_they_take_from_one_member_another_gets() {
+    let access = Arc::new(Closing(AtomicBool::new(false)));
+    let options = Options {
+        access: access.clone(),
+        ..Options::default()
+    };
+    let (broker, now) = (Broker::new(options, Arc::new(NoService)), Instant::now());
+    let hello = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut a = joined(&broker, &hello, Q::AtLeastOnce, now);
+    let refused = a.subscribe("$share/g/secret", Q::AtLeastOnce, now);
+    assert_eq!(refused, SubscribeReasonCode::NotAuthorized);
+    jobs(&broker, QoS::AtLeastOnce, ["sent", "unsent"]);
+    assert_eq!(a.payloads(), ["sent"]);
+    let mut b = member(&broker, "b", Q::AtLeastOnce, now);
+    access.0.store(true, Ordering::Relaxed);
+    broker.recheck();
+    assert_eq!(b.payloads(), ["unsent"]);
+    jobs(&broker, QoS::AtLeastOnce, ["1", "2"]);
+    assert_eq!(acknowledge(&mut b, now), ["1", "2"]);
+    assert_eq!(broker.stats().dropped, 0);
+}
+
+/// Two groups and a plain subscriber. The subscription identifier says by which of them a message came.
+const GROUPS: [(usize, &str); 2] = [(1, "$share/g/jobs"), (2, "$share/h/+")];
+const PLAIN: usize = 3;
+
+struct World {
+    journal: Arc<Journal>,
+    broker: Broker,
+    now: Instant,
+    clients: [Option<Peer>; 4],
+    published: Vec<QoS>,
+    /// Acknowledgements of QoS 1, by identifier and message.
+    acknowledged: BTreeMap<(usize, usize), usize>,
+    /// The sessions that QoS 2 messages came to.
+    heard: BTreeMap<(usize, usize), BTreeSet<(usize, usize)>>,
+    /// Sessions that each client had before.
+    ended: [usize; 4],
+}
+
+impl World {
+    fn new() -> Self {
+        let (journal, now) = (Journal::new(true), Instant::now());
+        let mut world = Self {
+            broker: Self::start(&journal, now),
+            journal,
+            now,
+            clients: Default::default(),
+            published: Vec::new(),
+            acknowledged: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            ended: [0; 4],
+        };
+        for client in 0..4 {
+            world.connect(client, false);
+        }
+        // One member stays in both groups, so that there is always one who can be given what others leave.
+        world.subscribe(0);
+        let filter = Filter::new("jobs", Q::ExactlyOnce);
+        world.send_subscribe(3, filter, PLAIN);
+        world
+    }
+
+    fn start(journal: &Arc<Journal>, now: Instant) -> Broker {
+        let limits = Limits {
+            output_bytes_high: 100,
+            ..Limits::default()
+        };
+        restored(journal, limits, Arc::new(NoService), now, now)
+    }
+
+    fn connect(&mut self, client: usize, clean: bool) {
+        let hello =
+            Hello::new(["a", "b", "c", "d"][client]).set(|hello| hello.receive_maximum = Some(2));
+        let hello = if clean { hello.clean() } else { hello };
+        self.clients[client] = Some(Peer::new(&self.broker, &hello, self.now));
+    }
+
+    fn subscribe(&mut self, client: usize) {
+        for (id, filter) in GROUPS {
+            self.send_subscribe(client, Filter::new(filter, Q::ExactlyOnce), id);
+        }
+    }
+
+    fn send_subscribe(&mut self, client: usize, filter: Filter, id: usize) {
+        let properties = wire::SubscribeProperties {
+            id: Some(id),
+            user_properties: Vec::new(),
+        };
+        let mut subscribe = wire::Subscribe::new(filter, Some(properties));
+        subscribe.pkid = 1;
+        self.send(client, Packet::Subscribe(subscribe));
+    }
+
+    fn unsubscribe(&mut self, client: usize) {
+        for (_, filter) in GROUPS {
+            let mut unsubscribe = wire::Unsubscribe::new(filter, None);
+            unsubscribe.pkid = 1;
+            self.send(client, Packet::Unsubscribe(unsubscribe));
+        }
+    }
+
+    fn send(&mut self, client: usize, packet: Packet) {
+        if let Some(peer) = &mut self.clients[client] {
+            peer.send(&[packet], self.now);
+        }
+    }
+
+    fn publish(&mut self, qos: QoS) {
+        let message = Message::new("jobs", self.published.len().to_string(), qos);
+        self.published.push(qos);
+        let reached = self.broker.batch(|batch| batch.publish(message));
+        assert_eq!(reached, GROUPS.len() + 1);
+    }
+
+    /// A client reads what there is and answers it. False where there was nothing.
+    fn read(&mut self, client: usize) -> bool {
+        let Some(peer) = &mut self.clients[client] else {
+            return false;
+        };
+        let packets = peer.receive();
+        for packet in &packets {
+            let answer = match packet {
+                Packet::Publish(publish) => {
+                    let text = String::from_utf8(publish.payload.to_vec()).unwrap();
+                    let ids = &publish
+                        .properties
+                        .as_ref()
+                        .unwrap()
+                        .subscription_identifiers;
+                    assert_eq!(ids.len(), 1);
+                    let which = (ids[0], text.parse().unwrap());
+                    if publish.qos == Q::AtLeastOnce {
+                        *self.acknowledged.entry(which).or_default() += 1;
+                        puback(publish.pkid)
+                    } else {
+                        let session = (client, self.ended[client]);
+                        self.heard.entry(which).or_default().insert(session);
+                        Packet::PubRec(PubRec::new(publish.pkid, None))
+                    }
+                }
+                Packet::PubRel(rel) => Packet::PubComp(PubComp::new(rel.pkid, None)),
+                Packet::SubAck(_) | Packet::UnsubAck(_) => continue,
+                other => panic!("{other:?}"),
+            };
+            peer.send(&[answer], self.now);
+        }
+        !packets.is_empty()
+    }
+
+    fn act(&mut self, action: u8, client: usize) {
+        let is_guest = client == 1 || client == 2;
+        match action {
+            0..4 => self.publish(QoS::AtLeastOnce),
+            4..6 => self.publish(QoS::ExactlyOnce),
+            6..9 => _ = self.read(client),
+            9 if is_guest => self.subscribe(client),
+            10 if is_guest => self.unsubscribe(client),
+            11 => {
+                if let Some(peer) = self.clients[client].take() {
+                    peer.lose(self.now);
+                }
+            }
+            12 if self.clients[client].is_none() => self.connect(client, false),
+            13 if is_guest => {
+                self.ended[client] += 1;
+                self.connect(client, true);
+            }
+            14 => {
+                self.clients = Default::default();
+                self.broker = Self::start(&self.journal, self.now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Everybody reads everything.
+    fn finish(mut self) {
+        for client in 0..4 {
+            self.connect(client, false);
+        }
+        while (0..4).fold(false, |any, client| self.read(client) || any) {}
+        for (n, qos) in self.published.iter().enumerate() {
+            for id in [GROUPS[0].0, GROUPS[1].0, PLAIN] {
+                if *qos == QoS::AtLeastOnce {
+                    let times = self.acknowledged.get(&(id, n)).copied();
+                    assert_eq!(times, Some(1), "message {n} by subscription {id}");
+                } else {
+                    let sessions = self.heard.get(&(id, n)).map_or(0, BTreeSet::len);
+                    let may_be_lost = self.ended != [0; 4];
+                    assert!(
+                        sessions == 1 || sessions == 0 && may_be_lost,
+                        "message {n} by subscription {id} came to {sessions} sessions"
+                    );
+                }
+            }
+        }
+        let stats = self.broker.stats();
+        assert_eq!((stats.dropped, stats.queued_bytes), (0, 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Members come, go, stop reading, end their sessions, and the process is killed in between.
+    #[test]
+    fn one_member_of_each_group_gets_each_message(script in prop::collection::vec((0_u8..15, 0_usize..4), 0..120)) {
+        let mut world = World::new();
+        for (action, client) in script {
+            world.act(action, client);
+        }
+        world.finish();
+    }
+}
