@@ -31,7 +31,20 @@ pub(super) struct Address {
 
 /// What there is to do where no store is.
 pub(super) const START_ONE: &str =
-    "A store is started with `statehouse serve`; --url, or --host and --port, name another";
+    "A store is started with `statehouse serve`; the options of the connection name another";
+
+/// Who asks.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub(super) struct Account {
+    /// User name
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
+    user: Option<String>,
+
+    /// A file with the password; without it STATEHOUSE_PASSWORD has it
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
+    password_file: Option<PathBuf>,
+}
 
 /// Who asks, and how to know who answers.
 #[derive(Debug, clap::Args)]
@@ -60,13 +73,8 @@ pub(super) struct Credentials {
     )]
     key: Option<PathBuf>,
 
-    /// User name
-    #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
-    user: Option<String>,
-
-    /// A file with the password; without it STATEHOUSE_PASSWORD has it, or the URL
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
-    password_file: Option<PathBuf>,
+    #[command(flatten)]
+    account: Account,
 }
 
 impl Credentials {
@@ -87,15 +95,27 @@ impl Credentials {
 
     /// User and password, of the flags before those of the URL.
     pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
-        let password = match &self.password_file {
+        let password = url.password.as_ref().map(|it| it.0.as_str());
+        self.account.login(url.user.as_deref(), password)
+    }
+}
+
+impl Account {
+    /// User and password, where nothing else is said those that are given here.
+    pub(super) fn login(
+        &self,
+        user: Option<&str>,
+        password: Option<&str>,
+    ) -> Result<Option<Login>, Failure> {
+        let own = match &self.password_file {
             Some(path) => {
                 let read = read_password(path);
                 Some(read.map_err(|error| Failure::usage(error.to_string()))?.0)
             }
             None => std::env::var(PASSWORD).ok(),
         };
-        let password = password.or_else(|| url.password.as_ref().map(|it| it.0.clone()));
-        let user = self.user.clone().or_else(|| url.user.clone());
+        let password = own.or_else(|| password.map(str::to_owned));
+        let user = self.user.clone().or_else(|| user.map(str::to_owned));
         Ok(match (user, password) {
             // MQTT 5 lets a password stand alone (section 3.1.2.9); rumqttc does not.
             (None, Some(_)) => {

@@ -39,6 +39,7 @@ const NO_SUBSCRIBERS: u8 = 0x10;
 pub struct Mqtt {
     catalogue: Arc<Catalogue>,
     id: String,
+    login: Option<(String, String)>,
     role: Role,
     response_topic: String,
     /// Topic, packet id, properties: all of a PUBLISH between its length and its payload.
@@ -95,6 +96,7 @@ impl Mqtt {
             wall_ms: 0,
             catalogue,
             id,
+            login: None,
             role,
             response_topic,
             envelope,
@@ -104,17 +106,27 @@ impl Mqtt {
         }
     }
 
+    /// With a user name and a password (sections 3.1.3.5 and 3.1.3.6), each of at most 65 535 bytes.
+    #[must_use]
+    pub fn with_login(self, login: Option<(String, String)>) -> Self {
+        Self { login, ..self }
+    }
+
     fn connect(&self, out: &mut Vec<u8>) {
         let packet_bytes_max = self.catalogue.value_bytes() + limits::LOAD_ENVELOPE_BYTES;
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', 5];
-        // Clean Start, and no session once the connection has ended (section 3.1.2.11.2).
-        body.push(2);
+        // Clean Start, and no session once the connection has ended (section 3.1.2.11.2). User name and password.
+        body.push(if self.login.is_some() { 0xc2 } else { 2 });
         body.extend_from_slice(&limits::LOAD_KEEP_ALIVE_S.to_be_bytes());
         // Maximum Packet Size (section 3.1.2.11.4).
         body.extend_from_slice(&[5, 0x27]);
         let packet_bytes_max = u32::try_from(packet_bytes_max).unwrap_or(u32::MAX);
         body.extend_from_slice(&packet_bytes_max.to_be_bytes());
         push_text(&mut body, self.id.as_bytes());
+        if let Some((user, password)) = &self.login {
+            push_text(&mut body, user.as_bytes());
+            push_text(&mut body, password.as_bytes());
+        }
         push_packet(out, 0x10, &body);
     }
 
@@ -431,7 +443,7 @@ fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
 }
 
 fn push_text(out: &mut Vec<u8>, text: &[u8]) {
-    // All texts here are short: topics and client ids of our own.
+    // All texts here are short: topics, client ids of our own, and a name and a password.
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(text);
@@ -477,6 +489,19 @@ mod tests {
 
     const TOPIC: &str = "clients/bench-0000000000000007-3/bench";
     const OK: &[u8] = b"\x09\0\x08\0\x02\0\0\0\0\0\x05\x26\0\x06__stat\0\x03200";
+
+    #[test]
+    fn a_login_is_flagged_and_comes_last() {
+        let (mut plain, mut out) = (Vec::new(), Vec::new());
+        client().connect(&mut plain);
+        let login = Some(("me".to_owned(), "secret".to_owned()));
+        client().with_login(login).connect(&mut out);
+        // Behind the fixed header, the protocol's name and its version.
+        assert_eq!((plain[9], out[9]), (0x02, 0xc2));
+        let (head, tail) = out[10..].split_at(plain.len() - 10);
+        assert_eq!(head, &plain[10..]);
+        assert_eq!(tail, b"\0\x02me\0\x06secret");
+    }
 
     #[test]
     fn a_request_is_what_the_broker_reads() {

@@ -19,7 +19,7 @@ use self::sweep::Sweep;
 use super::data::count;
 use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
-use super::remote::{Address, START_ONE};
+use super::remote::{Account, Address, START_ONE};
 use crate::admin::Door;
 use crate::limits;
 use crate::load::{
@@ -143,6 +143,9 @@ pub(super) struct Args {
     #[command(flatten)]
     address: Address,
 
+    #[command(flatten)]
+    account: Account,
+
     /// How long a connection or an answer may take
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
           help_heading = "Connection")]
@@ -240,7 +243,11 @@ impl Bench<'_> {
 
     fn put_on(&self, plan: &Plan, watch: impl FnMut(Live)) -> Result<Outcome, Failure> {
         let nonce = statehouse_link::random();
-        let client = |role: Role, number| Mqtt::new(self.catalogue.clone(), nonce, role, number);
+        let login = self.args.account.login(None, None)?;
+        let login = login.map(|it| (it.user, it.password));
+        let client = |role: Role, number| {
+            Mqtt::new(self.catalogue.clone(), nonce, role, number).with_login(login.clone())
+        };
         Ok(put_on(plan, client, watch)?)
     }
 

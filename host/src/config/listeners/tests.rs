@@ -1,0 +1,169 @@
+use super::*;
+
+fn access(users: bool) -> AccessConfig {
+    AccessConfig {
+        users: users.then(|| "users".into()),
+        ..AccessConfig::default()
+    }
+}
+
+fn flags(listen: &[&str]) -> ListenFlags {
+    ListenFlags {
+        listen: listen.iter().map(|it| it.parse().unwrap()).collect(),
+        ..ListenFlags::default()
+    }
+}
+
+fn certified(listen: &[&str]) -> ListenFlags {
+    ListenFlags {
+        tls_cert: Some("cert".into()),
+        tls_key: Some("key".into()),
+        ..flags(listen)
+    }
+}
+
+#[test]
+fn a_listener_is_an_address_with_or_without_a_scheme() {
+    for (text, shown) in [
+        ("127.0.0.1:1883", "mqtt://127.0.0.1:1883"),
+        ("localhost:0", "mqtt://127.0.0.1:0"),
+        ("mqtts://[::1]:8883", "mqtts://[::1]:8883"),
+        ("ws://localhost:8080/", "ws://127.0.0.1:8080"),
+        ("wss://0.0.0.0:443", "wss://0.0.0.0:443"),
+    ] {
+        assert_eq!(text.parse::<Listen>().unwrap().to_string(), shown);
+    }
+    for text in [
+        "here",
+        "http://127.0.0.1:1",
+        "ws://127.0.0.1",
+        "mqtt://:1",
+        "ws://127.0.0.1:1/mqtt",
+        "",
+    ] {
+        assert!(text.parse::<Listen>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn an_origin_has_no_path_and_no_wildcard() {
+    let origin = "https://Panel.example:8443".parse::<Origin>().unwrap();
+    assert_eq!(origin.0, "https://panel.example:8443");
+    for text in [
+        "panel.example",
+        "https://",
+        "https://a/b",
+        "https://a/",
+        "*",
+        "https://*.a",
+        "null",
+    ] {
+        assert!(text.parse::<Origin>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
+    let says = |flags: ListenFlags, authenticates| {
+        flags.load(&access(authenticates)).unwrap_err().to_string()
+    };
+    let plain = "0.0.0.0:1883";
+    let error = says(flags(&["127.0.0.1:0", plain]), false);
+    for part in [
+        "mqtt://0.0.0.0:1883",
+        "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE",
+        "--users FILE",
+        "--insecure",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = says(flags(&[plain]), true);
+    assert!(
+        error.contains("--tls-cert FILE") && !error.contains("--users"),
+        "{error}"
+    );
+    let error = says(certified(&["wss://0.0.0.0:443"]), false);
+    assert!(
+        error.contains("--users FILE") && !error.contains("--tls-cert"),
+        "{error}"
+    );
+    // TLS on one listener does not make another one safe.
+    let error = says(
+        certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
+        true,
+    );
+    assert!(
+        error.starts_with("ws://0.0.0.0:80") && error.contains("wss://0.0.0.0:80;"),
+        "{error}"
+    );
+
+    assert!(
+        certified(&["mqtts://0.0.0.0:8883"])
+            .load(&access(true))
+            .is_ok()
+    );
+    let risky = ListenFlags {
+        insecure: true,
+        ..flags(&[plain])
+    };
+    assert!(risky.load(&access(false)).is_ok());
+    // A certificate that is asked for proves nothing, one that is required does.
+    let asked = ListenFlags {
+        tls_client_ca: Some("ca".into()),
+        ..certified(&["mqtts://0.0.0.0:8883"])
+    };
+    let required = ListenFlags {
+        tls_client_ca: Some("ca".into()),
+        tls_client_required: true,
+        ..certified(&["mqtts://0.0.0.0:8883"])
+    };
+    assert!(says(asked, false).contains("--tls-client-required"));
+    assert!(required.load(&access(false)).is_ok());
+    let everybody = AccessConfig {
+        allow_anonymous: true,
+        ..access(true)
+    };
+    assert!(
+        certified(&["mqtts://0.0.0.0:8883"])
+            .load(&everybody)
+            .is_err()
+    );
+    assert!(
+        flags(&["[::1]:1883", "ws://127.9.9.9:1"])
+            .load(&access(false))
+            .is_ok()
+    );
+}
+
+#[test]
+fn settings_that_would_do_nothing_are_refused() {
+    let error = |flags: ListenFlags| flags.load(&access(true)).unwrap_err();
+    assert_eq!(
+        error(certified(&["127.0.0.1:0"])),
+        ListenError::WithoutTls("tls_cert")
+    );
+    let half = ListenFlags {
+        tls_key: None,
+        ..certified(&["mqtts://127.0.0.1:0"])
+    };
+    assert!(error(half).to_string().ends_with("add --tls-key FILE"));
+    let none = flags(&["wss://127.0.0.1:0"]);
+    assert!(
+        error(none)
+            .to_string()
+            .contains("--tls-cert FILE and --tls-key FILE")
+    );
+    let stray = ListenFlags {
+        tls_client_required: true,
+        ..certified(&["mqtts://127.0.0.1:0"])
+    };
+    assert_eq!(
+        error(stray),
+        ListenError::WithoutClientCa("tls_client_required")
+    );
+    let stray = ListenFlags {
+        ws_origin: vec![Origin("http://a".into())],
+        ..flags(&[])
+    };
+    assert_eq!(error(stray), ListenError::WithoutWebSocket);
+}

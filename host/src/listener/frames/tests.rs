@@ -1,0 +1,178 @@
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+use super::*;
+
+const MASK: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
+
+/// A frame as a client sends it.
+fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first];
+    match payload.len() {
+        length @ 0..126 => frame.push(0x80 | length as u8),
+        length => {
+            frame.push(0x80 | 126);
+            frame.extend(u16::try_from(length).unwrap().to_be_bytes());
+        }
+    }
+    frame.extend(MASK);
+    let masked = payload.iter().zip(MASK.iter().cycle());
+    frame.extend(masked.map(|(byte, mask)| byte ^ mask));
+    frame
+}
+
+fn pair() -> (Frames<DuplexStream>, DuplexStream) {
+    let (ours, theirs) = duplex(256 << 10);
+    (Frames::new(ours, &[]), theirs)
+}
+
+/// All that is read where a peer sends this and closes, and what the peer reads.
+async fn read(sent: &[u8]) -> (io::Result<Vec<u8>>, Vec<u8>) {
+    let (mut frames, mut peer) = pair();
+    peer.write_all(sent).await.unwrap();
+    peer.shutdown().await.unwrap();
+    let mut bytes = Vec::new();
+    let read = frames.read_to_end(&mut bytes).await.map(|_| bytes);
+    drop(frames);
+    let mut answered = Vec::new();
+    peer.read_to_end(&mut answered).await.unwrap();
+    (read, answered)
+}
+
+#[tokio::test]
+async fn payloads_are_one_stream_wherever_frames_and_reads_are_cut() {
+    let long: Vec<u8> = (0..5000).map(|n| (n % 251) as u8).collect();
+    let sent = [
+        frame(0x82, b"ab"),
+        frame(0x82, b""),
+        frame(0x02, b"c"),
+        // A control frame may stand between the parts of a message.
+        frame(0x8a, b"late"),
+        frame(0x00, b"de"),
+        frame(0x80, &long),
+        frame(0x82, b"f"),
+    ]
+    .concat();
+    let expected = [b"abcde", &long[..], b"f"].concat();
+    let (read, answered) = read(&sent).await;
+    assert_eq!((read.unwrap(), answered), (expected.clone(), vec![]));
+    for piece in [1, 2, 3, 7, 1024] {
+        let (mut frames, mut peer) = pair();
+        let sent = sent.clone();
+        let sending = tokio::spawn(async move {
+            for piece in sent.chunks(piece) {
+                peer.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut bytes = vec![0; expected.len()];
+        for part in bytes.chunks_mut(5) {
+            frames.read_exact(part).await.unwrap();
+        }
+        assert_eq!(bytes, expected, "in pieces of {piece}");
+        sending.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_binary_message_ends_the_connection_with_a_code() {
+    let mut unmasked = frame(0x82, b"a");
+    unmasked[1] &= 0x7f;
+    let endless = [&[0x82, 0xff], &[0xff; 8][..], &MASK].concat();
+    for (sent, code) in [
+        (frame(0x81, b"text"), 1003),
+        (frame(0x80, b"goes on with nothing"), 1002),
+        ([frame(0x02, b"a"), frame(0x82, b"b")].concat(), 1002),
+        (frame(0xc2, b"compressed"), 1002),
+        (frame(0x83, b"unknown"), 1002),
+        (frame(0x09, b"a ping in pieces"), 1002),
+        (frame(0x89, &[0; 126]), 1002),
+        (unmasked, 1002),
+        (endless, 1002),
+    ] {
+        let (read, answered) = read(&sent).await;
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(answered[0], 0x88, "a Close frame");
+        assert_eq!(
+            u16::from_be_bytes([answered[2], answered[3]]),
+            code,
+            "{sent:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_long_frame_that_never_comes_takes_no_memory() {
+    let (mut frames, mut peer) = pair();
+    let head = [&[0x82, 0xff], &(1_u64 << 40).to_be_bytes()[..], &MASK].concat();
+    peer.write_all(&head).await.unwrap();
+    let mut bytes = [0; 16];
+    let reading = tokio::time::timeout(Duration::from_millis(20), frames.read(&mut bytes));
+    assert!(reading.await.is_err(), "it is waited for");
+    assert!(frames.came.capacity() <= 4 * limits::WS_READ_BYTES);
+}
+
+#[tokio::test]
+async fn the_last_of_many_pings_is_answered_and_a_close_is_returned() {
+    let mut pings: Vec<u8> = (0..20_000_u32)
+        .flat_map(|n| frame(0x89, &n.to_be_bytes()))
+        .collect();
+    pings.extend(frame(0x88, &1000_u16.to_be_bytes()));
+    let (ours, mut theirs) = duplex(1 << 20);
+    let mut frames = Frames::new(ours, &[]);
+    theirs.write_all(&pings).await.unwrap();
+    assert_eq!(frames.read(&mut [0; 16]).await.unwrap(), 0);
+    frames.shutdown().await.unwrap();
+    let mut answered = Vec::new();
+    theirs.read_to_end(&mut answered).await.unwrap();
+    let last = [
+        &[0x8a, 4][..],
+        &19_999_u32.to_be_bytes(),
+        &[0x88, 2, 0x03, 0xe8],
+    ]
+    .concat();
+    assert!(
+        answered.ends_with(&last),
+        "{:?}",
+        &answered[answered.len() - 16..]
+    );
+}
+
+#[tokio::test]
+async fn what_is_written_goes_out_in_frames_and_ends_with_a_close() {
+    let (mut frames, mut peer) = pair();
+    let long = vec![7; limits::WS_FRAME_BYTES_MAX + 1];
+    frames.write_all(b"ab").await.unwrap();
+    frames.write_all(&long).await.unwrap();
+    frames.shutdown().await.unwrap();
+    let mut out = Vec::new();
+    peer.read_to_end(&mut out).await.unwrap();
+    let mut expected = vec![0x82, 2, b'a', b'b', 0x82, 127];
+    expected.extend((limits::WS_FRAME_BYTES_MAX as u64).to_be_bytes());
+    expected.extend(&long[1..]);
+    expected.extend([0x82, 1, 7, 0x88, 2, 0x03, 0xe8]);
+    assert_eq!(out, expected);
+}
+
+#[tokio::test]
+async fn a_reader_that_answers_a_ping_does_not_take_the_writers_turn() {
+    let (ours, mut peer) = duplex(64);
+    let (mut reader, mut writer) = tokio::io::split(Frames::new(ours, &[]));
+    let writing = tokio::spawn(async move {
+        writer.write_all(&[1; 1000]).await.unwrap();
+        writer.flush().await.unwrap();
+    });
+    // The writer waits for room by now; the reader finds none for its answer.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    peer.write_all(&frame(0x89, b"?")).await.unwrap();
+    let reading = tokio::spawn(async move {
+        _ = reader.read(&mut [0; 1]).await;
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let mut got = vec![0; 1000 + 4 + 3];
+    let all = tokio::time::timeout(Duration::from_secs(10), peer.read_exact(&mut got));
+    all.await.expect("the writer is woken").unwrap();
+    writing.await.unwrap();
+    reading.abort();
+}
