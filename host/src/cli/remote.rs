@@ -31,7 +31,7 @@ pub(super) struct Address {
 
 /// What there is to do where no store is.
 pub(super) const START_ONE: &str =
-    "A store is started with `statehouse serve`; the options of the connection name another";
+    "Start one with `statehouse serve`, or name another with --host and --port";
 
 /// Who asks.
 #[derive(Debug, clap::Args)]

@@ -270,6 +270,7 @@ impl ListenFlags {
             return Err(ListenError::WithoutWebSocket);
         }
         let open = listeners.iter().filter(|it| !it.address.ip().is_loopback());
+        // Over TLS, which is all that may be open, a certificate that is required lets nobody be anonymous.
         let authenticates =
             self.tls_client_required || (access.authenticates() && !access.allow_anonymous);
         for listener in open.filter(|_| !self.insecure) {
@@ -303,7 +304,7 @@ impl ListenFlags {
 
 /// Refuses a listener that others can reach, where it is not encrypted or nobody has to authenticate.
 fn insecure(listener: Listen, authenticates: bool, certificate: bool) -> Result<(), ListenError> {
-    let users = "--users FILE (or --token-keys FILE with --token-audience NAME, or --tls-client-ca FILE with --certificate-users cn or --tls-client-required), without --allow-anonymous";
+    let users = "--users FILE (or --token-keys FILE with --token-audience NAME, or --tls-client-ca FILE), without --allow-anonymous";
     let encrypted = Listen {
         scheme: Scheme {
             tls: true,
