@@ -8,23 +8,20 @@ use std::{future::pending, io, sync::Arc, time::Instant};
 use bytes::BytesMut;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    sync::watch,
     task::JoinHandle,
     time::{sleep_until, timeout, timeout_at},
 };
 
 use crate::{
-    Attempt, Broker, Door, Limits, Origin, ReasonCode, Verdict,
-    codec::{self, Auth, Connect, Violation},
+    Broker, Door, Limits, Origin, ReasonCode,
+    admission::{self, Showing},
+    codec::{self, Connect, Violation},
     core::{Accepted, Refusal},
-    dispatch::{Dispatch, Turn, check_will},
+    dispatch::{Dispatch, Turn},
     limits::{IDLE_BUFFER_BYTES_MAX, READ_BYTES_MIN},
     output::{Direct, Output, Work},
     router::SessionKey,
 };
-
-/// Why a client is refused that the access control did not decide about.
-const LATE: &str = "who this client is was not found out in time: come back later";
 
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn run<R, W>(
@@ -47,15 +44,12 @@ pub(crate) async fn run<R, W>(
         return;
     };
     let output = Arc::new(Output::new(limits.output_bytes_high, direct));
-    let accepted = match connect {
-        Ok(connect) => {
-            let accepted = timeout_at(deadline, accept(broker, connect, door, &output)).await;
-            accepted.unwrap_or(Err((ReasonCode::SERVER_BUSY, LATE)))
-        }
+    let admitted = match connect {
+        Ok(connect) => admission::accept(broker, connect, door, deadline, &output).await,
         Err(refusal) => Err(refusal),
     };
-    let (accepted, showing) = match accepted {
-        Ok(accepted) => accepted,
+    let (accepted, showing) = match admitted {
+        Ok(admitted) => admitted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
             let mut refusal = BytesMut::new();
@@ -205,50 +199,6 @@ async fn read_connect<R: AsyncRead + Unpin>(
     }
 }
 
-/// Finds out who this is, outside of every lock, and then lets the core know of the connection.
-async fn accept(
-    broker: &Broker,
-    mut connect: Connect,
-    door: Door,
-    output: &Arc<Output>,
-) -> Result<(Accepted, Option<Showing>), Refusal> {
-    if connect.client_id.len() > broker.limits().client_id_bytes_max {
-        return Err((
-            ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
-            "the client identifier is too long",
-        ));
-    }
-    if let Some(will) = &connect.will {
-        check_will(
-            &**broker.service(),
-            &will.message.topic,
-            broker.limits().topic_levels_max,
-        )
-        .map_err(|text| (ReasonCode::TOPIC_NAME_INVALID, text))?;
-    }
-    let attempt = Attempt {
-        client: connect.client_id.clone(),
-        user: connect.user.take(),
-        password: connect.password.take(),
-        enhanced: connect.enhanced.clone(),
-        door: door.clone(),
-    };
-    let method = connect.enhanced.as_ref().map(|it| it.method.clone());
-    match broker.admit(attempt).await {
-        Verdict::Admit(admission) => {
-            let accepted =
-                broker
-                    .lock()
-                    .connect(connect, admission.identity, output, Instant::now())?;
-            let expires = admission.expires;
-            let showing = (method.is_some() || expires.is_some())
-                .then(|| Showing::new(method, door, expires));
-            Ok((accepted, showing))
-        }
-        Verdict::Refuse(reason, text) => Err((reason, text)),
-    }
-}
-
 /// Reads packets until the connection ends. Pauses while the peer does not read what we write.
 async fn read<R: AsyncRead + Unpin>(
     attached: &Attached,
@@ -283,7 +233,14 @@ async fn read<R: AsyncRead + Unpin>(
                 Turn::Drained => break,
                 Turn::More => tokio::task::yield_now().await,
                 Turn::Authenticate => {
-                    let renewed = renew(attached, dispatch.take_auth(), showing).await;
+                    let renewed = admission::renew(
+                        broker,
+                        attached.session,
+                        &attached.origin,
+                        dispatch.take_auth(),
+                        showing,
+                    )
+                    .await;
                     if let Err(violation) = renewed {
                         attached.punish(violation);
                         return Ended::ByBroker;
@@ -320,85 +277,6 @@ async fn read<R: AsyncRead + Unpin>(
             }
         }
     }
-}
-
-/// What a client has shown that expires, or that it may show anew.
-struct Showing {
-    method: Option<Box<str>>,
-    door: Door,
-    expires: watch::Sender<Option<Instant>>,
-}
-
-impl Showing {
-    fn new(method: Option<Box<str>>, door: Door, expires: Option<Instant>) -> Self {
-        Self {
-            method,
-            door,
-            expires: watch::Sender::new(expires),
-        }
-    }
-
-    /// Waits until it is no longer good.
-    async fn expired(&self) {
-        let mut expires = self.expires.subscribe();
-        loop {
-            let at = *expires.borrow_and_update();
-            tokio::select! {
-                () = async { match at { Some(at) => sleep_until(at.into()).await, None => pending().await } } => return,
-                // The sender lives as long as this.
-                _ = expires.changed() => {}
-            }
-        }
-    }
-}
-
-/// The client authenticates anew (section 4.12.1). It has to be the same as before, since others know it by that.
-async fn renew(
-    attached: &Attached,
-    auth: Option<Auth>,
-    showing: Option<&Showing>,
-) -> Result<(), Violation> {
-    let Some((showing, method)) = showing.and_then(|it| Some((it, it.method.as_deref()?))) else {
-        return Err(Violation::protocol(
-            "AUTH without an authentication method in CONNECT",
-        ));
-    };
-    let auth = auth.filter(|auth| auth.reason == ReasonCode::REAUTHENTICATE);
-    let enhanced = auth
-        .and_then(|auth| auth.enhanced)
-        .filter(|enhanced| *enhanced.method == *method)
-        .ok_or(Violation::protocol(
-            "AUTH that does not authenticate anew by the method of CONNECT",
-        ))?;
-    let (broker, origin) = (&attached.broker, &attached.origin);
-    let attempt = Attempt {
-        client: (*origin.client).into(),
-        user: None,
-        password: None,
-        enhanced: Some(enhanced),
-        door: showing.door.clone(),
-    };
-    let verdict = timeout(broker.limits().connect_timeout, broker.admit(attempt)).await;
-    let (reason, text) = match verdict {
-        Ok(Verdict::Admit(admission)) if admission.identity == origin.identity => {
-            showing.expires.send_replace(admission.expires);
-            let mut core = broker.lock();
-            core.authenticated(attached.session, origin.connection, method);
-            return Ok(());
-        }
-        Ok(Verdict::Admit(_)) => (
-            ReasonCode::NOT_AUTHORIZED,
-            "this is somebody else than who connected",
-        ),
-        // Of CONNACK's codes few are DISCONNECT's too.
-        Ok(Verdict::Refuse(
-            reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),
-            text,
-        )) => (reason, text),
-        Ok(Verdict::Refuse(_, text)) => (ReasonCode::NOT_AUTHORIZED, text),
-        Err(_) => (ReasonCode::SERVER_BUSY, LATE),
-    };
-    Err(Violation { reason, text })
 }
 
 /// What to ask of the socket next, where so much was asked and came: most clients send little at a time, and each keeps

@@ -9,6 +9,7 @@
 //! The way of a packet:
 //!
 //! * `access`: who may connect, publish and subscribe, by the embedder's answers ([`Access`]);
+//! * `admission`: finds that out for a CONNECT, and again where a client authenticates anew;
 //! * `connection`: a reader and a writer task per socket, time-outs, back pressure;
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
@@ -35,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod admission;
 mod broker;
 mod change;
 mod clock;

@@ -149,3 +149,67 @@ impl AccessFlags {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags() -> AccessFlags {
+        AccessFlags {
+            token_keys: Some("keys".into()),
+            token_audience: vec!["store".into()],
+            ..AccessFlags::default()
+        }
+    }
+
+    #[test]
+    fn tokens_need_keys_and_an_audience() {
+        let load = |flags: AccessFlags| flags.over(AccessKeys::default());
+        let tokens = load(flags()).unwrap().tokens.unwrap();
+        assert_eq!(tokens.audiences, ["store"]);
+        let for_anybody = AccessFlags {
+            token_audience: Vec::new(),
+            ..flags()
+        };
+        let error = load(for_anybody).unwrap_err();
+        assert!(error.to_string().contains("--token-audience"));
+        let unchecked = AccessFlags {
+            token_keys: None,
+            ..flags()
+        };
+        let error = load(unchecked).unwrap_err();
+        assert!(error.to_string().contains("--token-keys"));
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_a_file_named_cn_can_still_be_named() {
+        let owners = |flag: Option<&str>, key: &str| {
+            let flags = AccessFlags {
+                certificate_users: flag.map(Into::into),
+                ..AccessFlags::default()
+            };
+            let keys = AccessKeys {
+                certificate_users: Some(key.into()),
+                ..AccessKeys::default()
+            };
+            flags.over(keys).unwrap().certificate_users.unwrap()
+        };
+        assert_eq!(owners(None, "cn"), CertificateUsers::CommonName);
+        assert_eq!(owners(Some("cn"), "table"), CertificateUsers::CommonName);
+        let file = |name: &str| CertificateUsers::File(name.into());
+        assert_eq!(owners(Some("./cn"), "cn"), file("./cn"));
+    }
+
+    #[test]
+    fn whoever_can_show_something_has_to() {
+        let config = |edit: fn(&mut AccessConfig)| {
+            let mut config = AccessConfig::default();
+            edit(&mut config);
+            config.authenticates()
+        };
+        assert!(!config(|_| {}));
+        assert!(config(|it| it.users = Some("users".into())));
+        assert!(config(|it| it.client_certificates = true));
+        assert!(!config(|it| it.allow_anonymous = true));
+    }
+}

@@ -1,0 +1,145 @@
+//! A client is let in, and shows anew who it is.
+//!
+//! In come a CONNECT or an AUTH, and what is known of the stream; out goes a connection that the core knows, or a refusal. Asks
+//! the access control without a lock, for a bounded time.
+
+use std::{future::pending, sync::Arc, time::Instant};
+
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout, timeout_at},
+};
+
+use crate::{
+    Attempt, Broker, Door, Origin, ReasonCode, Verdict,
+    codec::{Auth, Connect, Violation},
+    core::{Accepted, Refusal},
+    dispatch::check_will,
+    output::Output,
+    router::SessionKey,
+};
+
+/// Why a client is refused that the access control did not decide about.
+const LATE: &str = "who this client is was not found out in time: come back later";
+
+/// What a client has shown that expires, or that it may show anew.
+pub(crate) struct Showing {
+    method: Option<Box<str>>,
+    door: Door,
+    expires: watch::Sender<Option<Instant>>,
+}
+
+impl Showing {
+    /// Waits until it is no longer good.
+    pub(crate) async fn expired(&self) {
+        let mut expires = self.expires.subscribe();
+        loop {
+            let at = *expires.borrow_and_update();
+            let expired = async {
+                match at {
+                    Some(at) => sleep_until(at.into()).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                () = expired => return,
+                // The sender lives as long as this.
+                _ = expires.changed() => {}
+            }
+        }
+    }
+}
+
+/// Finds out who this is, and then lets the core know of the connection.
+pub(crate) async fn accept(
+    broker: &Broker,
+    mut connect: Connect,
+    door: Door,
+    deadline: tokio::time::Instant,
+    output: &Arc<Output>,
+) -> Result<(Accepted, Option<Showing>), Refusal> {
+    let limits = broker.limits();
+    if connect.client_id.len() > limits.client_id_bytes_max {
+        return Err((
+            ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
+            "the client identifier is too long",
+        ));
+    }
+    if let Some(will) = &connect.will {
+        let topic = &will.message.topic;
+        check_will(&**broker.service(), topic, limits.topic_levels_max)
+            .map_err(|text| (ReasonCode::TOPIC_NAME_INVALID, text))?;
+    }
+    let attempt = Attempt {
+        client: connect.client_id.clone(),
+        user: connect.user.take(),
+        password: connect.password.take(),
+        enhanced: connect.enhanced.clone(),
+        door: door.clone(),
+    };
+    let admission = match timeout_at(deadline, broker.admit(attempt)).await {
+        Ok(Verdict::Admit(admission)) => admission,
+        Ok(Verdict::Refuse(reason, text)) => return Err((reason, text)),
+        Err(_) => return Err((ReasonCode::SERVER_BUSY, LATE)),
+    };
+    let method = connect.enhanced.as_ref().map(|it| it.method.clone());
+    let mut core = broker.lock();
+    let accepted = core.connect(connect, admission.identity, output, Instant::now())?;
+    let expires = admission.expires;
+    let showing = (method.is_some() || expires.is_some()).then(|| Showing {
+        method,
+        door,
+        expires: watch::Sender::new(expires),
+    });
+    Ok((accepted, showing))
+}
+
+/// The client authenticates anew (section 4.12.1). It has to be the same as before, since others know it by that.
+pub(crate) async fn renew(
+    broker: &Broker,
+    session: SessionKey,
+    origin: &Origin,
+    auth: Option<Auth>,
+    showing: Option<&Showing>,
+) -> Result<(), Violation> {
+    let Some((showing, method)) = showing.and_then(|it| Some((it, it.method.as_deref()?))) else {
+        return Err(Violation::protocol(
+            "AUTH without an authentication method in CONNECT",
+        ));
+    };
+    let auth = auth.filter(|auth| auth.reason == ReasonCode::REAUTHENTICATE);
+    let enhanced = auth
+        .and_then(|auth| auth.enhanced)
+        .filter(|enhanced| *enhanced.method == *method)
+        .ok_or(Violation::protocol(
+            "AUTH that does not authenticate anew by the method of CONNECT",
+        ))?;
+    let attempt = Attempt {
+        client: (*origin.client).into(),
+        user: None,
+        password: None,
+        enhanced: Some(enhanced),
+        door: showing.door.clone(),
+    };
+    let verdict = timeout(broker.limits().connect_timeout, broker.admit(attempt)).await;
+    let (reason, text) = match verdict {
+        Ok(Verdict::Admit(admission)) if admission.identity == origin.identity => {
+            showing.expires.send_replace(admission.expires);
+            let mut core = broker.lock();
+            core.authenticated(session, origin.connection, method);
+            return Ok(());
+        }
+        Ok(Verdict::Admit(_)) => (
+            ReasonCode::NOT_AUTHORIZED,
+            "this is somebody else than who connected",
+        ),
+        // Of CONNACK's codes few are DISCONNECT's too.
+        Ok(Verdict::Refuse(
+            reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),
+            text,
+        )) => (reason, text),
+        Ok(Verdict::Refuse(_, text)) => (ReasonCode::NOT_AUTHORIZED, text),
+        Err(_) => (ReasonCode::SERVER_BUSY, LATE),
+    };
+    Err(Violation { reason, text })
+}
