@@ -301,32 +301,51 @@ fn connects_that_are_refused() {
 }
 
 #[test]
+fn an_auth_says_its_reason_its_method_and_its_data() {
+    let auth = |bytes: &[u8]| match read(bytes) {
+        Ok(Some(Packet::Auth(auth))) => auth,
+        other => panic!("{other:?}"),
+    };
+    let shown = auth(b"\xf0\x0e\x19\x0c\x15\0\x03abc\x16\0\x03\0\xff.");
+    assert_eq!(shown.reason, ReasonCode::REAUTHENTICATE);
+    let enhanced = shown.enhanced.unwrap();
+    let (method, data) = (&*enhanced.method, &*enhanced.data);
+    assert_eq!((method, data), ("abc", &b"\0\xff."[..]));
+    let bare = auth(b"\xf0\x00");
+    assert_eq!((bare.reason, bare.enhanced), (ReasonCode::SUCCESS, None));
+}
+
+#[test]
 fn packets_that_are_refused() {
     use ReasonCode as R;
     for (bytes, reason) in [
-        (&b"\x00\x00"[..], R::MALFORMED_PACKET),            // type 0
-        (b"\x10\x00", R::PROTOCOL_ERROR),                   // a second CONNECT
-        (b"\x20\x03\0\0\0", R::PROTOCOL_ERROR),             // CONNACK from a client
-        (b"\x90\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // SUBACK
-        (b"\xb0\x04\0\x01\0\0", R::PROTOCOL_ERROR),         // UNSUBACK
-        (b"\xd0\x00", R::PROTOCOL_ERROR),                   // PINGRESP
-        (b"\xc1\x00", R::MALFORMED_PACKET),                 // PINGREQ with flags
-        (b"\xc0\x01\0", R::MALFORMED_PACKET),               // PINGREQ with a body
-        (b"\x80\x00", R::MALFORMED_PACKET),                 // SUBSCRIBE without its flag
-        (b"\x36\x05\0\x01t\0\x01\0", R::MALFORMED_PACKET),  // QoS 3
-        (b"\x38\x04\0\x01t\0", R::MALFORMED_PACKET),        // DUP at QoS 0
-        (b"\x32\x06\0\x01t\0\0\0", R::PROTOCOL_ERROR),      // packet identifier 0
-        (b"\x30\x03\0\0\0", R::PROTOCOL_ERROR),             // no topic
-        (b"\x30\x04\0\x01#\0", R::PROTOCOL_ERROR),          // a wildcard
-        (b"\x30\x04\0\x01\0\0", R::MALFORMED_PACKET),       // U+0000
+        (&b"\x00\x00"[..], R::MALFORMED_PACKET),        // type 0
+        (b"\x10\x00", R::PROTOCOL_ERROR),               // a second CONNECT
+        (b"\x20\x03\0\0\0", R::PROTOCOL_ERROR),         // CONNACK from a client
+        (b"\x90\x04\0\x01\0\0", R::PROTOCOL_ERROR),     // SUBACK
+        (b"\xb0\x04\0\x01\0\0", R::PROTOCOL_ERROR),     // UNSUBACK
+        (b"\xd0\x00", R::PROTOCOL_ERROR),               // PINGRESP
+        (b"\xf1\x00", R::MALFORMED_PACKET),             // AUTH with flags
+        (b"\xf0\x03\x19\x02\x15", R::MALFORMED_PACKET), // AUTH cut short
+        (b"\xf0\x07\x19\x05\x11\0\0\0\0", R::PROTOCOL_ERROR), // a session expiry in AUTH
+        (b"\xf0\x0a\x19\x08\x15\0\x01a\x15\0\x01a", R::PROTOCOL_ERROR), // two methods
+        (b"\xc1\x00", R::MALFORMED_PACKET),             // PINGREQ with flags
+        (b"\xc0\x01\0", R::MALFORMED_PACKET),           // PINGREQ with a body
+        (b"\x80\x00", R::MALFORMED_PACKET),             // SUBSCRIBE without its flag
+        (b"\x36\x05\0\x01t\0\x01\0", R::MALFORMED_PACKET), // QoS 3
+        (b"\x38\x04\0\x01t\0", R::MALFORMED_PACKET),    // DUP at QoS 0
+        (b"\x32\x06\0\x01t\0\0\0", R::PROTOCOL_ERROR),  // packet identifier 0
+        (b"\x30\x03\0\0\0", R::PROTOCOL_ERROR),         // no topic
+        (b"\x30\x04\0\x01#\0", R::PROTOCOL_ERROR),      // a wildcard
+        (b"\x30\x04\0\x01\0\0", R::MALFORMED_PACKET),   // U+0000
         (b"\x30\x05\0\x02\xc3\x28\0", R::MALFORMED_PACKET), // not UTF-8
-        (b"\x30\x03\0\x09t", R::MALFORMED_PACKET),          // topic longer than the packet
-        (b"\x30\x05\0\x01t\x09\0", R::MALFORMED_PACKET),    // properties longer than it
+        (b"\x30\x03\0\x09t", R::MALFORMED_PACKET),      // topic longer than the packet
+        (b"\x30\x05\0\x01t\x09\0", R::MALFORMED_PACKET), // properties longer than it
         (
             b"\x30\x09\0\x01t\x80\x80\x80\x80\x01\0",
             R::MALFORMED_PACKET,
         ), // five-byte property length
-        (b"\x30\x06\0\x01t\x80\0\0", R::MALFORMED_PACKET),  // property length too long
+        (b"\x30\x06\0\x01t\x80\0\0", R::MALFORMED_PACKET), // property length too long
         (b"\x30\x06\0\x01t\x02\x0b\x01", R::PROTOCOL_ERROR), // subscription identifier from a client
         (b"\x30\x06\0\x01t\x02\x01\x02", R::PROTOCOL_ERROR), // payload format 2
         (b"\x30\x08\0\x01t\x04\x08\0\x01+", R::PROTOCOL_ERROR), // wildcard in the response topic
@@ -354,7 +373,7 @@ fn packets_that_are_refused() {
 
 #[test]
 fn a_forbidden_type_is_refused_by_its_first_byte() {
-    for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0x00, 0xc1] {
+    for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0xf1, 0x00, 0xc1] {
         assert!(read(&[first]).is_err(), "{first:02x}");
     }
     assert!(decode_connect(&mut BytesMut::from(&[0x30][..]), 1000).is_err());
