@@ -140,6 +140,7 @@ fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
                 "name the key, with PUBLISH the topic, with SUBSCRIBE the topic filter",
             ));
         }
+        (Some(key), Action::Subscribe) => of_topics(key.as_bytes()),
         (Some(key), _) => key.as_bytes(),
     };
     let rules = open(&args.rules)?;
@@ -189,6 +190,13 @@ fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
     }
     output::emit(text.as_bytes())?;
     Ok(if allowed { Exit::Done } else { Exit::Negative })
+}
+
+/// The topic filter of a shared subscription, `$share/GROUP/FILTER` (MQTT 5 section 4.8.2); of another one, itself.
+fn of_topics(filter: &[u8]) -> &[u8] {
+    let group = filter.strip_prefix(b"$share/");
+    let behind = group.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
+    behind.unwrap_or(filter)
 }
 
 /// What it would take, and rules that come near.

@@ -132,17 +132,11 @@ impl Grants {
         self.shared.publish.cover(topic) || self.own.publish.cover(topic)
     }
 
-    /// Whether it may subscribe to a topic filter, which is checked to be one. Of a shared subscription
-    /// (MQTT 5 section 4.8.2) the filter behind the group's name counts.
+    /// Whether it may subscribe to a topic filter, which is checked to be one; of a shared subscription (MQTT 5 section 4.8.2)
+    /// that is the filter behind the group's name.
     ///
     /// Who may touch any key may hear the answers: on its own topics, and on those of its notifications.
     pub fn may_subscribe(&self, filter: &[u8]) -> bool {
-        let shared = filter.strip_prefix(b"$share/");
-        let filter = match shared.map(|it| it.splitn(2, |byte| *byte == b'/').nth(1)) {
-            None => filter,
-            Some(Some(filter)) => filter,
-            Some(None) => return false,
-        };
         let is_own = self.owns(filter) || filter.starts_with(&self.notifications);
         (is_own && self.may_touch_keys())
             || self.shared.subscribe.cover(filter)

@@ -159,7 +159,6 @@ fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
     let grants = rules().grants(pump());
     let notifications = format!("{}/616E79/#", crate::request::NOTIFICATION_TOPICS);
     assert!(grants.may_subscribe(b"clients/any/services/answers"));
-    assert!(grants.may_subscribe(b"$share/group/clients/any/#"));
     assert!(grants.may_subscribe(notifications.as_bytes()));
     for filter in [
         "clients/#",
