@@ -193,7 +193,7 @@ impl Reloads {
                 () = tokio::time::sleep(limits::RELOAD_POLL_INTERVAL) => false,
             };
             if told {
-                tracing::info!("SIGHUP: reading {} things again", self.entries.len());
+                tracing::info!("SIGHUP: reading files again");
             }
             let all = self.clone();
             // Reading blocks, and so may what follows.
