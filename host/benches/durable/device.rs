@@ -1,0 +1,192 @@
+//! How many bytes reach the device for each byte of the records.
+//!
+//! The kernel's own count of a process's writes is wrong for overwritten files, so the device is one of our own; what
+//! the file system adds counts too. A round is measured from the end of one snapshot to the end of another, for they are a
+//! good part of it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use statehouse_journal::{Base, Directory, Position, Sink};
+
+use crate::common::{Client, Server, resp};
+use crate::{IN_FLIGHT, files, round_of};
+
+/// Writes after which every segment is one that was in use before: several times the log of two snapshots.
+const FILLED_WRITES: usize = 1_000_000;
+/// How long a snapshot is waited for: one client alone may not write enough for one.
+const SNAPSHOT_WAIT: Duration = Duration::from_secs(30);
+/// Snapshots in a measured round, with the log of as many.
+const SNAPSHOTS: usize = 3;
+
+/// Prints a row for each number of clients.
+pub(crate) fn measure(clients: &[usize]) {
+    let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let device = LoopDevice::mount(scratch.path());
+    // As a store is that has run for long: its segments are written over again, and nothing is kept for
+    // history alone, which would be whole segments of its own.
+    let server = Server::start(&device.mount, &["--history-bytes", "0"]);
+    let data = device.mount.join("statehouse-data");
+    let set = |id: usize| resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
+    let mut filler = Client::connect(&server.address, "filler");
+    for _ in 0..FILLED_WRITES / IN_FLIGHT {
+        filler.round_trips(std::iter::repeat_n(&set(0)[..], IN_FLIGHT));
+    }
+    let mut rows = Vec::new();
+    for &clients in clients {
+        let writes = AtomicU64::new(0);
+        let client = |id: usize| {
+            let mut client = Client::connect(&server.address, &format!("client{id}"));
+            let (set, writes) = (set(id), &writes);
+            move || {
+                client.round_trip(&set);
+                writes.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let mut measured = None;
+        round_of(clients, client, || {
+            next_snapshot(&data);
+            let (start, before, first) = (Instant::now(), device.written(), load(&writes));
+            let snapshots: u64 = (0..SNAPSHOTS).map_while(|_| next_snapshot(&data)).sum();
+            let (after, last) = (device.written(), load(&writes));
+            measured = Some((start.elapsed(), before, after, last - first, snapshots));
+        });
+        rows.push((clients, measured.expect("the wait was waited")));
+    }
+    drop(server);
+    let record_bytes = bytes_of_a_record(&data);
+    println!("a write is a record of {record_bytes:.0} bytes");
+    println!("| clients | writes/s | writes for each flush | device / records | of it snapshots |");
+    println!("|---|---|---|---|---|");
+    for (clients, (took, before, after, writes, snapshots)) in rows {
+        let records = writes as f64 * record_bytes;
+        println!(
+            "| {clients} | {:.0} | {:.1} | {:.2} | {:.2} |",
+            writes as f64 / took.as_secs_f64(),
+            writes as f64 / (after.flushes - before.flushes) as f64,
+            (after.bytes - before.bytes) as f64 / records,
+            snapshots as f64 / records
+        );
+    }
+}
+
+fn load(count: &AtomicU64) -> u64 {
+    count.load(Ordering::Relaxed)
+}
+
+/// Waits for a snapshot and gives its length; none where there is none in time.
+fn next_snapshot(data: &Path) -> Option<u64> {
+    let newest = || {
+        files(data)
+            .filter(|(name, _)| name.ends_with(".snapshot"))
+            .max()
+    };
+    let (before, begun) = (newest(), Instant::now());
+    while begun.elapsed() < SNAPSHOT_WAIT {
+        let now = newest();
+        if now > before {
+            return now.map(|(_, bytes)| bytes);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    None
+}
+
+/// What a record of a data directory takes on average, as the store made it: without what the journal adds.
+fn bytes_of_a_record(data: &Path) -> f64 {
+    #[derive(Default)]
+    struct Lengths {
+        records: u64,
+        bytes: u64,
+    }
+    impl Sink for Lengths {
+        fn reset(&mut self) {
+            *self = Self::default();
+        }
+        fn block(&mut self, _: &[u8]) -> Result<(), String> {
+            Ok(())
+        }
+        fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
+            self.records += 1;
+            self.bytes += record.len() as u64;
+            Ok(())
+        }
+    }
+    let mut lengths = Lengths::default();
+    let directory = Directory::read_only(data).expect("a data directory");
+    statehouse_journal::read(&directory, Base::Oldest, Position::END, &mut lengths)
+        .expect("whole, the store was killed and nothing else");
+    lengths.bytes as f64 / lengths.records as f64
+}
+
+/// A file system on a device of its own, gone with the benchmark.
+struct LoopDevice {
+    device: String,
+    mount: PathBuf,
+}
+
+/// What a device has done.
+#[derive(Clone, Copy)]
+struct Written {
+    bytes: u64,
+    flushes: u64,
+}
+
+impl LoopDevice {
+    fn mount(scratch: &Path) -> Self {
+        let (image, mount) = (scratch.join("image"), scratch.join("mount"));
+        let file = std::fs::File::create(&image).expect("a file");
+        file.set_len(2 << 30).expect("a sparse file");
+        std::fs::create_dir(&mount).expect("a directory");
+        let device = run(
+            "losetup",
+            &["--find".as_ref(), "--show".as_ref(), image.as_ref()],
+        );
+        let it = Self { device, mount };
+        run("mkfs.ext4", &["-q".as_ref(), it.device.as_ref()]);
+        run("mount", &[it.device.as_ref(), it.mount.as_ref()]);
+        it
+    }
+
+    fn written(&self) -> Written {
+        let name = self.device.rsplit('/').next().expect("a device has a name");
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat"));
+        let stat = stat.expect("every block device has one");
+        let fields: Vec<u64> = stat
+            .split_whitespace()
+            .map(|field| field.parse().expect("a number"))
+            .collect();
+        Written {
+            bytes: 512 * fields[6],
+            // Linux 5.5 and later.
+            flushes: fields[15],
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // Whatever was there goes with the directory of the image.
+        for (program, arguments) in [
+            ("umount", vec![self.mount.as_os_str()]),
+            ("losetup", vec!["--detach".as_ref(), self.device.as_ref()]),
+        ] {
+            let _ = Command::new(program).args(arguments).output();
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&OsStr]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} (this needs root): {said}"
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}

@@ -1,0 +1,103 @@
+//! A Redis that syncs every write, and a client of it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// A Redis of its own, gone with the benchmark.
+pub(crate) struct Redis {
+    pub(crate) process: Child,
+    socket: std::net::SocketAddr,
+}
+
+impl Redis {
+    pub(crate) fn start(directory: &Path) -> Option<Self> {
+        // A port that was free a moment ago: Redis takes none by itself.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
+        let socket = free.local_addr().ok()?;
+        drop(free);
+        let process = Command::new("redis-server")
+            .args(["--port", &socket.port().to_string(), "--bind", "127.0.0.1"])
+            .args([
+                "--appendonly",
+                "yes",
+                "--appendfsync",
+                "always",
+                "--save",
+                "",
+            ])
+            .arg("--dir")
+            .arg(directory)
+            .stdout(Stdio::null())
+            .spawn()
+            .ok()?;
+        let redis = Self { process, socket };
+        // It listens while it still loads, and says so.
+        for _ in 0..6_000 {
+            if let Ok(stream) = TcpStream::connect(socket) {
+                let mut client = RedisClient {
+                    stream,
+                    read: Vec::new(),
+                };
+                if client.line(b"PING\r\n") == b"+PONG\r\n" {
+                    return Some(redis);
+                }
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+
+    pub(crate) fn connect(&self) -> RedisClient {
+        let stream = TcpStream::connect(self.socket).expect("it listens");
+        stream.set_nodelay(true).expect("a socket option");
+        RedisClient {
+            stream,
+            read: Vec::new(),
+        }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        // It may be gone already; either way nothing is left behind.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub(crate) struct RedisClient {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl RedisClient {
+    /// Sends commands that are answered by one line each.
+    pub(crate) fn ask(&mut self, commands: &[u8], answers: usize) {
+        self.stream.write_all(commands).expect("redis reads");
+        self.read.clear();
+        while self.read.iter().filter(|byte| **byte == b'\n').count() < answers {
+            self.more();
+        }
+        assert!(!self.read.contains(&b'-'), "an error of redis");
+    }
+
+    fn line(&mut self, command: &[u8]) -> Vec<u8> {
+        self.stream.write_all(command).expect("redis reads");
+        self.read.clear();
+        while !self.read.ends_with(b"\n") {
+            self.more();
+        }
+        self.read.clone()
+    }
+
+    fn more(&mut self) {
+        let mut chunk = [0; 16 << 10];
+        let count = self.stream.read(&mut chunk).expect("an answer");
+        assert_ne!(count, 0, "redis hung up");
+        self.read.extend_from_slice(&chunk[..count]);
+    }
+}
