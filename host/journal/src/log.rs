@@ -278,7 +278,7 @@ impl Log {
         if matches!(self.options.durability, Durability::Interval(_)) && !pending.failed {
             self.released.store(pending.released(), Ordering::Release);
         }
-        let wake = std::mem::take(&mut pending.idle);
+        let wake = !pending.awaits_company() && std::mem::take(&mut pending.idle);
         drop(pending);
         if wake {
             self.work.notify_one();
@@ -518,6 +518,17 @@ impl Log {
 
     pub(crate) fn end_telling(&self) {
         locked(&self.pending).telling = false;
+    }
+
+    /// Whoever was told has been told: what is there is written, whoever comes again later.
+    pub(crate) fn await_nobody(&self) {
+        let mut pending = locked(&self.pending);
+        pending.awaited = 0;
+        let wake = !pending.is_empty() && std::mem::take(&mut pending.idle);
+        drop(pending);
+        if wake {
+            self.work.notify_one();
+        }
     }
 
     /// How many segments have been taken into use.

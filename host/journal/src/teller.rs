@@ -4,6 +4,10 @@
 //! rising positions. Where there are many answers to send, or more is waiting to be written, a thread of
 //! its own sends them, so that the next sync runs meanwhile. A few with nothing behind them
 //! are sent by the thread that has just synced: waking another takes longer than a small write.
+//!
+//! Whoever gets an answer often comes again with the next request. The first of many does while the others' answers are
+//! still being sent, and a sync for it alone would cost what one for all of them does. So as long as many are being told,
+//! the next write awaits as many records, and no longer.
 
 use std::sync::{Condvar, Mutex, PoisonError, TryLockError};
 
@@ -73,7 +77,9 @@ impl Teller {
         };
         let few = released.0.saturating_sub(listener.told) <= limits::TOLD_BY_WRITER_MAX;
         if !few || !log.begin_telling() {
+            let records = released.0.saturating_sub(listener.told);
             drop(listener);
+            log.pending().awaited = records;
             return self.ring(released);
         }
         listener.tell(released.0);
@@ -81,7 +87,7 @@ impl Teller {
     }
 
     /// The telling thread.
-    pub(crate) fn run(&self) {
+    pub(crate) fn run(&self, log: &Log) {
         let mut told = 0;
         loop {
             {
@@ -95,6 +101,7 @@ impl Teller {
                 told = bell.released;
             }
             locked(&self.listener).tell(told);
+            log.await_nobody();
         }
     }
 

@@ -105,8 +105,8 @@ impl Journal {
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
         let teller = Arc::clone(&journal.teller);
         journal.spawn("journal-write", move || write_loop(&log, &chores, &teller))?;
-        let teller = Arc::clone(&journal.teller);
-        journal.spawn("journal-tell", move || teller.run())?;
+        let (log, teller) = (Arc::clone(&journal.log), Arc::clone(&journal.teller));
+        journal.spawn("journal-tell", move || teller.run(&log))?;
         Ok(journal)
     }
 
@@ -229,29 +229,7 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     let mut told = log.durable();
     let mut waits = false;
     loop {
-        let (closing, urgent) = {
-            let mut pending = log.pending();
-            while pending.is_empty() && !pending.closing && !pending.failed {
-                pending.idle = true;
-                let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
-                pending = match wait {
-                    Some(Duration::ZERO) => break,
-                    Some(wait) => {
-                        log.work
-                            .wait_timeout(pending, wait)
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .0
-                    }
-                    None => log
-                        .work
-                        .wait(pending)
-                        .unwrap_or_else(PoisonError::into_inner),
-                };
-            }
-            let mut pending = pending;
-            pending.idle = false;
-            (pending.closing, !pending.urgent.is_empty())
-        };
+        let (closing, urgent) = wait_for_work(log, due);
         if !log.options.commit_delay.is_zero() && !closing && !urgent {
             thread::sleep(log.options.commit_delay);
         } else {
@@ -292,6 +270,38 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
             }
         }
     }
+}
+
+/// Waits until there is something to write or the sync is due; where more is about to come ([`crate::teller`]), a moment
+/// longer. Whether the journal is closing, and whether something urgent waits.
+pub(crate) fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
+    let company_due = Instant::now() + Duration::from_micros(limits::COMPANY_WAIT_US_MAX);
+    let mut pending = log.pending();
+    while (pending.is_empty() || pending.awaits_company()) && !pending.closing && !pending.failed {
+        let now = Instant::now();
+        if pending.awaited > 0 && now >= company_due {
+            pending.awaited = 0;
+            continue;
+        }
+        let company_due = (pending.awaited > 0).then_some(company_due);
+        let next = due.into_iter().chain(company_due).min();
+        pending.idle = true;
+        pending = match next.map(|next| next.saturating_duration_since(now)) {
+            Some(Duration::ZERO) => break,
+            Some(wait) => {
+                log.work
+                    .wait_timeout(pending, wait)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+            None => log
+                .work
+                .wait(pending)
+                .unwrap_or_else(PoisonError::into_inner),
+        };
+    }
+    pending.idle = false;
+    (pending.closing, !pending.urgent.is_empty())
 }
 
 /// Lets threads that are ready to append do so first: on a busy machine the one that appended first has only

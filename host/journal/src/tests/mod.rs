@@ -4,6 +4,7 @@
 //! opening gives back can be compared record by record.
 
 mod close;
+mod company;
 mod crash;
 mod damage;
 mod faults;
