@@ -219,6 +219,8 @@ fn nobody_subscribes_to_the_answers_of_another() {
         ("clients/you/answers", NOT_AUTHORIZED),
         ("clients/+/answers", NOT_AUTHORIZED),
         ("#", NOT_AUTHORIZED),
+        ("$share/group/clients/you/answers", NOT_AUTHORIZED),
+        ("$share/group/clients/me/answers", 1),
     ] {
         assert_eq!(client.subscribe(filter, 1), expected, "{filter}");
     }
