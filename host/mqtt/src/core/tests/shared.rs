@@ -358,6 +358,18 @@ fn rules_are_about_the_topics_and_what_they_take_from_one_member_another_gets() 
 const GROUPS: [(usize, &str); 2] = [(1, "$share/g/jobs"), (2, "$share/h/+")];
 const PLAIN: usize = 3;
 
+/// The subscription that a message came by, and the message.
+fn which(publish: &wire::Publish) -> (usize, usize) {
+    let ids = &publish
+        .properties
+        .as_ref()
+        .unwrap()
+        .subscription_identifiers;
+    assert_eq!(ids.len(), 1);
+    let payload = std::str::from_utf8(&publish.payload).unwrap();
+    (ids[0], payload.parse().unwrap())
+}
+
 struct World {
     journal: Arc<Journal>,
     broker: Broker,
@@ -447,37 +459,39 @@ impl World {
         assert_eq!(reached, GROUPS.len() + 1);
     }
 
-    /// A client reads what there is and answers it. False where there was nothing.
+    /// A client takes what there is.
+    fn hear(&mut self, client: usize) -> Vec<Packet> {
+        let packets = self.clients[client].as_mut().map(Peer::receive);
+        let packets = packets.unwrap_or_default();
+        for packet in &packets {
+            if let Packet::Publish(publish) = packet
+                && publish.qos == Q::ExactlyOnce
+            {
+                let session = (client, self.ended[client]);
+                self.heard
+                    .entry(which(publish))
+                    .or_default()
+                    .insert(session);
+            }
+        }
+        packets
+    }
+
+    /// A client takes what there is and answers it. False where there was nothing.
     fn read(&mut self, client: usize) -> bool {
-        let Some(peer) = &mut self.clients[client] else {
-            return false;
-        };
-        let packets = peer.receive();
+        let packets = self.hear(client);
         for packet in &packets {
             let answer = match packet {
-                Packet::Publish(publish) => {
-                    let text = String::from_utf8(publish.payload.to_vec()).unwrap();
-                    let ids = &publish
-                        .properties
-                        .as_ref()
-                        .unwrap()
-                        .subscription_identifiers;
-                    assert_eq!(ids.len(), 1);
-                    let which = (ids[0], text.parse().unwrap());
-                    if publish.qos == Q::AtLeastOnce {
-                        *self.acknowledged.entry(which).or_default() += 1;
-                        puback(publish.pkid)
-                    } else {
-                        let session = (client, self.ended[client]);
-                        self.heard.entry(which).or_default().insert(session);
-                        Packet::PubRec(PubRec::new(publish.pkid, None))
-                    }
+                Packet::Publish(publish) if publish.qos == Q::AtLeastOnce => {
+                    *self.acknowledged.entry(which(publish)).or_default() += 1;
+                    puback(publish.pkid)
                 }
+                Packet::Publish(publish) => Packet::PubRec(PubRec::new(publish.pkid, None)),
                 Packet::PubRel(rel) => Packet::PubComp(PubComp::new(rel.pkid, None)),
                 Packet::SubAck(_) | Packet::UnsubAck(_) => continue,
                 other => panic!("{other:?}"),
             };
-            peer.send(&[answer], self.now);
+            self.send(client, answer);
         }
         !packets.is_empty()
     }
@@ -491,12 +505,14 @@ impl World {
             9 if is_guest => self.subscribe(client),
             10 if is_guest => self.unsubscribe(client),
             11 => {
+                self.hear(client);
                 if let Some(peer) = self.clients[client].take() {
                     peer.lose(self.now);
                 }
             }
             12 if self.clients[client].is_none() => self.connect(client, false),
             13 if is_guest => {
+                self.hear(client);
                 self.ended[client] += 1;
                 self.connect(client, true);
             }
