@@ -346,14 +346,16 @@ fn keep_loop(
         }
         if log.snapshot_due() && Instant::now() >= retry && source.ready() {
             let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms());
+            let full = outcome.as_ref().is_err_and(Error::is_full);
             let failed = outcome.err().map(|error| error.to_string());
             if let Some(error) = &failed
                 && failed != no_snapshot
             {
                 tracing::warn!(error, "no snapshot was taken");
             }
-            // On a full disk a later one may be smaller, and is what makes room.
-            if log.is_short() {
+            // On a full disk a later one may be smaller, and is what makes room. The log did not know that it is full where the
+            // snapshot itself was too much.
+            if full || log.is_short() {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
             } else if failed.is_some() {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
