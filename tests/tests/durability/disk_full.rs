@@ -249,12 +249,12 @@ fn a_store_that_waits_for_a_full_disk_ends_when_it_is_told_to() {
             client.set_write_timeout(Duration::from_secs(2));
             thread::spawn(move || {
                 let message = Publish::new(&format!("state/{n}"), value(n)).retained();
-                (0..300).any(|_| client.try_send(&message.bytes()).is_err())
+                (0..1000).any(|_| client.try_send(&message.bytes()).is_err())
             })
         })
         .collect();
     for publisher in publishers {
-        assert!(publisher.join().unwrap(), "somebody takes 30 MB of each");
+        assert!(publisher.join().unwrap(), "somebody takes 100 MB of each");
     }
     server.signal("TERM");
     assert!(server.wait(PATIENCE).success());

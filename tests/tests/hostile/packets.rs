@@ -17,6 +17,7 @@ const TOPIC_NAME_INVALID: u8 = 0x90;
 const RECEIVE_MAXIMUM: u8 = 0x93;
 const TOPIC_ALIAS_INVALID: u8 = 0x94;
 const PACKET_TOO_LARGE: u8 = 0x95;
+const QUOTA_EXCEEDED: u8 = 0x97;
 const QOS_NOT_SUPPORTED: u8 = 0x9B;
 
 /// A PUBLISH body at QoS 0 with raw topic and raw properties.
@@ -180,6 +181,11 @@ fn forbidden() -> Vec<(&'static str, Vec<u8>, &'static [u8])> {
         (
             "SUBSCRIBE with reserved bits",
             subscribe(&[("a", 0x40)]),
+            wrong,
+        ),
+        (
+            "SUBSCRIBE with No Local to a shared subscription",
+            subscribe(&[("$share/g/a", 4)]),
             wrong,
         ),
         (
@@ -362,7 +368,22 @@ fn forbidden_packets_byte_by_byte() {
 #[test]
 fn invalid_filters_are_refused() {
     let mut witness = Witness::new();
-    for filter in ["", "a/#/b", "a#", "#/a", "a+", "+a/b", "a/b+/c"] {
+    for filter in [
+        "",
+        "a/#/b",
+        "a#",
+        "#/a",
+        "a+",
+        "+a/b",
+        "a/b+/c",
+        "$share/",
+        "$share/g",
+        "$share/g/",
+        "$share//a",
+        "$share/+/a",
+        "$share/g/a#",
+        "$share/g/$share/h/a",
+    ] {
         let mut attacker = witness.attacker();
         attacker.send(&packet::subscribe(1, &[], &[(filter, 0), ("good", 0)]));
         match attacker.poll(statehouse_tests::client::PATIENCE) {
@@ -380,6 +401,33 @@ fn invalid_filters_are_refused() {
             other => panic!("{filter}: {other:?}"),
         }
     }
+    witness.unharmed();
+}
+
+/// By the hundred thousand in one packet, and by the thousand in many: each group that a client is in may bring it a copy of
+/// one message, so these are bounded by themselves.
+#[test]
+fn more_filters_than_anybody_needs() {
+    let mut witness = Witness::new();
+    for start in ["", "$share/g/"] {
+        let mut attacker = witness.attacker();
+        let filters: Vec<_> = (0..100_000).map(|n| format!("{start}{n}")).collect();
+        let filters: Vec<_> = filters.iter().map(|it| (it.as_str(), 0)).collect();
+        attacker.send(&packet::subscribe(1, &[], &filters));
+        attacker.expect_disconnect(QUOTA_EXCEEDED);
+    }
+    let mut attacker = witness.attacker();
+    let mut granted = 0;
+    for n in 0..2000 {
+        let reason = attacker.subscribe(&format!("$share/{n}/copies"), 0);
+        assert!([0, QUOTA_EXCEEDED].contains(&reason), "{reason:#x}");
+        granted += usize::from(reason == 0);
+    }
+    assert!((1..=100).contains(&granted), "{granted} groups");
+    attacker.start(Publish::new("copies", "x"));
+    attacker.ping();
+    assert_eq!(attacker.drain().len(), granted);
+    attacker.disconnect();
     witness.unharmed();
 }
 

@@ -204,6 +204,7 @@ fn requests_are_heard_by_nobody_else() {
         "clients/+/services/#",
     ] {
         attacker.subscribe(filter, 1);
+        attacker.subscribe(&format!("$share/group/{filter}"), 1);
     }
     witness.store.watch("data");
     witness.store.set("data", "secret");
