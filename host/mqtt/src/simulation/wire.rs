@@ -4,7 +4,7 @@
 //! system's. No task runs: everything happens in the call.
 
 use std::{
-    io, mem,
+    fmt, io, mem,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -15,6 +15,7 @@ use crate::{
     Broker, Identity, ReasonCode, codec,
     dispatch::{Dispatch, Turn},
     output::{Direct, Output},
+    router::SessionKey,
 };
 
 /// A connected client.
@@ -23,6 +24,26 @@ pub struct Wire {
     dispatch: Dispatch,
     output: Arc<Output>,
     sink: Arc<Sink>,
+    session: SessionKey,
+    connection: u64,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire")
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The connection is lost.
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.output.close(|_| {});
+        self.broker
+            .lock()
+            .detach(self.session, self.connection, Instant::now());
+    }
 }
 
 /// A socket that takes everything.
@@ -61,6 +82,8 @@ impl Wire {
         let connack = output.drain();
         _ = sink.try_write(&connack);
         let mut wire = Self {
+            session: accepted.session,
+            connection: accepted.origin.connection,
             dispatch: Dispatch::new(broker.clone(), accepted.session, accepted.origin),
             broker: broker.clone(),
             output,

@@ -1,0 +1,291 @@
+//! The broker: packets, properties, and whole conversations of some clients.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use statehouse_mqtt::simulation::Wire;
+use statehouse_mqtt::{Broker, NoService, Options, Properties, PropertiesBuilder};
+
+/// Clients of a conversation.
+const CLIENTS: usize = 3;
+
+fn broker() -> Broker {
+    Broker::new(Options::default(), Arc::new(NoService))
+}
+
+fn push_text(out: &mut Vec<u8>, text: &[u8]) {
+    // Texts here are short.
+    out.extend_from_slice(&(text.len() as u16).to_be_bytes());
+    out.extend_from_slice(text);
+}
+
+/// A packet of less than 128 bytes.
+fn packet(first: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![first, body.len().min(127) as u8];
+    bytes.extend_from_slice(&body[..body.len().min(127)]);
+    bytes
+}
+
+fn connect(client: usize, clean_start: bool, expiry_s: u8) -> Vec<u8> {
+    let mut body = vec![
+        0,
+        4,
+        b'M',
+        b'Q',
+        b'T',
+        b'T',
+        5,
+        u8::from(clean_start) << 1,
+        0,
+        0,
+    ];
+    // Session Expiry Interval (section 3.1.2.11.2).
+    body.extend_from_slice(&[5, 0x11, 0, 0, 0, expiry_s]);
+    push_text(&mut body, &[b'a' + client as u8]);
+    packet(0x10, &body)
+}
+
+fn subscribe(filter: &[u8], options: u8) -> Vec<u8> {
+    let mut body = vec![0, 1, 0];
+    push_text(&mut body, filter);
+    body.push(options);
+    packet(0x82, &body)
+}
+
+fn publish(topic: &[u8], flags: u8, id: u8, payload: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    push_text(&mut body, topic);
+    if flags & 6 != 0 {
+        body.extend_from_slice(&[0, id]);
+    }
+    body.push(0);
+    body.extend_from_slice(payload);
+    packet(0x30 | flags, &body)
+}
+
+/// What a broker writes is packets, one after the other.
+fn check_written(mut bytes: &[u8]) {
+    while let Some((first, rest)) = bytes.split_first() {
+        assert!(
+            (2..=15).contains(&(first >> 4)),
+            "packet type {}",
+            first >> 4
+        );
+        let (mut length, mut at) = (0, 0);
+        loop {
+            let byte = rest[at];
+            length |= usize::from(byte & 127) << (7 * at);
+            at += 1;
+            if byte & 128 == 0 {
+                break;
+            }
+            assert!(at < 4, "a Variable Byte Integer of five bytes");
+        }
+        bytes = &rest[at + length..];
+    }
+}
+
+/// The bytes of a connection: all at once as its first, all at once behind a CONNECT, and in pieces.
+pub(crate) fn packets(data: &[u8]) {
+    _ = Wire::connect(&broker(), data);
+    for piece in [data.len().max(1), 1 + data.len() / 3] {
+        let broker = broker();
+        let Ok(mut wire) = Wire::connect(&broker, &connect(0, true, 0)) else {
+            panic!("a good CONNECT is refused");
+        };
+        for piece in data.chunks(piece) {
+            if !wire.send(BytesMut::from(piece)) {
+                break;
+            }
+        }
+        check_written(&wire.receive());
+    }
+}
+
+pub(crate) fn packet_seeds() -> Vec<Vec<u8>> {
+    vec![
+        connect(0, true, 9),
+        subscribe(b"a/+/#", 1),
+        [
+            subscribe(b"a", 2),
+            publish(b"a", 0x5, 7, b"retained"),
+            publish(b"a", 2, 8, b"b"),
+        ]
+        .concat(),
+        [
+            packet(0x40, &[0, 1]),
+            packet(0x50, &[0, 1]),
+            packet(0x62, &[0, 1, 0x92, 0]),
+        ]
+        .concat(),
+        [
+            packet(0xA2, &[0, 2, 0, 0, 1, b'a']),
+            vec![0xC0, 0],
+            vec![0xE0, 0],
+        ]
+        .concat(),
+        packet(0xF0, &[0x19, 0]),
+    ]
+}
+
+/// Properties of a PUBLISH. What is read is the same after it was written again.
+pub(crate) fn properties(data: &[u8]) {
+    let Ok(properties) = Properties::parse(bytes::Bytes::copy_from_slice(data)) else {
+        return;
+    };
+    let mut builder = PropertiesBuilder::new();
+    if let Some(topic) = properties.response_topic() {
+        builder = builder.response_topic(topic);
+    }
+    if let Some(correlation_data) = properties.correlation_data() {
+        builder = builder.correlation_data(correlation_data);
+    }
+    for (name, value) in properties.user() {
+        builder = builder.user(name, value);
+    }
+    let Ok(written) = builder.finish() else {
+        panic!("properties that were read cannot be written");
+    };
+    let Ok(again) = Properties::parse(written) else {
+        panic!("properties that were written cannot be read");
+    };
+    assert_eq!(again.response_topic(), properties.response_topic());
+    assert_eq!(again.correlation_data(), properties.correlation_data());
+    assert!(again.user().eq(properties.user()));
+}
+
+pub(crate) fn property_seeds() -> Vec<Vec<u8>> {
+    let built = PropertiesBuilder::new()
+        .response_topic("clients/a/answers")
+        .correlation_data(b"0123456789abcdef")
+        .user("__ts", "001696374425000:00001:Client1")
+        .user("__ft", "001696374425000:00001:StateStore")
+        .finish()
+        .unwrap_or_default();
+    vec![
+        built.to_vec(),
+        // Payload format, message expiry, content type, topic alias.
+        b"\x01\x01\x02\0\0\0\x09\x03\0\x04text\x23\0\x01".to_vec(),
+    ]
+}
+
+/// A conversation: each byte or some say who does what.
+pub(crate) fn sessions(data: &[u8]) {
+    const TOPICS: [&[u8]; 4] = [b"a", b"a/b", b"$x", b"b"];
+    const FILTERS: [&[u8]; 6] = [b"a", b"a/+", b"#", b"+/b", b"$share/g/a", b"b/#"];
+    let broker = broker();
+    let mut wires: [Option<Wire>; CLIENTS] = Default::default();
+    let mut rest = data.iter().copied();
+    while let Some(byte) = rest.next() {
+        let who = usize::from(byte) % CLIENTS;
+        let what = usize::from(byte) / CLIENTS;
+        let more = rest.next().unwrap_or(0);
+        let bytes = match what % 8 {
+            0 => {
+                // A connection that is lost, and the next one of the client.
+                wires[who] = None;
+                let hello = connect(who, more & 1 == 1, more >> 1);
+                wires[who] = Wire::connect(&broker, &hello).ok();
+                continue;
+            }
+            1 => {
+                // Taken over: the old connection is told, and ends late.
+                let hello = connect(who, false, 9);
+                let new = Wire::connect(&broker, &hello).ok();
+                if let Some(mut old) = std::mem::replace(&mut wires[who], new) {
+                    check_written(&old.receive());
+                    assert!(
+                        !old.send(BytesMut::from(&[0xC0, 0][..])),
+                        "two have the session"
+                    );
+                }
+                continue;
+            }
+            2 => subscribe(FILTERS[usize::from(more) % FILTERS.len()], more >> 6),
+            3 => {
+                let mut body = vec![0, 2, 0];
+                push_text(&mut body, FILTERS[usize::from(more) % FILTERS.len()]);
+                packet(0xA2, &body)
+            }
+            4 | 5 => {
+                let topic = TOPICS[usize::from(more) % TOPICS.len()];
+                // DUP, QoS and RETAIN as they come.
+                publish(topic, more >> 4, more >> 2 & 3, &[byte; 9])
+            }
+            6 => {
+                let first = [0x40, 0x50, 0x62, 0x70][usize::from(more) % 4];
+                packet(first, &[0, more >> 2])
+            }
+            _ => rest.by_ref().take(usize::from(more) % 16).collect(),
+        };
+        if let Some(wire) = &mut wires[who]
+            && !wire.send(BytesMut::from(&bytes[..]))
+        {
+            wires[who] = None;
+        }
+        for wire in wires.iter_mut().flatten() {
+            check_written(&wire.receive());
+        }
+        assert!(broker.sessions().len() <= CLIENTS);
+    }
+    drop(wires);
+    assert_eq!(broker.stats().connections, 0);
+}
+
+pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
+    let step = |who: usize, what: usize| (who + what * CLIENTS) as u8;
+    vec![
+        // One subscribes at QoS 1, another publishes, the first comes back and acknowledges.
+        vec![
+            step(0, 0),
+            19,
+            step(1, 0),
+            19,
+            step(0, 2),
+            0x40,
+            step(1, 4),
+            0x24,
+            step(0, 0),
+            18,
+            step(0, 6),
+            4,
+        ],
+        // QoS 2 both ways, a takeover in between.
+        vec![
+            step(0, 0),
+            19,
+            step(0, 2),
+            0x82,
+            step(0, 5),
+            0x44,
+            step(0, 1),
+            0,
+            step(0, 6),
+            6,
+            step(0, 6),
+            5,
+            step(0, 6),
+            7,
+        ],
+        // A shared subscription of two.
+        vec![
+            step(0, 0),
+            19,
+            step(1, 0),
+            19,
+            step(0, 2),
+            0x44,
+            step(1, 2),
+            0x44,
+            step(2, 0),
+            1,
+            step(2, 4),
+            0x24,
+            step(2, 4),
+            0x28,
+            step(0, 0),
+            19,
+        ],
+        vec![step(0, 0), 19, step(0, 7), 4, 0xC0, 0, 0xE0, 0],
+    ]
+}

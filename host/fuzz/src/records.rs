@@ -1,0 +1,195 @@
+//! What a start reads: records of the journal, blocks of a snapshot, and files.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::journal::{Image, Journal, Position as At, Recorder, read_block, record};
+use statehouse::policy::{Engine, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Event, Mode, Peer, Quota, Retention, Store};
+use statehouse_journal::simulation::Simulation;
+use statehouse_journal::{Disk, Log, Options, Position, Sink, inspect};
+use statehouse_mqtt::Properties;
+use std::sync::Mutex;
+
+/// A record, or a block of a snapshot, as the first byte says. What can be read can be taken in, or is refused.
+pub(crate) fn records(data: &[u8]) {
+    let Some((kind, data)) = data.split_first() else {
+        return;
+    };
+    let mut image = Image::new(Retention::default());
+    if kind % 2 == 0 {
+        if record::read(data).is_ok() {
+            _ = image.record(data);
+        }
+    } else if read_block(data).is_ok() {
+        _ = image.block(data);
+    }
+    image.finish();
+}
+
+/// Keeps what it is given.
+#[derive(Default)]
+struct Notebook(Mutex<Vec<Vec<u8>>>);
+
+impl Journal for Notebook {
+    fn keeps(&self) -> bool {
+        true
+    }
+    fn append(&self, records: &[&[u8]], _: bool) -> At {
+        if let Ok(mut kept) = self.0.lock() {
+            kept.extend(records.iter().map(|it| it.to_vec()));
+        }
+        At(0)
+    }
+    fn released(&self) -> At {
+        At(0)
+    }
+    fn persisted(&self, _: bool) -> &'static str {
+        "disk"
+    }
+    fn has_room(&self) -> bool {
+        true
+    }
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+/// The records of a short life.
+fn recorded() -> Vec<Vec<u8>> {
+    let notebook = Arc::new(Notebook::default());
+    let mut recorder = Recorder::new(notebook.clone(), Vec::new(), None);
+    let engine = Engine::new().expect("the machine has an engine");
+    let policy = Arc::new(
+        engine
+            .load(STANDARD_POLICY)
+            .expect("the standard policy loads"),
+    );
+    let registry = Registry::new(policy.clone(), None);
+    recorder.started(1, 1_700_000_000_000, Mode::Embedded);
+    recorder.assign(
+        vec![record::PolicyRecord::of(&policy, true)],
+        registry.assignment(),
+    );
+    let mut store = Store::new(registry, Quota::default());
+    let commands: [&[&[u8]]; 4] = [
+        &[b"SET", b"key", b"value"],
+        &[b"SET", b"soon", b"gone", b"PX", b"1"],
+        &[b"VDEL", b"key", b"other"],
+        &[b"DEL", b"key"],
+    ];
+    for (at, command) in commands.iter().enumerate() {
+        let payload = Bytes::from(statehouse_policy::resp::request(command));
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &payload,
+            timestamp: Some("001700000000000:00000:fuzz"),
+            fencing_token: None,
+            peer: &Peer {
+                client: "fuzz".into(),
+                connection: 1,
+                session: 1,
+            },
+            properties: &Properties::default(),
+            delivery: Delivery {
+                session: 1,
+                connection: 1,
+                packet_id: at as u16 + 1,
+                dup: false,
+            },
+            grants: None,
+        };
+        let effects = store.step(Event::Request(&request), 1_700_000_000_000 + at as u64);
+        recorder.step(Some(&request), &effects, false);
+    }
+    recorder.stopped(1_700_000_000_009);
+    notebook
+        .0
+        .lock()
+        .map(|kept| kept.clone())
+        .unwrap_or_default()
+}
+
+pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
+    let records = recorded();
+    let sessions = statehouse_mqtt::simulation::session_began(7, "client");
+    let mut record = Vec::new();
+    record::sessions(&mut record, &sessions);
+    let blocks = [
+        statehouse::journal::sessions_block(&sessions),
+        statehouse::journal::module_block(&blake3::hash(b"module"), b"module"),
+    ];
+    let tagged = |kind: u8, bytes: &[u8]| [&[kind], bytes].concat();
+    let records = records.iter().chain([&record]).map(|it| tagged(0, it));
+    records
+        .chain(blocks.iter().map(|it| tagged(1, it)))
+        .collect()
+}
+
+/// Takes everything.
+struct Anything;
+
+impl Sink for Anything {
+    fn reset(&mut self) {}
+    fn block(&mut self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn options() -> Options {
+    Options {
+        segment_bytes: 4 << 10,
+        ..Options::default()
+    }
+}
+
+/// A directory with a short log, and the name of its first segment.
+fn directory() -> (Simulation, String) {
+    let disk = Simulation::new(1);
+    let opened = Log::open(Arc::new(disk.clone()), options(), 1, &mut Anything);
+    let (log, _) = opened.expect("an empty directory can be begun");
+    for group in [&[&b"first"[..], b"second"][..], &[&[7; 300][..]]] {
+        log.append(group).expect("there is room");
+        log.commit().expect("the disk is well");
+    }
+    drop(log);
+    let mut names = disk.list().expect("the disk is well");
+    names.sort();
+    let is_log = |name: &String| disk.content(name).is_some_and(|it| it.len() >= 4 << 10);
+    let name = names.into_iter().find(is_log).expect("a log has a segment");
+    (disk, name)
+}
+
+/// The bytes of a segment: looked into, and opened. What opens can be written to.
+pub(crate) fn journal(data: &[u8]) {
+    thread_local! {
+        static MADE: RefCell<Option<(Simulation, String)>> = const { RefCell::new(None) };
+    }
+    let disk = MADE.with_borrow_mut(|made| {
+        let (disk, name) = made.get_or_insert_with(directory);
+        let disk = disk.fork();
+        disk.put(name, data);
+        disk
+    });
+    _ = inspect(&disk);
+    if let Ok((log, _)) = Log::open(Arc::new(disk), options(), 2, &mut Anything) {
+        log.append(&[b"next"]).expect("what opened takes a record");
+        log.commit().expect("the disk is well");
+    }
+}
+
+pub(crate) fn journal_seeds() -> Vec<Vec<u8>> {
+    let (disk, name) = directory();
+    let whole = disk.content(&name).unwrap_or_default();
+    let used = whole
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |at| at + 1);
+    vec![whole[..used].to_vec(), whole]
+}

@@ -1,0 +1,146 @@
+//! The store: requests through the standard policy, and the texts of clocks.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::policy::{Engine, Policy, Registry};
+use statehouse::request::{Delivery, Dialect, Request};
+use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_policy::{hlc, resp};
+
+const NOW_MS: u64 = 1_700_000_000_000;
+const TIMESTAMP: &str = "001700000000000:00000:fuzz";
+
+/// A store with one key, under a policy that is compiled once in each thread.
+fn store() -> Store {
+    thread_local! {
+        static POLICY: RefCell<Option<Arc<Policy<Transaction>>>> = const { RefCell::new(None) };
+    }
+    let policy = POLICY.with_borrow_mut(|policy| {
+        let load = || {
+            let engine = Engine::new().expect("the machine has an engine");
+            let policy = engine.load(STANDARD_POLICY);
+            Arc::new(policy.expect("the standard policy loads"))
+        };
+        policy.get_or_insert_with(load).clone()
+    });
+    let mut store = Store::new(Registry::new(policy, None), Quota::default());
+    let set = resp::request(&[b"SET", b"key", b"value"]);
+    ask(&mut store, &set, Some(TIMESTAMP), None, 1);
+    store
+}
+
+fn ask(
+    store: &mut Store,
+    payload: &[u8],
+    timestamp: Option<&str>,
+    fencing_token: Option<&str>,
+    packet_id: u16,
+) -> Effects {
+    let properties = PropertiesBuilder::new()
+        .response_topic("clients/fuzz/answers")
+        .correlation_data(&packet_id.to_be_bytes())
+        .finish()
+        .and_then(Properties::parse)
+        .unwrap_or_default();
+    let request = Request {
+        dialect: Dialect::Sdk,
+        payload: &Bytes::copy_from_slice(payload),
+        timestamp,
+        fencing_token,
+        peer: &Peer {
+            client: "fuzz".into(),
+            connection: 1,
+            session: 1,
+        },
+        properties: &properties,
+        delivery: Delivery {
+            session: 1,
+            connection: 1,
+            packet_id,
+            dup: true,
+        },
+        grants: None,
+    };
+    store.step(Event::Request(&request), NOW_MS)
+}
+
+/// What every request gets: an answer of one line or more, and no failure of the policy.
+fn check(effects: &Effects) -> Bytes {
+    assert_eq!(effects.failures, 0, "{:?}", effects.failed);
+    let Some(answer) = &effects.answer else {
+        panic!("a request without an answer");
+    };
+    assert!(b"+-:$*".contains(&answer.payload[0]) && answer.payload.ends_with(b"\r\n"));
+    answer.payload.clone()
+}
+
+/// A request, and the same again.
+pub(crate) fn requests(data: &[u8]) {
+    let mut store = store();
+    let first = ask(&mut store, data, Some(TIMESTAMP), None, 2);
+    let answer = check(&first);
+    let again = ask(&mut store, data, Some(TIMESTAMP), None, 2);
+    if first.handled.is_some_and(|it| it.owed) {
+        assert!(again.handled.is_none(), "a request had two effects");
+        assert_eq!(check(&again), answer);
+    }
+    check(&again);
+    let state = store.state();
+    let weight: u64 = state.table.range(b"", None).map(|it| it.weight()).sum();
+    assert_eq!(state.table.bytes(), weight);
+}
+
+pub(crate) fn request_seeds() -> Vec<Vec<u8>> {
+    let commands: [&[&[u8]]; 9] = [
+        &[b"GET", b"key"],
+        &[b"SET", b"key", b"other"],
+        &[b"SET", b"key", b"value", b"NX", b"PX", b"1000"],
+        &[
+            b"SET",
+            b"new",
+            b"value",
+            b"NEX",
+            b"PX",
+            b"18446744073709551615",
+        ],
+        &[b"DEL", b"key"],
+        &[b"VDEL", b"key", b"value"],
+        &[b"KEYNOTIFY", b"key"],
+        &[b"KEYNOTIFY", b"key", b"STOP"],
+        &[b"SCAN", b"0", b"MATCH", b"k[a-z]?*", b"COUNT", b"10"],
+    ];
+    commands.map(resp::request).to_vec()
+}
+
+/// A text as a timestamp and as a fencing token. What can be read is the same after it was written again.
+pub(crate) fn clocks(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    if let Ok(reading) = hlc::parse(text) {
+        let written = hlc::format(reading.wall, reading.counter, reading.node);
+        assert_eq!(hlc::parse(&written), Ok(reading));
+    }
+    let mut store = store();
+    let set = resp::request(&[b"SET", b"key", b"next"]);
+    let version = |store: &Store| store.state().table.get(b"key").map(|it| it.version());
+    let before = version(&store);
+    check(&ask(&mut store, &set, Some(text), None, 2));
+    check(&ask(&mut store, &set, Some(TIMESTAMP), Some(text), 3));
+    assert!(version(&store) >= before, "a version went back");
+}
+
+pub(crate) fn clock_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        TIMESTAMP,
+        "1:0:n",
+        "18446744073709551615:4294967295:node",
+        "001700000059999:99999:StateStore",
+        "001700000060001:00000:a:b",
+    ];
+    texts.map(|text| text.as_bytes().to_vec()).to_vec()
+}
