@@ -14,12 +14,19 @@ use bytes::{Bytes, BytesMut};
 
 use crate::{
     Access, Broker, Claim, Message, Origin, ReasonCode, Request, Service, Token,
+    allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
     router::SessionKey,
     topic,
 };
+
+/// What becomes of a PUBLISH of a client that sends too many.
+const TOO_MANY: Claim = Claim::Refuse(
+    ReasonCode::QUOTA_EXCEEDED,
+    "this client publishes more in a second than it may",
+);
 
 /// How one turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +53,7 @@ pub(crate) struct Dispatch {
     topic_levels_max: usize,
     topic_alias_max: u16,
     aliases: HashMap<u16, Bytes>,
+    publishes: Allowance,
     packets: Vec<(Packet, Claim)>,
     requests: Vec<Request>,
     auth: Option<Auth>,
@@ -67,6 +75,7 @@ impl Dispatch {
             topic_levels_max: limits.topic_levels_max,
             topic_alias_max: limits.topic_alias_max,
             aliases: HashMap::new(),
+            publishes: Allowance::per_second(limits.publishes_per_second_max),
             packets: Vec::new(),
             requests: Vec::new(),
             auth: None,
@@ -79,7 +88,7 @@ impl Dispatch {
         let mut violation = None;
         let mut turn = Turn::More;
         while self.packets.len() < self.packets_max {
-            match self.decode(buffer) {
+            match self.decode(buffer, now) {
                 Ok(Some(packet)) => {
                     // A SUBSCRIBE may have to look at every retained message, so nothing else is done under the same lock.
                     let is_last = matches!(packet.0, Packet::Subscribe(_) | Packet::Auth(_));
@@ -123,14 +132,21 @@ impl Dispatch {
         self.auth.take()
     }
 
-    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<(Packet, Claim)>, Violation> {
+    fn decode(
+        &mut self,
+        buffer: &mut BytesMut,
+        now: Instant,
+    ) -> Result<Option<(Packet, Claim)>, Violation> {
         let Some(mut packet) = codec::decode(buffer, self.bounds)? else {
             return Ok(None);
         };
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.resolve_alias(publish)?;
-                self.claim(&publish.topic)
+                match self.publishes.takes(now) {
+                    true => self.claim(&publish.topic),
+                    false => TOO_MANY,
+                }
             }
             _ => Claim::Route,
         };
@@ -230,6 +246,9 @@ impl Dispatch {
                         }
                     }
                     Claim::Refuse(reason, text) => {
+                        if claim == TOO_MANY {
+                            core.count_throttled();
+                        }
                         core.refuse(key, connection, &publish, reason, text)?
                     }
                     Claim::Route => {

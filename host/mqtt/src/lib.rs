@@ -37,6 +37,7 @@
 
 mod access;
 mod admission;
+mod allowance;
 mod broker;
 mod change;
 mod clock;

@@ -73,6 +73,9 @@ pub struct Limits {
     /// Keep Alive in seconds; a client that asks for more, or for none, is told this in CONNACK (Server Keep
     /// Alive). Frees the place of a peer that vanished without closing its socket. 0: no bound.
     pub keep_alive_max_s: u16,
+    /// PUBLISHes that one client may send in a second, and as many at once; one more is refused with 0x97. 0: no bound, since
+    /// only the embedder knows what its clients have to say.
+    pub publishes_per_second_max: u32,
     /// Packets of one connection handled before others get their turn at the broker's lock.
     pub packets_per_turn_max: usize,
     /// Bytes asked of the socket in one read, at most; see `READ_BYTES_MIN`.
@@ -109,6 +112,7 @@ impl Default for Limits {
             session_expiry_max_s: 7 * 24 * 3600,
             will_delay_max_s: 24 * 3600,
             keep_alive_max_s: 1200,
+            publishes_per_second_max: 0,
             packets_per_turn_max: 256,
             read_bytes: 16 << 10,
         }

@@ -31,6 +31,7 @@ use hyper::{Method, Request, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use statehouse_mqtt::Broker;
 use tokio::sync::Mutex;
 
 use super::access::Access;
@@ -51,6 +52,7 @@ pub(super) struct Api {
     server: Arc<Server>,
     reloads: Arc<Reloads>,
     audit: Arc<Audit>,
+    broker: Option<Broker>,
     /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
     loading: Mutex<()>,
 }
@@ -82,6 +84,7 @@ impl Api {
         server: Arc<Server>,
         reloads: Arc<Reloads>,
         audit: Arc<Audit>,
+        broker: Option<Broker>,
     ) -> Self {
         Self {
             access,
@@ -89,6 +92,7 @@ impl Api {
             server,
             reloads,
             audit,
+            broker,
             loading: Mutex::default(),
         }
     }
@@ -209,6 +213,7 @@ impl Api {
                     &listing,
                     self.control().diff().as_ref(),
                     &self.server.stats(),
+                    self.broker.as_ref().map(Broker::stats).as_ref(),
                     self.server.link().as_ref(),
                     self.reloads.counts(),
                     &self.audit.counts(),

@@ -18,6 +18,7 @@ pub(super) fn text(
     listing: &Listing,
     shadow: Option<&ShadowReport>,
     stats: &Stats,
+    broker: Option<&statehouse_mqtt::Stats>,
     link: Option<&Figures>,
     reloads: impl Iterator<Item = Count>,
     refused: &[(&str, u64)],
@@ -26,6 +27,9 @@ pub(super) fn text(
     store(&mut page, stats);
     access(&mut page, refused);
     files(&mut page, reloads);
+    if let Some(broker) = broker {
+        clients(&mut page, broker);
+    }
     if let Some(link) = link {
         connection(&mut page, link);
     }
@@ -146,6 +150,66 @@ fn files(page: &mut Page, reloads: impl Iterator<Item = Count>) {
             page.sample("reloads_total", &labels, count);
         }
     }
+}
+
+/// The embedded broker. Wide numbers fit: memory is not that large.
+fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
+    page.gauges(&[
+        (
+            "connections",
+            "Clients that are connected",
+            broker.connections as u64,
+        ),
+        (
+            "sessions",
+            "Sessions, connected or not",
+            broker.sessions as u64,
+        ),
+        (
+            "subscriptions",
+            "Subscriptions of all sessions",
+            broker.subscriptions as u64,
+        ),
+        (
+            "queued_bytes",
+            "Messages that wait for a client or its acknowledgement, in bytes",
+            broker.queued_bytes as u64,
+        ),
+        ("retained", "Retained messages", broker.retained as u64),
+        (
+            "retained_bytes",
+            "The same in bytes",
+            broker.retained_bytes as u64,
+        ),
+    ]);
+    page.counters(&[
+        ("messages_in", "PUBLISHes of clients", broker.messages_in),
+        (
+            "messages_out",
+            "PUBLISHes sent to clients, repetitions included",
+            broker.messages_out,
+        ),
+        (
+            "dropped",
+            "Messages dropped: expired, over the bound of a queue, too large for their client, refused at QoS 0",
+            broker.dropped,
+        ),
+        (
+            "throttled",
+            "PUBLISHes refused because their client had sent too many in a second",
+            broker.throttled,
+        ),
+        (
+            "disconnected",
+            "Connections ended for a violation of the protocol or a bound",
+            broker.disconnected,
+        ),
+        (
+            "turned_away",
+            "Sockets closed at once because there were too many",
+            broker.turned_away,
+        ),
+    ]);
 }
 
 /// The connection to a foreign broker.

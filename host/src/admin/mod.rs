@@ -17,6 +17,7 @@ use std::sync::Arc;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use statehouse_mqtt::Broker;
 use tokio::sync::Semaphore;
 
 pub use access::{Door, new_token};
@@ -64,6 +65,7 @@ impl Admin {
         server: Arc<Server>,
         reloads: Arc<Reloads>,
         audit: Arc<Audit>,
+        broker: Option<Broker>,
     ) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api::new(
@@ -72,6 +74,7 @@ impl Admin {
             server,
             reloads,
             audit,
+            broker,
         ));
         let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
         loop {

@@ -81,8 +81,10 @@ impl Administration {
                 }
             }
             tracing::info!("the administration listens on {}", way_in.url);
+            let broker = broker.clone();
             tasks.push(tokio::spawn(async move {
-                if let Err(error) = admin.run(self.gate, server, reloads, audit).await {
+                let run = admin.run(self.gate, server, reloads, audit, broker);
+                if let Err(error) = run.await {
                     tracing::error!(%error, "the administration ended");
                 }
             }));

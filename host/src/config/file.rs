@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -61,6 +61,7 @@ pub(super) struct File {
     pub(super) max_packet_bytes: Option<PacketBytes>,
     pub(super) max_queue_bytes: Option<NonZeroU64>,
     pub(super) max_connections: Option<NonZeroU64>,
+    pub(super) max_client_rate: Option<NonZeroU32>,
     pub(super) threads: Option<Threads>,
     users: Option<PathBuf>,
     allow_anonymous: Option<bool>,

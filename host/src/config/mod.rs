@@ -4,7 +4,7 @@
 //! [`Config`] with every value checked, or an error that names the line and says what is allowed.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 
 use crate::limits;
@@ -251,6 +251,11 @@ pub struct Flags {
     /// Most connections at once
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
+
+    /// Most messages that one client may publish in a second, requests among them; one more is refused with 0x97, quota
+    /// exceeded [default: any number]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
+    pub max_client_rate: Option<NonZeroU32>,
 
     /// Threads that serve clients: more share the work of sockets and packets, and wait for each other where the store
     /// decides [default: half of the cores, 4 at most]
@@ -501,6 +506,9 @@ impl Config {
         }
         if let Some(count) = flags.max_connections.or(file.max_connections) {
             broker.connections_max = size(count.get());
+        }
+        if let Some(rate) = flags.max_client_rate.or(file.max_client_rate) {
+            broker.publishes_per_second_max = rate.get();
         }
         let packet = broker.packet_bytes_max as u64;
         let key_bytes_max = flags.max_key_bytes.or(file.max_key_bytes).map_or(

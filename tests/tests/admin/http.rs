@@ -261,11 +261,19 @@ fn in_memory_the_token_comes_from_the_environment() {
 #[test]
 fn metrics_are_openmetrics() {
     let server = Server::start();
-    server.store("client").set("key", "value");
+    let mut store = server.store("client");
+    store.set("key", "value");
     let (status, page) = door(&server).get("/metrics");
     assert_eq!(status, 200);
     assert!(page.ends_with("# EOF\n"), "{page}");
     assert!(page.contains("\nstatehouse_keys 1\n"), "{page}");
+    for line in [
+        "statehouse_sessions 1",
+        "statehouse_messages_in_total 1",
+        "statehouse_throttled_total 0",
+    ] {
+        assert!(page.contains(&format!("\n{line}\n")), "{line}: {page}");
+    }
     let mut families = Vec::new();
     for line in page.lines() {
         if let Some(family) = line.strip_prefix("# TYPE ") {

@@ -107,3 +107,23 @@ fn what_the_connack_says() {
         }
     }
 }
+
+/// Who publishes more than it may is told, request by request, and others are not held up.
+#[test]
+fn how_many_messages_a_client_sends_in_a_second() {
+    let server = Server::with_config("max_client_rate = 5");
+    let mut loud = server.connect("loud");
+    let reasons: Vec<u8> = (0..40)
+        .map(|n| loud.publish(Publish::new("a", [n]).qos(1)).reason)
+        .collect();
+    // 0x10: nobody is subscribed.
+    assert_eq!(reasons[..5], [0x10; 5]);
+    let refused = reasons.iter().filter(|reason| **reason == 0x97).count();
+    assert!(refused > 0, "{reasons:x?}");
+    assert_eq!(
+        refused + reasons.iter().filter(|it| **it == 0x10).count(),
+        40
+    );
+    let mut store = server.store("quiet");
+    store.set("key", "value");
+}

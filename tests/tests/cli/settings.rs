@@ -72,6 +72,7 @@ max_value_bytes = 10000
 max_packet_bytes = 65536
 max_queue_bytes = 1000000
 max_connections = 100
+max_client_rate = 1000
 threads = 2
 "#,
     ));

@@ -76,6 +76,7 @@ struct Counts {
     messages_in: u64,
     messages_out: u64,
     dropped: u64,
+    throttled: u64,
     disconnected: u64,
 }
 
@@ -172,6 +173,7 @@ impl Core {
             messages_in: self.counts.messages_in,
             messages_out: self.counts.messages_out,
             dropped: self.counts.dropped,
+            throttled: self.counts.throttled,
             disconnected: self.counts.disconnected,
             turned_away: 0,
         }
@@ -180,6 +182,10 @@ impl Core {
     /// A message was lost outside of the core (refused at QoS 0).
     pub(crate) fn count_dropped(&mut self) {
         self.counts.dropped += 1;
+    }
+
+    pub(crate) fn count_throttled(&mut self) {
+        self.counts.throttled += 1;
     }
 
     fn session(&mut self, key: SessionKey) -> Option<&mut Session> {
