@@ -303,7 +303,7 @@ fn parts(policy: &Loaded, verb: Verb) -> Parts {
             timed(|| {
                 arrived
                     .iter()
-                    .for_each(|it| drop(black_box(parsed(&it.incoming()))))
+                    .for_each(|it| _ = black_box(parsed(&it.incoming())))
             }),
         );
         let mut store = store.borrow_mut();

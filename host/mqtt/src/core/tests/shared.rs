@@ -529,7 +529,8 @@ impl World {
         for client in 0..4 {
             self.connect(client, false);
         }
-        while (0..4).fold(false, |any, client| self.read(client) || any) {}
+        // Each of them in each turn.
+        while (0..4).filter(|client| self.read(*client)).count() > 0 {}
         for (n, qos) in self.published.iter().enumerate() {
             for id in [GROUPS[0].0, GROUPS[1].0, PLAIN] {
                 if *qos == QoS::AtLeastOnce {
