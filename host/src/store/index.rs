@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Place;
+use rayon::prelude::*;
 
 use super::entry::Entry;
 use crate::limits::INDEX_PARTS;
@@ -29,14 +30,27 @@ impl Default for Index {
 }
 
 impl Index {
-    /// Room for so many entries in all.
-    pub(super) fn reserve(&mut self, entries: usize) {
-        let hasher = &self.hasher;
-        // The hash spreads them evenly, but not quite.
-        let each = entries / INDEX_PARTS + entries / INDEX_PARTS / 8;
-        for part in &mut self.parts {
-            part.reserve(each, |it| hasher.hash_one(it.key()));
+    /// An index of entries with different keys, made by all cores: a start waits for it.
+    pub(super) fn of<'a>(entries: impl Iterator<Item = &'a Entry>) -> Self {
+        let mut index = Self::default();
+        let hasher = &index.hasher;
+        let entries: Vec<&Entry> = entries.collect();
+        let hashed: Vec<(u64, Entry)> = entries
+            .into_par_iter()
+            .map(|entry| (hasher.hash_one(entry.key()), entry.clone()))
+            .collect();
+        let mut grouped = vec![Vec::new(); INDEX_PARTS];
+        for (hash, entry) in hashed {
+            grouped[part(hash)].push((hash, entry));
         }
+        let parts = index.parts.par_iter_mut().zip(grouped);
+        parts.for_each(|(part, group)| {
+            part.reserve(group.len(), |it| hasher.hash_one(it.key()));
+            for (hash, entry) in group {
+                part.insert_unique(hash, entry, |it| hasher.hash_one(it.key()));
+            }
+        });
+        index
     }
 
     pub(super) fn get(&self, key: &[u8]) -> Option<&Entry> {

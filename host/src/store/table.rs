@@ -32,11 +32,8 @@ impl Table {
     pub fn of(entries: Vec<Entry>) -> Self {
         let entries: BTreeSet<ByKey> = entries.into_iter().map(ByKey).collect();
         let expires = |it: &ByKey| Some((it.0.expires_ms()?, it.clone()));
-        let mut index = Index::default();
-        index.reserve(entries.len());
-        entries.iter().for_each(|it| index.insert(it.0.clone()));
         Self {
-            index,
+            index: Index::of(entries.iter().map(|it| &it.0)),
             bytes: entries.iter().map(|it| it.0.weight()).sum(),
             expiries: entries.iter().filter_map(expires).collect(),
             entries,
