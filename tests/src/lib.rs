@@ -26,6 +26,7 @@ pub mod resp;
 pub mod server;
 pub mod store;
 pub mod transcript;
+pub mod websocket;
 
 pub use admin::Admin;
 pub use client::{Client, Heard};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use statehouse_tests::{Heard, Publish, Server, client::PATIENCE, packet::kind};
+use statehouse_tests::{Publish, client::PATIENCE};
 
 use crate::witness::Witness;
 
@@ -10,11 +10,6 @@ const CONFIG: &str = "max_queue_bytes = 1048576";
 const MESSAGE: usize = 64 * 1024;
 /// The queue, the sockets' buffers, an allocator's slack; far below what is sent.
 const GROWTH_KIB_MAX: u64 = 48 * 1024;
-
-fn assert_bounded(server: &Server, before_kib: u64) {
-    let grown_kib = server.memory_kib().saturating_sub(before_kib);
-    assert!(grown_kib < GROWTH_KIB_MAX, "memory grew by {grown_kib} KiB");
-}
 
 /// Its connection has to end; with a DISCONNECT it is 0x97.
 fn expect_thrown_out(client: &mut statehouse_tests::Client) {
@@ -43,7 +38,7 @@ fn a_subscriber_that_never_reads() {
             // Its acknowledgement has arrived: it is never more than one message behind.
             reader.ping();
         }
-        assert_bounded(&witness.server, before_kib);
+        witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
         expect_thrown_out(&mut slow);
         reader.disconnect();
         publisher.disconnect();
@@ -66,7 +61,7 @@ fn a_watcher_that_never_reads() {
         let heard = writer.notification();
         assert_eq!(statehouse_tests::store::version(&heard), Some(version));
     }
-    assert_bounded(&witness.server, before_kib);
+    witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
     expect_thrown_out(&mut slow.client);
     writer.client.disconnect();
     witness.unharmed();
@@ -94,7 +89,7 @@ fn a_requester_that_never_reads() {
             assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
         }
     }
-    assert_bounded(&witness.server, before_kib);
+    witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
     witness.still_served();
     expect_thrown_out(&mut slow.client);
     drop(slow);
@@ -125,40 +120,5 @@ fn connections_over_the_maximum() {
     assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
     held.into_iter()
         .for_each(statehouse_tests::Client::disconnect);
-    witness.unharmed();
-}
-
-/// Sixty-four connections claim one client id at once: one is left, and it works.
-#[test]
-fn many_fight_over_one_client_id() {
-    let mut witness = Witness::new();
-    let address = witness.server.address();
-    let fights: Vec<_> = (0..64)
-        .map(|_| {
-            std::thread::spawn(move || {
-                let mut client = statehouse_tests::Client::open(address);
-                // Taken over in the middle of it is what this is about.
-                let _ = client.try_send(&statehouse_tests::Connect::new("contested").bytes());
-                // It has had its turn when something is heard.
-                match client.poll(PATIENCE) {
-                    Heard::Packet(packet) => assert_eq!(packet.kind(), kind::CONNACK),
-                    other => panic!("instead of a CONNACK: {other:?}"),
-                }
-                client
-            })
-        })
-        .collect();
-    let clients: Vec<_> = fights
-        .into_iter()
-        .map(|fight| fight.join().unwrap())
-        .collect();
-    let mut last = witness.server.store("contested");
-    for mut client in clients {
-        if let Some(disconnect) = client.expect_closed() {
-            assert_eq!(disconnect.reason, 0x8E, "{disconnect:?}");
-        }
-    }
-    assert_eq!(last.get("data"), Some(b"still there".to_vec()));
-    last.client.disconnect();
     witness.unharmed();
 }

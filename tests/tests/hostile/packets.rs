@@ -2,7 +2,7 @@
 //! that names the fault, and the connection ends.
 
 use statehouse_tests::{
-    Connect, Property, Publish,
+    Connect, Property,
     packet::{self, packet},
     property::{sized, variable},
 };
@@ -12,12 +12,9 @@ use crate::witness::Witness;
 /// MQTT 5 reason codes.
 const MALFORMED: u8 = 0x81;
 const PROTOCOL_ERROR: u8 = 0x82;
-const TOPIC_FILTER_INVALID: u8 = 0x8F;
 const TOPIC_NAME_INVALID: u8 = 0x90;
-const RECEIVE_MAXIMUM: u8 = 0x93;
 const TOPIC_ALIAS_INVALID: u8 = 0x94;
 const PACKET_TOO_LARGE: u8 = 0x95;
-const QUOTA_EXCEEDED: u8 = 0x97;
 const QOS_NOT_SUPPORTED: u8 = 0x9B;
 
 /// A PUBLISH body at QoS 0 with raw topic and raw properties.
@@ -360,125 +357,6 @@ fn forbidden_packets_byte_by_byte() {
         }
         attacker.expect_closed_after(what);
         assert!(attacker.drain().is_empty(), "{what} was answered");
-    }
-    witness.unharmed();
-}
-
-/// Filters that are refused one by one leave the connection alone or end it; neither makes them hear anything.
-#[test]
-fn invalid_filters_are_refused() {
-    let mut witness = Witness::new();
-    for filter in [
-        "",
-        "a/#/b",
-        "a#",
-        "#/a",
-        "a+",
-        "+a/b",
-        "a/b+/c",
-        "$share/",
-        "$share/g",
-        "$share/g/",
-        "$share//a",
-        "$share/+/a",
-        "$share/g/a#",
-        "$share/g/$share/h/a",
-    ] {
-        let mut attacker = witness.attacker();
-        attacker.send(&packet::subscribe(1, &[], &[(filter, 0), ("good", 0)]));
-        match attacker.poll(statehouse_tests::client::PATIENCE) {
-            statehouse_tests::Heard::Packet(answer) if answer.kind() == packet::kind::SUBACK => {
-                assert_eq!(answer.suback().1, [TOPIC_FILTER_INVALID, 0], "{filter}");
-                attacker.disconnect();
-            }
-            statehouse_tests::Heard::Packet(answer) => {
-                let reason = answer.ack().reason;
-                assert!(
-                    [TOPIC_FILTER_INVALID, MALFORMED, PROTOCOL_ERROR].contains(&reason),
-                    "{filter}: {answer:?}"
-                );
-            }
-            other => panic!("{filter}: {other:?}"),
-        }
-    }
-    witness.unharmed();
-}
-
-/// By the hundred thousand in one packet, and by the thousand in many: each group that a client is in may bring it a copy of
-/// one message, so these are bounded by themselves.
-#[test]
-fn more_filters_than_anybody_needs() {
-    let mut witness = Witness::new();
-    for start in ["", "$share/g/"] {
-        let mut attacker = witness.attacker();
-        let filters: Vec<_> = (0..100_000).map(|n| format!("{start}{n}")).collect();
-        let filters: Vec<_> = filters.iter().map(|it| (it.as_str(), 0)).collect();
-        attacker.send(&packet::subscribe(1, &[], &filters));
-        attacker.expect_disconnect(QUOTA_EXCEEDED);
-    }
-    let mut attacker = witness.attacker();
-    let mut granted = 0;
-    for n in 0..2000 {
-        let reason = attacker.subscribe(&format!("$share/{n}/copies"), 0);
-        assert!([0, QUOTA_EXCEEDED].contains(&reason), "{reason:#x}");
-        granted += usize::from(reason == 0);
-    }
-    assert!((1..=100).contains(&granted), "{granted} groups");
-    attacker.start(Publish::new("copies", "x"));
-    attacker.ping();
-    assert_eq!(attacker.drain().len(), granted);
-    attacker.disconnect();
-    witness.unharmed();
-}
-
-/// More unanswered QoS 2 handshakes than the server's Receive Maximum.
-#[test]
-fn over_the_receive_maximum() {
-    let mut witness = Witness::new();
-    let mut attacker = witness.attacker();
-    let connack = attacker.connack.clone().unwrap();
-    let maximum = connack
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::ReceiveMaximum(n) => Some(*n),
-            _ => None,
-        })
-        .unwrap_or(u16::MAX);
-    // At 65535 there is no packet id left to break it with.
-    if maximum < u16::MAX {
-        let mut bytes = Vec::new();
-        for id in 1..=maximum + 1 {
-            let mut publish = Publish::new("nobody/listens", "").qos(2);
-            publish.packet_id = id;
-            bytes.extend(publish.bytes());
-        }
-        // The server may close in the middle of it.
-        let _ = attacker.try_send(&bytes);
-        attacker.expect_disconnect(RECEIVE_MAXIMUM);
-    } else {
-        attacker.disconnect();
-    }
-    witness.unharmed();
-}
-
-/// Every prefix of a good conversation, then the end of the stream.
-#[test]
-fn a_conversation_cut_anywhere() {
-    let mut witness = Witness::new();
-    let mut conversation = Connect::new("attacker").bytes();
-    conversation.extend(packet::subscribe(1, &[], &[("attacker/#", 1)]));
-    conversation.extend(
-        Publish::new("attacker/x", "hello")
-            .qos(1)
-            .with(Property::user("a", "b"))
-            .bytes(),
-    );
-    for at in 0..conversation.len() {
-        let mut attacker = witness.server.open();
-        attacker.send(&conversation[..at]);
-        attacker.finish();
-        attacker.expect_closed();
     }
     witness.unharmed();
 }

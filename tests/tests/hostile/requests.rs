@@ -2,7 +2,7 @@
 //! happens to everybody else.
 
 use statehouse_tests::{
-    Client, Connect, Publish, Store,
+    Client, Connect, Hlc, Publish, Store,
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
 use statehouse_transcript::{self as transcript, Step};
@@ -234,5 +234,75 @@ fn notifications_cannot_be_forged() {
     attacker.ping();
     witness.store.expect_nothing();
     attacker.disconnect();
+    witness.unharmed();
+}
+
+/// Timestamps that are none, or from far away. Each is refused, none moves the store's own time, and none makes the
+/// versions that it gives go back.
+#[test]
+fn timestamps_that_nobody_should_have() {
+    /// Of one string of MQTT.
+    const TEXT_BYTES_MAX: usize = 65_535;
+    let mut witness = Witness::new();
+    let before_kib = witness.server.memory_kib();
+    let mut attacker = witness.server.store("attacker");
+    let long = "9".repeat(TEXT_BYTES_MAX);
+    let far = Hlc::now(61_000).to_string();
+    let zeros = format!("{}:0:a", "0".repeat(60_000));
+    let malformed = [
+        "18446744073709551616:0:a",
+        "1:4294967296:a",
+        "1:0:",
+        "::",
+        ":",
+        "-1:0:a",
+        "1:0:a:b",
+        "\u{FFFF}:0:a",
+        &long,
+    ];
+    // These are well formed, and may be no time of a request.
+    let ahead = ["18446744073709551615:0:a", "281474976710656:0:a", &far];
+    let tries = malformed.iter().map(|it| ("__ft", *it));
+    let tries = tries.chain(malformed.iter().chain(&ahead).map(|it| ("__ts", *it)));
+    for (name, timestamp) in tries {
+        let request = attacker.command(&["SET", "attacked", "v"]);
+        let request = request.without(name).with(name, timestamp);
+        let answer = attacker.call(&request);
+        let shown = &timestamp[..timestamp.floor_char_boundary(30)];
+        assert!(
+            answer.payload().starts_with(b"-ERR "),
+            "{name}={shown}: {}",
+            answer.text()
+        );
+    }
+    assert_eq!(attacker.get("attacked"), None);
+    // A node may be any text, and is only compared.
+    let node = format!("1:0:{}", &long[..60_000]);
+    for name in ["__ts", "__ft"] {
+        let request = attacker.command(&["SET", "attacked", "v"]);
+        let answer = attacker.call(&request.without(name).with(name, &node));
+        assert_eq!(answer.text(), "+OK\\r\\n");
+    }
+    // A mebibyte of them in one request: the first counts.
+    let mut request = attacker.command(&["SET", "attacked", "v"]);
+    for _ in 0..16 {
+        request = request.with("__ts", &zeros);
+    }
+    attacker.call(&request);
+    // A counter at its end, by a time that is allowed to be ahead.
+    let last_of_its_time = Hlc {
+        counter: u32::MAX,
+        ..Hlc::now(30_000)
+    };
+    let mut last = witness.store.set("data", "still there");
+    let request = attacker.command(&["SET", "attacked", "v"]).without("__ts");
+    attacker.call(&request.with("__ts", &last_of_its_time));
+    for _ in 0..100 {
+        let version = witness.store.set("data", "still there");
+        assert!(version > last, "{version} after {last}");
+        last = version;
+    }
+    witness.assert_grown_less_than(before_kib, 16 * 1024);
+    attacker.client.disconnect();
     witness.unharmed();
 }

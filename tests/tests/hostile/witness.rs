@@ -21,7 +21,10 @@ impl Witness {
     }
 
     pub(crate) fn with_config(toml: &str) -> Witness {
-        let server = Server::with_config(toml);
+        Witness::of(Server::with_config(toml))
+    }
+
+    pub(crate) fn of(server: Server) -> Witness {
         let mut store = server.store("witness");
         store.set("data", "still there");
         let descriptors = server.descriptors();
@@ -38,9 +41,19 @@ impl Witness {
         self.server.connect("attacker")
     }
 
-    /// The data is there, over the old connection and over a new one, and the attacker's connections are gone.
+    /// Resident memory is no more than this above what it was.
+    pub(crate) fn assert_grown_less_than(&self, before_kib: u64, max_kib: u64) {
+        let grown_kib = self.server.memory_kib().saturating_sub(before_kib);
+        assert!(grown_kib < max_kib, "memory grew by {grown_kib} KiB");
+    }
+
+    /// The data is there, over the old connection and over a new one, nothing has panicked, and the attacker's connections
+    /// are gone.
     pub(crate) fn unharmed(&mut self) {
         self.still_served();
+        let log = self.server.stderr();
+        let panic = log.iter().find(|line| line.contains("panicked"));
+        assert_eq!(panic, None);
         let end = Instant::now() + PATIENCE;
         while self.server.descriptors() > self.descriptors {
             assert!(

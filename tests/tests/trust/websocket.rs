@@ -6,7 +6,12 @@ use std::{
     time::Duration,
 };
 
-use statehouse_tests::{Client, Connect, Server, client::PATIENCE, run};
+use statehouse_tests::{
+    Client, Connect, Server,
+    client::PATIENCE,
+    run,
+    websocket::{ask, frame, upgraded},
+};
 
 use crate::tls::{Encrypted, text};
 
@@ -15,47 +20,6 @@ pub(crate) fn start(further: &[&str]) -> (Server, SocketAddr) {
     let server = Server::with("", &[&["--listen", "ws://127.0.0.1:0"], further].concat());
     let address = server.addresses()[1];
     (server, address)
-}
-
-/// A raw connection that asks for a WebSocket, with these header lines besides; the answer, up to its empty line.
-fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) {
-    let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{lines}\r\n"
-    );
-    socket.write_all(request.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    let mut byte = [0];
-    while !answer.ends_with(b"\r\n\r\n") {
-        assert_eq!(socket.read(&mut byte).unwrap(), 1, "{answer:?}");
-        answer.push(byte[0]);
-    }
-    (socket, String::from_utf8(answer).unwrap())
-}
-
-/// One that got it.
-fn upgraded(address: SocketAddr) -> TcpStream {
-    let (socket, answer) = ask(address, "/mqtt", "Sec-WebSocket-Protocol: mqtt\r\n");
-    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
-    let answer = answer.to_lowercase();
-    assert!(
-        answer.contains("sec-websocket-protocol: mqtt\r\n"),
-        "{answer}"
-    );
-    assert!(
-        answer.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"),
-        "{answer}"
-    );
-    socket
-}
-
-/// A frame of a client, masked with zeros.
-fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![first, 0x80 | u8::try_from(payload.len()).unwrap()];
-    frame.extend([0; 4]);
-    frame.extend(payload);
-    frame
 }
 
 fn read(socket: &mut TcpStream, count: usize) -> Vec<u8> {

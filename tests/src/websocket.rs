@@ -1,0 +1,54 @@
+//! MQTT over WebSocket by nothing but a socket: the upgrade, and frames that can be made wrong.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use crate::client::PATIENCE;
+
+/// The first byte of a frame: a whole binary message.
+pub const BINARY: u8 = 0x82;
+
+/// A connection that asks for a WebSocket, with these header lines besides; the answer, up to its empty line.
+pub fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{lines}\r\n"
+    );
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while !answer.ends_with(b"\r\n\r\n") {
+        assert_eq!(socket.read(&mut byte).unwrap(), 1, "{answer:?}");
+        answer.push(byte[0]);
+    }
+    (socket, String::from_utf8(answer).unwrap())
+}
+
+/// One that got it.
+pub fn upgraded(address: SocketAddr) -> TcpStream {
+    let (socket, answer) = ask(address, "/mqtt", "Sec-WebSocket-Protocol: mqtt\r\n");
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    let answer = answer.to_lowercase();
+    assert!(
+        answer.contains("sec-websocket-protocol: mqtt\r\n"),
+        "{answer}"
+    );
+    assert!(
+        answer.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"),
+        "{answer}"
+    );
+    socket
+}
+
+/// A frame of a client with less than 126 bytes, masked with zeros.
+pub fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    assert!(length < 126, "that length has another form");
+    let mut frame = vec![first, 0x80 | length];
+    frame.extend([0; 4]);
+    frame.extend(payload);
+    frame
+}

@@ -1,0 +1,208 @@
+//! Lengths that lie: of a first packet, of a packet that is shorter or longer than it says, of integers that do not end.
+//! Over TCP and over WebSocket, where a frame has a length of its own.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use statehouse_tests::{
+    Client, Connect, Property, Publish, Server,
+    packet::{Packet, kind, packet, subscribe},
+    websocket::{self, BINARY, frame},
+};
+
+use crate::witness::Witness;
+
+const MALFORMED: u8 = 0x81;
+
+/// What the end of a packet of 256 MiB would be worth: nothing but its head was sent.
+const CLAIM: [u8; 4] = [0xFF, 0xFF, 0xFF, 0x7F];
+
+/// A server with a listener of WebSocket beside the plain one.
+fn witness() -> (Witness, SocketAddr) {
+    let server = Server::with("", &["--listen", "ws://127.0.0.1:0"]);
+    let websocket = server.addresses()[1];
+    (Witness::of(server), websocket)
+}
+
+/// What a server sends over WebSocket until it closes, as MQTT.
+fn answers(socket: &mut TcpStream) -> Vec<Packet> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut head = [0; 2];
+        match socket.read_exact(&mut head) {
+            Ok(()) if head[0] != 0x88 => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("the connection was not closed");
+            }
+            // The end of the stream, by a frame that says so or by itself.
+            _ => break,
+        }
+        assert!(head[1] < 126, "a longer answer than a refusal");
+        let mut payload = vec![0; head[1].into()];
+        socket.read_exact(&mut payload).unwrap();
+        bytes.extend(payload);
+    }
+    std::iter::from_fn(|| Packet::cut(&mut bytes)).collect()
+}
+
+/// mosquitto's CVE-2017-7651 and CVE-2023-0809: memory was taken for what the first packet claimed, whatever it was.
+#[test]
+fn a_first_packet_of_256_mebibytes_takes_no_memory() {
+    let mut witness = Witness::new();
+    let before_kib = witness.server.memory_kib();
+    let mut attackers = Vec::new();
+    for kind in 0..=15_u8 {
+        for _ in 0..10 {
+            let mut attacker = witness.server.open();
+            attacker.send(&[&[kind << 4], &CLAIM[..], b"\0\x04MQTT\x05"].concat());
+            attackers.push(attacker);
+        }
+    }
+    for attacker in &mut attackers {
+        attacker.expect_closed();
+        assert!(attacker.drain().is_empty(), "an answer before CONNECT");
+    }
+    witness.assert_grown_less_than(before_kib, 16 * 1024);
+    drop(attackers);
+    witness.unharmed();
+}
+
+/// NanoMQ's CVE-2026-25627 read behind the end of what had come.
+#[test]
+fn a_packet_shorter_than_it_says_is_not_read() {
+    let (mut witness, websocket) = witness();
+    let first = [&[0x10, 0x80, 0x20][..], b"\0\x04M"].concat();
+    let mut hello = Connect::new("attacker").bytes();
+    hello.extend([0x30, 0x80, 0x20]);
+    hello.extend(b"\0\x01a");
+    for (what, bytes, connected) in [("CONNECT", first, false), ("PUBLISH", hello, true)] {
+        // Cut anywhere: before each byte the server has seen the ones before it.
+        for at in 0..bytes.len() {
+            let mut attacker = witness.server.open();
+            attacker.send(&bytes[..at]);
+            attacker.send(&bytes[at..]);
+            attacker.finish();
+            attacker.expect_closed_after(what);
+            assert_eq!(attacker.drain().len(), usize::from(connected), "{what}");
+
+            let mut attacker = websocket::upgraded(websocket);
+            attacker.write_all(&frame(BINARY, &bytes[..at])).unwrap();
+            attacker.write_all(&frame(BINARY, &bytes[at..])).unwrap();
+            // The WebSocket ends in the middle of the packet.
+            attacker.write_all(&frame(0x88, &[])).unwrap();
+            let answers = answers(&mut attacker);
+            // The end may overtake the CONNACK.
+            let connacks = answers.iter().filter(|it| it.kind() == kind::CONNACK);
+            assert_eq!(connacks.count(), answers.len(), "{what}: {answers:?}");
+            assert!(answers.len() <= usize::from(connected), "{what}");
+        }
+    }
+    witness.unharmed();
+}
+
+/// A packet that is longer than it says: what is behind its end is another packet, and no part of it.
+#[test]
+fn what_is_behind_the_end_of_a_packet_is_no_part_of_it() {
+    let (mut witness, websocket) = witness();
+    let hello = Connect::new("attacker").bytes();
+    // A topic of nine bytes in a packet of three; six of them follow.
+    let short = b"\x30\x03\0\x09aaaaaaaa";
+    let mut attacker = witness.server.open();
+    attacker.send(&[&hello, &short[..]].concat());
+    attacker.expect_disconnect(MALFORMED);
+    let mut attacker = websocket::upgraded(websocket);
+    attacker.write_all(&frame(BINARY, &hello)).unwrap();
+    attacker.write_all(&frame(BINARY, short)).unwrap();
+    let answers = answers(&mut attacker);
+    assert_eq!(answers.len(), 2, "{answers:?}");
+    assert_eq!(answers[1].kind(), kind::DISCONNECT);
+    assert_eq!(answers[1].ack().reason, MALFORMED);
+    witness.unharmed();
+}
+
+/// NanoMQ's CVE-2026-21888: four bytes are the most, in each place that has such an integer.
+#[test]
+fn an_integer_of_five_bytes_is_malformed_wherever_it_stands() {
+    const FIVE: [u8; 5] = [0xFF, 0xFF, 0xFF, 0xFF, 0x7F];
+    let (mut witness, websocket) = witness();
+    let after = |head: u8, before: &[u8], behind: &[u8]| {
+        packet(head, &[before, &FIVE[..], behind].concat())
+    };
+    for (what, bytes) in [
+        ("remaining length", [&[0x30], &FIVE[..]].concat()),
+        ("property length", after(0x30, b"\0\x01a", b"")),
+        (
+            "subscription identifier",
+            after(0x82, b"\0\x01\x06\x0B", b"\0\x01a\0"),
+        ),
+    ] {
+        let mut attacker = witness.attacker();
+        attacker.send(&bytes);
+        let end = attacker.expect_closed_after(what);
+        assert_eq!(end.expect(what).reason, MALFORMED, "{what}");
+
+        let mut attacker = websocket::upgraded(websocket);
+        let hello = Connect::new("attacker").bytes();
+        attacker
+            .write_all(&frame(BINARY, &[hello, bytes].concat()))
+            .unwrap();
+        let answers = answers(&mut attacker);
+        assert_eq!(answers.len(), 2, "{what}: {answers:?}");
+        assert_eq!(answers[1].ack().reason, MALFORMED, "{what}");
+    }
+    witness.unharmed();
+}
+
+/// Packets that claim to be as large as allowed and never come cost what came, not what was claimed.
+#[test]
+fn claimed_lengths_cost_nothing() {
+    let mut witness = Witness::new();
+    let before_kib = witness.server.memory_kib();
+    let attackers: Vec<Client> = (0..100)
+        .map(|n| {
+            let mut attacker = witness.server.connect(&format!("attacker{n}"));
+            // A PUBLISH of 1.5 MiB, of which 100 bytes come.
+            attacker.send(&[0x30, 0x80, 0x80, 0x60, 0, 1, b'a', 0]);
+            attacker.send(&[b'x'; 100]);
+            attacker
+        })
+        .collect();
+    witness.still_served();
+    witness.assert_grown_less_than(before_kib, 50 * 1024);
+    drop(attackers);
+    witness.unharmed();
+}
+
+/// Every prefix of a good conversation, then the end of the stream.
+#[test]
+fn a_conversation_cut_anywhere() {
+    let mut witness = Witness::new();
+    let mut conversation = Connect::new("attacker").bytes();
+    conversation.extend(subscribe(1, &[], &[("attacker/#", 1)]));
+    conversation.extend(
+        Publish::new("attacker/x", "hello")
+            .qos(1)
+            .with(Property::user("a", "b"))
+            .bytes(),
+    );
+    for at in 0..conversation.len() {
+        let mut attacker = witness.server.open();
+        attacker.send(&conversation[..at]);
+        attacker.finish();
+        attacker.expect_closed();
+    }
+    witness.unharmed();
+}
+
+/// Silence in the middle of a frame of WebSocket is silence: the time for a CONNECT ends it.
+#[test]
+fn half_a_frame_is_not_waited_for() {
+    let (mut witness, websocket) = witness();
+    let mut attacker = websocket::upgraded(websocket);
+    let whole = frame(BINARY, &Connect::new("attacker").bytes());
+    attacker.write_all(&whole[..whole.len() / 2]).unwrap();
+    assert!(answers(&mut attacker).is_empty());
+    witness.unharmed();
+}
