@@ -553,6 +553,9 @@ pub const TRANSCRIPT_BYTES_MAX: u64 = 16 << 20;
 /// Default bound of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 
+/// Keys that there are never more of, whatever is configured: the table numbers them in four bytes.
+pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
+
 /// Default bound of all keys and values with their overhead (`max_bytes`): half of a small gateway's memory.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
@@ -563,6 +566,10 @@ pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;
 /// What `max_key_bytes` may be raised to. Above twice this, matching a pattern against one page of
 /// such keys would use up the fuel of a SCAN.
 pub const KEY_BYTES_MAX_MAX: u64 = 65_535;
+
+/// Slots in a run of the order of keys: putting one in the middle moves two kilobytes, and of ten million keys there are
+/// some thirty thousand runs.
+pub const RUN_SLOTS_MAX: usize = 512;
 
 /// Tables that the index of keys is divided into. One of ten million keys that grows moves them all, for a second; a part of it
 /// some ten thousands, for some milliseconds. Each costs 32 bytes while it is empty.

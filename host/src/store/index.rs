@@ -1,23 +1,22 @@
-//! Entries by key alone, which is what most requests look for.
+//! Slots by key alone, which is what most requests look for.
 //!
-//! What enters: entries. What leaves: the one of a key, after one look at a table of hashes and one at the entry itself,
-//! where a search in order compares some thirty keys among a million. It knows no order and no time.
+//! What enters: slots. What leaves: the one of a key, after one look at a table of hashes and one at the entry itself,
+//! where a search in order compares some twenty keys among a million. It knows no order and no time.
 
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Place;
 use rayon::prelude::*;
 
-use super::entry::Entry;
+use super::slots::{Slot, Slots};
 use crate::limits::INDEX_PARTS;
 
-/// Entries by the hash of their key, which is seeded anew in each process: clients choose the keys.
+/// Slots by the hash of their key, which is seeded anew in each process: clients choose the keys.
 #[derive(Clone)]
 pub(super) struct Index {
     hasher: RandomState,
-    /// Many small tables: one that grows moves all of its entries at once, while every request waits.
-    parts: Vec<HashTable<Entry>>,
+    /// Many small tables: one that grows moves all of its slots at once, while every request waits.
+    parts: Vec<HashTable<Slot>>,
 }
 
 impl Default for Index {
@@ -30,54 +29,45 @@ impl Default for Index {
 }
 
 impl Index {
-    /// An index of entries with different keys, made by all cores: a start waits for it.
-    pub(super) fn of<'a>(entries: impl Iterator<Item = &'a Entry>) -> Self {
+    /// An index of entries in slots from 0 on, made by all cores: a start waits for it.
+    pub(super) fn of(slots: &Slots) -> Self {
         let mut index = Self::default();
         let hasher = &index.hasher;
-        let entries: Vec<&Entry> = entries.collect();
-        let hashed: Vec<(u64, Entry)> = entries
-            .into_par_iter()
-            .map(|entry| (hasher.hash_one(entry.key()), entry.clone()))
-            .collect();
+        let all = 0..slots.len() as Slot;
+        let hash = |slot: Slot| hasher.hash_one(slots.key(slot));
+        let hashes: Vec<u64> = all.clone().into_par_iter().map(hash).collect();
         let mut grouped = vec![Vec::new(); INDEX_PARTS];
-        for (hash, entry) in hashed {
-            grouped[part(hash)].push((hash, entry));
+        for (slot, hash) in all.zip(hashes) {
+            grouped[part(hash)].push((hash, slot));
         }
         let parts = index.parts.par_iter_mut().zip(grouped);
         parts.for_each(|(part, group)| {
-            part.reserve(group.len(), |it| hasher.hash_one(it.key()));
-            for (hash, entry) in group {
-                part.insert_unique(hash, entry, |it| hasher.hash_one(it.key()));
+            part.reserve(group.len(), |&it| hash(it));
+            for (of, slot) in group {
+                part.insert_unique(of, slot, |&it| hash(it));
             }
         });
         index
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Option<&Entry> {
+    pub(super) fn get(&self, key: &[u8], slots: &Slots) -> Option<Slot> {
         let hash = self.hasher.hash_one(key);
-        self.parts[part(hash)].find(hash, |it| it.key() == key)
+        let found = self.parts[part(hash)].find(hash, |&it| slots.key(it) == key);
+        found.copied()
     }
 
-    /// Puts an entry in the place of the one that has its key.
-    pub(super) fn insert(&mut self, entry: Entry) {
-        let hasher = &self.hasher;
-        let hash = hasher.hash_one(entry.key());
-        let place = self.parts[part(hash)].entry(
-            hash,
-            |it| it.key() == entry.key(),
-            |it| hasher.hash_one(it.key()),
-        );
-        match place {
-            Place::Occupied(mut place) => *place.get_mut() = entry,
-            Place::Vacant(place) => drop(place.insert(entry)),
-        }
+    /// Takes in a slot whose key is not there yet.
+    pub(super) fn insert(&mut self, slot: Slot, slots: &Slots) {
+        let hash = |&it: &Slot| self.hasher.hash_one(slots.key(it));
+        let of = hash(&slot);
+        self.parts[part(of)].insert_unique(of, slot, hash);
     }
 
-    pub(super) fn remove(&mut self, key: &[u8]) {
+    /// Forgets the slot of `key` and returns it, while the entry is still in it.
+    pub(super) fn remove(&mut self, key: &[u8], slots: &Slots) -> Option<Slot> {
         let hash = self.hasher.hash_one(key);
-        if let Ok(place) = self.parts[part(hash)].find_entry(hash, |it| it.key() == key) {
-            place.remove();
-        }
+        let found = self.parts[part(hash)].find_entry(hash, |&it| slots.key(it) == key);
+        Some(found.ok()?.remove().0)
     }
 }
 

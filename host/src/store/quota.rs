@@ -36,7 +36,8 @@ impl Default for Quota {
 impl Quota {
     /// Whether the table may grow from `before` to `after`, each given as keys and bytes.
     pub fn allows(&self, before: (u64, u64), after: (u64, u64)) -> bool {
-        (after.0 <= self.keys_max || after.0 <= before.0)
+        let keys_max = self.keys_max.min(limits::KEYS_MAX_MAX);
+        (after.0 <= keys_max || after.0 <= before.0)
             && (after.1 <= self.bytes_max || after.1 <= before.1)
     }
 }

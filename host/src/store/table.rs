@@ -3,75 +3,95 @@
 //! What enters: committed writes. What leaves: entries. It never asks whether an entry has expired:
 //! that is the transaction's business, since it depends on the request's time.
 
-use std::borrow::Borrow;
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use rayon::prelude::*;
+
 use super::entry::Entry;
 use super::index::Index;
+use super::order::Order;
+use super::slots::{Slot, Slots};
 
 /// All keys.
 #[derive(Clone, Default)]
 pub struct Table {
     // A snapshot or a duplicate's read-set shares entries instead of copying them.
-    entries: BTreeSet<ByKey>,
-    /// The same.
+    slots: Slots,
     index: Index,
+    order: Order,
     /// Those that expire, in the order of that.
-    expiries: BTreeSet<(u64, ByKey)>,
+    expiries: BTreeSet<(u64, Slot)>,
     bytes: u64,
 }
 
-/// An entry that is found by its key, whatever it holds.
-#[derive(Clone)]
-struct ByKey(Entry);
-
 impl Table {
     /// A table of these entries; of two with the same key the later counts. Quickest where they are sorted.
-    pub fn of(entries: Vec<Entry>) -> Self {
-        let entries: BTreeSet<ByKey> = entries.into_iter().map(ByKey).collect();
-        let expires = |it: &ByKey| Some((it.0.expires_ms()?, it.clone()));
+    pub fn of(mut entries: Vec<Entry>) -> Self {
+        let rising = |pair: &[Entry]| pair[0].key() < pair[1].key();
+        if !entries.par_windows(2).all(rising) {
+            entries.sort_by(|one, other| one.key().cmp(other.key()));
+            entries.dedup_by(|later, kept| {
+                let same = later.key() == kept.key();
+                if same {
+                    std::mem::swap(later, kept);
+                }
+                same
+            });
+        }
+        let bytes = entries.par_iter().map(Entry::weight).sum();
+        let expires = |(slot, it): (Slot, &Entry)| Some((it.expires_ms()?, slot));
+        let expiries = (0..).zip(&entries).filter_map(expires).collect();
+        let slots = Slots::of(entries);
         Self {
-            index: Index::of(entries.iter().map(|it| &it.0)),
-            bytes: entries.iter().map(|it| it.0.weight()).sum(),
-            expiries: entries.iter().filter_map(expires).collect(),
-            entries,
+            index: Index::of(&slots),
+            order: Order::of_sorted(&slots),
+            slots,
+            expiries,
+            bytes,
         }
     }
 
     /// The entry of `key`, expired or not.
     pub fn get(&self, key: &[u8]) -> Option<&Entry> {
-        self.index.get(key)
+        Some(self.slots.get(self.index.get(key, &self.slots)?))
     }
 
     /// Puts an entry and returns the one it replaces.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         self.bytes += entry.weight();
         let expires_ms = entry.expires_ms();
-        let old = self.entries.replace(ByKey(entry.clone()));
-        self.index.insert(entry.clone());
+        let (slot, old) = match self.index.get(entry.key(), &self.slots) {
+            Some(slot) => (slot, self.slots.replace(slot, entry)),
+            None => {
+                let slot = self.slots.add(entry);
+                self.index.insert(slot, &self.slots);
+                self.order.insert(slot, &self.slots);
+                (slot, None)
+            }
+        };
         if let Some(old) = &old {
-            self.forget(&old.0);
+            self.forget(slot, old);
         }
         if let Some(expires_ms) = expires_ms {
-            self.expiries.insert((expires_ms, ByKey(entry)));
+            self.expiries.insert((expires_ms, slot));
         }
-        old.map(|it| it.0)
+        old
     }
 
     /// Takes an entry out.
     pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
-        let ByKey(old) = self.entries.take(key)?;
-        self.index.remove(key);
-        self.forget(&old);
+        let slot = self.index.remove(key, &self.slots)?;
+        self.order.remove(key, &self.slots);
+        let old = self.slots.take(slot)?;
+        self.forget(slot, &old);
         Some(old)
     }
 
-    fn forget(&mut self, old: &Entry) {
+    fn forget(&mut self, slot: Slot, old: &Entry) {
         self.bytes -= old.weight();
         if let Some(expires_ms) = old.expires_ms() {
-            self.expiries.remove(&(expires_ms, ByKey(old.clone())));
+            self.expiries.remove(&(expires_ms, slot));
         }
     }
 
@@ -85,9 +105,9 @@ impl Table {
             Some(after) if after >= prefix => Bound::Excluded(after),
             _ => Bound::Included(prefix),
         };
-        self.entries
-            .range::<[u8], _>((start, Bound::Unbounded))
-            .map(|it| &it.0)
+        self.order
+            .from(start, &self.slots)
+            .map(|slot| self.slots.get(slot))
             .take_while(move |entry| entry.key().starts_with(prefix))
     }
 
@@ -101,12 +121,12 @@ impl Table {
         self.expiries
             .iter()
             .take_while(move |(ms, _)| *ms <= now_ms)
-            .map(|(_, it)| &it.0)
+            .map(|(_, slot)| self.slots.get(*slot))
     }
 
     /// How many keys there are, expired ones that no sweep has removed yet included.
     pub fn keys(&self) -> u64 {
-        self.entries.len() as u64
+        self.slots.len() as u64
     }
 
     /// What they weigh together.
@@ -114,32 +134,6 @@ impl Table {
         self.bytes
     }
 }
-
-impl Borrow<[u8]> for ByKey {
-    fn borrow(&self) -> &[u8] {
-        self.0.key()
-    }
-}
-
-impl Ord for ByKey {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.key().cmp(other.0.key())
-    }
-}
-
-impl PartialOrd for ByKey {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for ByKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for ByKey {}
 
 #[cfg(test)]
 mod tests {
