@@ -247,7 +247,7 @@ pub const WS_IDLE_BYTES_MAX: usize = 4 << 10;
 /// The name of a site whose pages may connect: longer than any host name.
 pub const WS_ORIGIN_BYTES_MAX: usize = 512;
 
-/// How often it is looked whether files of certificates, users and rules have changed: soon enough for whoever takes a right
+/// How often it is looked whether files of certificates, users, rules and settings have changed: soon enough for whoever takes a right
 /// away, and a few calls of the system for each.
 pub const RELOAD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -303,11 +303,11 @@ pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;
 /// Distinct counters that a policy may name.
 pub const GUEST_COUNTERS_MAX: usize = 256;
 
-/// Watches of one connection. The official clients hold one per observed key.
-pub const WATCHES_PER_CONNECTION_MAX: usize = 10_000;
+/// Default bound of watches of one connection (`max_client_watches`). The official clients hold one per observed key.
+pub const WATCHES_PER_CONNECTION_MAX_DEFAULT: u64 = 10_000;
 
-/// Watches of all connections.
-pub const WATCHES_MAX: usize = 1_000_000;
+/// Default bound of watches of all connections (`max_watches`).
+pub const WATCHES_MAX_DEFAULT: u64 = 1_000_000;
 
 /// What a watch costs besides its key: the two indexes that hold it, rounded up.
 pub const WATCH_OVERHEAD_BYTES: usize = 256;
@@ -382,9 +382,9 @@ pub const BROKER_OUTBOX_HOLD: usize = 16 << 10;
 /// The same in bytes.
 pub const BROKER_OUTBOX_BYTES_HOLD: usize = 64 << 20;
 
-/// Notifications beyond this are lost: one for each watch there can be, since a single change may be told to all. Only
-/// keys that expire while the broker is away get here.
-pub const BROKER_OUTBOX_MAX: usize = WATCHES_MAX;
+/// Notifications beyond this are lost: one for each watch that there can be by default, since a single change may be told to
+/// all. Only keys that expire while the broker is away get here.
+pub const BROKER_OUTBOX_MAX: usize = 1_000_000;
 
 /// The same in bytes.
 pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;

@@ -1,4 +1,4 @@
-//! Files that are read again while the store runs: certificates, users, rules.
+//! Files that are read again while the store runs: certificates, users, rules, settings.
 //!
 //! What enters: paths, how to read them, a look every second and SIGHUP. What leaves: the last value that was good. A file
 //! that turns bad is logged and counted, and never takes the good value's place. Files are looked at rather than watched by

@@ -22,7 +22,10 @@ use crate::outbox::Outbox;
 use crate::policy::{Absent, Assignment, Instance, Policy, Swap, Swaps};
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain, Transaction};
+use crate::store::{
+    Effects, Event, Exceeded, Key, Notice, Peer, Quota, Rerun, Store, Supervision, ToldAgain,
+    Transaction,
+};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
@@ -122,6 +125,35 @@ impl Server {
     pub fn tell_refusals(&self, audit: Arc<Audit>) {
         // A second one would be a mistake of the wiring, which has one call.
         let _ = self.audit.set(audit);
+    }
+
+    /// Takes other bounds into force, from the next request on. What is there stays.
+    pub fn set_bounds(&self, quota: Quota, supervision: Supervision) {
+        let mut core = self.lock();
+        let journal_full = core.journal_full;
+        *core.store.quota() = Quota {
+            journal_full,
+            ..quota
+        };
+        *core.store.supervision() = supervision;
+    }
+
+    /// The bounds of the table and its watches.
+    pub fn quota(&self) -> Quota {
+        *self.lock().store.quota()
+    }
+
+    /// Tells of a request that a bound refuses, wholly or in part.
+    fn exceeds(&self, request: &Request<'_>, bound: Exceeded) {
+        if let Some(audit) = self.audit.get() {
+            audit.refused(&Refused {
+                what: bound.name(),
+                peer: None,
+                client: &request.peer.client,
+                user: request.grants.and_then(|it| it.user()),
+                why: &bound,
+            });
+        }
     }
 
     /// Tells of a request that rules forbid, wholly or in part.
@@ -478,6 +510,9 @@ impl Server {
         if let (Some((key, right)), Some((request, ..))) = (&effects.denied, &asked) {
             let no_rule = NoRule(right.verb(), key);
             self.forbidden(request.peer, request.grants, no_rule);
+        }
+        if let (Some(bound), Some((request, ..))) = (effects.exceeded, &asked) {
+            self.exceeds(request, bound);
         }
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;

@@ -6,8 +6,9 @@
 use std::time::{Duration, Instant};
 
 /// A bound of so many a second.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Allowance {
+    per_second: u32,
     /// Between two; none where any number is allowed.
     interval: Option<Duration>,
     /// Until when all is used up, if one uses up one interval.
@@ -15,11 +16,11 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Zero: any number.
-    pub(crate) fn per_second(count: u32) -> Self {
-        Self {
-            interval: Duration::from_secs(1).checked_div(count),
-            used_until: None,
+    /// The bound from now on; zero for none. What was used under another one counts.
+    pub(crate) fn set_per_second(&mut self, count: u32) {
+        if self.per_second != count {
+            self.per_second = count;
+            self.interval = Duration::from_secs(1).checked_div(count);
         }
     }
 
@@ -41,9 +42,15 @@ impl Allowance {
 mod tests {
     use super::*;
 
+    fn per_second(count: u32) -> Allowance {
+        let mut allowance = Allowance::default();
+        allowance.set_per_second(count);
+        allowance
+    }
+
     #[test]
     fn so_many_at_once_and_as_many_a_second_after_that() {
-        let mut allowance = Allowance::per_second(10);
+        let mut allowance = per_second(10);
         let now = Instant::now();
         let mut taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
@@ -59,8 +66,23 @@ mod tests {
 
     #[test]
     fn zero_is_any_number() {
-        let mut allowance = Allowance::per_second(0);
+        let mut allowance = Allowance::default();
         let now = Instant::now();
         assert!((0..100_000).all(|_| allowance.takes(now)));
+    }
+
+    #[test]
+    fn another_bound_counts_at_once_and_the_same_one_gives_nothing_back() {
+        let mut allowance = per_second(10);
+        let now = Instant::now();
+        let mut taken = |per_second| {
+            allowance.set_per_second(per_second);
+            (0..1000).filter(|_| allowance.takes(now)).count()
+        };
+        assert_eq!(taken(10), 10);
+        assert_eq!(taken(10), 0);
+        assert_eq!(taken(5), 0, "all of this second is used up");
+        assert_eq!(taken(0), 1000);
+        assert_eq!(taken(100), 0);
     }
 }

@@ -5,8 +5,8 @@ use std::{
     fmt, io,
     ops::{Deref, DerefMut},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -70,14 +70,24 @@ impl fmt::Debug for Options {
 #[derive(Clone)]
 pub struct Broker(Arc<Shared>);
 
+/// Places for sockets, far more than there can be: how many are taken is compared with a bound that may change.
+const SOCKETS: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
+    Semaphore::MAX_PERMITS
+} else {
+    u32::MAX as usize
+};
+
 struct Shared {
-    limits: Limits,
+    /// In force now; those that count under the core's lock are there too.
+    limits: RwLock<Arc<Limits>>,
+    /// Of these, what every connection looks at again and again.
+    publishes_per_second_max: AtomicU32,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     core: Mutex<Core>,
     rounds: Rounds,
     gate: Arc<Gate>,
-    /// One permit per socket; all are back once every connection has ended.
+    /// One permit per socket, of [`SOCKETS`]; all are back once every connection has ended.
     sockets: Arc<Semaphore>,
     /// One permit per CONNECT that is not decided yet.
     admissions: Semaphore,
@@ -111,7 +121,7 @@ impl Broker {
         recovery: Recovery,
         clock: Clock,
     ) -> Self {
-        let limits = options.limits;
+        let limits = Arc::new(options.limits);
         let gate = Arc::new(Gate::default());
         let recorder = Recorder::new(options.persistence, gate.clone(), clock);
         let access = options.access;
@@ -123,16 +133,15 @@ impl Broker {
             core: Mutex::new(core),
             rounds: Rounds::default(),
             gate,
-            sockets: Arc::new(Semaphore::new(
-                limits.connections_max.min(Semaphore::MAX_PERMITS),
-            )),
+            sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
             abort: Notify::new(),
-            limits,
+            publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
+            limits: RwLock::new(limits),
         }))
     }
 
@@ -180,7 +189,12 @@ impl Broker {
         R: AsyncRead + Unpin + Send,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let Ok(_permit) = self.0.sockets.clone().try_acquire_owned() else {
+        let permit = self.0.sockets.clone().try_acquire_owned();
+        let taken = SOCKETS - self.0.sockets.available_permits();
+        let Some(_permit) = permit
+            .ok()
+            .filter(|_| taken <= self.limits().connections_max)
+        else {
             self.0.turned_away.fetch_add(1, Ordering::Relaxed);
             return;
         };
@@ -274,7 +288,8 @@ impl Broker {
         self.0.stopping.store(true, Ordering::Release);
         self.lock().shut_down();
         self.0.stop.notify_waiters();
-        let sockets = u32::try_from(self.0.limits.connections_max).unwrap_or(u32::MAX);
+        // It is not larger; see there.
+        let sockets = u32::try_from(SOCKETS).unwrap_or(u32::MAX);
         if tokio::time::timeout(grace, self.0.sockets.acquire_many(sockets))
             .await
             .is_err()
@@ -296,8 +311,31 @@ impl Broker {
         }
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.0.limits
+    /// The bounds in force.
+    #[must_use]
+    pub fn limits(&self) -> Arc<Limits> {
+        // Nothing panics while it is written.
+        let limits = self.0.limits.read();
+        limits.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes other bounds into force, for what comes from now on. What is there stays, also beyond a lower bound: nobody is
+    /// disconnected, and no session, subscription or message goes. A connection keeps the bounds that it was told in its CONNACK
+    /// or that are of its socket; the next one of its client has the new ones. `admissions_max` stays as it was at the start.
+    pub fn set_limits(&self, limits: Limits) {
+        let limits = Arc::new(limits);
+        self.lock().set_limits(limits.clone());
+        let rate = &self.0.publishes_per_second_max;
+        rate.store(limits.publishes_per_second_max, Ordering::Relaxed);
+        *self
+            .0
+            .limits
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    pub(crate) fn publishes_per_second_max(&self) -> u32 {
+        self.0.publishes_per_second_max.load(Ordering::Relaxed)
     }
 
     pub(crate) fn service(&self) -> &Arc<dyn Service> {

@@ -3,7 +3,12 @@
 //! In come a byte stream's halves; out go packets to the dispatch and bytes to the peer. Keeps the time: for the CONNECT,
 //! between packets, for a write, for the last words. Never interprets a packet but the first.
 
-use std::{future::pending, io, sync::Arc, time::Instant};
+use std::{
+    future::pending,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::BytesMut;
 use tokio::{
@@ -38,7 +43,7 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let first = timeout_at(deadline, read_connect(&mut reader, &mut buffer, limits)).await;
+    let first = timeout_at(deadline, read_connect(&mut reader, &mut buffer, &limits)).await;
     let Ok(Some(connect)) = first else {
         tracing::debug!(%peer, "closed: no CONNECT");
         return;
@@ -59,7 +64,7 @@ pub(crate) async fn run<R, W>(
                 writer.shutdown().await
             };
             if let Ok(Ok(())) = timeout(limits.close_timeout, answer).await {
-                linger(&mut reader, &mut buffer, limits).await;
+                linger(&mut reader, &mut buffer, &limits).await;
             }
             return;
         }
@@ -69,6 +74,7 @@ pub(crate) async fn run<R, W>(
     let Accepted {
         session,
         origin,
+        limits,
         silence_max,
         previous,
     } = accepted;
@@ -77,6 +83,7 @@ pub(crate) async fn run<R, W>(
         session,
         origin: origin.clone(),
         output: output.clone(),
+        read_bytes_max: limits.read_bytes,
     };
     let mut writing = Writing(tokio::spawn(write(
         broker.clone(),
@@ -84,12 +91,13 @@ pub(crate) async fn run<R, W>(
         origin.connection,
         output.clone(),
         writer,
+        limits.write_stall,
     )));
     // The connection that was taken over first hands over what it has; it has been told to end.
     if let Some(previous) = previous {
         previous.ended().await;
     }
-    let mut dispatch = Dispatch::new(broker.clone(), session, origin);
+    let mut dispatch = Dispatch::new(broker.clone(), session, origin, &limits);
     let expired = showing.as_ref().map(Showing::expired);
     let read = read(
         &attached,
@@ -127,7 +135,7 @@ pub(crate) async fn run<R, W>(
         written = timeout(limits.close_timeout, &mut writing.0).await.is_ok();
     }
     if written && ended != Ended::ByPeer {
-        linger(&mut reader, &mut buffer, limits).await;
+        linger(&mut reader, &mut buffer, &limits).await;
     }
 }
 
@@ -137,6 +145,7 @@ struct Attached {
     session: SessionKey,
     origin: Origin,
     output: Arc<Output>,
+    read_bytes_max: usize,
 }
 
 impl Attached {
@@ -205,7 +214,7 @@ async fn read<R: AsyncRead + Unpin>(
     reader: &mut R,
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
-    silence_max: Option<std::time::Duration>,
+    silence_max: Option<Duration>,
     showing: Option<&Showing>,
 ) -> Ended {
     let Attached { broker, output, .. } = attached;
@@ -263,7 +272,7 @@ async fn read<R: AsyncRead + Unpin>(
                 read = reader.read_buf(buffer) => match read {
                     Ok(0) | Err(_) => return Ended::ByPeer,
                     Ok(count) => {
-                        ask = next_read_bytes(ask, count, broker.limits().read_bytes);
+                        ask = next_read_bytes(ask, count, attached.read_bytes_max);
                         break;
                     }
                 },
@@ -307,10 +316,11 @@ async fn write<W: AsyncWrite + Unpin>(
     connection: u64,
     output: Arc<Output>,
     mut writer: W,
+    stall_max: Duration,
 ) {
     let mut chunk = BytesMut::new();
     while output.take(&mut chunk).await == Work::Write {
-        if let Err(error) = write_chunk(&mut writer, &chunk, &broker).await {
+        if let Err(error) = write_chunk(&mut writer, &chunk, stall_max).await {
             tracing::debug!(connection, %error, "cannot write to a client");
             output.close(|_| {});
             return;
@@ -329,11 +339,11 @@ async fn write<W: AsyncWrite + Unpin>(
 async fn write_chunk<W: AsyncWrite + Unpin>(
     writer: &mut W,
     chunk: &[u8],
-    broker: &Broker,
+    stall_max: Duration,
 ) -> io::Result<()> {
     let mut rest = chunk;
     while !rest.is_empty() {
-        let written = timeout(broker.limits().write_stall, writer.write(rest)).await;
+        let written = timeout(stall_max, writer.write(rest)).await;
         match written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             count => rest = &rest[count..],

@@ -13,7 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    Access, Broker, Claim, Message, Origin, ReasonCode, Request, Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Request, Service, Token,
     allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
@@ -60,8 +60,13 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    pub(crate) fn new(broker: Broker, session: SessionKey, origin: Origin) -> Self {
-        let limits = broker.limits();
+    /// With the bounds that its client was told.
+    pub(crate) fn new(
+        broker: Broker,
+        session: SessionKey,
+        origin: Origin,
+        limits: &Limits,
+    ) -> Self {
         Self {
             service: broker.service().clone(),
             access: broker.access().clone(),
@@ -75,7 +80,7 @@ impl Dispatch {
             topic_levels_max: limits.topic_levels_max,
             topic_alias_max: limits.topic_alias_max,
             aliases: HashMap::new(),
-            publishes: Allowance::per_second(limits.publishes_per_second_max),
+            publishes: Allowance::default(),
             packets: Vec::new(),
             requests: Vec::new(),
             auth: None,
@@ -85,6 +90,8 @@ impl Dispatch {
 
     /// Handles packets of the buffer, a bounded number.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
+        self.publishes
+            .set_per_second(self.broker.publishes_per_second_max());
         let mut violation = None;
         let mut turn = Turn::More;
         while self.packets.len() < self.packets_max {

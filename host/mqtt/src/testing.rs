@@ -266,7 +266,12 @@ impl Peer {
             .lock()
             .connect(connect, identity, &output, now)
             .unwrap();
-        let dispatch = Dispatch::new(broker.clone(), accepted.session, accepted.origin.clone());
+        let dispatch = Dispatch::new(
+            broker.clone(),
+            accepted.session,
+            accepted.origin.clone(),
+            &accepted.limits,
+        );
         Self {
             broker: broker.clone(),
             session: accepted.session,

@@ -38,6 +38,7 @@ use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::{metrics, path};
 use crate::audit::Audit;
+use crate::config;
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
@@ -209,6 +210,7 @@ impl Api {
             }
             (&Method::GET, ["metrics"]) => {
                 let listing = self.control().list();
+                let broker_limits = self.broker.as_ref().map(Broker::limits);
                 let text = metrics::text(
                     &listing,
                     self.control().diff().as_ref(),
@@ -217,6 +219,7 @@ impl Api {
                     self.server.link().as_ref(),
                     self.reloads.counts(),
                     &self.audit.counts(),
+                    &config::named(&self.server.quota(), broker_limits.as_deref()),
                 );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))

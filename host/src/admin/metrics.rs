@@ -22,9 +22,11 @@ pub(super) fn text(
     link: Option<&Figures>,
     reloads: impl Iterator<Item = Count>,
     refused: &[(&str, u64)],
+    limits: &[(&str, u64)],
 ) -> String {
     let mut page = Page::default();
     store(&mut page, stats);
+    in_force(&mut page, limits);
     access(&mut page, refused);
     files(&mut page, reloads);
     if let Some(broker) = broker {
@@ -113,6 +115,14 @@ fn store(page: &mut Page, stats: &Stats) {
     page.gauges(&gauges);
 }
 
+/// What the settings allow.
+fn in_force(page: &mut Page, limits: &[(&str, u64)]) {
+    page.family("limit", "gauge", "Limits in force, by their settings");
+    for (setting, value) in limits {
+        page.sample("limit", &[("setting", *setting)], value);
+    }
+}
+
 /// Who was kept out.
 fn access(page: &mut Page, refused: &[(&str, u64)]) {
     if refused.is_empty() {
@@ -121,7 +131,7 @@ fn access(page: &mut Page, refused: &[(&str, u64)]) {
     page.family(
         "access_refused",
         "counter",
-        "What clients were refused, by what they wanted",
+        "What clients were refused, by what they wanted or by the limit that was reached",
     );
     for (what, count) in refused {
         page.sample("access_refused_total", &[("what", *what)], count);

@@ -63,7 +63,7 @@ impl Entrance {
         match &config.transport {
             TransportChoice::Embedded(listen) => Ok(Self::Listening(Listeners::bind(listen)?)),
             TransportChoice::Foreign(foreign) => {
-                let options = foreign::options(foreign, config.broker.packet_bytes_max)?;
+                let options = foreign::options(foreign, config.bounds.broker.packet_bytes_max)?;
                 Ok(Self::Attaching(Box::new(options)))
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Options, Persistence};
-use statehouse_precompiled::{Bounds, Directory};
+use statehouse_precompiled::Directory;
 use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -20,12 +20,14 @@ use super::signals::Signals;
 use crate::access::AccessControl;
 use crate::audit::Audit;
 use crate::clock::{Clock, SystemSource};
-use crate::config::{Config, Durability, Flags, LogFormat, Storage, TransportChoice};
+use crate::config::{
+    self, Bounds, Config, ConfigError, Durability, Flags, LogFormat, Storage, TransportChoice,
+};
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules};
-use crate::reload::Reloads;
+use crate::reload::{Reloads, Watched};
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
@@ -37,35 +39,47 @@ use crate::{STANDARD_POLICY, limits};
 pub(super) fn run(flags: Flags) -> ExitCode {
     let usage = |error: anyhow::Error| Failure::usage(format!("{error:#}"));
     let transport = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
-    let ended = Config::load(flags)
-        .map_err(|error| usage(error.into()))
-        .and_then(|mut config| {
-            start_logging(&config).map_err(usage)?;
-            // First what fails soonest: a store that cannot listen touches no data.
-            let mut entrance = Entrance::prepare(&config).map_err(transport)?;
-            let Some(started) = start(&config).map_err(usage)? else {
-                return Ok(());
-            };
-            // Its turn may have come after months: passwords and certificates change.
-            if let TransportChoice::Foreign(foreign) = &mut config.transport
-                && foreign.standby
-            {
-                let read = foreign.read_password_again();
-                read.map_err(|error| usage(error.into()))?;
-                entrance = Entrance::prepare(&config).map_err(transport)?;
-            }
-            let runtime = runtime(config.threads)
-                .context("cannot start the threads that serve connections")
-                .map_err(transport)?;
-            let served = runtime.block_on(serve(entrance, started));
-            // A policy may just be compiled, which nobody waits for any more.
-            runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
-            served
-        });
+    let ended =
+        load(flags)
+            .map_err(|error| usage(error.into()))
+            .and_then(|(mut config, followed)| {
+                start_logging(&config).map_err(usage)?;
+                // First what fails soonest: a store that cannot listen touches no data.
+                let mut entrance = Entrance::prepare(&config).map_err(transport)?;
+                let Some(started) = start(&config, followed).map_err(usage)? else {
+                    return Ok(());
+                };
+                // Its turn may have come after months: passwords and certificates change.
+                if let TransportChoice::Foreign(foreign) = &mut config.transport
+                    && foreign.standby
+                {
+                    let read = foreign.read_password_again();
+                    read.map_err(|error| usage(error.into()))?;
+                    entrance = Entrance::prepare(&config).map_err(transport)?;
+                }
+                let runtime = runtime(config.threads)
+                    .context("cannot start the threads that serve connections")
+                    .map_err(transport)?;
+                let served = runtime.block_on(serve(entrance, started));
+                // A policy may just be compiled, which nobody waits for any more.
+                runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
+                served
+            });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::report(&failure),
     }
+}
+
+/// The settings, and the bounds among them that follow the file.
+fn load(flags: Flags) -> Result<(Config, Option<Arc<Watched<Bounds>>>), ConfigError> {
+    let followed = config::follow(&flags)?;
+    let mut config = Config::load(flags)?;
+    if let Some(bounds) = &followed {
+        // What the file said when it was first looked at: if it says something else since, that is found at the next look.
+        config.bounds = (*bounds.current()).clone();
+    }
+    Ok((config, followed))
 }
 
 /// What serves clients. One thread serves them by itself, and nobody is woken for it.
@@ -98,7 +112,7 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
 fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
     let mut engine = Engine::new()?;
     if let Some(data) = data {
-        let bounds = Bounds {
+        let bounds = statehouse_precompiled::Bounds {
             files_max: limits::CODE_FILES_MAX,
             bytes_max: limits::CODE_BYTES_MAX,
         };
@@ -127,7 +141,10 @@ struct Started {
 }
 
 /// Recovers what was recorded, and puts the parts together. None where a standby is told to stop before its turn comes.
-fn start(config: &Config) -> anyhow::Result<Option<Started>> {
+fn start(
+    config: &Config,
+    followed: Option<Arc<Watched<Bounds>>>,
+) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
@@ -198,8 +215,8 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let mut recorder = Recorder::new(journal, image.policies, image.active);
     recorder.started(run, clock.read().now_ms, mode);
     recorder.assign(named, registry.assignment());
-    let mut store = Store::restore(registry, config.quota, image.state, image.duplicates);
-    *store.supervision() = config.supervision;
+    let mut store = Store::restore(registry, config.bounds.quota, image.state, image.duplicates);
+    *store.supervision() = config.bounds.supervision;
     let server = Server::new(
         store,
         clock,
@@ -220,7 +237,7 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {
             let options = Options {
-                limits: config.broker.clone(),
+                limits: config.bounds.broker.clone(),
                 persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
                 run,
                 access: access.clone(),
@@ -252,6 +269,12 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         }
     };
     listener.attach(server.clone(), clients.broker().cloned());
+    if let Some(bounds) = followed {
+        let (server, broker) = (server.clone(), clients.broker().cloned());
+        reloads.add(&bounds.clone(), move || {
+            take(&bounds.current(), &server, broker.as_ref());
+        });
+    }
     Ok(Some(Started {
         server,
         clients,
@@ -263,6 +286,26 @@ fn start(config: &Config) -> anyhow::Result<Option<Started>> {
         disk,
         signals,
     }))
+}
+
+/// Takes other bounds into force, and says which.
+fn take(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
+    let in_force = || config::named(&server.quota(), broker.map(Broker::limits).as_deref());
+    let before = in_force();
+    server.set_bounds(bounds.quota, bounds.supervision);
+    if let Some(broker) = broker {
+        broker.set_limits(bounds.broker.clone());
+    }
+    let after = in_force();
+    for (name, value) in after.iter().filter(|it| !before.contains(it)) {
+        tracing::info!("{name} is {value} from now on");
+    }
+    for (name, _) in before
+        .iter()
+        .filter(|(name, _)| !after.iter().any(|it| it.0 == *name))
+    {
+        tracing::info!("{name} bounds nothing from now on");
+    }
 }
 
 /// Ends the watches that rules forbid by now.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::ConfigError;
 
 /// What `serve` takes about who may connect.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
     /// Users and hashes of their passwords, as `statehouse user` writes them. Who is in it may connect with name and password

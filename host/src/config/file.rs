@@ -1,20 +1,21 @@
 //! The configuration file, as it is written.
 //!
-//! What enters: a path. What leaves: the keys that stand there, each of the type that its flag has, or an error that names
+//! What enters: a path, and its text. What leaves: the keys that stand there, each of the type that its flag has, or an error that names
 //! the line. It decides nothing.
 
 use std::fs;
 use std::io::Read;
-use std::num::{NonZeroU32, NonZeroU64};
-use std::path::PathBuf;
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::access::AccessKeys;
 use super::{
     AdminAddress, BrokerUrl, ClientId, ConfigError, DialectSetting, DropAction, Durability,
-    ForeignFlags, KeyBytes, KickKind, Listen, ListenFlags, LogFormat, Node, Origin, PacketBytes,
-    PresenceKind, Span, Threads, Window,
+    ForeignFlags, KeyBytes, KickKind, LimitFlags, Listen, ListenFlags, LogFormat, Node, Origin,
+    PacketBytes, PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
 
@@ -54,14 +55,20 @@ pub(super) struct File {
     pub(super) log_filter: Option<String>,
     pub(super) dialect: Option<DialectSetting>,
     pub(super) node: Option<Node>,
-    pub(super) max_keys: Option<NonZeroU64>,
-    pub(super) max_bytes: Option<NonZeroU64>,
-    pub(super) max_key_bytes: Option<KeyBytes>,
-    pub(super) max_value_bytes: Option<NonZeroU64>,
-    pub(super) max_packet_bytes: Option<PacketBytes>,
-    pub(super) max_queue_bytes: Option<NonZeroU64>,
-    pub(super) max_connections: Option<NonZeroU64>,
-    pub(super) max_client_rate: Option<NonZeroU32>,
+    max_keys: Option<NonZeroU64>,
+    max_bytes: Option<NonZeroU64>,
+    max_key_bytes: Option<KeyBytes>,
+    max_value_bytes: Option<NonZeroU64>,
+    max_watches: Option<NonZeroU64>,
+    max_client_watches: Option<NonZeroU64>,
+    max_packet_bytes: Option<PacketBytes>,
+    max_queue_bytes: Option<NonZeroU64>,
+    max_total_queue_bytes: Option<NonZeroU64>,
+    max_connections: Option<NonZeroU64>,
+    max_sessions: Option<NonZeroU64>,
+    max_client_subscriptions: Option<NonZeroU64>,
+    max_client_in_flight: Option<NonZeroU16>,
+    max_client_rate: Option<NonZeroU32>,
     pub(super) threads: Option<Threads>,
     users: Option<PathBuf>,
     allow_anonymous: Option<bool>,
@@ -100,6 +107,26 @@ impl File {
         }
     }
 
+    /// What it says of how much there may be.
+    pub(super) fn limits(&self) -> LimitFlags {
+        LimitFlags {
+            max_keys: self.max_keys,
+            max_bytes: self.max_bytes,
+            max_key_bytes: self.max_key_bytes,
+            max_value_bytes: self.max_value_bytes,
+            max_watches: self.max_watches,
+            max_client_watches: self.max_client_watches,
+            max_packet_bytes: self.max_packet_bytes,
+            max_queue_bytes: self.max_queue_bytes,
+            max_total_queue_bytes: self.max_total_queue_bytes,
+            max_connections: self.max_connections,
+            max_sessions: self.max_sessions,
+            max_client_subscriptions: self.max_client_subscriptions,
+            max_client_in_flight: self.max_client_in_flight,
+            max_client_rate: self.max_client_rate,
+        }
+    }
+
     /// What it says of who may connect.
     pub(super) fn access(&mut self) -> AccessKeys {
         AccessKeys {
@@ -133,16 +160,21 @@ impl File {
     }
 }
 
-/// Reads a file.
-pub(super) fn read(path: &PathBuf) -> Result<File, ConfigError> {
-    let failed = |error| ConfigError::Read(path.clone(), error);
+/// The text of a file.
+pub(super) fn text(path: &Path) -> Result<String, ConfigError> {
+    let failed = |error| ConfigError::Read(path.to_owned(), error);
     let mut text = String::new();
     let file = fs::File::open(path).map_err(failed)?;
     file.take(limits::CONFIG_FILE_BYTES_MAX + 1)
         .read_to_string(&mut text)
         .map_err(failed)?;
     if text.len() as u64 > limits::CONFIG_FILE_BYTES_MAX {
-        return Err(ConfigError::Size(path.clone()));
+        return Err(ConfigError::Size(path.to_owned()));
     }
-    toml::from_str(&text).map_err(|error| ConfigError::File(path.clone(), Box::new(error)))
+    Ok(text)
+}
+
+/// What it says.
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| ConfigError::File(path.to_owned(), Box::new(error)))
 }

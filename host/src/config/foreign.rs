@@ -17,7 +17,7 @@ use crate::limits;
 const PASSWORD: &str = "STATEHOUSE_BROKER_PASSWORD";
 
 /// What `serve` accepts about a foreign broker.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Foreign broker")]
 pub struct ForeignFlags {
     /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts://,

@@ -16,7 +16,7 @@ use super::values::socket_address;
 use crate::limits;
 
 /// What `serve` accepts about listeners.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Listeners")]
 pub struct ListenFlags {
     /// Where to listen: ADDR:PORT, or mqtt://, mqtts:// (TLS), ws:// (WebSocket) or wss:// before it; may be given more than

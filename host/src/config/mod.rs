@@ -4,23 +4,28 @@
 //! [`Config`] with every value checked, or an error that names the line and says what is allowed.
 
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use crate::limits;
 use crate::policy::GuardSettings;
 use crate::request::Dialect;
-use crate::store::{Mode, Quota, Retention, Supervision};
+use crate::store::{Mode, Retention, Supervision};
 use clap::builder::BoolishValueParser;
 
 mod access;
+mod bounds;
 mod file;
+mod follow;
 mod foreign;
 mod listeners;
 mod url;
 mod values;
 
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
+pub(crate) use bounds::named;
+pub use bounds::{Bounds, LimitFlags};
+pub use follow::follow;
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
@@ -29,14 +34,14 @@ pub use values::{
     Span, Threads,
 };
 
-use file::{File, read};
+use file::File;
 
 /// The variable with the administration's token, where it is to be known before the start. Not a flag, since others see these.
 pub(crate) const ADMIN_TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
 
 /// What `statehouse serve` accepts as flags, environment variables and, under the same names with
 /// underscores, as keys of the file.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub struct Flags {
     /// A policy (.wasm component or core module), or `builtin` for the standard one; without this the policy
     /// that the data directory was last used with. A file that the host itself rolled back is held ready, and answers
@@ -204,7 +209,7 @@ pub struct Flags {
     #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
     pub accept_clock: bool,
 
-    /// A TOML file with any of these settings
+    /// A TOML file with any of these settings. Limits in it may change while the store runs: it is read again within a second
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
     pub config: Option<PathBuf>,
 
@@ -224,43 +229,14 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
     pub node: Option<Node>,
 
-    /// Most keys that the store holds
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
-    pub max_keys: Option<NonZeroU64>,
-
-    /// Most bytes of keys and values, each entry counted with 128 more
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
-    pub max_bytes: Option<NonZeroU64>,
-
-    /// Longest key
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
-    pub max_key_bytes: Option<KeyBytes>,
-
-    /// Longest value
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
-    pub max_value_bytes: Option<NonZeroU64>,
-
-    /// Longest MQTT packet
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
-    pub max_packet_bytes: Option<PacketBytes>,
-
-    /// Most bytes that wait for one client before it is disconnected
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
-    pub max_queue_bytes: Option<NonZeroU64>,
-
-    /// Most connections at once
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
-    pub max_connections: Option<NonZeroU64>,
-
-    /// Most messages that one client may publish in a second, requests among them; one more is refused with 0x97, quota
-    /// exceeded [default: any number]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
-    pub max_client_rate: Option<NonZeroU32>,
-
     /// Threads that serve clients: more share the work of sockets and packets, and wait for each other where the store
     /// decides [default: half of the cores, 4 at most]
     #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
     pub threads: Option<Threads>,
+
+    /// How much there may be.
+    #[command(flatten)]
+    pub limits: LimitFlags,
 
     /// Where clients connect.
     #[command(flatten)]
@@ -311,8 +287,6 @@ pub struct Config {
     pub allow_unsigned: bool,
     /// The directory that is watched for policies, and what becomes of them.
     pub policy_drop: Option<(PathBuf, DropAction)>,
-    /// How policies that answer are supervised.
-    pub supervision: Supervision,
     /// Whether each answer says which policy gave it.
     pub policy_property: bool,
     /// What is kept, and how.
@@ -325,10 +299,8 @@ pub struct Config {
     pub dialect: Option<Dialect>,
     /// The store's name in versions.
     pub node: String,
-    /// Bounds of the table.
-    pub quota: Quota,
-    /// Bounds of the embedded broker.
-    pub broker: statehouse_mqtt::Limits,
+    /// What clients may take, at the start.
+    pub bounds: Bounds,
     /// How many threads serve clients.
     pub threads: usize,
 }
@@ -459,10 +431,14 @@ pub enum ConfigError {
 impl Config {
     /// Puts the sources together.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
-        let mut file = match &flags.config {
-            Some(path) => read(path)?,
+        let file = match &flags.config {
+            Some(path) => file::parse(path, &file::text(path)?)?,
             None => File::default(),
         };
+        Self::of(flags, file)
+    }
+
+    fn of(flags: Flags, mut file: File) -> Result<Self, ConfigError> {
         let durability = flags
             .durability
             .or(file.durability)
@@ -479,6 +455,7 @@ impl Config {
         access.client_certificates = listeners.tls_client_ca.is_some();
         let listeners = listeners.load(&access)?;
 
+        let limits = flags.limits.over(file.limits());
         let admin = flags.admin.or(file.admin);
         let AdminAddress(admin) = admin.unwrap_or_default();
         if let Some(open) = admin.filter(|address| !address.ip().is_loopback())
@@ -492,53 +469,21 @@ impl Config {
         };
         let drop_action = flags.policy_drop_action.or(file.policy_drop_action);
 
+        let default = Supervision::default();
+        let supervision = Supervision {
+            guard: GuardSettings {
+                failures_max: (flags.guard_failures.or(file.guard_failures))
+                    .unwrap_or(default.guard.failures_max),
+                fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
+                    .unwrap_or(default.guard.fuel_mean_max),
+            },
+            purity_every: (flags.purity_sample.or(file.purity_sample))
+                .unwrap_or(default.purity_every),
+        };
+        let bounds = limits.load(foreign.is_some(), supervision)?;
         let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
             flag.or(file).map_or(default, NonZeroU64::get)
         };
-        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut broker = statehouse_mqtt::Limits::default();
-        if let Some(PacketBytes(bytes)) = flags.max_packet_bytes.or(file.max_packet_bytes) {
-            broker.packet_bytes_max = bytes;
-        }
-        if let Some(bytes) = flags.max_queue_bytes.or(file.max_queue_bytes) {
-            broker.queue_bytes_max = size(bytes.get());
-            broker.retained_bytes_max = broker.retained_bytes_max.min(broker.queue_bytes_max / 2);
-        }
-        if let Some(count) = flags.max_connections.or(file.max_connections) {
-            broker.connections_max = size(count.get());
-        }
-        if let Some(rate) = flags.max_client_rate.or(file.max_client_rate) {
-            broker.publishes_per_second_max = rate.get();
-        }
-        let packet = broker.packet_bytes_max as u64;
-        let key_bytes_max = flags.max_key_bytes.or(file.max_key_bytes).map_or(
-            limits::KEY_BYTES_MAX_DEFAULT.min(packet / 2),
-            |KeyBytes(bytes)| bytes,
-        );
-        // Where only the packet or the queue was made smaller, keys and values follow.
-        // Behind a foreign broker it is that one which queues.
-        let queue = match foreign {
-            Some(_) => u64::MAX,
-            None => broker.queue_bytes_max as u64,
-        };
-        let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
-        let value_bytes_max =
-            limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
-        let quota = Quota {
-            keys_max: pick(flags.max_keys, file.max_keys, limits::KEYS_MAX_DEFAULT),
-            bytes_max: pick(flags.max_bytes, file.max_bytes, limits::BYTES_MAX_DEFAULT),
-            key_bytes_max,
-            value_bytes_max: pick(flags.max_value_bytes, file.max_value_bytes, value_bytes_max),
-            journal_full: false,
-        };
-        if quota.value_bytes_max.saturating_add(quota.key_bytes_max) > packet {
-            let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
-            return Err(ConfigError::Packet { value, key, packet });
-        }
-        if quota.value_bytes_max.saturating_add(limits::ENVELOPE_BYTES) > queue {
-            let value = quota.value_bytes_max;
-            return Err(ConfigError::Queue { value, queue });
-        }
         let storage = Storage {
             directory: flags
                 .data
@@ -582,21 +527,10 @@ impl Config {
                 // Behind a foreign broker nothing tells when a client cannot send a request again any more.
                 per_session: match foreign {
                     Some(_) => 0,
-                    None => broker.receive_max.into(),
+                    None => bounds.broker.receive_max.into(),
                 },
             },
             accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
-        };
-        let default = Supervision::default();
-        let supervision = Supervision {
-            guard: GuardSettings {
-                failures_max: (flags.guard_failures.or(file.guard_failures))
-                    .unwrap_or(default.guard.failures_max),
-                fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
-                    .unwrap_or(default.guard.fuel_mean_max),
-            },
-            purity_every: (flags.purity_sample.or(file.purity_sample))
-                .unwrap_or(default.purity_every),
         };
         Ok(Self {
             transport: match foreign {
@@ -604,7 +538,6 @@ impl Config {
                 None => TransportChoice::Embedded(listeners),
             },
             access,
-            supervision,
             policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
             policy: match flags.policy.or(file.policy) {
                 None => PolicyChoice::Last,
@@ -637,8 +570,7 @@ impl Config {
                 .node
                 .or(file.node)
                 .map_or_else(|| "StateStore".into(), |Node(name)| name),
-            quota,
-            broker,
+            bounds,
             threads: flags.threads.or(file.threads).unwrap_or_default().0,
         })
     }

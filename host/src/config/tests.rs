@@ -21,7 +21,7 @@ fn nothing_given_is_a_loopback_store() {
     assert_eq!(listen.listeners, [Listen::default()]);
     assert_eq!(listen.tls, None);
     assert_eq!((config.node.as_str(), config.dialect), ("StateStore", None));
-    assert_eq!(config.quota.keys_max, limits::KEYS_MAX_DEFAULT);
+    assert_eq!(config.bounds.quota.keys_max, limits::KEYS_MAX_DEFAULT);
 }
 
 #[test]
@@ -35,11 +35,17 @@ fn flags_win_over_the_file() {
     .unwrap();
     let flags = Flags {
         config: Some(path),
-        max_keys: NonZeroU64::new(9),
+        limits: LimitFlags {
+            max_keys: NonZeroU64::new(9),
+            ..LimitFlags::default()
+        },
         ..Flags::default()
     };
     let config = Config::load(flags).unwrap();
-    assert_eq!((config.quota.keys_max, config.quota.bytes_max), (9, 7000));
+    assert_eq!(
+        (config.bounds.quota.keys_max, config.bounds.quota.bytes_max),
+        (9, 7000)
+    );
     assert_eq!(config.node, "gateway-7");
 }
 
@@ -86,11 +92,11 @@ fn only_loopback_without_authentication() {
 fn a_value_must_fit_into_a_packet() {
     let config = file("max_packet_bytes = 100000\n").unwrap();
     assert_eq!(
-        config.quota.value_bytes_max,
+        config.bounds.quota.value_bytes_max,
         100_000 - limits::KEY_BYTES_MAX_DEFAULT
     );
     let config = file("max_queue_bytes = 500000\n").unwrap();
-    assert!(config.quota.value_bytes_max < 500_000);
+    assert!(config.bounds.quota.value_bytes_max < 500_000);
     let error = file("max_queue_bytes = 500000\nmax_value_bytes = 499999\n").unwrap_err();
     assert!(
         error.to_string().contains("raise max_queue_bytes"),

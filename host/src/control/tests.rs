@@ -50,6 +50,8 @@ const QUOTA: Quota = Quota {
     bytes_max: 100_000,
     key_bytes_max: 100,
     value_bytes_max: 1000,
+    watches_max: 100,
+    watches_per_connection_max: 100,
     journal_full: false,
 };
 

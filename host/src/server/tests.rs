@@ -32,7 +32,7 @@ fn what_has_expired_is_told_of_or_does_not_run() {
         bytes_max: 10_000,
         key_bytes_max: 100,
         value_bytes_max: 100,
-        journal_full: false,
+        ..Quota::default()
     };
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let source = Arc::new(ManualSource::at(1_700_000_000_000));
@@ -107,7 +107,7 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
         bytes_max: 10_000,
         key_bytes_max: 100,
         value_bytes_max: 100,
-        journal_full: false,
+        ..Quota::default()
     };
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let serve = |state: Box<State>, duplicates: Duplicates| {

@@ -35,7 +35,7 @@ pub use entry::{Entry, Key};
 pub use mode::Mode;
 pub use notice::Notice;
 pub use observed::{Again, Observed, same_writes};
-pub use quota::Quota;
+pub use quota::{Exceeded, Quota};
 pub use remembered::{Context, Identity, Kept, Outcome, Remembered};
 pub use repeat::{Rerun, ToldAgain};
 pub use replay::{Recorded, Replayed, replay};

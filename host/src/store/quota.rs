@@ -1,11 +1,13 @@
-//! How much the table may hold.
+//! How much the table and its watches may hold.
 //!
-//! What enters: what is there and what a write would add. What leaves: yes or no. Removing and
+//! What enters: what is there and what a write would add. What leaves: yes, or which bound says no. Removing and
 //! shrinking are always allowed, so that a full store can be emptied.
+
+use std::fmt;
 
 use crate::limits;
 
-/// Bounds of the table, from the configuration.
+/// Bounds of the table and its watches, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Keys.
@@ -16,6 +18,10 @@ pub struct Quota {
     pub key_bytes_max: u64,
     /// One value, in bytes.
     pub value_bytes_max: u64,
+    /// Watches of all connections.
+    pub watches_max: u64,
+    /// Watches of one connection.
+    pub watches_per_connection_max: u64,
     /// The disk under the journal is full: nothing may be put, only removed.
     pub journal_full: bool,
 }
@@ -28,6 +34,8 @@ impl Default for Quota {
             bytes_max: limits::BYTES_MAX_DEFAULT,
             key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
             value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
+            watches_max: limits::WATCHES_MAX_DEFAULT,
+            watches_per_connection_max: limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             journal_full: false,
         }
     }
@@ -35,10 +43,82 @@ impl Default for Quota {
 
 impl Quota {
     /// Whether the table may grow from `before` to `after`, each given as keys and bytes.
-    pub fn allows(&self, before: (u64, u64), after: (u64, u64)) -> bool {
+    pub fn check(&self, before: (u64, u64), after: (u64, u64)) -> Result<(), Exceeded> {
         let keys_max = self.keys_max.min(limits::KEYS_MAX_MAX);
-        (after.0 <= keys_max || after.0 <= before.0)
-            && (after.1 <= self.bytes_max || after.1 <= before.1)
+        if after.0 > keys_max && after.0 > before.0 {
+            Err(Exceeded::Keys(keys_max))
+        } else if after.1 > self.bytes_max && after.1 > before.1 {
+            Err(Exceeded::Bytes(self.bytes_max))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Which bound said no, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exceeded {
+    /// Keys of the table.
+    Keys(u64),
+    /// Bytes of the table.
+    Bytes(u64),
+    /// Bytes of one key.
+    KeyBytes(u64),
+    /// Bytes of one value.
+    ValueBytes(u64),
+    /// Watches of all connections.
+    Watches(u64),
+    /// Watches of one connection.
+    ClientWatches(u64),
+    /// Watches in bytes.
+    WatchBytes(usize),
+    /// The disk.
+    Disk,
+}
+
+impl Exceeded {
+    /// The setting that would let more in, or what there is too little of.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Keys(_) => "max_keys",
+            Self::Bytes(_) => "max_bytes",
+            Self::KeyBytes(_) => "max_key_bytes",
+            Self::ValueBytes(_) => "max_value_bytes",
+            Self::Watches(_) => "max_watches",
+            Self::ClientWatches(_) => "max_client_watches",
+            Self::WatchBytes(_) => "watch_bytes",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keys(max) => write!(f, "the store holds max_keys, which is {max}"),
+            Self::Bytes(max) => write!(
+                f,
+                "the store would hold more than max_bytes, which is {max}"
+            ),
+            Self::KeyBytes(max) => {
+                write!(f, "the key is longer than max_key_bytes, which is {max}")
+            }
+            Self::ValueBytes(max) => {
+                write!(
+                    f,
+                    "the value is longer than max_value_bytes, which is {max}"
+                )
+            }
+            Self::Watches(max) => write!(f, "all clients watch max_watches, which is {max}"),
+            Self::ClientWatches(max) => {
+                write!(f, "it watches max_client_watches, which is {max}")
+            }
+            Self::WatchBytes(max) => write!(
+                f,
+                "the keys that are watched weigh {max} bytes, as much as they may"
+            ),
+            Self::Disk => f.write_str("the disk is full: there is room for removals only"),
+        }
     }
 }
 
@@ -51,15 +131,14 @@ mod tests {
         let quota = Quota {
             keys_max: 2,
             bytes_max: 100,
-            key_bytes_max: 10,
-            value_bytes_max: 10,
-            journal_full: false,
+            ..Quota::default()
         };
-        assert!(quota.allows((1, 50), (2, 100)));
-        assert!(!quota.allows((2, 50), (3, 60)));
-        assert!(!quota.allows((1, 50), (1, 101)));
+        assert_eq!(quota.check((1, 50), (2, 100)), Ok(()));
+        assert_eq!(quota.check((2, 50), (3, 60)), Err(Exceeded::Keys(2)));
+        assert_eq!(quota.check((1, 50), (1, 101)), Err(Exceeded::Bytes(100)));
         // A lowered bound must not lock what is already above it.
-        assert!(quota.allows((5, 300), (5, 300)) && quota.allows((5, 300), (4, 200)));
-        assert!(!quota.allows((5, 300), (5, 301)));
+        assert_eq!(quota.check((5, 300), (5, 300)), Ok(()));
+        assert_eq!(quota.check((5, 300), (4, 200)), Ok(()));
+        assert_eq!(quota.check((5, 300), (5, 301)), Err(Exceeded::Bytes(100)));
     }
 }

@@ -53,6 +53,8 @@ const NO_QUOTA: Quota = Quota {
     bytes_max: u64::MAX,
     key_bytes_max: u64::MAX,
     value_bytes_max: u64::MAX,
+    watches_max: u64::MAX,
+    watches_per_connection_max: u64::MAX,
     journal_full: false,
 };
 

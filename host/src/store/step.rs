@@ -21,7 +21,7 @@ use super::telling::Telling;
 use super::transaction::{State, Transaction};
 use super::watch::{Peer, WatchChange, WatchChanges};
 use super::write::{Change, Write};
-use super::{Key, Quota, Retention};
+use super::{Exceeded, Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
@@ -79,6 +79,8 @@ pub struct Effects {
     pub told_again: Option<ToldAgain>,
     /// The first key that its client had no right to, where there was one.
     pub denied: Option<(Key, Right)>,
+    /// The first bound that refused something, where one did.
+    pub exceeded: Option<Exceeded>,
     /// Why the policy that answered may not go on, where that was one failure too many.
     pub tripped: Option<Trip>,
     /// The request, to run it again beside the store.
@@ -381,6 +383,7 @@ impl Store {
         effects.fuel = call.burnt();
         let mut transaction = call.end();
         effects.denied = transaction.take_denied();
+        effects.exceeded = transaction.exceeded();
         // What others fail at, while they tell of it, is not this policy's fault.
         let mut blameless = false;
         let decided = match decided {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::capture::{Capture, Evidence, Script, within};
 use super::entry::{Entry, Key};
-use super::quota::Quota;
+use super::quota::{Exceeded, Quota};
 use super::rights::{Right, Rights};
 use super::table::Table;
 use super::watch::{Peer, Watches};
@@ -73,6 +73,8 @@ pub struct Transaction {
     rights: Rights,
     /// The first key that it had no right to.
     denied: Option<(Key, Right)>,
+    /// The first bound that said no.
+    exceeded: Option<Exceeded>,
 }
 
 /// Whose request it is. A sweep has none.
@@ -156,6 +158,7 @@ impl Transaction {
             confined: None,
             rights,
             denied: None,
+            exceeded: None,
         }
     }
 
@@ -192,6 +195,11 @@ impl Transaction {
     /// The first key that the client had no right to, if there was one.
     pub(super) fn take_denied(&mut self) -> Option<(Key, Right)> {
         self.denied.take()
+    }
+
+    /// The first bound that said no, if one did.
+    pub(super) fn exceeded(&self) -> Option<Exceeded> {
+        self.exceeded
     }
 
     /// Whether a request that runs again asked what the recorded one did not, and may not.
@@ -398,12 +406,14 @@ impl Transaction {
             key_at,
             value_at,
         });
-        if !self.capture.is_playing() && !self.quota.allows(before, self.load) {
+        if !self.capture.is_playing()
+            && let Err(bound) = self.quota.check(before, self.load)
+        {
             // With all that came with it: what is refused has no effect, and a request that runs again is refused
             // before it has any.
             self.staged.truncate(staged);
             (self.hlc, self.load) = (hlc, load);
-            return Err(Denial::Fault(Fault::Quota));
+            return Err(self.exceeds(bound));
         }
         self.staged_bytes += bytes;
         Ok(version)
@@ -439,7 +449,7 @@ mod tests {
             bytes_max: 100,
             key_bytes_max: 100,
             value_bytes_max: 1_000,
-            journal_full: false,
+            ..Quota::default()
         };
         let mut transaction = Transaction::sweep(state, quota, 10);
         let put = Put {

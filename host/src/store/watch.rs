@@ -20,10 +20,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::entry::Key;
-use crate::limits::{
-    WATCH_BYTES_MAX, WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES, WATCHES_MAX,
-    WATCHES_PER_CONNECTION_MAX,
-};
+use super::quota::{Exceeded, Quota};
+use crate::limits::{WATCH_BYTES_MAX, WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES};
 use crate::request::Dialect;
 
 /// A connection: the client id and a number that no other connection of this process has.
@@ -101,15 +99,24 @@ impl Watches {
         self.kept = kept;
     }
 
-    /// Whether `peer` may add a watch of `key`.
-    pub fn has_room(&self, peer: &Peer, key: &[u8]) -> bool {
+    /// Whether `peer` may add a watch of `key`, and if not, why.
+    pub fn check(&self, peer: &Peer, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
         let none = Held::default();
         let held = self.by_peer.get(peer).unwrap_or(&none);
-        held.keys.contains(key)
-            || (self.count < WATCHES_MAX
-                && held.keys.len() < WATCHES_PER_CONNECTION_MAX
-                && self.bytes + weight(key) <= WATCH_BYTES_MAX
-                && held.bytes + weight(key) <= WATCH_BYTES_PER_CONNECTION_MAX)
+        let (all, own) = (quota.watches_max, quota.watches_per_connection_max);
+        if held.keys.contains(key) {
+            Ok(())
+        } else if held.keys.len() as u64 >= own {
+            Err(Exceeded::ClientWatches(own))
+        } else if held.bytes + weight(key) > WATCH_BYTES_PER_CONNECTION_MAX {
+            Err(Exceeded::WatchBytes(WATCH_BYTES_PER_CONNECTION_MAX))
+        } else if self.count as u64 >= all {
+            Err(Exceeded::Watches(all))
+        } else if self.bytes + weight(key) > WATCH_BYTES_MAX {
+            Err(Exceeded::WatchBytes(WATCH_BYTES_MAX))
+        } else {
+            Ok(())
+        }
     }
 
     /// Registers. A second time changes nothing but the dialect. False where it changed nothing at all.
@@ -289,18 +296,29 @@ mod tests {
     #[test]
     fn a_connection_holds_a_bounded_number() {
         let mut watches = Watches::default();
-        let greedy = peer("a", 1);
-        for i in 0..WATCHES_PER_CONNECTION_MAX {
-            let key = Key::from(i.to_string());
-            assert!(watches.has_room(&greedy, &key));
-            watches.add(key, &greedy, Dialect::Sdk);
+        let (greedy, other) = (peer("a", 1), peer("b", 2));
+        let mut quota = Quota {
+            watches_max: 5,
+            watches_per_connection_max: 3,
+            ..Quota::default()
+        };
+        let mut add = |peer: &Peer, key: &'static str, quota: &Quota| {
+            watches.check(peer, key.as_bytes(), quota)?;
+            watches.add(Key::from(key), peer, Dialect::Sdk);
+            Ok(())
+        };
+        for key in ["0", "1", "2"] {
+            assert_eq!(add(&greedy, key, &quota), Ok(()));
         }
-        assert!(!watches.has_room(&greedy, b"one more"));
-        assert!(
-            watches.has_room(&greedy, b"0"),
-            "registering again is always possible"
-        );
-        assert!(watches.has_room(&peer("b", 2), b"one more"));
+        let own = Err(Exceeded::ClientWatches(3));
+        assert_eq!(add(&greedy, "one more", &quota), own);
+        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it is there already");
+        assert_eq!(add(&other, "0", &quota), Ok(()));
+        assert_eq!(add(&other, "1", &quota), Ok(()));
+        let all = Err(Exceeded::Watches(5));
+        assert_eq!(add(&other, "2", &quota), all);
+        quota.watches_max = 2;
+        assert_eq!(add(&other, "1", &quota), Ok(()), "nothing is taken away");
     }
 
     #[test]
@@ -309,13 +327,14 @@ mod tests {
         let greedy = peer("a", 1);
         let long = |n: usize| Key::from(format!("{n:032000}"));
         let mut held = 0;
-        while watches.has_room(&greedy, &long(held)) {
+        let quota = Quota::default();
+        while watches.check(&greedy, &long(held), &quota).is_ok() {
             watches.add(long(held), &greedy, Dialect::Sdk);
             held += 1;
         }
         assert_eq!(held, WATCH_BYTES_PER_CONNECTION_MAX / weight(&long(0)));
         watches.remove(&long(0), &greedy);
-        assert!(watches.has_room(&greedy, &long(held)));
+        assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
         watches.gone(&greedy);
         assert_eq!((watches.bytes, watches.len()), (0, 0));
     }

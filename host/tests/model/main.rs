@@ -61,6 +61,8 @@ const QUOTA: Quota = Quota {
     bytes_max: 1 << 20,
     key_bytes_max: 100,
     value_bytes_max: 100,
+    watches_max: 1000,
+    watches_per_connection_max: 1000,
     journal_full: false,
 };
 

@@ -820,6 +820,6 @@ fn quota() -> Quota {
         bytes_max: 1 << 20,
         key_bytes_max: 100,
         value_bytes_max: 20_000,
-        journal_full: false,
+        ..Quota::default()
     }
 }

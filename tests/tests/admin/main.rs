@@ -1,11 +1,12 @@
 //! Ways to ship policies into a running store and to steer them: the commands, HTTP, signatures, the drop directory,
-//! orders over MQTT.
+//! orders over MQTT; and limits that change while it runs.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod commands;
 mod drop;
 mod hostile;
 mod http;
+mod limits;
 mod orders;
 mod trust;
 

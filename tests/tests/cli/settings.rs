@@ -69,9 +69,15 @@ max_keys = 10
 max_bytes = 100000
 max_key_bytes = 1000
 max_value_bytes = 10000
+max_watches = 1000
+max_client_watches = 100
 max_packet_bytes = 65536
 max_queue_bytes = 1000000
+max_total_queue_bytes = 10000000
 max_connections = 100
+max_sessions = 100
+max_client_subscriptions = 10
+max_client_in_flight = 100
 max_client_rate = 1000
 threads = 2
 "#,

@@ -9,7 +9,7 @@ use std::{
 
 use super::{Core, publish::Source, session_at};
 use crate::{
-    Identity, Origin, ReasonCode,
+    Identity, Limits, Origin, ReasonCode,
     codec::{self, Connack, Connect, Disconnect, Violation},
     limits::PACKET_BYTES_MAX,
     link::{Link, LinkOptions},
@@ -23,6 +23,8 @@ use crate::{
 pub(crate) struct Accepted {
     pub(crate) session: SessionKey,
     pub(crate) origin: Origin,
+    /// The bounds that the CONNACK tells.
+    pub(crate) limits: Arc<Limits>,
     /// Silence that ends the connection: one and a half times the Keep Alive.
     pub(crate) silence_max: Option<Duration>,
     /// The connection that was taken over. Its last request comes before the first of this one.
@@ -175,6 +177,7 @@ impl Core {
         Ok(Accepted {
             session: key,
             origin,
+            limits: self.limits.clone(),
             silence_max,
             previous,
         })

@@ -44,7 +44,7 @@ use crate::{
 
 /// All state of a broker.
 pub(crate) struct Core {
-    limits: Limits,
+    limits: Arc<Limits>,
     access: Arc<dyn Access>,
     sessions: Vec<Option<Box<Session>>>,
     free: Vec<SessionKey>,
@@ -96,7 +96,7 @@ fn session_at(sessions: &mut [Option<Box<Session>>], key: SessionKey) -> Option<
 impl Core {
     /// An empty one. Numbers of connections and sessions begin behind those of earlier runs of the process.
     pub(crate) fn new(
-        limits: Limits,
+        limits: Arc<Limits>,
         access: Arc<dyn Access>,
         run: u32,
         recorder: Recorder,
@@ -138,6 +138,11 @@ impl Core {
             timers: std::mem::take(&mut self.earlier),
             ended: self.tenancies.take_ended(),
         }
+    }
+
+    /// Other bounds, for what comes from now on.
+    pub(crate) fn set_limits(&mut self, limits: Arc<Limits>) {
+        self.limits = limits;
     }
 
     /// Between two packets or operations: see [`Recorder::checkpoint`].

@@ -84,7 +84,12 @@ impl Wire {
         let mut wire = Self {
             session: accepted.session,
             connection: accepted.origin.connection,
-            dispatch: Dispatch::new(broker.clone(), accepted.session, accepted.origin),
+            dispatch: Dispatch::new(
+                broker.clone(),
+                accepted.session,
+                accepted.origin,
+                &accepted.limits,
+            ),
             broker: broker.clone(),
             output,
             sink,

@@ -6,26 +6,12 @@
 use bytes::Bytes;
 
 use super::super::capture::{Cue, Imported, Question};
-use super::super::quota::Quota;
+use super::super::quota::Exceeded;
 use super::super::rights::{Right, Rights};
 use super::{Change, STRAYED, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
-
-/// A key of a length that no table holds.
-fn check_key(key: &[u8], quota: &Quota) -> Result<(), Denial> {
-    if key.is_empty() {
-        return Err(other("the key length is zero".into()));
-    }
-    if key.len() as u64 > quota.key_bytes_max {
-        return Err(other(format!(
-            "the key is longer than {} bytes",
-            quota.key_bytes_max
-        )));
-    }
-    Ok(())
-}
 
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
@@ -228,19 +214,39 @@ impl Transaction {
     }
 
     /// What a bound of the configuration refuses. A run that is played back was not refused.
-    fn check_put(&self, put: &Put<'_>) -> Result<(), Denial> {
+    fn check_put(&mut self, put: &Put<'_>) -> Result<(), Denial> {
         if self.capture.is_playing() {
             return Ok(());
         }
-        check_key(put.key, &self.quota)?;
+        self.check_key(put.key)?;
         if put.value.len() as u64 > self.quota.value_bytes_max {
-            let max = self.quota.value_bytes_max;
-            return Err(other(format!("the value is longer than {max} bytes")));
+            return Err(self.exceeds(Exceeded::ValueBytes(self.quota.value_bytes_max)));
         }
         if self.quota.journal_full {
-            return Err(Denial::Fault(Fault::Quota));
+            return Err(self.exceeds(Exceeded::Disk));
         }
         Ok(())
+    }
+
+    /// A key of a length that no table holds.
+    fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
+        if key.is_empty() {
+            return Err(other("the key length is zero".into()));
+        }
+        if key.len() as u64 > self.quota.key_bytes_max {
+            return Err(self.exceeds(Exceeded::KeyBytes(self.quota.key_bytes_max)));
+        }
+        Ok(())
+    }
+
+    /// What a policy hears of a bound that says no. The first of a request is told to the operator too.
+    pub(super) fn exceeds(&mut self, bound: Exceeded) -> Denial {
+        self.exceeded.get_or_insert(bound);
+        match bound {
+            Exceeded::KeyBytes(max) => other(format!("the key is longer than {max} bytes")),
+            Exceeded::ValueBytes(max) => other(format!("the value is longer than {max} bytes")),
+            _ => Denial::Fault(Fault::Quota),
+        }
     }
 
     fn page(&self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
@@ -293,7 +299,7 @@ impl Transaction {
     }
 
     fn stage_watch(&mut self, key: &[u8]) -> Result<(), Denial> {
-        check_key(key, &self.quota)?;
+        self.check_key(key)?;
         let Some(origin) = &self.origin else {
             return Err(Denial::Violation("a watch without a connection"));
         };
@@ -303,9 +309,11 @@ impl Transaction {
         let watches = &self.state.watches;
         // On a full disk what would be recorded takes room that removals need.
         let recorded = watches.are_kept() && !watches.contains(key, &origin.peer);
-        if (recorded && self.quota.journal_full) || !watches.has_room(&origin.peer, key) {
-            return Err(Denial::Fault(Fault::Quota));
-        }
+        let room = match recorded && self.quota.journal_full {
+            true => Err(Exceeded::Disk),
+            false => watches.check(&origin.peer, key, &self.quota),
+        };
+        room.map_err(|bound| self.exceeds(bound))?;
         self.watches.push((Bytes::copy_from_slice(key), true));
         Ok(())
     }

@@ -1,0 +1,228 @@
+//! What clients may take of a store: bounds that may change while it runs.
+//!
+//! What enters: flags, and the same keys of the file. What leaves: [`Bounds`] that fit together. A bound that is lowered
+//! refuses what is new and takes away nothing that is there.
+
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
+
+use super::{ConfigError, KeyBytes, PacketBytes};
+use crate::limits;
+use crate::store::{Quota, Supervision};
+
+/// What `serve` takes about how much there may be.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitFlags {
+    /// Most keys that the store holds
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
+    pub max_keys: Option<NonZeroU64>,
+
+    /// Most bytes of keys and values, each entry counted with 128 more
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
+    pub max_bytes: Option<NonZeroU64>,
+
+    /// Longest key
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
+    pub max_key_bytes: Option<KeyBytes>,
+
+    /// Longest value
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
+    pub max_value_bytes: Option<NonZeroU64>,
+
+    /// Most keys that all clients together watch, each counted for each of its watchers [default: 1000000]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_WATCHES")]
+    pub max_watches: Option<NonZeroU64>,
+
+    /// Most keys that one client watches [default: 10000]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
+    pub max_client_watches: Option<NonZeroU64>,
+
+    /// Longest MQTT packet
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
+    pub max_packet_bytes: Option<PacketBytes>,
+
+    /// Most bytes that wait for one client before it is disconnected
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
+    pub max_queue_bytes: Option<NonZeroU64>,
+
+    /// Most bytes that wait for all clients together; what waits for absent ones may be half of it [default: 536870912]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
+    pub max_total_queue_bytes: Option<NonZeroU64>,
+
+    /// Most connections at once
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
+    pub max_connections: Option<NonZeroU64>,
+
+    /// Most sessions, with those of clients that are away [default: 20000]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
+    pub max_sessions: Option<NonZeroU64>,
+
+    /// Most subscriptions of one client [default: 1024]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
+    pub max_client_subscriptions: Option<NonZeroU64>,
+
+    /// Most messages that one client may have sent at QoS 1 and 2 and not seen acknowledged, requests among them: its Receive
+    /// Maximum. A change counts from the next start on [default: 1024]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
+    pub max_client_in_flight: Option<NonZeroU16>,
+
+    /// Most messages that one client may publish in a second, requests among them; one more is refused with 0x97, quota
+    /// exceeded [default: any number]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
+    pub max_client_rate: Option<NonZeroU32>,
+}
+
+/// Bounds that fit together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of the table and its watches.
+    pub quota: Quota,
+    /// Of the embedded broker.
+    pub broker: statehouse_mqtt::Limits,
+    /// Of policies that answer.
+    pub supervision: Supervision,
+}
+
+impl LimitFlags {
+    /// Puts flags over the file.
+    pub(super) fn over(self, file: Self) -> Self {
+        Self {
+            max_keys: self.max_keys.or(file.max_keys),
+            max_bytes: self.max_bytes.or(file.max_bytes),
+            max_key_bytes: self.max_key_bytes.or(file.max_key_bytes),
+            max_value_bytes: self.max_value_bytes.or(file.max_value_bytes),
+            max_watches: self.max_watches.or(file.max_watches),
+            max_client_watches: self.max_client_watches.or(file.max_client_watches),
+            max_packet_bytes: self.max_packet_bytes.or(file.max_packet_bytes),
+            max_queue_bytes: self.max_queue_bytes.or(file.max_queue_bytes),
+            max_total_queue_bytes: self.max_total_queue_bytes.or(file.max_total_queue_bytes),
+            max_connections: self.max_connections.or(file.max_connections),
+            max_sessions: self.max_sessions.or(file.max_sessions),
+            max_client_subscriptions: (self.max_client_subscriptions)
+                .or(file.max_client_subscriptions),
+            max_client_in_flight: self.max_client_in_flight.or(file.max_client_in_flight),
+            max_client_rate: self.max_client_rate.or(file.max_client_rate),
+        }
+    }
+
+    /// What they come to; `attached` where clients are those of a foreign broker, which queues by bounds of its own.
+    pub(super) fn load(
+        self,
+        attached: bool,
+        supervision: Supervision,
+    ) -> Result<Bounds, ConfigError> {
+        let broker = self.broker();
+        let quota = self.quota(&broker, attached)?;
+        Ok(Bounds {
+            quota,
+            broker,
+            supervision,
+        })
+    }
+
+    fn broker(&self) -> statehouse_mqtt::Limits {
+        let size = |set: Option<NonZeroU64>, default: usize| {
+            set.map_or(default, |it| {
+                usize::try_from(it.get()).unwrap_or(usize::MAX)
+            })
+        };
+        let default = statehouse_mqtt::Limits::default();
+        let queue_bytes_max = size(self.max_queue_bytes, default.queue_bytes_max);
+        statehouse_mqtt::Limits {
+            packet_bytes_max: (self.max_packet_bytes)
+                .map_or(default.packet_bytes_max, |PacketBytes(bytes)| bytes),
+            queue_bytes_max,
+            retained_bytes_max: match self.max_queue_bytes {
+                Some(_) => default.retained_bytes_max.min(queue_bytes_max / 2),
+                None => default.retained_bytes_max,
+            },
+            queue_bytes_total_max: size(self.max_total_queue_bytes, default.queue_bytes_total_max),
+            connections_max: size(self.max_connections, default.connections_max),
+            sessions_max: size(self.max_sessions, default.sessions_max),
+            subscriptions_per_session_max: size(
+                self.max_client_subscriptions,
+                default.subscriptions_per_session_max,
+            ),
+            receive_max: (self.max_client_in_flight).map_or(default.receive_max, NonZeroU16::get),
+            publishes_per_second_max: (self.max_client_rate)
+                .map_or(default.publishes_per_second_max, NonZeroU32::get),
+            ..default
+        }
+    }
+
+    fn quota(
+        &self,
+        broker: &statehouse_mqtt::Limits,
+        attached: bool,
+    ) -> Result<Quota, ConfigError> {
+        let packet = broker.packet_bytes_max as u64;
+        let key_bytes_max = self.max_key_bytes.map_or(
+            limits::KEY_BYTES_MAX_DEFAULT.min(packet / 2),
+            |KeyBytes(bytes)| bytes,
+        );
+        let queue = match attached {
+            true => u64::MAX,
+            false => broker.queue_bytes_max as u64,
+        };
+        // Where only the packet or the queue was made smaller, keys and values follow.
+        let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
+        let value_bytes_max =
+            limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
+        let pick = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
+        let quota = Quota {
+            keys_max: pick(self.max_keys, limits::KEYS_MAX_DEFAULT),
+            bytes_max: pick(self.max_bytes, limits::BYTES_MAX_DEFAULT),
+            key_bytes_max,
+            value_bytes_max: pick(self.max_value_bytes, value_bytes_max),
+            watches_max: pick(self.max_watches, limits::WATCHES_MAX_DEFAULT),
+            watches_per_connection_max: pick(
+                self.max_client_watches,
+                limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
+            ),
+            journal_full: false,
+        };
+        let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
+        if value.saturating_add(key) > packet {
+            return Err(ConfigError::Packet { value, key, packet });
+        }
+        if value.saturating_add(limits::ENVELOPE_BYTES) > queue {
+            return Err(ConfigError::Queue { value, queue });
+        }
+        Ok(quota)
+    }
+}
+
+/// Bounds in force, each under the name of its setting; those of the broker where it is the store's own.
+pub(crate) fn named(
+    quota: &Quota,
+    broker: Option<&statehouse_mqtt::Limits>,
+) -> Vec<(&'static str, u64)> {
+    let mut all = vec![
+        ("max_keys", quota.keys_max),
+        ("max_bytes", quota.bytes_max),
+        ("max_key_bytes", quota.key_bytes_max),
+        ("max_value_bytes", quota.value_bytes_max),
+        ("max_watches", quota.watches_max),
+        ("max_client_watches", quota.watches_per_connection_max),
+    ];
+    if let Some(broker) = broker {
+        // Memory is not that large.
+        let bytes = |it: usize| it as u64;
+        all.extend([
+            ("max_packet_bytes", bytes(broker.packet_bytes_max)),
+            ("max_queue_bytes", bytes(broker.queue_bytes_max)),
+            ("max_total_queue_bytes", bytes(broker.queue_bytes_total_max)),
+            ("max_connections", bytes(broker.connections_max)),
+            ("max_sessions", bytes(broker.sessions_max)),
+            (
+                "max_client_subscriptions",
+                bytes(broker.subscriptions_per_session_max),
+            ),
+            ("max_client_in_flight", broker.receive_max.into()),
+        ]);
+        if broker.publishes_per_second_max > 0 {
+            all.push(("max_client_rate", broker.publishes_per_second_max.into()));
+        }
+    }
+    all
+}

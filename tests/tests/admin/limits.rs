@@ -1,0 +1,311 @@
+//! Limits that change in the settings file while clients are connected: what is new is refused or let in at once, and
+//! nothing is taken away from what is there.
+
+use std::{fs, time::Duration};
+
+use statehouse_tests::{Admin, Client, Connect, Property, Publish, Server, Store, packet::kind};
+
+use crate::eventually;
+
+const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
+const QUOTA_EXCEEDED: u8 = 0x97;
+const NO_SUBSCRIBERS: u8 = 0x10;
+
+/// Replaces the settings file, as an editor does that never leaves half a file.
+fn write(server: &Server, settings: &str) {
+    let (path, new) = (
+        server.directory().join("statehouse.toml"),
+        server.directory().join("new.toml"),
+    );
+    fs::write(&new, settings).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+/// The value of a sample on the page of metrics; none where it is not there.
+fn sample(server: &Server, name: &str) -> Option<u64> {
+    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
+    assert_eq!(status, 200, "{page}");
+    let line = page.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().parse().unwrap())
+}
+
+fn limit(server: &Server, setting: &str) -> Option<u64> {
+    sample(
+        server,
+        &format!("statehouse_limit{{setting=\"{setting}\"}}"),
+    )
+}
+
+fn reloads(server: &Server, result: &str) -> u64 {
+    let labels = format!("{{what=\"settings\",result=\"{result}\"}}");
+    sample(server, &format!("statehouse_reloads_total{labels}")).unwrap()
+}
+
+fn refused(server: &Server, what: &str) -> u64 {
+    let name = format!("statehouse_access_refused_total{{what=\"{what}\"}}");
+    sample(server, &name).unwrap_or(0)
+}
+
+/// Replaces the file and waits until it is in force.
+fn change(server: &Server, settings: &str) {
+    let taken = reloads(server, "taken");
+    write(server, settings);
+    eventually("the changed settings are in force", || {
+        (reloads(server, "taken") > taken).then_some(())
+    });
+}
+
+fn set(store: &mut Store, key: &str, value: &str) -> Vec<u8> {
+    store.ask(&["SET", key, value]).payload().to_vec()
+}
+
+#[test]
+fn what_the_table_holds() {
+    let server = Server::with_config("max_keys = 2\n");
+    let mut store = server.store("client");
+    store.set("1", "value");
+    store.set("2", "value");
+    assert_eq!(set(&mut store, "3", "value"), QUOTA);
+
+    change(&server, "max_keys = 4\n");
+    assert_eq!(limit(&server, "max_keys"), Some(4));
+    server.wait_for_log("max_keys is 4 from now on");
+    store.set("3", "value");
+    store.set("4", "value");
+
+    // Fewer than there are: all stay, and none comes on top.
+    change(&server, "max_keys = 1\nmax_value_bytes = 3\n");
+    for key in ["1", "2", "3", "4"] {
+        assert_eq!(store.get(key).as_deref(), Some(&b"value"[..]));
+    }
+    assert_eq!(set(&mut store, "5", "v"), QUOTA);
+    assert_eq!(set(&mut store, "1", "val"), b"+OK\r\n");
+    assert!(set(&mut store, "1", "value").starts_with(b"-ERR the value is longer than 3 bytes"));
+    assert_eq!(store.ask(&["DEL", "2"]).payload(), b":1\r\n");
+
+    // Settings that are gone from the file are the default again.
+    change(&server, "\n");
+    store.set("2", "value");
+}
+
+#[test]
+fn what_clients_watch() {
+    let server = Server::with_config("max_client_watches = 1\n");
+    let mut store = server.store("client");
+    let mut watch = |key: &str| store.ask(&["KEYNOTIFY", key]).payload().to_vec();
+    assert_eq!(watch("1"), b"+OK\r\n");
+    assert_eq!(watch("2"), QUOTA);
+    change(&server, "max_client_watches = 2\n");
+    assert_eq!(watch("2"), b"+OK\r\n");
+    change(&server, "max_watches = 2\n");
+    assert_eq!(watch("3"), QUOTA);
+    change(&server, "max_watches = 1\n");
+    assert_eq!(watch("3"), QUOTA);
+    store.set("1", "value");
+    let told = store.notification();
+    assert!(told.topic.ends_with("/command/notify/31"), "{}", told.topic);
+}
+
+/// Whoever was refused is told by its answer, and the operator by a line and by a count.
+#[test]
+fn who_meets_a_limit_of_the_table_is_seen_in_the_log_and_the_metrics() {
+    let server = Server::with_config(
+        "max_keys = 2\nmax_bytes = 600\nmax_key_bytes = 20\nmax_value_bytes = 400\nmax_client_watches = 1\n",
+    );
+    let mut store = server.store("greedy");
+    store.set("1", "value");
+    store.set("2", "value");
+    store.watch("1");
+    let long = |length: usize| "x".repeat(length);
+    for (command, name, why) in [
+        (vec!["SET", "3", "v"], "max_keys", "max_keys, which is 2"),
+        (
+            vec!["SET", "1", &long(400)],
+            "max_bytes",
+            "max_bytes, which is 600",
+        ),
+        (
+            vec!["SET", &long(21), "v"],
+            "max_key_bytes",
+            "longer than max_key_bytes, which is 20",
+        ),
+        (
+            vec!["SET", "1", &long(401)],
+            "max_value_bytes",
+            "max_value_bytes, which is 400",
+        ),
+        (
+            vec!["KEYNOTIFY", "2"],
+            "max_client_watches",
+            "max_client_watches, which is 1",
+        ),
+    ] {
+        assert_eq!(refused(&server, name), 0);
+        let answer = store.ask(&command);
+        assert!(
+            answer.payload().starts_with(b"-ERR "),
+            "{name}: {}",
+            answer.text()
+        );
+        let line = server.wait_for_log(why);
+        assert!(
+            line.contains("statehouse::audit") && line.contains("greedy"),
+            "{line}"
+        );
+        assert_eq!(refused(&server, name), 1);
+    }
+}
+
+#[test]
+fn what_clients_publish_in_a_second() {
+    let server = Server::with_config("max_keys = 100\n");
+    let mut client = server.connect("client");
+    let mut publish = |count: usize| -> Vec<u8> {
+        let ids: Vec<u16> = (0..count)
+            .map(|_| client.start(Publish::new("a", "x").qos(1)))
+            .collect();
+        let reasons = ids
+            .into_iter()
+            .map(|id| client.take_ack(kind::PUBACK, id).reason);
+        reasons.collect()
+    };
+    assert_eq!(publish(100), [NO_SUBSCRIBERS; 100]);
+    change(&server, "max_client_rate = 5\n");
+    let reasons = publish(100);
+    assert_eq!(reasons[..5], [NO_SUBSCRIBERS; 5]);
+    assert!(reasons.contains(&QUOTA_EXCEEDED), "{reasons:x?}");
+    assert!(sample(&server, "statehouse_throttled_total").unwrap() > 0);
+    change(&server, "\n");
+    assert_eq!(publish(100), [NO_SUBSCRIBERS; 100]);
+    assert_eq!(limit(&server, "max_client_rate"), None);
+}
+
+#[test]
+fn what_clients_subscribe_to() {
+    let server = Server::with_config("max_client_subscriptions = 2\n");
+    let mut client = server.connect("client");
+    let mut other = server.connect("other");
+    assert_eq!(client.subscribe("1", 1), 1);
+    assert_eq!(client.subscribe("2", 1), 1);
+    assert_eq!(client.subscribe("3", 1), QUOTA_EXCEEDED);
+    change(&server, "max_client_subscriptions = 3\n");
+    assert_eq!(client.subscribe("3", 1), 1);
+    change(&server, "max_client_subscriptions = 1\n");
+    assert_eq!(client.subscribe("4", 1), QUOTA_EXCEEDED);
+    // What is there stays, and may be made anew.
+    assert_eq!(client.subscribe("3", 1), 1);
+    for topic in ["1", "2", "3"] {
+        other.publish(Publish::new(topic, "x").qos(1));
+        assert_eq!(client.next().publish().topic, topic);
+    }
+}
+
+#[test]
+fn how_many_clients_there_are() {
+    let server = Server::with_config("max_connections = 2\n");
+    let mut first = server.connect("first");
+    let mut second = server.connect("second");
+    let is_let_in = |id: &str| {
+        let client = Client::attempt(server.address(), &Connect::resume(id, 100));
+        client.map(Client::disconnect).is_some()
+    };
+    assert!(!is_let_in("third"));
+    change(&server, "max_connections = 3\n");
+    assert!(is_let_in("third"));
+    change(&server, "max_connections = 1\n");
+    // Those who are there stay, and nobody comes, not even in the place of one of them.
+    first.ping();
+    second.ping();
+    first.disconnect();
+    eventually("the end of a connection is seen", || {
+        (sample(&server, "statehouse_connections") == Some(1)).then_some(())
+    });
+    assert!(!is_let_in("third"));
+    // The session of `third` is the second one, so no further one is made.
+    change(&server, "max_sessions = 2\n");
+    let (_, ack) = Client::try_connect(server.address(), &Connect::new("fourth"));
+    assert_eq!(ack.reason, QUOTA_EXCEEDED);
+    assert!(is_let_in("third"));
+    second.ping();
+}
+
+/// A connection keeps what it was told; the next one is told what is in force by then.
+#[test]
+fn the_longest_packet_is_that_of_the_connack() {
+    let settings = |packet: u32| {
+        format!("max_packet_bytes = {packet}\nmax_value_bytes = 1000\nmax_key_bytes = 100\n")
+    };
+    let server = Server::with_config(&settings(65_536));
+    let told = |client: &Client, bytes: u32| {
+        let connack = client.connack.clone().unwrap();
+        let told = Property::MaximumPacketSize(bytes);
+        assert!(connack.properties.contains(&told), "{connack:?}");
+    };
+    let mut old = server.connect("old");
+    told(&old, 65_536);
+    change(&server, &settings(10_000));
+    let mut new = server.connect("new");
+    told(&new, 10_000);
+    old.publish(Publish::new("a", vec![0; 60_000]).qos(1));
+    new.publish(Publish::new("a", vec![0; 9_000]).qos(1));
+    let _ = new.try_send(&Publish::new("a", vec![0; 20_000]).bytes());
+    new.expect_disconnect(0x95);
+}
+
+#[test]
+fn a_file_that_cannot_be_used_changes_nothing() {
+    let server = Server::with_config("max_keys = 1\n");
+    let mut store = server.store("client");
+    store.set("1", "value");
+    for (settings, says) in [
+        ("max_keys = \"many\"\n", "max_keys"),
+        ("max_kyes = 5\n", "max_kyes"),
+        (
+            "max_keys = 5\nmax_value_bytes = 100000000\n",
+            "raise max_packet_bytes",
+        ),
+        ("max_keys = 5\ntls_cert = \"cert.pem\"\n", "tls_key"),
+    ] {
+        let before = reloads(&server, "refused");
+        write(&server, settings);
+        server.wait_for_log(says);
+        eventually("the file is refused", || {
+            (reloads(&server, "refused") > before).then_some(())
+        });
+        assert_eq!(limit(&server, "max_keys"), Some(1));
+        assert_eq!(set(&mut store, "2", "value"), QUOTA);
+    }
+    change(&server, "max_keys = 2\n");
+    store.set("2", "value");
+}
+
+#[test]
+fn what_waits_for_the_next_start_is_named_and_flags_still_win() {
+    let server = Server::with("max_keys = 1\n", &["--max-watches", "7"]);
+    change(
+        &server,
+        "max_keys = 2\nmax_watches = 9\nnode = \"Other\"\nmax_client_in_flight = 5\n",
+    );
+    let line = server.wait_for_log("counts from the next start on");
+    assert!(
+        line.contains(" max_client_in_flight, node counts"),
+        "{line}"
+    );
+    assert_eq!(limit(&server, "max_watches"), Some(7));
+    assert_eq!(limit(&server, "max_client_in_flight"), Some(1024));
+    let mut store = server.store("client");
+    assert_eq!(store.set("1", "value").node, "StateStore");
+    store.set("2", "value");
+}
+
+#[test]
+fn sighup_reads_the_file_again_although_it_is_as_it_was() {
+    let server = Server::with_config("max_keys = 1\n");
+    let taken = reloads(&server, "taken");
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(reloads(&server, "taken"), taken, "nothing has changed");
+    server.signal("HUP");
+    eventually("the file is read again", || {
+        (reloads(&server, "taken") == taken + 1).then_some(())
+    });
+}
