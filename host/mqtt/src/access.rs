@@ -16,14 +16,23 @@ use bytes::Bytes;
 
 use crate::{Origin, ReasonCode};
 
+/// Something that a client has shown to be let in, such as a password, and that may be taken back while it is connected.
+pub trait Proof: Send + Sync {
+    /// Whether it is still good. The first answer after a change may take some time; later ones are as quick as those of
+    /// [`Access`].
+    fn is_good(&self) -> bool;
+}
+
 /// What is known of a stream before its first byte.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Door {
     /// The other end.
     pub peer: SocketAddr,
     /// The certificates that the client has shown, in DER, its own first. The listener has verified them; none where
     /// it did not ask.
     pub certificates: Arc<[Vec<u8>]>,
+    /// Whether the listener would still take them.
+    pub proof: Option<Arc<dyn Proof>>,
 }
 
 impl Door {
@@ -33,19 +42,47 @@ impl Door {
         Self {
             peer,
             certificates: Arc::default(),
+            proof: None,
         }
     }
 }
 
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door")
+            .field("peer", &self.peer)
+            .field("certificates", &self.certificates.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// Who is at the other end of a connection, as [`Access::admit`] found.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, Default)]
 pub struct Identity {
     /// The name of the user; none where the client is anonymous.
     pub user: Option<Box<str>>,
     /// What else is known of it, as names and values.
     pub attributes: Vec<(Box<str>, Box<str>)>,
-    /// A number of the access control's own for what proved it, such as a certain password; 0 where it needs none.
-    pub credential: u64,
+    /// What proved it; none where it needs no proof. Who proves to be the same in another way is the same, so these have no
+    /// part in comparisons.
+    pub proofs: Vec<Arc<dyn Proof>>,
+}
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.user, &self.attributes) == (&other.user, &other.attributes)
+    }
+}
+
+impl Eq for Identity {}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity")
+            .field("user", &self.user)
+            .field("attributes", &self.attributes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Identity {
@@ -61,6 +98,12 @@ impl Identity {
     pub fn attribute(&self, name: &str) -> Option<&str> {
         let mut named = self.attributes.iter().filter(|(it, _)| **it == *name);
         named.next().map(|(_, value)| &**value)
+    }
+
+    /// Whether all that proved it is still good.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        self.proofs.iter().all(|proof| proof.is_good())
     }
 }
 
@@ -152,7 +195,8 @@ pub trait Access: Send + Sync + 'static {
     fn admit(&self, attempt: Attempt) -> Deciding;
 
     /// Whether this client may be connected, as things are by now. Asked for every new connection, in which the session
-    /// number is 0, and for all of them by [`Broker::recheck`](crate::Broker::recheck).
+    /// number is 0, and for all of them by [`Broker::recheck`](crate::Broker::recheck), there without a lock. The
+    /// [proofs](Identity::proofs) are to be looked at here.
     fn may_connect(&self, who: &Origin) -> bool {
         _ = who;
         true

@@ -126,7 +126,7 @@ pub(crate) async fn renew(
         Ok(Verdict::Admit(admission)) if admission.identity == origin.identity => {
             showing.expires.send_replace(admission.expires);
             let mut core = broker.lock();
-            core.authenticated(session, origin.connection, method);
+            core.authenticated(session, origin.connection, admission.identity, method);
             return Ok(());
         }
         Ok(Verdict::Admit(_)) => (

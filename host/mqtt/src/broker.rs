@@ -249,11 +249,15 @@ impl Broker {
         self.0.rounds.write_gathered();
     }
 
-    /// The rules of the [access control](Access) have changed: ends connections that may not go on with DISCONNECT 0x87, and
-    /// subscriptions of the others that are no longer allowed. What comes in after the change is under the new rules anyway.
-    /// Sessions without a connection are looked at when they are resumed.
+    /// The rules of the [access control](Access) have changed, or what clients have shown to be let in is no longer good:
+    /// ends connections that may not go on with DISCONNECT 0x87, and subscriptions of the others that are no longer allowed.
+    /// What comes in after the change is under the new rules anyway. Sessions without a connection are looked at when they
+    /// are resumed. Others are served meanwhile.
     pub fn recheck(&self) {
-        self.lock().recheck(Instant::now());
+        // Many certificates are verified here, or many rules looked through.
+        let mut refused = self.lock().connected();
+        refused.retain(|who| !self.0.access.may_connect(who));
+        self.lock().recheck(&refused, Instant::now());
     }
 
     /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`

@@ -70,7 +70,9 @@ mod testing;
 mod topic;
 mod writer;
 
-pub use access::{Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Verdict};
+pub use access::{
+    Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,
+};
 pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;
 pub use image::ImageCursor;

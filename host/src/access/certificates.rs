@@ -131,7 +131,7 @@ impl Owners {
                 Some(Identity {
                     user: found.and_then(|owner| owner.user.clone()),
                     attributes: attributes.into_iter().collect(),
-                    credential: 0,
+                    proofs: Vec::new(),
                 })
             }
         }

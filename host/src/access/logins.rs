@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_mqtt::{Identity, ReasonCode};
+use statehouse_mqtt::{Identity, Proof, ReasonCode};
 use tokio::sync::Semaphore;
 
 use super::throttle::Throttle;
@@ -47,13 +47,6 @@ impl Logins {
         &self.users
     }
 
-    /// Whether what this identity was proved by is still good.
-    pub(super) fn is_current(&self, identity: &Identity) -> bool {
-        let user = identity.user.as_deref();
-        let credential = user.and_then(|name| self.users.current().credential(name));
-        credential == Some(identity.credential)
-    }
-
     /// Who this is. A missing user name or password is an empty one, which nobody has.
     pub(super) async fn check(
         &self,
@@ -66,11 +59,15 @@ impl Logins {
             "there is no such user, or the password is another one",
         );
         let identity = |users: &Users| {
-            let credential = users.credential(name).ok_or(WRONG)?;
+            let password = Password {
+                number: users.credential(name).ok_or(WRONG)?,
+                user: name.into(),
+                users: self.users.clone(),
+            };
             Ok(Identity {
                 user: Some(name.into()),
-                credential,
-                ..Identity::default()
+                attributes: Vec::new(),
+                proofs: vec![Arc::new(password)],
             })
         };
         let users = self.users.current();
@@ -117,6 +114,19 @@ impl Logins {
         self.by_address.forgives(address);
         self.by_user.forgives(name);
         identity(&users)
+    }
+}
+
+/// The password of a user that was right.
+struct Password {
+    users: Arc<Watched<Users>>,
+    user: Box<str>,
+    number: u64,
+}
+
+impl Proof for Password {
+    fn is_good(&self) -> bool {
+        self.users.current().credential(&self.user) == Some(self.number)
     }
 }
 

@@ -25,7 +25,7 @@ pub use self::authorizer::{Authorizer, Found, NoRule};
 use self::certificates::{CertificatesError, Owners};
 use self::logins::{Logins, Refusal};
 use self::rules::{Grants, Rules, RulesError, Seal};
-use self::tokens::{KeySet, TokenKeysError, TokenVerifier};
+use self::tokens::{KeySet, Token, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
 use crate::config::{AccessConfig, CertificateUsers, TokenConfig};
@@ -173,38 +173,48 @@ fn watch_keys(config: TokenConfig) -> Result<Arc<Watched<KeySet>>, TokenKeysErro
 
 impl Doors {
     async fn admit(&self, attempt: &Attempt) -> Result<Admission, Refusal> {
-        if let Some(enhanced) = &attempt.enhanced {
-            return self.bearer(enhanced);
-        }
+        let (mut identity, expires) = match &attempt.enhanced {
+            Some(enhanced) => self.bearer(enhanced)?,
+            None => (self.visitor(attempt).await?, None),
+        };
+        // Whoever it is came over a connection that a certificate has opened.
+        identity.proofs.extend(attempt.door.proof.clone());
+        let is_nobody = identity == *Identity::anonymous() && identity.proofs.is_empty();
+        Ok(Admission {
+            // Which one is enough of, for as many as come.
+            identity: match is_nobody {
+                true => Identity::anonymous(),
+                false => Arc::new(identity),
+            },
+            expires,
+        })
+    }
+
+    /// Who this is by a password, a certificate, or nothing.
+    async fn visitor(&self, attempt: &Attempt) -> Result<Identity, Refusal> {
         let owner = self.owner(attempt)?;
-        let identity = match &self.logins {
+        match &self.logins {
             Some(logins) if attempt.user.is_some() || attempt.password.is_some() => {
                 let name = attempt.user.as_deref().unwrap_or_default();
                 let password = attempt.password.clone().unwrap_or_default();
                 let user = logins.check(name, password, attempt.door.peer.ip()).await?;
                 // Who logs in over a connection with a certificate is both: the user, with the certificate's attributes.
                 let attributes = owner.map(|owner| owner.attributes).unwrap_or_default();
-                Arc::new(Identity { attributes, ..user })
+                Ok(Identity { attributes, ..user })
             }
             _ => match owner {
-                Some(owner) => Arc::new(owner),
-                None if self.anonymous => Identity::anonymous(),
-                None => {
-                    return Err((
-                        ReasonCode::NOT_AUTHORIZED,
-                        "anonymous clients are not let in: show a user name and a password, a client certificate or a token",
-                    ));
-                }
+                Some(owner) => Ok(owner),
+                None if self.anonymous => Ok(Identity::default()),
+                None => Err((
+                    ReasonCode::NOT_AUTHORIZED,
+                    "anonymous clients are not let in: show a user name and a password, a client certificate or a token",
+                )),
             },
-        };
-        Ok(Admission {
-            identity,
-            expires: None,
-        })
+        }
     }
 
-    /// Whose token this is.
-    fn bearer(&self, shown: &Enhanced) -> Result<Admission, Refusal> {
+    /// Whose token this is, and when it expires.
+    fn bearer(&self, shown: &Enhanced) -> Result<(Identity, Option<Instant>), Refusal> {
         let Some(tokens) = self
             .tokens
             .as_ref()
@@ -215,10 +225,12 @@ impl Doors {
         };
         let verified = tokens.current().verify(&shown.data, SystemTime::now());
         let bearer = verified.map_err(|why| (ReasonCode::NOT_AUTHORIZED, why))?;
-        Ok(Admission {
-            identity: Arc::new(bearer.identity),
-            expires: Instant::now().checked_add(bearer.remaining),
-        })
+        let mut identity = bearer.identity;
+        identity.proofs.push(Arc::new(Token {
+            keys: tokens.clone(),
+            key: bearer.key,
+        }));
+        Ok((identity, Instant::now().checked_add(bearer.remaining)))
     }
 
     /// Whether rules allow something to a client. A refusal is told.
@@ -286,10 +298,17 @@ impl Access for AccessControl {
     }
 
     fn may_connect(&self, who: &Origin) -> bool {
-        let identity = &who.identity;
-        let is_current = (self.0.logins.as_ref())
-            .is_none_or(|it| identity.credential == 0 || it.is_current(identity));
-        is_current && self.0.allows(who, "connect", b"", Grants::may_connect)
+        if !who.identity.is_proven() {
+            self.0.audit.refused(&Refused {
+                what: "authenticate",
+                peer: None,
+                client: &who.client,
+                user: who.identity.user.as_deref(),
+                why: &"the password, the token or the certificate that it has shown is no longer good",
+            });
+            return false;
+        }
+        self.0.allows(who, "connect", b"", Grants::may_connect)
     }
 
     fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool {

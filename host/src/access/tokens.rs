@@ -4,17 +4,18 @@
 //! a network, and a token that was revoked before its time is good until then.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
-use statehouse_mqtt::Identity;
+use statehouse_mqtt::{Identity, Proof};
 
 use crate::config::TokenConfig;
 use crate::limits;
-use crate::reload::{FileError, read_file};
+use crate::reload::{FileError, Watched, read_file};
 
 /// The name of the method, as Azure IoT Operations has it.
 pub const METHOD: &str = "K8S-SAT";
@@ -50,7 +51,12 @@ pub struct Bearer {
     pub identity: Identity,
     /// How long the token is good.
     pub remaining: Duration,
+    /// The key that signed it.
+    pub key: KeyNumber,
 }
+
+/// What tells one key from another: a hash of it, whatever it is called.
+pub type KeyNumber = blake3::Hash;
 
 /// Says whose a token is.
 pub trait TokenVerifier: Send + Sync {
@@ -59,6 +65,21 @@ pub trait TokenVerifier: Send + Sync {
     /// # Errors
     /// Why it is not taken, for its bearer.
     fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str>;
+
+    /// Whether what this key has signed is still taken.
+    fn knows(&self, key: &KeyNumber) -> bool;
+}
+
+/// A token that was good when it was shown. When it expires is the broker's to look at.
+pub(super) struct Token {
+    pub(super) keys: Arc<Watched<KeySet>>,
+    pub(super) key: KeyNumber,
+}
+
+impl Proof for Token {
+    fn is_good(&self) -> bool {
+        self.keys.current().knows(&self.key)
+    }
 }
 
 /// Keys of a file.
@@ -70,6 +91,7 @@ pub struct KeySet {
 
 struct Key {
     id: Option<String>,
+    number: KeyNumber,
     algorithm: Algorithm,
     key: DecodingKey,
 }
@@ -128,6 +150,7 @@ fn key(jwk: &Jwk) -> Option<Key> {
     }
     Some(Key {
         id: common.key_id.clone(),
+        number: blake3::hash(&serde_json::to_vec(&jwk.algorithm).ok()?),
         algorithm,
         key: DecodingKey::from_jwk(jwk).ok()?,
     })
@@ -148,7 +171,7 @@ impl TokenVerifier for KeySet {
         let mut refusal = "no key that is known here has signed this token";
         for key in named {
             match decode::<Claims>(token, &key.key, &self.validation(key.algorithm)) {
-                Ok(token) => return bearer(&token.claims, now),
+                Ok(token) => return bearer(&token.claims, key.number, now),
                 Err(error) => match words(error.kind()) {
                     Some(text) => return Err(text),
                     // Another key may have the same id.
@@ -157,6 +180,10 @@ impl TokenVerifier for KeySet {
             }
         }
         Err(refusal)
+    }
+
+    fn knows(&self, key: &KeyNumber) -> bool {
+        self.keys.iter().any(|it| it.number == *key)
     }
 }
 
@@ -193,7 +220,7 @@ fn words(error: &ErrorKind) -> Option<&'static str> {
 
 const EXPIRED: &str = "the token has expired";
 
-fn bearer(claims: &Claims, now: SystemTime) -> Result<Bearer, &'static str> {
+fn bearer(claims: &Claims, key: KeyNumber, now: SystemTime) -> Result<Bearer, &'static str> {
     let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let remaining_s = claims.exp.saturating_sub(now_s);
     if remaining_s == 0 {
@@ -214,8 +241,9 @@ fn bearer(claims: &Claims, now: SystemTime) -> Result<Bearer, &'static str> {
                 ("namespace".into(), namespace.into()),
                 ("serviceaccount".into(), name.into()),
             ],
-            credential: 0,
+            proofs: Vec::new(),
         },
+        key,
         remaining: Duration::from_secs(remaining_s.min(limits::TOKEN_LIFE_S_MAX)),
     })
 }

@@ -195,8 +195,7 @@ fn read_line(line: &[u8], users: &mut HashMap<Box<str>, User>) -> Result<(), Lin
     let mut number = [0; 8];
     number.copy_from_slice(&blake3::hash(hash.as_bytes()).as_bytes()[..8]);
     let user = User {
-        // Zero is for identities that no password proved.
-        credential: u64::from_le_bytes(number).max(1),
+        credential: u64::from_le_bytes(number),
         hash,
         shown: OnceLock::new(),
     };

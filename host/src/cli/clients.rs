@@ -69,10 +69,10 @@ impl Entrance {
         }
     }
 
-    /// Lets its certificates be read again.
-    pub(super) fn reload_with(&self, reloads: &mut Reloads) {
-        if let Self::Listening(listeners) = self {
-            listeners.reload_with(reloads);
+    /// Lets its certificates be read again. Whose certificate is no longer good is disconnected from the broker.
+    pub(super) fn reload_with(&self, reloads: &mut Reloads, broker: Option<&Broker>) {
+        if let (Self::Listening(listeners), Some(broker)) = (self, broker.cloned()) {
+            listeners.reload_with(reloads, move || broker.recheck());
         }
     }
 }

@@ -356,7 +356,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         signals.hurry(disk.clone());
     }
     let broker = clients.broker().cloned();
-    entrance.reload_with(&mut reloads);
+    entrance.reload_with(&mut reloads, broker.as_ref());
     let open = clients.open(entrance, &server, &audit)?;
 
     // Before anybody is told that the store is ready, since commands look for its file.

@@ -27,6 +27,7 @@ use crate::config::{Listen, ListenConfig, Origin};
 use crate::limits;
 use crate::reload::{Reloads, Watched};
 use handshakes::Handshakes;
+use tls::Shown;
 pub use tls::{Certificates, TlsError};
 use websocket::{UpgradeError, upgrade};
 
@@ -86,10 +87,11 @@ impl Listeners {
         })
     }
 
-    /// Lets the certificates be read again. New handshakes use the new ones; connections stay.
-    pub fn reload_with(&self, reloads: &mut Reloads) {
+    /// Lets the certificates be read again. New handshakes use the new ones; `then` is called to look at whether those of
+    /// clients that are connected are still good.
+    pub fn reload_with(&self, reloads: &mut Reloads, then: impl Fn() + Send + Sync + 'static) {
         if let Some(certificates) = &self.certificates {
-            reloads.add(certificates, || {});
+            reloads.add(certificates, then);
         }
     }
 
@@ -213,8 +215,8 @@ impl Entry {
         let mut door = Door::open(peer);
         let mut stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
-            Some(certificates) => {
-                let certificates = certificates.current();
+            Some(watched) => {
+                let certificates = watched.current();
                 let acceptor = TlsAcceptor::from(certificates.config.clone());
                 let accepted = acceptor.accept(socket).into_fallible().await;
                 let stream = match accepted {
@@ -227,6 +229,10 @@ impl Entry {
                 let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
                 let chain = certificates.chain(shown);
                 door.certificates = chain.ok_or(Disagreement::Certificates)?;
+                if !door.certificates.is_empty() {
+                    let chain = door.certificates.clone();
+                    door.proof = Some(Arc::new(Shown::new(watched.clone(), &certificates, chain)));
+                }
                 Box::new(stream)
             }
         };

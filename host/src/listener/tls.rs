@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
@@ -12,12 +13,13 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use statehouse_link::tls;
+use statehouse_mqtt::Proof;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
 use crate::config::TlsFiles;
 use crate::limits;
-use crate::reload::{FileError, read_file};
+use crate::reload::{FileError, Watched, read_file};
 
 /// Why nobody can be shown a certificate. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,49 @@ pub enum TlsError {
 pub struct Certificates {
     pub(super) config: Arc<ServerConfig>,
     clients: Option<Clients>,
+    /// Another one each time that they are read.
+    number: u64,
+}
+
+/// The certificates that a client has shown, which are verified anew once others are in force: one may be revoked by now, or
+/// whoever issued it trusted no more. That one expires ends no connection.
+pub(super) struct Shown {
+    certificates: Arc<Watched<Certificates>>,
+    chain: Arc<[Vec<u8>]>,
+    at: UnixTime,
+    /// The number of those by which it was good.
+    good_by: AtomicU64,
+}
+
+impl Shown {
+    /// This chain was verified just now by `by`.
+    pub(super) fn new(
+        certificates: Arc<Watched<Certificates>>,
+        by: &Certificates,
+        chain: Arc<[Vec<u8>]>,
+    ) -> Self {
+        Self {
+            certificates,
+            chain,
+            at: UnixTime::now(),
+            good_by: AtomicU64::new(by.number),
+        }
+    }
+}
+
+impl Proof for Shown {
+    fn is_good(&self) -> bool {
+        let current = self.certificates.current();
+        if self.good_by.load(Ordering::Relaxed) == current.number {
+            return true;
+        }
+        let clients = current.clients.as_ref();
+        let is_good = clients.is_some_and(|clients| clients.accepts(&self.chain, self.at));
+        if is_good {
+            self.good_by.store(current.number, Ordering::Relaxed);
+        }
+        is_good
+    }
 }
 
 /// Whose certificates are accepted.
@@ -84,9 +129,11 @@ impl Certificates {
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         }
+        static READ: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
             config: Arc::new(config),
             clients,
+            number: READ.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -150,6 +197,17 @@ impl Clients {
             .build()
             .map_err(|error| TlsError::Clients(ca.to_owned(), error))?;
         Ok(Self { verifier, roots })
+    }
+
+    /// Whether a chain as [`chain`](Self::chain) gives it would have been good at that time.
+    fn accepts(&self, chain: &[Vec<u8>], at: UnixTime) -> bool {
+        let mut chain = chain.iter().map(|der| CertificateDer::from(&der[..]));
+        let Some(own) = chain.next() else {
+            return false;
+        };
+        let others: Vec<_> = chain.collect();
+        let verified = self.verifier.verify_client_cert(&own, &others, at);
+        verified.is_ok()
     }
 
     /// Of what a client has shown, the certificates that lead from its own to the root, in DER, the root last. A client may

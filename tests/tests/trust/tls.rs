@@ -99,7 +99,7 @@ impl Encrypted {
     }
 
     /// A GET by the store's own client.
-    fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
+    pub(crate) fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
         let url = format!("mqtts://{}", self.address);
         let ca = text(&self.authority.certificate);
         let mut arguments = vec!["get", key, "--url", &url, "--ca", &ca];

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -31,8 +31,7 @@ impl Cluster {
         let pair = KeyPair::from_seed(Seed::new([7; 32]));
         let directory = tempfile::tempdir().unwrap();
         let keys = directory.path().join("keys.jwks");
-        let key = json!({"kty": "OKP", "crv": "Ed25519", "kid": "1", "x": base64url(&pair.pk[..])});
-        fs::write(&keys, json!({"keys": [key]}).to_string()).unwrap();
+        publish(&keys, &[("1", &pair)]);
         let server = Server::with(
             &format!("token_keys = {keys:?}\ntoken_audience = [\"aio-internal\"]\n"),
             &["--token-issuer", "https://cluster"],
@@ -50,20 +49,34 @@ impl Cluster {
     }
 
     fn token_of(&self, subject: &str, lasts: Duration) -> String {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let header = json!({"alg": "EdDSA", "kid": "1"});
-        let claims = json!({
-            "sub": subject, "aud": ["aio-internal"], "iss": "https://cluster", "exp": (now + lasts).as_secs(),
-        });
-        let part = |json: serde_json::Value| base64url(json.to_string().as_bytes());
-        let message = format!("{}.{}", part(header), part(claims));
-        let signature = self.pair.sk.sign(&message, None);
-        format!("{message}.{}", base64url(&signature[..]))
+        token_by(("1", &self.pair), subject, lasts)
     }
 
     fn connack(&self, connect: &Connect) -> (Client, Ack) {
         Client::try_connect(self.server.address(), connect)
     }
+}
+
+/// Writes a file of these keys, by their ids.
+fn publish(path: &Path, pairs: &[(&str, &KeyPair)]) {
+    let keys = pairs.iter().map(|(id, pair)| {
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": base64url(&pair.pk[..])})
+    });
+    let set = json!({"keys": keys.collect::<Vec<_>>()});
+    fs::write(path, set.to_string()).unwrap();
+}
+
+/// A token that this key has signed.
+fn token_by((id, pair): (&str, &KeyPair), subject: &str, lasts: Duration) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let header = json!({"alg": "EdDSA", "kid": id});
+    let claims = json!({
+        "sub": subject, "aud": ["aio-internal"], "iss": "https://cluster", "exp": (now + lasts).as_secs(),
+    });
+    let part = |json: serde_json::Value| base64url(json.to_string().as_bytes());
+    let message = format!("{}.{}", part(header), part(claims));
+    let signature = pair.sk.sign(&message, None);
+    format!("{message}.{}", base64url(&signature[..]))
 }
 
 /// As RFC 4648 has it for URLs, without padding.
@@ -174,6 +187,45 @@ fn a_connection_ends_with_its_token_unless_that_is_renewed() {
     }
     careful.send(&renew("SCRAM-SHA-256", &cluster.token(LONG)));
     careful.expect_disconnect(0x82);
+}
+
+/// A key that leaves the file takes with it who came in by it, and nobody else.
+#[test]
+fn a_connection_ends_with_the_key_of_its_token() {
+    const SUBJECT: &str = "system:serviceaccount:factory:press";
+    let cluster = Cluster::start();
+    let keys = cluster.directory.path().join("keys.jwks");
+    let second = KeyPair::from_seed(Seed::new([8; 32]));
+    publish(&keys, &[("1", &cluster.pair), ("2", &second)]);
+    cluster.server.wait_for_log("token keys: read again");
+    let by_second = token_by(("2", &second), SUBJECT, LONG);
+    let by_first = cluster.token(LONG);
+    let connected = |id: &str, token: &str| {
+        let (client, answer) = cluster.connack(&connect(id, METHOD, token));
+        assert_eq!(answer.reason, 0, "{id}");
+        client
+    };
+    let mut first = connected("first", &by_first);
+    let mut other = connected("other", &by_second);
+    let mut renewed = connected("renewed", &by_first);
+    renewed.send(&renew(METHOD, &by_second));
+    assert_eq!(renewed.take("AUTH", is_auth).ack().reason, 0);
+    // Under another name it is the same key.
+    publish(&keys, &[("one", &cluster.pair), ("2", &second)]);
+    cluster.server.signal("HUP");
+    cluster.server.wait_for_log("SIGHUP");
+    first.ping();
+
+    publish(&keys, &[("2", &second)]);
+    let began = Instant::now();
+    let end = first.expect_disconnect(0x87);
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(end.text().contains("no longer"), "{}", end.text());
+    cluster.server.wait_for_log("is no longer good");
+    other.ping();
+    renewed.ping();
+    let (_, answer) = cluster.connack(&connect("first", METHOD, &by_first));
+    assert_eq!(answer.reason, 0x87);
 }
 
 #[test]

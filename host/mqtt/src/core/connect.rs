@@ -183,9 +183,18 @@ impl Core {
         })
     }
 
-    /// The client has authenticated anew.
-    pub(crate) fn authenticated(&mut self, key: SessionKey, connection: u64, method: &str) {
-        if self.is_open(key, connection) {
+    /// The client has authenticated anew, as the same but with another proof.
+    pub(crate) fn authenticated(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        identity: Arc<Identity>,
+        method: &str,
+    ) {
+        if let Some(session) = self.linked(key, connection) {
+            if let Some(link) = &mut session.link {
+                link.identity = identity;
+            }
             self.tell(key, |out| codec::auth(out, method));
         }
     }

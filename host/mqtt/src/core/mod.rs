@@ -30,7 +30,7 @@ pub(crate) use publish::{Begun, Source};
 use tenancy::Tenancies;
 
 use crate::{
-    Access, Limits, ReasonCode, Stats,
+    Access, Limits, Origin, ReasonCode, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -236,13 +236,23 @@ impl Core {
         }
     }
 
-    /// Ends what the access control no longer allows to those who are connected.
-    pub(crate) fn recheck(&mut self, now: Instant) {
+    /// The connections that there are.
+    pub(crate) fn connected(&self) -> Vec<Origin> {
+        let sessions = self.sessions.iter().flatten();
+        sessions.filter_map(|session| session.origin()).collect()
+    }
+
+    /// Ends what the access control no longer allows to those who are connected. These it has refused.
+    pub(crate) fn recheck(&mut self, refused: &[Origin], now: Instant) {
+        let refused: HashMap<_, _> = refused.iter().map(|who| (who.connection, who)).collect();
         for key in 0..self.sessions.len() as SessionKey {
             let Some(who) = self.session(key).and_then(|session| session.origin()) else {
                 continue;
             };
-            if !self.access.may_connect(&who) {
+            // Who has shown something else meanwhile was not asked about that.
+            let is_refused = (refused.get(&who.connection))
+                .is_some_and(|asked| Arc::ptr_eq(&asked.identity, &who.identity));
+            if is_refused {
                 self.forbid_will(key, &who);
                 let text = "this client may no longer be connected";
                 self.close(key, ReasonCode::NOT_AUTHORIZED, Some(text));
