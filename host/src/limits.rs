@@ -85,6 +85,12 @@ pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 /// The pause after an accept that failed: without file descriptors it fails at once, again and again.
 pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections of the administration that wait to be taken, where it listens at a socket of the file system.
+pub const ADMIN_BACKLOG: u32 = 16;
+
+/// The path of such a socket: Linux has room for 108 bytes, with the zero at its end.
+pub const ADMIN_SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// A JSON document that is sent to the administration: a pattern and a name.
 pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
 

@@ -1,9 +1,11 @@
-//! The administration of a running server over HTTP, by nothing but a socket: one request, one connection.
+//! The administration of a running server over HTTP, by nothing but a socket, of TCP or of the file system: one request, one
+//! connection.
 
 use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    os::unix::net::UnixStream,
     path::Path,
 };
 
@@ -13,8 +15,9 @@ use crate::{client::PATIENCE, server::Server};
 
 /// Where a server's administration listens, and what to show there.
 pub struct Admin {
-    address: String,
-    token: String,
+    url: String,
+    /// None is needed at a socket of the file system.
+    token: Option<String>,
 }
 
 impl Admin {
@@ -27,37 +30,48 @@ impl Admin {
     pub fn at(data: &Path) -> Admin {
         let door = fs::read(data.join("admin")).expect("a running server says where to find it");
         let door: Value = serde_json::from_slice(&door).unwrap();
-        let text = |name: &str| door[name].as_str().unwrap().to_owned();
         Admin {
-            address: text("url").trim_start_matches("http://").to_owned(),
-            token: text("token"),
+            url: door["url"].as_str().unwrap().to_owned(),
+            token: door["token"].as_str().map(str::to_owned),
         }
     }
 
     /// Where it is.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.url.clone()
     }
 
     /// Sends a request; the status, and the body as it came.
     pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (host, stream) = self.open();
+        let bearer = match &self.token {
+            Some(token) => format!("Authorization: Bearer {token}\r\n"),
+            None => String::new(),
+        };
         let mut request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            self.address,
-            self.token,
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}Content-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         )
         .into_bytes();
         request.extend_from_slice(body);
-        stream.write_all(&request).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
+        let answer = exchange(stream, &request);
         let (head, body) = answer.split_once("\r\n\r\n").expect("an answer of HTTP");
         let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
         (status.expect("a status"), body.to_owned())
+    }
+
+    /// The name of the host, and a connection.
+    fn open(&self) -> (&str, Box<dyn Stream>) {
+        if let Some(path) = self.url.strip_prefix("unix:") {
+            let stream = UnixStream::connect(path).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            return ("localhost", Box::new(stream));
+        }
+        let address = self.url.trim_start_matches("http://");
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        (address, Box::new(stream))
     }
 
     /// The JSON of a request that has to succeed.
@@ -66,4 +80,15 @@ impl Admin {
         assert_eq!(status, 200, "{method} {path}: {body}");
         serde_json::from_str(&body).unwrap()
     }
+}
+
+trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
+fn exchange(mut stream: Box<dyn Stream>, request: &[u8]) -> String {
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }

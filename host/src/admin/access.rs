@@ -1,7 +1,9 @@
-//! Who may use the administration: a token that only the owner of the data directory can read.
+//! Who may use the administration: over TCP whoever shows a token that only the owner of the data directory can read.
 //!
 //! What enters: the head of a request. What leaves: nothing, or a refusal. Being on this machine is not enough: other
-//! accounts are on it, and so are the pages that somebody's browser shows.
+//! accounts are on it, and so are the pages that somebody's browser shows. Through a socket of the file system comes nobody
+//! but its owner and root, as with those of container engines, and no page: there a token would only be a second key beside
+//! the same door.
 
 use std::fs;
 use std::io;
@@ -13,6 +15,7 @@ use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use serde::{Deserialize, Serialize};
 use wasmsign2::reexports::getrandom;
 
+use crate::config::AdminPlace;
 use crate::limits;
 use crate::replace::replace;
 
@@ -24,8 +27,9 @@ const TOKEN_BYTES: usize = 32;
 pub struct Door {
     /// Where the administration listens.
     pub url: String,
-    /// What to show there.
-    pub token: String,
+    /// What to show there; nothing at a socket of the file system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
 }
 
 impl Door {
@@ -65,22 +69,26 @@ pub fn new_token() -> io::Result<String> {
 
 /// Looks at every request before anything else does.
 pub(super) struct Access {
-    /// Of the token, so that comparing takes as long for a nearly right one as for a wrong one.
-    token: blake3::Hash,
+    /// Of the token, so that comparing takes as long for a nearly right one as for a wrong one. None where being able to connect
+    /// is enough.
+    token: Option<blake3::Hash>,
     /// Whether only this machine reaches the address.
     loopback: bool,
 }
 
 impl Access {
-    pub(super) fn new(token: &str, address: SocketAddr) -> Self {
+    pub(super) fn new(token: Option<&str>, place: &AdminPlace) -> Self {
         Self {
-            token: blake3::hash(token.as_bytes()),
-            loopback: address.ip().is_loopback(),
+            token: token.map(|token| blake3::hash(token.as_bytes())),
+            loopback: matches!(place, AdminPlace::Tcp(address) if address.ip().is_loopback()),
         }
     }
 
     /// Why this request is not even looked at.
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
+        let Some(token) = self.token else {
+            return Ok(());
+        };
         if headers.contains_key(ORIGIN) {
             return Err((
                 StatusCode::FORBIDDEN,
@@ -100,7 +108,7 @@ impl Access {
             .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         match shown {
             // The comparison of two hashes does not end early.
-            Some(token) if blake3::hash(token) == self.token => Ok(()),
+            Some(shown) if blake3::hash(shown) == token => Ok(()),
             Some(_) => Err((
                 StatusCode::UNAUTHORIZED,
                 "the token is not the one of this store: it is in the file `admin` of its data directory, and another one after each start",
@@ -141,7 +149,10 @@ mod tests {
 
     #[test]
     fn only_the_token_on_loopback_from_no_page() {
-        let access = Access::new("secret", ([127, 0, 0, 1], 8080).into());
+        let access = Access::new(
+            Some("secret"),
+            &AdminPlace::Tcp(([127, 0, 0, 1], 8080).into()),
+        );
         let host = || (HOST, "127.0.0.1:8080");
         let status = |all: &[_]| access.check(&headers(all)).map_err(|(status, _)| status);
         assert_eq!(status(&[host(), (AUTHORIZATION, "Bearer secret")]), Ok(()));
@@ -171,7 +182,10 @@ mod tests {
             Err(StatusCode::FORBIDDEN)
         );
         // Where others may come from it has the names that they know.
-        let access = Access::new("secret", ([0, 0, 0, 0], 8080).into());
+        let access = Access::new(
+            Some("secret"),
+            &AdminPlace::Tcp(([0, 0, 0, 0], 8080).into()),
+        );
         let status = |all: &[_]| access.check(&headers(all)).map_err(|(status, _)| status);
         let elsewhere = (HOST, "store.example");
         assert_eq!(status(&[elsewhere.clone(), right.clone()]), Ok(()));
@@ -208,12 +222,12 @@ mod tests {
         for token in [new_token().unwrap(), new_token().unwrap()] {
             let door = Door {
                 url: "http://127.0.0.1:1".into(),
-                token: token.clone(),
+                token: Some(token.clone()),
             };
             door.write(data.path()).unwrap();
             let mode = fs::metadata(Door::path(data.path())).unwrap().permissions();
             assert_eq!(mode.mode() & 0o777, 0o600);
-            assert_eq!(Door::read(data.path()).unwrap().token, token);
+            assert_eq!(Door::read(data.path()).unwrap().token, Some(token.clone()));
             assert_eq!(token.len(), 64);
         }
         assert_ne!(new_token().unwrap(), new_token().unwrap());

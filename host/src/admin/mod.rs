@@ -7,11 +7,12 @@
 mod access;
 mod answer;
 mod api;
+mod client;
+mod listener;
 mod metrics;
 mod path;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use hyper::server::conn::http1;
@@ -21,31 +22,33 @@ use statehouse_mqtt::Broker;
 use tokio::sync::Semaphore;
 
 pub use access::{Door, new_token};
+pub(crate) use client::ask;
 pub(crate) use path::encode;
 
 use crate::audit::Audit;
+use crate::config::AdminPlace;
 use crate::limits;
 use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::Gate;
 use access::Access;
 use api::Api;
+use listener::Bound;
 
 /// An administration that can be reached, but does not answer yet.
 pub struct Admin {
-    listener: TcpListener,
-    address: SocketAddr,
-    token: String,
+    bound: Bound,
+    place: AdminPlace,
+    token: Option<String>,
 }
 
 impl Admin {
-    /// Takes the address. Who connects waits until [`run`](Self::run).
-    pub fn bind(address: SocketAddr, token: String) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
+    /// Takes the place. Without a token whoever can connect is let in, so that it has to be a socket of the file system.
+    pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
+        let bound = Bound::at(place)?;
         Ok(Self {
-            address: listener.local_addr()?,
-            listener,
+            place: bound.place()?,
+            bound,
             token,
         })
     }
@@ -53,7 +56,7 @@ impl Admin {
     /// How to come in.
     pub fn door(&self) -> Door {
         Door {
-            url: format!("http://{}", self.address),
+            url: self.place.to_string(),
             token: self.token.clone(),
         }
     }
@@ -67,9 +70,9 @@ impl Admin {
         audit: Arc<Audit>,
         broker: Option<Broker>,
     ) -> io::Result<()> {
-        let listener = tokio::net::TcpListener::from_std(self.listener)?;
+        let listener = self.bound.listen()?;
         let api = Arc::new(Api::new(
-            Access::new(&self.token, self.address),
+            Access::new(self.token.as_deref(), &self.place),
             gate,
             server,
             reloads,
@@ -79,7 +82,7 @@ impl Admin {
         let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
         loop {
             let socket = match listener.accept().await {
-                Ok((socket, _)) => socket,
+                Ok(socket) => socket,
                 Err(error) => {
                     tracing::warn!(%error, "the administration cannot accept a connection");
                     tokio::time::sleep(limits::ADMIN_ACCEPT_PAUSE).await;

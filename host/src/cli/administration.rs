@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Door, new_token};
 use crate::audit::Audit;
-use crate::config::{ADMIN_TOKEN, Config, Durability};
+use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
 use crate::limits;
 use crate::reload::Reloads;
 use crate::server::Server;
@@ -100,10 +100,27 @@ impl Administration {
 }
 
 fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
-    let Some(address) = config.admin else {
+    let Some(place) = &config.admin else {
         return Ok(None);
     };
-    let token = match std::env::var(ADMIN_TOKEN) {
+    let token = match place {
+        AdminPlace::Unix(_) => None,
+        AdminPlace::Tcp(_) => match token(keeps)? {
+            Some(token) => Some(token),
+            None => return Ok(None),
+        },
+    };
+    let admin = Admin::bind(place, token).with_context(|| {
+        format!(
+            "the administration cannot listen on {place}: name another place with --admin, or `off`"
+        )
+    })?;
+    Ok(Some(admin))
+}
+
+/// What has to be shown over TCP; none where nobody could learn it.
+fn token(keeps: bool) -> anyhow::Result<Option<String>> {
+    match std::env::var(ADMIN_TOKEN) {
         Ok(token) => {
             anyhow::ensure!(
                 token.len() >= limits::ADMIN_TOKEN_BYTES_MIN,
@@ -111,20 +128,16 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
                 token.len(),
                 limits::ADMIN_TOKEN_BYTES_MIN
             );
-            token
+            Ok(Some(token))
         }
-        Err(_) if keeps => new_token()?,
+        Err(_) if keeps => Ok(Some(new_token()?)),
         Err(_) => {
             tracing::info!(
-                "the administration is off: nothing is kept on disk, so that nobody could read a token there. {ADMIN_TOKEN} gives it one"
+                "the administration is off: nothing is kept on disk, so that nobody could read a token there. {ADMIN_TOKEN} gives it one, and a socket (--admin unix:PATH) needs none"
             );
-            return Ok(None);
+            Ok(None)
         }
-    };
-    let admin = Admin::bind(address, token).with_context(|| {
-        format!("the administration cannot listen on {address}: name another address with --admin, or `off`")
-    })?;
-    Ok(Some(admin))
+    }
 }
 
 impl Running {

@@ -28,6 +28,7 @@ mod service_manager;
 mod set;
 mod signals;
 mod snapshot;
+mod store;
 mod time;
 mod user;
 mod vdel;

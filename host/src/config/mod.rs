@@ -14,6 +14,7 @@ use crate::store::{Mode, Retention, Supervision};
 use clap::builder::BoolishValueParser;
 
 mod access;
+mod admin;
 mod bounds;
 mod file;
 mod follow;
@@ -23,6 +24,8 @@ mod url;
 mod values;
 
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
+pub(crate) use admin::socket_path;
+pub use admin::{AdminAddress, AdminPlace};
 pub(crate) use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
 pub use follow::follow;
@@ -30,8 +33,7 @@ pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind,
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
-    AdminAddress, DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes,
-    Span, Threads,
+    DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes, Span, Threads,
 };
 
 use file::File;
@@ -51,10 +53,11 @@ pub struct Flags {
 
     /// Where the administration listens, for `statehouse policy` and for metrics, or `off`. Port 0 takes a free one; the file
     /// `admin` in the data directory says which, with a token that is new at each start. Metrics are scraped, and other machines
-    /// come in, with a token of yours in STATEHOUSE_ADMIN_TOKEN [default: 127.0.0.1:0]
+    /// come in, with a token of yours in STATEHOUSE_ADMIN_TOKEN. A socket of the file system (unix:/run/statehouse/admin) is for
+    /// the store's own account and for root, without a token [default: 127.0.0.1:0]
     #[arg(
         long,
-        value_name = "ADDR:PORT",
+        value_name = "ADDR:PORT|unix:PATH",
         env = "STATEHOUSE_ADMIN",
         help_heading = "Policies"
     )]
@@ -280,7 +283,7 @@ pub struct Config {
     /// Which policy is to answer.
     pub policy: PolicyChoice,
     /// Where the administration listens, if it does.
-    pub admin: Option<SocketAddr>,
+    pub admin: Option<AdminPlace>,
     /// Whose policies are taken: public keys, or files with them.
     pub trusted_keys: Vec<String>,
     /// Whether unsigned policies are taken too.
@@ -458,7 +461,8 @@ impl Config {
         let limits = flags.limits.over(file.limits());
         let admin = flags.admin.or(file.admin);
         let AdminAddress(admin) = admin.unwrap_or_default();
-        if let Some(open) = admin.filter(|address| !address.ip().is_loopback())
+        if let Some(AdminPlace::Tcp(open)) = admin
+            && !open.ip().is_loopback()
             && std::env::var_os(ADMIN_TOKEN).is_none()
         {
             return Err(ConfigError::Admin(open));

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use super::admin::AdminAddress;
 use super::foreign::{ClientId, Window};
 use super::listeners::{Listen, Origin};
 use super::url::BrokerUrl;
@@ -19,30 +20,6 @@ pub(super) fn socket_address(text: &str) -> Option<SocketAddr> {
     match text.strip_prefix("localhost:") {
         Some(port) => format!("127.0.0.1:{port}").parse().ok(),
         None => text.parse().ok(),
-    }
-}
-
-/// Where the administration listens; none where it is off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdminAddress(pub Option<SocketAddr>);
-
-impl Default for AdminAddress {
-    fn default() -> Self {
-        Self(Some(SocketAddr::from(([127, 0, 0, 1], 0))))
-    }
-}
-
-impl FromStr for AdminAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let address = socket_address(text).ok_or_else(|| {
-            format!("`{text}` is not an address and port, such as 127.0.0.1:0 or [::1]:9090, and not `off`")
-        })?;
-        Ok(Self(Some(address)))
     }
 }
 

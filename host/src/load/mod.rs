@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 
 pub use mqtt::Mqtt;
 pub use pace::Pace;
-pub use process::{Usage, listener};
+pub use process::{Usage, listener, socket_listener};
 pub use protocol::{Broken, Heard, Protocol, Role};
 pub use tally::{Errors, Latencies, Tally};
 pub use work::{Catalogue, Job, PREFIX, Reply, Request, Verb, write_digits};

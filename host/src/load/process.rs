@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 /// Ticks of /proc in a second (proc(5)): Linux tells all programs this many, whatever the kernel uses inside.
@@ -45,7 +46,29 @@ pub fn listener(address: SocketAddr) -> Option<(u32, String)> {
         SocketAddr::V6(_) => "/proc/net/tcp6",
     };
     let table = fs::read_to_string(table).ok()?;
-    let socket = format!("socket:[{}]", listening(&table, address)?);
+    holder(listening(&table, address)?)
+}
+
+/// The same of a socket of the file system, by the path that it was made at.
+pub fn socket_listener(path: &Path) -> Option<(u32, String)> {
+    let table = fs::read_to_string("/proc/net/unix").ok()?;
+    // Number, references, protocol, flags, type, state, inode, path.
+    let inode = table.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (flags, inode) = (fields.nth(3)?, fields.nth(2)?);
+        let at = &line[line.find('/')?..];
+        let listens = u32::from_str_radix(flags, 16).ok()? & ACCEPTS != 0;
+        (listens && Path::new(at) == path).then(|| inode.parse().ok())?
+    });
+    holder(inode?)
+}
+
+/// Of the flags of a socket (`__SO_ACCEPTCON` of Linux): it listens.
+const ACCEPTS: u32 = 0x1_0000;
+
+/// The process that has this socket open, and its name.
+fn holder(socket: u64) -> Option<(u32, String)> {
+    let socket = format!("socket:[{socket}]");
     for entry in fs::read_dir("/proc").ok()?.map_while(Result::ok) {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
             continue;
@@ -93,6 +116,7 @@ fn listening(table: &str, address: SocketAddr) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -107,6 +131,18 @@ mod tests {
             let (pid, name) = super::listener(address).unwrap();
             assert_eq!(pid, std::process::id(), "{name}");
         }
+    }
+
+    #[test]
+    fn this_process_is_found_by_the_socket_that_it_listens_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let found = socket_listener(&path).unwrap();
+        assert_eq!(found.0, std::process::id(), "{}", found.1);
+        assert_eq!(socket_listener(&directory.path().join("a")), None);
+        drop(listener);
+        assert_eq!(socket_listener(&path), None);
     }
 
     #[test]

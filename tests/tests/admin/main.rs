@@ -1,4 +1,4 @@
-//! Ways to ship policies into a running store and to steer them: the commands, HTTP, signatures, the drop directory,
+//! Ways to ship policies into a running store and to steer them: the commands, HTTP, a socket, signatures, the drop directory,
 //! orders over MQTT; and limits that change while it runs.
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -8,6 +8,7 @@ mod hostile;
 mod http;
 mod limits;
 mod orders;
+mod socket;
 mod trust;
 
 use std::{

@@ -24,6 +24,7 @@ use crate::admin::Door;
 use crate::limits;
 use crate::load::{
     Broken, Catalogue, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener, put_on,
+    socket_listener,
 };
 
 /// Requests of each connection at once while keys are set before a run and removed after it.
@@ -412,8 +413,13 @@ fn process(args: &Args, address: SocketAddr) -> Result<Option<(u32, String)>, Fa
             data.display()
         ))
     })?;
-    let url = door.url.trim_start_matches("http://").trim_end_matches('/');
-    let found = url.parse().ok().and_then(listener);
+    let found = match door.url.strip_prefix("unix:") {
+        Some(path) => socket_listener(path.as_ref()),
+        None => {
+            let url = door.url.trim_start_matches("http://").trim_end_matches('/');
+            url.parse().ok().and_then(listener)
+        }
+    };
     if found.is_none() {
         notice(&format!(
             "the process of the store in {} is not to be seen: its CPU time and memory are left out",

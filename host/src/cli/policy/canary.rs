@@ -3,8 +3,8 @@
 use hyper::Method;
 use serde_json::{Value as Json, json};
 
-use super::store::Store;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::store::Store;
 
 /// Let a loaded policy answer some clients, or requests about some keys
 ///

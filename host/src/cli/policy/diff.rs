@@ -3,9 +3,9 @@
 use hyper::Method;
 use serde_json::Value as Json;
 
-use super::store::Store;
 use super::words::{number, policy, text};
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::store::Store;
 use crate::cli::time::utc;
 
 /// Show how the candidate in shadow compares with the policy that answers

@@ -3,9 +3,9 @@
 use hyper::Method;
 use serde_json::Value as Json;
 
-use super::store::Store;
 use super::words::{named, number, short, text};
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::store::Store;
 
 /// List the policies of a running store, what each is there for and what it has done
 ///

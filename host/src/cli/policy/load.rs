@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use hyper::Method;
 
-use super::store::Store;
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::store::Store;
 use crate::kit::read_policy;
 
 /// Load a policy into a running store

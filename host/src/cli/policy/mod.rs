@@ -15,7 +15,6 @@ mod rollback;
 mod route;
 mod shadow;
 mod sign;
-mod store;
 mod test;
 mod unload;
 mod words;

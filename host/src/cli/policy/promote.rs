@@ -2,10 +2,10 @@
 
 use hyper::Method;
 
-use super::store::Store;
 use super::words;
 use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::store::Store;
 
 /// Let a loaded policy answer, from the next request on
 ///

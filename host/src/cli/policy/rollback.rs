@@ -2,9 +2,9 @@
 
 use hyper::Method;
 
-use super::store::Store;
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::store::Store;
 
 /// Let the policy that was active before answer again, from the next request on
 ///

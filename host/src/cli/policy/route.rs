@@ -3,9 +3,9 @@
 use hyper::Method;
 use serde_json::json;
 
-use super::store::Store;
 use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::store::Store;
 
 /// Let a policy answer requests about keys that begin with PREFIX
 ///

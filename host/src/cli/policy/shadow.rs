@@ -3,8 +3,8 @@
 use hyper::Method;
 use serde_json::json;
 
-use super::store::Store;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::store::Store;
 
 /// Compare a loaded policy with the one that answers, on live requests
 ///

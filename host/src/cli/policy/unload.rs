@@ -2,9 +2,9 @@
 
 use hyper::Method;
 
-use super::store::Store;
 use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::store::Store;
 
 /// Hold a policy ready no more
 ///

@@ -4,25 +4,17 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{AUTHORIZATION, HOST};
-use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, StatusCode};
 use serde_json::Value as Json;
-use tokio::net::TcpStream;
 
-use crate::admin::Door;
-use crate::cli::output::{Failure, printable};
+use super::output::{Failure, printable};
+use crate::admin::{Door, ask};
+use crate::config::{ADMIN_TOKEN, socket_path};
 use crate::limits;
 
 /// Exit code: the store refused.
 const EXIT_REFUSED: u8 = 4;
-
-/// The name of the variable with a token.
-pub(super) const TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
 
 /// Which store.
 #[derive(Debug, clap::Args)]
@@ -37,7 +29,7 @@ pub(super) struct Store {
     )]
     data: PathBuf,
 
-    /// Where its administration is instead; STATEHOUSE_ADMIN_TOKEN holds the token then
+    /// Where its administration is instead: http://ADDR:PORT, with the token in STATEHOUSE_ADMIN_TOKEN, or unix:PATH
     #[arg(
         long,
         value_name = "URL",
@@ -95,20 +87,26 @@ impl Store {
     }
 
     fn door(&self) -> Result<Door, Failure> {
-        let token = std::env::var(TOKEN);
         if let Some(url) = &self.admin {
-            let token = token.map_err(|_| {
+            if let Some(path) = url.strip_prefix("unix:") {
+                let path = socket_path(path).map_err(Failure::usage)?;
+                let url = format!("unix:{}", path.display());
+                return Ok(Door { url, token: None });
+            }
+            let token = std::env::var(ADMIN_TOKEN).map_err(|_| {
                 Failure::usage(format!(
-                    "--admin needs the token of the store in the variable {TOKEN}"
+                    "--admin {url} needs the token of the store in the variable {ADMIN_TOKEN}"
                 ))
             })?;
             if url.contains("://") && !url.starts_with("http://") {
                 return Err(Failure::usage(format!(
-                    "{url} is no address of an administration, such as http://127.0.0.1:8080: it speaks HTTP, on loopback only"
+                    "{url} is no address of an administration, such as http://127.0.0.1:8080 or unix:/run/statehouse/admin: it speaks HTTP, without TLS"
                 )));
             }
-            let url = url.clone();
-            return Ok(Door { url, token });
+            return Ok(Door {
+                url: url.clone(),
+                token: Some(token),
+            });
         }
         Door::read(&self.data).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Failure::transport(format!(
@@ -136,42 +134,4 @@ impl Store {
         };
         Failure::transport(format!("cannot reach {}: {error}. {advice}", door.url))
     }
-}
-
-async fn ask(
-    door: &Door,
-    method: Method,
-    path: &str,
-    body: Vec<u8>,
-) -> io::Result<(StatusCode, Json)> {
-    let address = door.url.strip_prefix("http://").unwrap_or(&door.url);
-    let address = address.trim_end_matches('/');
-    let connecting = TcpStream::connect(address);
-    let socket = tokio::time::timeout(Duration::from_secs(5), connecting).await??;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
-        .await
-        .map_err(io::Error::other)?;
-    // It ends with the sender; what goes wrong on it is told to whoever waits for the answer.
-    tokio::spawn(connection);
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(HOST, address)
-        .header(AUTHORIZATION, format!("Bearer {}", door.token))
-        .body(Full::new(Bytes::from(body)))
-        .map_err(io::Error::other)?;
-    let answer = sender
-        .send_request(request)
-        .await
-        .map_err(io::Error::other)?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), limits::ADMIN_ANSWER_BYTES_MAX)
-        .collect()
-        .await
-        .map_err(io::Error::other)?
-        .to_bytes();
-    let document = serde_json::from_slice(&body).map_err(|_| {
-        io::Error::other("what answers there is no administration of a state store")
-    })?;
-    Ok((status, document))
 }

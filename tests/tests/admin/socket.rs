@@ -1,0 +1,97 @@
+//! The administration at a socket of the file system: whoever may open it is let in, and it comes and goes with the store.
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::PathBuf,
+    time::Duration,
+};
+
+use statehouse_tests::{Admin, Ran, Server, command, command::finish, run_in};
+
+use crate::policy;
+
+fn server() -> (Server, PathBuf) {
+    // Relative: it is the directory of the server that it lies in.
+    let server = Server::with("", &["--admin", "unix:admin.sock"]);
+    let path = server.directory().join("admin.sock");
+    (server, path)
+}
+
+/// That a command listed the policies.
+fn lists(ran: Ran) {
+    let text = ran.code(0).text();
+    assert!(text.contains("standard"), "{text}");
+}
+
+#[test]
+fn all_commands_work_through_it_without_a_token() {
+    let (server, path) = server();
+    let data = fs::metadata(&path).unwrap();
+    assert!(data.file_type().is_socket());
+    assert_eq!(data.permissions().mode() & 0o777, 0o600);
+    // By the data directory, from elsewhere.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let directory = server.directory().join("statehouse-data");
+    let all = ["policy", "list", "--data", directory.to_str().unwrap()];
+    lists(run_in(elsewhere.path(), &all, b""));
+    // By its name, with a token in the environment or not.
+    let named = ["policy", "list", "--admin", "unix:admin.sock"];
+    lists(run_in(server.directory(), &named, b""));
+    let mut list = command(&["policy", "list", "--admin"]);
+    list.arg(format!("unix:{}", path.display()));
+    list.env("STATEHOUSE_ADMIN_TOKEN", "that of some other store");
+    finish(list, b"").code(0);
+    let (status, page) = Admin::of(&server).ask("GET", "/metrics", b"");
+    assert_eq!(status, 200);
+    assert!(page.ends_with("# EOF\n"));
+    let url = Admin::of(&server).url();
+    assert!(url.starts_with("unix:/"), "{url}");
+    policy(&server, &["rollback"]).code(1);
+}
+
+#[test]
+fn it_goes_with_the_store_and_one_that_a_killed_store_left_is_replaced() {
+    let mut server = Server::restartable(&[("admin", "unix:admin.sock")]);
+    let path = server.directory().join("admin.sock");
+    policy(&server, &["list"]).code(0);
+    server.kill();
+    assert!(path.exists());
+    policy(&server, &["list"]).code(3).says("killed");
+    server.restart();
+    policy(&server, &["list"]).code(0);
+    server.signal("TERM");
+    assert!(server.wait(Duration::from_secs(20)).success());
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_place_that_is_taken_is_left_alone() {
+    let (server, path) = server();
+    let place = format!("unix:{}", path.display());
+    let directory = tempfile::tempdir().unwrap();
+    let serve = |place: &str| {
+        let all = ["serve", "--listen", "127.0.0.1:0", "--admin", place];
+        run_in(directory.path(), &all, b"")
+    };
+    serve(&place).code(2).says("another process listens there");
+    policy(&server, &["list"]).code(0);
+    fs::write(directory.path().join("notes"), "mine").unwrap();
+    serve("unix:notes")
+        .code(2)
+        .says("no socket")
+        .says("--admin");
+    assert_eq!(fs::read(directory.path().join("notes")).unwrap(), b"mine");
+    let long = format!("unix:/{}", "x".repeat(200));
+    serve(&long).code(2).says("at most 107 bytes");
+}
+
+#[test]
+fn a_store_in_memory_has_an_administration_there() {
+    let server = Server::with(
+        "",
+        &["--durability", "memory", "--admin", "unix:admin.sock"],
+    );
+    let list = ["policy", "list", "--admin", "unix:admin.sock"];
+    lists(run_in(server.directory(), &list, b""));
+}
