@@ -1,0 +1,348 @@
+//! What the way into the sandbox costs, part by part: a GET of 64 B by the standard policy, for a host that answers its one
+//! question at once.
+//!
+//! ```text
+//! cargo bench -p statehouse --bench boundary
+//! ```
+//!
+//! The component is called as the store calls it. Beside it the core module inside of it is called by hand, without the
+//! canonical ABI's checks and conversions: bytes are put where the guest allocates them, and its answer is read where it lies.
+//! That is what an interface of one's own, below WIT, could save. The same again without counting fuel and without looking
+//! for the watchdog says what these cost. Each figure is the tenth percentile of many short samples.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use statehouse::STANDARD_POLICY;
+use statehouse::policy::{
+    Access, Denial, Dialect, Engine, Entry, Host, Instance, Page, Put, Request, Stamp,
+};
+use statehouse_policy::resp;
+use wasmtime::{Caller, Linker, Memory, Module, Store, TypedFunc};
+
+const SAMPLES: usize = 4_000;
+const CALLS: usize = 50;
+const NOW_MS: u64 = 1_700_000_000_000;
+const TIMESTAMP: &str = "001700000000000:00000:bench";
+const CLIENT: &str = "bench-0000000000000000-0";
+const VALUE_BYTES: u32 = 64;
+const FUEL: u64 = 4_000_000;
+const TICKS: u64 = 1_000_000;
+
+/// The key that is asked for is there, and nothing else can be done.
+struct There;
+
+fn refused<T>() -> Result<T, Denial> {
+    Err(Denial::Violation("a GET asks for nothing but the key"))
+}
+
+impl Host for There {
+    fn head(&mut self, _: &[u8], _: Access) -> Result<Option<Entry>, Denial> {
+        Ok(Some(Entry {
+            len: VALUE_BYTES,
+            version: Stamp {
+                wall: NOW_MS,
+                counter: 0,
+            },
+            fence: None,
+            expires: None,
+        }))
+    }
+
+    fn load(&mut self, _: &[u8], _: u32, _: u32) -> Result<Option<Bytes>, Denial> {
+        refused()
+    }
+
+    fn matches(&mut self, _: &[u8], _: &[u8]) -> Result<bool, Denial> {
+        refused()
+    }
+
+    fn put(&mut self, _: Put<'_>) -> Result<statehouse::clock::Stamp, Denial> {
+        refused()
+    }
+
+    fn delete(&mut self, _: &[u8]) -> Result<bool, Denial> {
+        refused()
+    }
+
+    fn keys(&mut self, _: &[u8], _: Option<&[u8]>, _: u32) -> Result<Page, Denial> {
+        refused()
+    }
+
+    fn watch(&mut self, _: &[u8]) -> Result<(), Denial> {
+        refused()
+    }
+
+    fn unwatch(&mut self, _: &[u8]) -> Result<bool, Denial> {
+        refused()
+    }
+
+    fn property(&mut self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn random(&mut self, _: usize) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn is_rerun(&self) -> bool {
+        false
+    }
+
+    fn now_ms(&self) -> u64 {
+        NOW_MS
+    }
+}
+
+/// What goes in with a request, besides its payload.
+#[derive(Clone, Copy)]
+struct Strings {
+    timestamp: Option<&'static str>,
+    client: Option<&'static str>,
+}
+
+const ALL: Strings = Strings {
+    timestamp: Some(TIMESTAMP),
+    client: Some(CLIENT),
+};
+
+/// The same request with one string less.
+const FEWER: Strings = Strings {
+    timestamp: Some(TIMESTAMP),
+    client: None,
+};
+
+/// The core module of the standard policy, called without the component around it.
+struct Core {
+    store: Store<Option<Memory>>,
+    memory: Memory,
+    allocate: TypedFunc<(u32, u32, u32, u32), u32>,
+    handle: TypedFunc<Handle, u32>,
+    release: TypedFunc<u32, ()>,
+    fuel: bool,
+    epochs: bool,
+}
+
+/// `handler.handle` in the canonical ABI: payload, dialect, three optional strings, now.
+#[rustfmt::skip]
+type Handle = (
+    u32, u32,
+    u32,
+    u32, u32, u32,
+    u32, u32, u32,
+    u32, u32, u32,
+    u64,
+);
+
+impl Core {
+    fn new(fuel: bool, epochs: bool) -> wasmtime::Result<Self> {
+        let mut config = statehouse_precompiled::config();
+        config.consume_fuel(fuel).epoch_interruption(epochs);
+        let engine = wasmtime::Engine::new(&config)?;
+        let module = Module::new(&engine, core_module(STANDARD_POLICY))?;
+        let mut linker = Linker::new(&engine);
+        linker.func_wrap("statehouse:policy/table@1.0.0", "head", head)?;
+        linker.define_unknown_imports_as_traps(&module)?;
+        let mut store = Store::new(&engine, None);
+        fill(&mut store, fuel, epochs)?;
+        let instance = linker.instantiate(&mut store, &module)?;
+        let Some(memory) = instance.get_memory(&mut store, "memory") else {
+            wasmtime::bail!("a policy has a memory");
+        };
+        *store.data_mut() = Some(memory);
+        let handler = "statehouse:policy/handler@1.0.0";
+        let name = format!("{handler}#configure");
+        let configure = instance.get_typed_func::<(u32, u32), u32>(&mut store, &name)?;
+        let configured = configure.call(&mut store, (4, 0))?;
+        let name = format!("cabi_post_{name}");
+        let release = instance.get_typed_func::<u32, ()>(&mut store, &name)?;
+        release.call(&mut store, configured)?;
+        let name = format!("{handler}#handle");
+        Ok(Self {
+            allocate: instance.get_typed_func(&mut store, "cabi_realloc")?,
+            handle: instance.get_typed_func(&mut store, &name)?,
+            release: instance.get_typed_func(&mut store, &format!("cabi_post_{name}"))?,
+            store,
+            memory,
+            fuel,
+            epochs,
+        })
+    }
+
+    /// A call into the guest that does nothing there.
+    fn nothing(&mut self) -> wasmtime::Result<u32> {
+        self.allocate.call(&mut self.store, (0, 0, 1, 0))
+    }
+
+    fn pass(&mut self, bytes: &[u8]) -> wasmtime::Result<(u32, u32)> {
+        let len = bytes.len() as u32;
+        let at = self.allocate.call(&mut self.store, (0, 0, 1, len))?;
+        self.memory.write(&mut self.store, at as usize, bytes)?;
+        Ok((at, len))
+    }
+
+    fn pass_option(&mut self, text: Option<&str>) -> wasmtime::Result<(u32, u32, u32)> {
+        let Some(text) = text else {
+            return Ok((0, 0, 0));
+        };
+        let (at, len) = self.pass(text.as_bytes())?;
+        Ok((1, at, len))
+    }
+
+    fn handle(&mut self, payload: &[u8], strings: Strings) -> wasmtime::Result<Vec<u8>> {
+        fill(&mut self.store, self.fuel, self.epochs)?;
+        let payload = self.pass(payload)?;
+        let timestamp = self.pass_option(strings.timestamp)?;
+        let client = self.pass_option(strings.client)?;
+        #[rustfmt::skip]
+        let request = (
+            payload.0, payload.1,
+            0,
+            timestamp.0, timestamp.1, timestamp.2,
+            0, 0, 0,
+            client.0, client.1, client.2,
+            NOW_MS,
+        );
+        let outcome = self.handle.call(&mut self.store, request)?;
+        // The first that lies there is the head of the reply.
+        let memory = self.memory.data(&self.store);
+        let word = |at: u32| {
+            let word = memory.get(at as usize..)?.first_chunk()?;
+            Some(u32::from_le_bytes(*word))
+        };
+        let head = (|| {
+            let (at, len) = (word(outcome)? as usize, word(outcome + 4)? as usize);
+            Some(memory.get(at..at.checked_add(len)?)?.to_vec())
+        })();
+        self.release.call(&mut self.store, outcome)?;
+        head.ok_or_else(|| wasmtime::Error::msg("the outcome lies outside the memory"))
+    }
+}
+
+fn fill<T>(store: &mut Store<T>, fuel: bool, epochs: bool) -> wasmtime::Result<()> {
+    if fuel {
+        store.set_fuel(FUEL)?;
+    }
+    if epochs {
+        store.set_epoch_deadline(TICKS);
+    }
+    Ok(())
+}
+
+/// `table.head` in the canonical ABI, of a key that is there: `at` is where its result goes.
+fn head(
+    mut caller: Caller<'_, Option<Memory>>,
+    _owned: u32,
+    _key: u32,
+    _key_bytes: u32,
+    _access: u32,
+    at: u32,
+) -> wasmtime::Result<()> {
+    let Some(memory) = *caller.data() else {
+        wasmtime::bail!("nobody asks before the start");
+    };
+    // ok, some; the entry: length, version; no fence; no expiry.
+    let mut result = [0; 88];
+    result[8] = 1;
+    result[16..20].copy_from_slice(&VALUE_BYTES.to_le_bytes());
+    result[24..32].copy_from_slice(&NOW_MS.to_le_bytes());
+    memory.write(&mut caller, at as usize, &result)?;
+    Ok(())
+}
+
+/// The first core module of a component, which is the guest.
+fn core_module(component: &[u8]) -> &[u8] {
+    const CORE_MODULE: u8 = 1;
+    let mut rest = &component[8..];
+    while let [id, after @ ..] = rest {
+        let mut bytes = 0_usize;
+        let mut read = 0;
+        for byte in after {
+            bytes |= usize::from(byte & 0x7f) << (7 * read);
+            read += 1;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        let (section, left) = after[read..].split_at(bytes);
+        if *id == CORE_MODULE {
+            return section;
+        }
+        rest = left;
+    }
+    panic!("a component has a core module in it");
+}
+
+/// The reply's head and the fuel of one call of the component.
+fn component(instance: &mut Instance<There>, payload: &Bytes, strings: Strings) -> (Vec<u8>, u64) {
+    let mut call = instance.begin(There, payload.clone());
+    let outcome = call.handle(Request {
+        payload,
+        dialect: Dialect::Sdk,
+        timestamp: strings.timestamp,
+        fencing_token: None,
+        client: strings.client,
+        now: NOW_MS,
+    });
+    let fuel = call.burnt();
+    call.end();
+    (outcome.expect("a GET is answered").reply.head, fuel)
+}
+
+/// Nanoseconds of one call.
+fn measured<T>(mut call: impl FnMut() -> T) -> f64 {
+    let mut samples: Vec<Duration> = (0..SAMPLES)
+        .map(|_| {
+            let start = Instant::now();
+            (0..CALLS).for_each(|_| drop(black_box(call())));
+            start.elapsed()
+        })
+        .collect();
+    samples.sort();
+    samples[SAMPLES / 10].as_secs_f64() * 1e9 / CALLS as f64
+}
+
+fn main() -> wasmtime::Result<()> {
+    let payload = Bytes::from(resp::request(&[b"GET", b"bench/key"]));
+    let policy = Arc::new(Engine::new()?.load(STANDARD_POLICY)?);
+    let mut instance = Instance::warm(policy)?;
+    let mut with_all = Core::new(true, true)?;
+    let (answer, fuel) = component(&mut instance, &payload, ALL);
+    assert_eq!(
+        with_all.handle(&payload, ALL)?,
+        answer,
+        "both ways lead to the same answer"
+    );
+    let row = |what: &str, ns: f64| println!("{ns:6.0} ns  {what}");
+
+    println!(
+        "A GET of 64 B burns {fuel} units of fuel in eight crossings: handle, an allocation for each of three"
+    );
+    println!("lists that go in, the host's head, and behind it the release of what came out.\n");
+    let whole = measured(|| component(&mut instance, &payload, ALL));
+    row("the component", whole);
+    let fewer = measured(|| component(&mut instance, &payload, FEWER));
+    row("of it one string that goes in", whole - fewer);
+    let core = measured(|| with_all.handle(&payload, ALL));
+    row("its core module by hand", core);
+    let fewer = measured(|| with_all.handle(&payload, FEWER));
+    row("of it one string that goes in", core - fewer);
+    row("what an interface below WIT could save", whole - core);
+    row(
+        "a call into the guest and back that does nothing",
+        measured(|| with_all.nothing()),
+    );
+    let timed = |fuel, epochs| -> wasmtime::Result<f64> {
+        let mut other = Core::new(fuel, epochs)?;
+        Ok(measured(|| other.handle(&payload, ALL)))
+    };
+    row("by hand, and fuel is not counted", timed(false, true)?);
+    row(
+        "by hand, and nobody looks for the watchdog",
+        timed(true, false)?,
+    );
+    row("by hand, neither", timed(false, false)?);
+    Ok(())
+}
