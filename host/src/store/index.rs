@@ -15,8 +15,15 @@ use crate::limits::INDEX_PARTS;
 #[derive(Clone)]
 pub(super) struct Index {
     hasher: RandomState,
-    /// Many small tables: one that grows moves all of its slots at once, while every request waits.
-    parts: Vec<HashTable<Slot>>,
+    /// Many small tables: one that grows moves all of its places at once, while every request waits.
+    parts: Vec<HashTable<Place>>,
+}
+
+/// A slot, and the part of its key's hash that its table goes by: a table that grows need not look at the keys again.
+#[derive(Clone, Copy)]
+struct Place {
+    short: u32,
+    slot: Slot,
 }
 
 impl Default for Index {
@@ -32,46 +39,58 @@ impl Index {
     /// An index of entries in slots from 0 on, made by all cores: a start waits for it.
     pub(super) fn of(slots: &Slots) -> Self {
         let mut index = Self::default();
-        let hasher = &index.hasher;
         let all = 0..slots.len() as Slot;
-        let hash = |slot: Slot| hasher.hash_one(slots.key(slot));
-        let hashes: Vec<u64> = all.clone().into_par_iter().map(hash).collect();
+        let hash = |slot| index.hash(slots.key(slot));
+        let hashes: Vec<(usize, u32)> = all.clone().into_par_iter().map(hash).collect();
         let mut grouped = vec![Vec::new(); INDEX_PARTS];
-        for (slot, hash) in all.zip(hashes) {
-            grouped[part(hash)].push((hash, slot));
+        for (slot, (part, short)) in all.zip(hashes) {
+            grouped[part].push(Place { short, slot });
         }
         let parts = index.parts.par_iter_mut().zip(grouped);
         parts.for_each(|(part, group)| {
-            part.reserve(group.len(), |&it| hash(it));
-            for (of, slot) in group {
-                part.insert_unique(of, slot, |&it| hash(it));
+            part.reserve(group.len(), Place::hash);
+            for place in group {
+                part.insert_unique(place.hash(), place, Place::hash);
             }
         });
         index
     }
 
     pub(super) fn get(&self, key: &[u8], slots: &Slots) -> Option<Slot> {
-        let hash = self.hasher.hash_one(key);
-        let found = self.parts[part(hash)].find(hash, |&it| slots.key(it) == key);
-        found.copied()
+        let (part, short) = self.hash(key);
+        let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
+        self.parts[part].find(long(short), is_it).map(|it| it.slot)
     }
 
     /// Takes in a slot whose key is not there yet.
     pub(super) fn insert(&mut self, slot: Slot, slots: &Slots) {
-        let hash = |&it: &Slot| self.hasher.hash_one(slots.key(it));
-        let of = hash(&slot);
-        self.parts[part(of)].insert_unique(of, slot, hash);
+        let (part, short) = self.hash(slots.key(slot));
+        let place = Place { short, slot };
+        self.parts[part].insert_unique(place.hash(), place, Place::hash);
     }
 
     /// Forgets the slot of `key` and returns it, while the entry is still in it.
     pub(super) fn remove(&mut self, key: &[u8], slots: &Slots) -> Option<Slot> {
+        let (part, short) = self.hash(key);
+        let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
+        let found = self.parts[part].find_entry(long(short), is_it);
+        Some(found.ok()?.remove().0.slot)
+    }
+
+    /// Which table, and the hash there.
+    fn hash(&self, key: &[u8]) -> (usize, u32) {
         let hash = self.hasher.hash_one(key);
-        let found = self.parts[part(hash)].find_entry(hash, |&it| slots.key(it) == key);
-        Some(found.ok()?.remove().0)
+        ((hash >> u32::BITS) as usize % INDEX_PARTS, hash as u32)
     }
 }
 
-/// Which table. Each of these chooses by the lowest bits of the hash, and tells entries apart by its highest.
-fn part(hash: u64) -> usize {
-    (hash >> 40) as usize % INDEX_PARTS
+impl Place {
+    fn hash(&self) -> u64 {
+        long(self.short)
+    }
+}
+
+/// A table chooses by the lowest bits, and tells its places apart by the highest.
+fn long(short: u32) -> u64 {
+    u64::from(short) << u32::BITS | u64::from(short)
 }
