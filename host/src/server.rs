@@ -469,10 +469,6 @@ impl Server {
             }
             Parsed::Disconnect(reason, text) => {
                 core.stats.kicked += 1;
-                if !self.settings.attached {
-                    let client = incoming.peer.client.escape_debug();
-                    tracing::warn!(%client, text, "disconnecting a client");
-                }
                 let kick = Outbound::Kick(incoming.peer.clone(), reason, text);
                 // Settled too: a QoS 2 exchange outlives the connection, and must not wait for ever.
                 let settle = ticket.map(|ticket| settle(ticket, reason, Some(text)));

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{Origin, ReasonCode};
+use crate::{Origin, ReasonCode, Refusal};
 
 /// Something that a client has shown to be let in, such as a password, and that may be taken back while it is connected.
 pub trait Proof: Send + Sync {
@@ -209,6 +209,12 @@ pub trait Access: Send + Sync + 'static {
     /// Whether this client may subscribe to this filter, which is well formed: of a shared subscription the one behind
     /// `$share/NAME/`. A session that may not have it any more asks the same of the topics of its messages.
     fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
+
+    /// The broker has refused something that this access control was not asked about, or ends a connection: for a log. As
+    /// many come as hostile clients care to provoke.
+    fn refused(&self, refusal: &Refusal<'_>) {
+        _ = refusal;
+    }
 }
 
 /// Lets everybody do everything, anonymously. User names and passwords are not looked at.

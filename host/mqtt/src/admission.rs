@@ -11,15 +11,16 @@ use tokio::{
 };
 
 use crate::{
-    Attempt, Broker, Door, Origin, ReasonCode, Verdict,
+    Attempt, Broker, Door, Origin, ReasonCode, Refusal, Refused, Verdict,
     codec::{Auth, Connect, Violation},
-    core::{Accepted, Refusal},
+    core::{Accepted, TurnedAway},
     dispatch::check_will,
     output::Output,
     router::SessionKey,
 };
 
 /// Why a client is refused that the access control did not decide about.
+const BUSY: &str = "too many clients are connecting: come back in a second";
 const LATE: &str = "who this client is was not found out in time: come back later";
 
 /// What a client has shown that expires, or that it may show anew.
@@ -57,19 +58,8 @@ pub(crate) async fn accept(
     door: Door,
     deadline: tokio::time::Instant,
     output: &Arc<Output>,
-) -> Result<(Accepted, Option<Showing>), Refusal> {
+) -> Result<(Accepted, Option<Showing>), TurnedAway> {
     let limits = broker.limits();
-    if connect.client_id.len() > limits.client_id_bytes_max {
-        return Err((
-            ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
-            "the client identifier is too long",
-        ));
-    }
-    if let Some(will) = &connect.will {
-        let topic = &will.message.topic;
-        check_will(&**broker.service(), topic, limits.topic_levels_max)
-            .map_err(|text| (ReasonCode::TOPIC_NAME_INVALID, text))?;
-    }
     let attempt = Attempt {
         client: connect.client_id.clone(),
         user: connect.user.take(),
@@ -77,10 +67,36 @@ pub(crate) async fn accept(
         enhanced: connect.enhanced.clone(),
         door: door.clone(),
     };
+    let (client, user) = (attempt.client.clone(), attempt.user.clone());
+    let refuse = |reason, text| {
+        broker.told().tell(&Refusal {
+            what: Refused::Connect,
+            reason,
+            text: Some(text),
+            peer: Some(door.peer),
+            client: &client,
+            user: user.as_deref(),
+        });
+        Err((reason, text))
+    };
+    if client.len() > limits.client_id_bytes_max {
+        let text = "the client identifier is too long";
+        return refuse(ReasonCode::CLIENT_IDENTIFIER_NOT_VALID, text);
+    }
+    if let Some(will) = &connect.will {
+        let topic = &will.message.topic;
+        if let Err(text) = check_will(&**broker.service(), topic, limits.topic_levels_max) {
+            return refuse(ReasonCode::TOPIC_NAME_INVALID, text);
+        }
+    }
     let admission = match timeout_at(deadline, broker.admit(attempt)).await {
-        Ok(Verdict::Admit(admission)) => admission,
-        Ok(Verdict::Refuse(reason, text)) => return Err((reason, text)),
-        Err(_) => return Err((ReasonCode::SERVER_BUSY, LATE)),
+        Ok(Some(Verdict::Admit(admission))) => admission,
+        Ok(Some(Verdict::Refuse(reason, text))) => {
+            broker.told().count(Refused::Connect, reason);
+            return Err((reason, text));
+        }
+        Ok(None) => return refuse(ReasonCode::SERVER_BUSY, BUSY),
+        Err(_) => return refuse(ReasonCode::SERVER_BUSY, LATE),
     };
     let method = connect.enhanced.as_ref().map(|it| it.method.clone());
     let mut core = broker.lock();
@@ -123,22 +139,23 @@ pub(crate) async fn renew(
     };
     let verdict = timeout(broker.limits().connect_timeout, broker.admit(attempt)).await;
     let (reason, text) = match verdict {
-        Ok(Verdict::Admit(admission)) if admission.identity == origin.identity => {
+        Ok(Some(Verdict::Admit(admission))) if admission.identity == origin.identity => {
             showing.expires.send_replace(admission.expires);
             let mut core = broker.lock();
             core.authenticated(session, origin.connection, admission.identity, method);
             return Ok(());
         }
-        Ok(Verdict::Admit(_)) => (
+        Ok(Some(Verdict::Admit(_))) => (
             ReasonCode::NOT_AUTHORIZED,
             "this is somebody else than who connected",
         ),
         // Of CONNACK's codes few are DISCONNECT's too.
-        Ok(Verdict::Refuse(
+        Ok(Some(Verdict::Refuse(
             reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),
             text,
-        )) => (reason, text),
-        Ok(Verdict::Refuse(_, text)) => (ReasonCode::NOT_AUTHORIZED, text),
+        ))) => (reason, text),
+        Ok(Some(Verdict::Refuse(_, text))) => (ReasonCode::NOT_AUTHORIZED, text),
+        Ok(None) => (ReasonCode::SERVER_BUSY, BUSY),
         Err(_) => (ReasonCode::SERVER_BUSY, LATE),
     };
     Err(Violation { reason, text })

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
-    Service, Stats, Token, Verdict,
+    Refusal, RefusalCount, Refused, Service, Stats, Token, Verdict,
     clock::Clock,
     connection,
     core::{Core, Source},
@@ -27,6 +27,7 @@ use crate::{
     limits::WALL_CLOCK_LOOK,
     output::Direct,
     persist::Recorder,
+    refusal::Refusals,
     round::{self, Rounds},
     writer::SharedWriter,
 };
@@ -84,6 +85,7 @@ struct Shared {
     publishes_per_second_max: AtomicU32,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
+    refusals: Arc<Refusals>,
     core: Mutex<Core>,
     rounds: Rounds,
     gate: Arc<Gate>,
@@ -125,11 +127,19 @@ impl Broker {
         let gate = Arc::new(Gate::default());
         let recorder = Recorder::new(options.persistence, gate.clone(), clock);
         let access = options.access;
-        let mut core = Core::new(limits.clone(), access.clone(), options.run, recorder);
+        let refusals = Arc::new(Refusals::new(access.clone()));
+        let mut core = Core::new(
+            limits.clone(),
+            access.clone(),
+            refusals.clone(),
+            options.run,
+            recorder,
+        );
         core.restore(recovery);
         Self(Arc::new(Shared {
             service,
             access,
+            refusals,
             core: Mutex::new(core),
             rounds: Rounds::default(),
             gate,
@@ -196,6 +206,14 @@ impl Broker {
             .filter(|_| taken <= self.limits().connections_max)
         else {
             self.0.turned_away.fetch_add(1, Ordering::Relaxed);
+            self.0.refusals.tell(&Refusal {
+                what: Refused::Connect,
+                reason: ReasonCode::SERVER_BUSY,
+                text: Some("there are as many connections as there may be"),
+                peer: Some(door.peer),
+                client: "",
+                user: None,
+            });
             return;
         };
         // Made before the look at the flag, so that a shutdown in between is not missed.
@@ -283,6 +301,12 @@ impl Broker {
         }
     }
 
+    /// What was refused since the start, those refusals included that the access control and the service have decided.
+    #[must_use]
+    pub fn refusals(&self) -> Vec<RefusalCount> {
+        self.0.refusals.counts()
+    }
+
     /// Sends DISCONNECT 0x8B to everyone, gives it at most `grace` to arrive, then closes. Listeners and timers end, and
     /// nobody can connect any more.
     ///
@@ -350,15 +374,14 @@ impl Broker {
         &self.0.access
     }
 
-    /// Asks who this is.
-    pub(crate) async fn admit(&self, attempt: Attempt) -> Verdict {
-        let Ok(_permit) = self.0.admissions.try_acquire() else {
-            return Verdict::Refuse(
-                ReasonCode::SERVER_BUSY,
-                "too many clients are connecting: come back in a second",
-            );
-        };
-        self.0.access.admit(attempt).await
+    pub(crate) fn told(&self) -> &Refusals {
+        &self.0.refusals
+    }
+
+    /// Asks who this is; none where too many are asked about already.
+    pub(crate) async fn admit(&self, attempt: Attempt) -> Option<Verdict> {
+        let _permit = self.0.admissions.try_acquire().ok()?;
+        Some(self.0.access.admit(attempt).await)
     }
 
     pub(crate) fn rounds(&self) -> &Rounds {

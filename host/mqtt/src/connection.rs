@@ -18,10 +18,10 @@ use tokio::{
 };
 
 use crate::{
-    Broker, Door, Limits, Origin, ReasonCode,
+    Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
     admission::{self, Showing},
-    codec::{self, Connect, Violation},
-    core::{Accepted, Refusal},
+    codec::{self, Connect, ConnectFault, Violation},
+    core::Accepted,
     dispatch::{Dispatch, Turn},
     limits::{IDLE_BUFFER_BYTES_MAX, READ_BYTES_MIN},
     output::{Direct, Output, Work},
@@ -44,9 +44,34 @@ pub(crate) async fn run<R, W>(
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
     let first = timeout_at(deadline, read_connect(&mut reader, &mut buffer, &limits)).await;
-    let Ok(Some(connect)) = first else {
-        tracing::debug!(%peer, "closed: no CONNECT");
-        return;
+    let refuse = |reason, text| {
+        broker.told().tell(&Refusal {
+            what: Refused::Connect,
+            reason,
+            text: Some(text),
+            peer: Some(peer),
+            client: "",
+            user: None,
+        });
+    };
+    let connect = match first {
+        Ok(Some(Ok(connect))) => Ok(connect),
+        Ok(Some(Err(ConnectFault { violation, answer }))) => {
+            refuse(violation.reason, violation.text);
+            if !answer {
+                return;
+            }
+            Err((violation.reason, violation.text))
+        }
+        Ok(None) => {
+            tracing::debug!(%peer, "closed without a CONNECT");
+            return;
+        }
+        Err(_) => {
+            // It is told nothing, and the standard has no code for it.
+            let text = "its CONNECT took too long";
+            return refuse(ReasonCode::UNSPECIFIED_ERROR, text);
+        }
     };
     let output = Arc::new(Output::new(limits.output_bytes_high, direct));
     let admitted = match connect {
@@ -185,20 +210,17 @@ enum Ended {
     Expired,
 }
 
-/// The CONNECT, or how it is refused; `None` where the peer does not deserve an answer.
+/// The CONNECT, or what is wrong with it; `None` where the peer has gone.
 async fn read_connect<R: AsyncRead + Unpin>(
     reader: &mut R,
     buffer: &mut BytesMut,
     limits: &Limits,
-) -> Option<Result<Connect, Refusal>> {
+) -> Option<Result<Connect, ConnectFault>> {
     loop {
         match codec::decode_connect(buffer, limits.connect_bytes_max) {
             Ok(Some(connect)) => return Some(Ok(connect)),
             Ok(None) => {}
-            Err(fault) if fault.answer => {
-                return Some(Err((fault.violation.reason, fault.violation.text)));
-            }
-            Err(_) => return None,
+            Err(fault) => return Some(Err(fault)),
         }
         // Most CONNECTs are small, and a peer that has sent nothing yet gets no more than this.
         buffer.reserve(512);

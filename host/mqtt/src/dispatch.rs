@@ -13,7 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Request, Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Refused, Request, Service, Token,
     allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
@@ -26,6 +26,12 @@ use crate::{
 const TOO_MANY: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
     "this client publishes more in a second than it may",
+);
+
+/// What becomes of a PUBLISH that the access control does not allow.
+const FORBIDDEN: Claim = Claim::Refuse(
+    ReasonCode::NOT_AUTHORIZED,
+    "this client may not publish to this topic",
 );
 
 /// How one turn ended.
@@ -168,10 +174,7 @@ impl Dispatch {
             );
         }
         match self.service.claim(name) {
-            Claim::Route if !self.access.may_publish(&self.origin, name) => Claim::Refuse(
-                ReasonCode::NOT_AUTHORIZED,
-                "this client may not publish to this topic",
-            ),
+            Claim::Route if !self.access.may_publish(&self.origin, name) => FORBIDDEN,
             claim => claim,
         }
     }
@@ -255,6 +258,10 @@ impl Dispatch {
                     Claim::Refuse(reason, text) => {
                         if claim == TOO_MANY {
                             core.count_throttled();
+                        }
+                        match claim == FORBIDDEN {
+                            true => core.count_refused(Refused::Publish, reason),
+                            false => core.refused(key, Refused::Publish, reason, Some(text)),
                         }
                         core.refuse(key, connection, &publish, reason, text)?
                     }

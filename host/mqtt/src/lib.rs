@@ -10,6 +10,7 @@
 //!
 //! * `access`: who may connect, publish and subscribe, by the embedder's answers ([`Access`]);
 //! * `admission`: finds that out for a CONNECT, and again where a client authenticates anew;
+//! * `refusal`: what is refused, by what is said to the client, counted and told;
 //! * `connection`: a reader and a writer task per socket, time-outs, back pressure;
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
@@ -57,6 +58,7 @@ mod persist;
 mod properties;
 mod reason;
 mod recovery;
+mod refusal;
 mod retained;
 mod round;
 mod router;
@@ -82,5 +84,6 @@ pub use persist::Persistence;
 pub use properties::{Properties, PropertiesBuilder, PropertyError};
 pub use reason::ReasonCode;
 pub use recovery::Recovery;
+pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
 pub use stats::Stats;

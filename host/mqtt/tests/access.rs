@@ -13,7 +13,7 @@ use std::{
 use common::*;
 use statehouse_mqtt::{
     Access, Admission, Attempt, Broker, Deciding, Identity, Limits, NoService, Options, Origin,
-    ReasonCode, Verdict,
+    ReasonCode, Refusal, RefusalCount, Refused, Verdict,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wire::{
@@ -26,6 +26,8 @@ use wire::{
 struct Rules {
     attempts: Mutex<Vec<Attempt>>,
     forbidden: Mutex<HashSet<String>>,
+    /// What the broker refused by itself, and to whom.
+    told: Mutex<Vec<String>>,
 }
 
 impl Rules {
@@ -89,6 +91,11 @@ impl Access for Rules {
 
     fn may_subscribe(&self, _: &Origin, filter: &[u8]) -> bool {
         self.allows("subscribe", filter)
+    }
+
+    fn refused(&self, refusal: &Refusal<'_>) {
+        let told = format!("{} {}", refusal.what.name(), refusal.client);
+        self.told.lock().unwrap().push(told);
     }
 }
 
@@ -200,7 +207,7 @@ async fn what_a_client_shows_comes_as_it_was_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn undecided_clients_are_bounded_in_number_and_time() {
-    let (broker, _) = Rules::broker(Limits {
+    let (broker, rules) = Rules::broker(Limits {
         admissions_max: 2,
         ..Limits::default()
     });
@@ -220,6 +227,17 @@ async fn undecided_clients_are_bounded_in_number_and_time() {
             ConnectReturnCode::ServerBusy
         );
     }
+    // One at once, and two that were not decided in time.
+    let all = RefusalCount {
+        what: Refused::Connect,
+        reason: ReasonCode::SERVER_BUSY,
+        count: 3,
+    };
+    assert_eq!(broker.refusals(), [all]);
+    assert_eq!(
+        *rules.told.lock().unwrap(),
+        ["connect c", "connect a", "connect b"]
+    );
     assert!(began.elapsed() <= Limits::default().connect_timeout + Duration::from_secs(1));
     drop(connected(&broker, hello("c", "right", None)).await);
 }

@@ -13,12 +13,14 @@ mod throttle;
 pub mod tokens;
 pub mod users;
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use statehouse_mqtt::{
-    Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode, Verdict,
+    Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode,
+    Refusal as BrokerRefusal, Verdict,
 };
 
 pub use self::authorizer::{Authorizer, Found, NoRule};
@@ -277,6 +279,19 @@ impl Doors {
     }
 }
 
+/// What a client was told by the broker.
+struct Said<'a>(&'a BrokerRefusal<'a>);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(refusal) = self;
+        match refusal.text {
+            Some(text) => write!(f, "{}: {text}", refusal.reason),
+            None => write!(f, "{}", refusal.reason),
+        }
+    }
+}
+
 impl Access for AccessControl {
     fn admit(&self, attempt: Attempt) -> Deciding {
         let doors = self.0.clone();
@@ -329,5 +344,15 @@ impl Access for AccessControl {
         }
         let may = |grants: &Grants| grants.may_subscribe(filter);
         self.0.allows(who, "subscribe", filter, may)
+    }
+
+    fn refused(&self, refusal: &BrokerRefusal<'_>) {
+        self.0.audit.log(&Refused {
+            what: refusal.what.name(),
+            peer: refusal.peer,
+            client: refusal.client,
+            user: refusal.user,
+            why: &Said(refusal),
+        });
     }
 }

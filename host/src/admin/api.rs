@@ -215,7 +215,7 @@ impl Api {
                     &listing,
                     self.control().diff().as_ref(),
                     &self.server.stats(),
-                    self.broker.as_ref().map(Broker::stats).as_ref(),
+                    self.broker.as_ref(),
                     self.server.link().as_ref(),
                     self.reloads.counts(),
                     &self.audit.counts(),

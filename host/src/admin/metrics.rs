@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
+use statehouse_mqtt::{Broker, RefusalCount};
+
 use crate::control::{Listing, PolicyView};
 use crate::policy::Role;
 use crate::reload::Count;
@@ -18,7 +20,7 @@ pub(super) fn text(
     listing: &Listing,
     shadow: Option<&ShadowReport>,
     stats: &Stats,
-    broker: Option<&statehouse_mqtt::Stats>,
+    broker: Option<&Broker>,
     link: Option<&Figures>,
     reloads: impl Iterator<Item = Count>,
     refused: &[(&str, u64)],
@@ -30,7 +32,8 @@ pub(super) fn text(
     access(&mut page, refused);
     files(&mut page, reloads);
     if let Some(broker) = broker {
-        clients(&mut page, broker);
+        clients(&mut page, &broker.stats());
+        told(&mut page, &broker.refusals());
     }
     if let Some(link) = link {
         connection(&mut page, link);
@@ -220,6 +223,32 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
             broker.turned_away,
         ),
     ]);
+}
+
+/// What clients were told, by reason codes of MQTT 5.
+fn told(page: &mut Page, refusals: &[RefusalCount]) {
+    if refusals.is_empty() {
+        return;
+    }
+    page.family(
+        "mqtt_refused",
+        "counter",
+        "What the broker refused to clients, by what they wanted and the reason of MQTT 5 that they were told",
+    );
+    for RefusalCount {
+        what,
+        reason,
+        count,
+    } in refusals
+    {
+        let code = format!("{:#04x}", reason.0);
+        let labels = [
+            ("what", what.name()),
+            ("code", &code),
+            ("reason", reason.name()),
+        ];
+        page.sample("mqtt_refused_total", &labels, count);
+    }
 }
 
 /// The connection to a foreign broker.

@@ -89,7 +89,7 @@ fn in_force(server: &Server) -> usize {
 }
 
 /// A number on the page of metrics; 0 where there is none yet.
-fn metric(server: &Server, name: &str) -> u64 {
+pub(crate) fn metric(server: &Server, name: &str) -> u64 {
     let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
     let mut lines = page.lines();

@@ -6,6 +6,7 @@ mod browser;
 mod certificates;
 mod official;
 mod papers;
+mod refusals;
 mod revocation;
 mod tls;
 mod tokens;

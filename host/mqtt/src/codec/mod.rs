@@ -13,7 +13,7 @@ mod subscribe;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use connect::{Connect, Will};
+pub(crate) use connect::{Connect, ConnectFault, Will};
 pub(crate) use decode::{Ack, Auth, Bounds, Disconnect, Packet, decode, decode_connect};
 pub(crate) use encode::{
     Connack, Delivery, ack, auth, connack, connack_refused, disconnect, pingresp, publish,

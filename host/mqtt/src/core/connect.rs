@@ -9,7 +9,7 @@ use std::{
 
 use super::{Core, publish::Source, session_at};
 use crate::{
-    Identity, Limits, Origin, ReasonCode,
+    Identity, Limits, Origin, ReasonCode, Refusal, Refused,
     codec::{self, Connack, Connect, Disconnect, Violation},
     limits::PACKET_BYTES_MAX,
     link::{Link, LinkOptions},
@@ -31,8 +31,8 @@ pub(crate) struct Accepted {
     pub(crate) previous: Option<Arc<Output>>,
 }
 
-/// Why there is no connection.
-pub(crate) type Refusal = (ReasonCode, &'static str);
+/// Why there is no connection: what its CONNACK says.
+pub(crate) type TurnedAway = (ReasonCode, &'static str);
 
 impl Core {
     /// A CONNECT: puts the CONNACK and what a resumed session has to send into the output.
@@ -42,12 +42,10 @@ impl Core {
         identity: Arc<Identity>,
         output: &Arc<Output>,
         now: Instant,
-    ) -> Result<Accepted, Refusal> {
+    ) -> Result<Accepted, TurnedAway> {
         if self.shutting_down {
-            return Err((
-                ReasonCode::SERVER_UNAVAILABLE,
-                "the broker is shutting down",
-            ));
+            let text = "the broker is shutting down";
+            return Err((ReasonCode::SERVER_UNAVAILABLE, text));
         }
         let assigned = connect.client_id.is_empty();
         let client: Arc<str> = if assigned {
@@ -64,6 +62,7 @@ impl Core {
         };
         // Before anything is done to a session that another connection may have.
         if !self.access.may_connect(&origin) {
+            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
             return Err((
                 ReasonCode::NOT_AUTHORIZED,
                 "this client may not connect here with this client identifier",
@@ -73,6 +72,7 @@ impl Core {
             && !self.access.may_publish(&origin, &will.message.topic)
         {
             let text = "this client may not publish to the topic of its will";
+            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
             return Err((ReasonCode::NOT_AUTHORIZED, text));
         }
 
@@ -99,7 +99,16 @@ impl Core {
         let key = match existing {
             Some(key) => key,
             None if self.by_client.len() >= self.limits.sessions_max => {
-                return Err((ReasonCode::QUOTA_EXCEEDED, "there are too many sessions"));
+                let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, "there are too many sessions");
+                self.refusals.tell(&Refusal {
+                    what: Refused::Connect,
+                    reason,
+                    text: Some(text),
+                    peer: None,
+                    client: &client,
+                    user: origin.identity.user.as_deref(),
+                });
+                return Err((reason, text));
             }
             None => {
                 self.last_session += 1;

@@ -24,18 +24,19 @@ use std::{
     time::Instant,
 };
 
-pub(crate) use connect::{Accepted, Refusal};
+pub(crate) use connect::{Accepted, TurnedAway};
 pub(crate) use publish::{Begun, Source};
 
 use tenancy::Tenancies;
 
 use crate::{
-    Access, Limits, Origin, ReasonCode, Stats,
+    Access, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
     output::Output,
     persist::Recorder,
+    refusal::Refusals,
     retained::Retained,
     round::Rounds,
     router::{Matches, Router, SessionKey},
@@ -46,6 +47,7 @@ use crate::{
 pub(crate) struct Core {
     limits: Arc<Limits>,
     access: Arc<dyn Access>,
+    refusals: Arc<Refusals>,
     sessions: Vec<Option<Box<Session>>>,
     free: Vec<SessionKey>,
     by_client: HashMap<Arc<str>, SessionKey>,
@@ -98,6 +100,7 @@ impl Core {
     pub(crate) fn new(
         limits: Arc<Limits>,
         access: Arc<dyn Access>,
+        refusals: Arc<Refusals>,
         run: u32,
         recorder: Recorder,
     ) -> Self {
@@ -105,6 +108,7 @@ impl Core {
         Self {
             limits,
             access,
+            refusals,
             sessions: Vec::new(),
             free: Vec::new(),
             by_client: HashMap::new(),
@@ -193,6 +197,33 @@ impl Core {
         self.counts.throttled += 1;
     }
 
+    /// Tells of a refusal to a connected client that the access control has not decided.
+    pub(crate) fn refused(
+        &mut self,
+        key: SessionKey,
+        what: Refused,
+        reason: ReasonCode,
+        text: Option<&str>,
+    ) {
+        let refusals = self.refusals.clone();
+        if let Some(session) = self.session(key) {
+            let identity = session.link.as_ref().map(|link| &link.identity);
+            refusals.tell(&Refusal {
+                what,
+                reason,
+                text,
+                peer: None,
+                client: &session.client,
+                user: identity.and_then(|it| it.user.as_deref()),
+            });
+        }
+    }
+
+    /// Counts one that it has.
+    pub(crate) fn count_refused(&self, what: Refused, reason: ReasonCode) {
+        self.refusals.count(what, reason);
+    }
+
     fn session(&mut self, key: SessionKey) -> Option<&mut Session> {
         session_at(&mut self.sessions, key)
     }
@@ -255,7 +286,10 @@ impl Core {
             if is_refused {
                 self.forbid_will(key, &who);
                 let text = "this client may no longer be connected";
-                self.close(key, ReasonCode::NOT_AUTHORIZED, Some(text));
+                let reason = ReasonCode::NOT_AUTHORIZED;
+                if self.say_last(key, reason, Some(text)) {
+                    self.count_refused(Refused::Connection, reason);
+                }
             }
             self.forbid_subscriptions(key, &who, now);
             self.checkpoint();
@@ -269,28 +303,39 @@ impl Core {
         }
     }
 
-    /// DISCONNECT and close. The session keeps its link until the connection's task has ended and says so.
+    /// Ends a connection for a reason that the access control did not give.
     fn close(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) {
+        if self.say_last(key, reason, text) {
+            self.refused(key, Refused::Connection, reason, text);
+        }
+    }
+
+    /// DISCONNECT and close. The session keeps its link until the connection's task has ended and says so. False where that
+    /// was done before.
+    fn say_last(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
         let Some(session) = self.session(key) else {
-            return;
+            return false;
         };
-        let Some(link) = &session.link else { return };
+        let Some(link) = &session.link else {
+            return false;
+        };
         if link.output.is_closing() {
-            return;
+            return false;
         }
         link.output
             .close(|out| codec::disconnect(out, reason, text, link.packet_bytes_max));
         if reason != ReasonCode::SESSION_TAKEN_OVER && reason != ReasonCode::SERVER_SHUTTING_DOWN {
-            tracing::info!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
+            tracing::debug!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
             self.counts.disconnected += 1;
         }
+        true
     }
 
     /// Disconnects everybody and takes nobody any more.
     pub(crate) fn shut_down(&mut self) {
         self.shutting_down = true;
         for key in 0..self.sessions.len() as SessionKey {
-            self.close(key, ReasonCode::SERVER_SHUTTING_DOWN, None);
+            self.say_last(key, ReasonCode::SERVER_SHUTTING_DOWN, None);
         }
     }
 

@@ -4,7 +4,7 @@ use std::{borrow::Cow, mem, time::Instant};
 
 use super::{Core, session_at, window::remaining_s};
 use crate::{
-    Message, QoS, ReasonCode, Token,
+    Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
     gate::BatchNumber,
     outbox::{Queued, Scope},
@@ -123,7 +123,10 @@ impl Core {
             match core.publish(Cow::Borrowed(message), source, now) {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
-                Err(reason) => reason,
+                Err(reason) => {
+                    core.refused(key, Refused::Publish, reason, None);
+                    reason
+                }
             }
         })
     }
@@ -346,6 +349,13 @@ impl Core {
 
     /// The end of a request.
     pub(crate) fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+        if reason.is_error() && self.is_open(token.session, token.connection) {
+            match reason {
+                // Who decides what a client may do tells of it, and knows more.
+                ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
+                _ => self.refused(token.session, Refused::Publish, reason, text),
+            }
+        }
         self.acknowledge(token, reason, text, 0);
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Core, session_at};
 use crate::{
-    Origin, ReasonCode,
+    Origin, ReasonCode, Refused,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     outbox::Scope,
@@ -39,7 +39,15 @@ impl Core {
                         replay.push((filter, subscription));
                     }
                 }
-                Err(reason) => reasons.push(reason),
+                Err(reason) => {
+                    match reason {
+                        ReasonCode::NOT_AUTHORIZED => {
+                            self.count_refused(Refused::Subscribe, reason)
+                        }
+                        _ => self.refused(key, Refused::Subscribe, reason, None),
+                    }
+                    reasons.push(reason);
+                }
             }
         }
         self.tell(key, |out| codec::suback(out, subscribe.packet_id, &reasons));

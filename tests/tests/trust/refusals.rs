@@ -1,0 +1,446 @@
+//! Every reason code that a client can be refused with: the client sees it, the log says why, and a metric counts it.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{
+    Client, Connect, Property, Publish, Server, Store, client::PATIENCE, packet, run,
+    store::REQUEST_TOPIC,
+};
+use tempfile::TempDir;
+
+use crate::authorization::metric;
+
+const RULES: &str = r#"
+[[rules]]
+principals.clientIds = ["*"]
+brokerResources = [
+  { method = "Connect", clientIds = ["open-*"] },
+  { method = "Publish", topics = ["open/#"] },
+  { method = "Subscribe", topics = ["open/#"] },
+]
+stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["open/*"] }]
+"#;
+
+const CONFIG: &str = "
+allow_anonymous = true
+max_connections = 40
+max_sessions = 12
+max_client_rate = 50
+max_client_in_flight = 10
+max_queue_bytes = 1048576
+";
+
+/// Ten lines are logged in a second.
+const PACE: Duration = Duration::from_millis(120);
+const A_SECOND: Duration = Duration::from_millis(1100);
+
+/// A store with narrow bounds, rules, and the user anna.
+struct Site {
+    server: Server,
+    users: PathBuf,
+    _directory: TempDir,
+    clients: AtomicU32,
+}
+
+impl Site {
+    fn start() -> Site {
+        let directory = tempfile::tempdir().unwrap();
+        let (users, rules) = (
+            directory.path().join("users"),
+            directory.path().join("rules"),
+        );
+        fs::write(&rules, RULES).unwrap();
+        let add = ["user", "add", "anna", "--password-stdin", "--users"];
+        run(&[&add[..], &[users.to_str().unwrap()]].concat(), b"secret").code(0);
+        let files = [
+            "--users",
+            users.to_str().unwrap(),
+            "--rules",
+            rules.to_str().unwrap(),
+        ];
+        Site {
+            server: Server::with(CONFIG, &files),
+            users,
+            _directory: directory,
+            clients: AtomicU32::new(0),
+        }
+    }
+
+    /// Of a client that nobody was before.
+    fn hello(&self) -> Connect {
+        let number = self.clients.fetch_add(1, Ordering::Relaxed);
+        Connect::new(&format!("open-{number}"))
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(self.server.address(), &self.hello())
+    }
+
+    /// The code of a CONNACK.
+    fn connack(&self, connect: &Connect) -> u8 {
+        Client::try_connect(self.server.address(), connect).1.reason
+    }
+
+    /// The code of a DISCONNECT that these bytes are answered with.
+    fn disconnected(&self, bytes: &[u8]) -> u8 {
+        let mut client = self.connect();
+        client.send(bytes);
+        client.expect_closed().expect("a DISCONNECT").reason
+    }
+
+    /// The code of a CONNACK that these bytes are answered with; 0 where they are answered with nothing.
+    fn answered(&self, bytes: &[u8]) -> u8 {
+        let mut client = self.server.open();
+        client.send(bytes);
+        client.expect_closed();
+        let answers = client.drain();
+        answers.first().map_or(0, |answer| answer.ack().reason)
+    }
+
+    fn login(&self, user: &str, password: &str) -> Connect {
+        let mut connect = self.hello();
+        connect.user_name = Some(user.into());
+        connect.password = Some(password.into());
+        connect
+    }
+
+    /// Lines of the audit log with these words.
+    fn logged(&self, what: &str, why: &str) -> usize {
+        let what = format!("what={what:?}");
+        let log = self.server.stderr();
+        let audit = log.iter().filter(|line| line.contains("statehouse::audit"));
+        audit
+            .filter(|line| line.contains(&what) && line.contains(why))
+            .count()
+    }
+}
+
+/// One way of being refused.
+struct Case {
+    /// What the metric calls it.
+    what: &'static str,
+    code: u8,
+    reason: &'static str,
+    /// What the log calls it, and words of the line.
+    logged: (&'static str, &'static str),
+    /// Whether the client is told, and not only closed.
+    is_told: bool,
+    /// The code that the client sees, 0 where it sees none.
+    sees: fn(&Site) -> u8,
+}
+
+/// One that the broker decides: it is logged under the same word, with its code.
+fn own(what: &'static str, code: u8, reason: &'static str, sees: fn(&Site) -> u8) -> Case {
+    Case {
+        what,
+        code,
+        reason,
+        logged: (what, reason),
+        is_told: true,
+        sees,
+    }
+}
+
+/// The same of peers that are told nothing.
+fn silent(what: &'static str, code: u8, reason: &'static str, sees: fn(&Site) -> u8) -> Case {
+    Case {
+        is_told: false,
+        ..own(what, code, reason, sees)
+    }
+}
+
+/// One that the access control decides, and logs in its own words.
+fn by_access(
+    what: &'static str,
+    (code, reason): (u8, &'static str),
+    logged: (&'static str, &'static str),
+    sees: fn(&Site) -> u8,
+) -> Case {
+    Case {
+        what,
+        code,
+        reason,
+        logged,
+        is_told: true,
+        sees,
+    }
+}
+
+const NOT_AUTHORIZED: (u8, &str) = (0x87, "not authorized");
+
+fn connecting() -> Vec<Case> {
+    vec![
+        own("connect", 0x81, "malformed packet", |site| {
+            let mut bytes = site.hello().bytes();
+            // The reserved flag.
+            bytes[9] |= 1;
+            site.answered(&bytes)
+        }),
+        own("connect", 0x82, "protocol error", |site| {
+            site.connack(&site.hello().with(Property::ReceiveMaximum(0)))
+        }),
+        silent("connect", 0x82, "protocol error", |site| {
+            site.answered(&packet::PINGREQ)
+        }),
+        own("connect", 0x84, "unsupported protocol version", |site| {
+            let mut bytes = site.hello().bytes();
+            bytes[8] = 4;
+            site.answered(&bytes)
+        }),
+        own("connect", 0x85, "client identifier not valid", |site| {
+            site.connack(&Connect::new(&"open-".repeat(1000)))
+        }),
+        by_access(
+            "connect",
+            (0x86, "bad user name or password"),
+            ("authenticate", "there is no such user"),
+            |site| site.connack(&site.login("nobody", "secret")),
+        ),
+        by_access(
+            "connect",
+            NOT_AUTHORIZED,
+            ("connect", "no rule lets it connect"),
+            |site| site.connack(&Connect::new("stranger")),
+        ),
+        by_access(
+            "connect",
+            (0x8C, "bad authentication method"),
+            ("authenticate", "is not served here"),
+            |site| site.connack(&site.hello().with(Property::AuthMethod("SCRAM".into()))),
+        ),
+        own("connect", 0x90, "topic name invalid", |site| {
+            let will = Publish::new(&"open/".repeat(100), "x");
+            site.connack(&site.hello().will(will, 0))
+        }),
+        silent("connect", 0x95, "packet too large", |site| {
+            site.answered(&[0x10, 0xFF, 0xFF, 0xFF, 0x7F])
+        }),
+        own("connect", 0x97, "quota exceeded", |site| {
+            let mut held = Vec::new();
+            loop {
+                let (client, connack) = Client::try_connect(site.server.address(), &site.hello());
+                if connack.reason != 0 {
+                    return connack.reason;
+                }
+                held.push(client);
+            }
+        }),
+    ]
+}
+
+fn connected() -> Vec<Case> {
+    vec![
+        own("connection", 0x81, "malformed packet", |site| {
+            site.disconnected(&[0x36, 0])
+        }),
+        own("connection", 0x82, "protocol error", |site| {
+            let again = site.hello().bytes();
+            site.disconnected(&again)
+        }),
+        by_access(
+            "connection",
+            NOT_AUTHORIZED,
+            ("authenticate", "is no longer good"),
+            |site| {
+                let anna = site.login("anna", "secret");
+                let mut anna = Client::connect(site.server.address(), &anna);
+                fs::write(&site.users, "# nobody\n").unwrap();
+                anna.expect_closed().unwrap().reason
+            },
+        ),
+        own("connection", 0x8D, "keep alive timeout", |site| {
+            let mut connect = site.hello();
+            connect.keep_alive_s = 1;
+            let mut silent = Client::connect(site.server.address(), &connect);
+            silent.expect_closed().unwrap().reason
+        }),
+        own("connection", 0x8E, "session taken over", |site| {
+            let connect = site.hello();
+            let mut first = Client::connect(site.server.address(), &connect);
+            let _second = Client::connect(site.server.address(), &connect);
+            first.expect_closed().unwrap().reason
+        }),
+        own("connection", 0x90, "topic name invalid", |site| {
+            // An answer on the topic of requests would be one.
+            let mut store = Store::on(site.connect(), "open-");
+            let mut request = store.command(&["GET", "open/a"]);
+            request.response_topic = Some(REQUEST_TOPIC.into());
+            store.client.start(request.publish());
+            store.client.expect_closed().unwrap().reason
+        }),
+        own("connection", 0x93, "receive maximum exceeded", |site| {
+            let mut bytes = Vec::new();
+            for packet_id in 1..=11 {
+                let mut publish = Publish::new("open/a", "x").qos(2);
+                publish.packet_id = packet_id;
+                bytes.extend(publish.bytes());
+            }
+            site.disconnected(&bytes)
+        }),
+        own("connection", 0x94, "topic alias invalid", |site| {
+            let publish = Publish::new("open/a", "x").with(Property::TopicAlias(u16::MAX));
+            site.disconnected(&publish.bytes())
+        }),
+        own("connection", 0x95, "packet too large", |site| {
+            site.disconnected(&[0x30, 0xFF, 0xFF, 0xFF, 0x7F])
+        }),
+        own("connection", 0x97, "quota exceeded", |site| {
+            let connect = site.hello().with(Property::ReceiveMaximum(1));
+            let mut full = Client::connect(site.server.address(), &connect);
+            full.acknowledges = false;
+            full.subscribe("open/full", 1);
+            let mut publisher = site.connect();
+            for _ in 0..20 {
+                publisher.publish(Publish::new("open/full", vec![b'x'; 64 * 1024]).qos(1));
+            }
+            full.expect_closed().unwrap().reason
+        }),
+    ]
+}
+
+fn publishing_and_subscribing() -> Vec<Case> {
+    vec![
+        own("publish", 0x83, "implementation specific error", |site| {
+            let mut store = Store::on(site.connect(), "open-");
+            let mut request = store.command(&["GET", "open/a"]);
+            request.response_topic = None;
+            store.client.publish(request.publish()).reason
+        }),
+        by_access(
+            "publish",
+            NOT_AUTHORIZED,
+            ("publish", "no rule lets it publish closed"),
+            |site| {
+                site.connect()
+                    .publish(Publish::new("closed", "x").qos(1))
+                    .reason
+            },
+        ),
+        own("publish", 0x90, "topic name invalid", |site| {
+            let deep = Publish::new(&"open/".repeat(100), "x").qos(2);
+            site.connect().publish(deep).reason
+        }),
+        by_access(
+            "subscribe",
+            NOT_AUTHORIZED,
+            ("subscribe", "no rule lets it subscribe closed/#"),
+            |site| site.connect().subscribe("closed/#", 1),
+        ),
+        own("subscribe", 0x8F, "topic filter invalid", |site| {
+            site.connect().subscribe("open/#/a", 1)
+        }),
+        own("subscribe", 0x97, "quota exceeded", |site| {
+            let mut client = site.connect();
+            let granted =
+                (0..64).all(|n| client.subscribe(&format!("$share/{n}/open/a"), 1) < 0x80);
+            assert!(granted);
+            client.subscribe("$share/one more/open/a", 1)
+        }),
+    ]
+}
+
+/// Those that are refused many times before the test is done with them.
+fn noisy() -> Vec<Case> {
+    vec![
+        own("publish", 0x97, "quota exceeded", |site| {
+            let mut loud = site.connect();
+            let publish = Publish::new("open/a", "x").qos(1);
+            let reasons = (0..60).map(|_| loud.publish(publish.clone()).reason);
+            reasons.max().unwrap()
+        }),
+        silent("connect", 0x89, "server busy", |site| {
+            // Nobody hears of it: the CONNECT is not waited for.
+            let mut held: Vec<_> = (0..45).map(|_| site.server.open()).collect();
+            held.last_mut().unwrap().expect_closed();
+            0
+        }),
+        by_access(
+            "connect",
+            (0x9F, "connection rate exceeded"),
+            ("authenticate", "too many wrong passwords"),
+            |site| {
+                // Longer than any password: it is wrong without being looked at.
+                let long = site.login("nobody", &"x".repeat(2000));
+                (0..40).for_each(|_| _ = site.connack(&long));
+                // The lines of that second are full.
+                thread::sleep(A_SECOND);
+                let reasons = (0..5).map(|_| site.connack(&long));
+                reasons.max().unwrap()
+            },
+        ),
+    ]
+}
+
+impl Case {
+    fn try_on(&self, site: &Site) {
+        let Case {
+            what,
+            code,
+            reason,
+            logged,
+            is_told,
+            sees,
+        } = self;
+        let name = format!("{what} {code:#04x}");
+        let counter =
+            format!("mqtt_refused_total{{what={what:?},code=\"{code:#04x}\",reason={reason:?}}} ");
+        let before = (
+            metric(&site.server, &counter),
+            site.logged(logged.0, logged.1),
+        );
+        let told = if *is_told { *code } else { 0 };
+        assert_eq!(sees(site), told, "{name}: what the client sees");
+        let end = Instant::now() + PATIENCE;
+        let mut after = before;
+        while after.0 <= before.0 || after.1 <= before.1 {
+            assert!(
+                Instant::now() < end,
+                "{name}: counted and logged {before:?}, then {after:?}"
+            );
+            thread::sleep(Duration::from_millis(10));
+            after = (
+                metric(&site.server, &counter),
+                site.logged(logged.0, logged.1),
+            );
+        }
+    }
+}
+
+#[test]
+fn every_refusal_is_seen_by_its_client_in_the_log_and_in_a_metric() {
+    let site = Site::start();
+    // It takes ten seconds to be refused, and there is no code for it.
+    let mut slow = site.server.open();
+    for case in [connecting(), connected(), publishing_and_subscribing()]
+        .into_iter()
+        .flatten()
+    {
+        thread::sleep(PACE);
+        case.try_on(&site);
+    }
+    for case in noisy() {
+        thread::sleep(A_SECOND);
+        case.try_on(&site);
+    }
+    slow.expect_closed();
+    site.server.wait_for_log("its CONNECT took too long");
+    // The line of a client names it, and whoever it says that it is.
+    let log = site.server.stderr();
+    let is_whole =
+        |line: &&String| line.contains("client=open-") && line.contains("0x8E session taken over");
+    assert!(log.iter().any(|line| is_whole(&line)), "{log:#?}");
+    // Requests are refused by rules too, in their answer.
+    let client = site.connect();
+    let mut store = Store::on(client, "open-");
+    let mut request = store.command(&["GET", "closed"]);
+    request.response_topic = Some("open/answers".into());
+    store.client.subscribe("open/answers", 1);
+    assert_eq!(store.call(&request).text(), "-ERR not authorized\\r\\n");
+    site.server.wait_for_log("no rule lets it read closed");
+}
