@@ -94,6 +94,9 @@ pub const ADMIN_SOCKET_PATH_BYTES_MAX: usize = 107;
 /// A JSON document that is sent to the administration: a pattern and a name.
 pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
 
+/// A question about rules: the longest key, or topic, in percent signs, and what is said of a client.
+pub const ADMIN_QUESTION_BYTES_MAX: u64 = 512 << 10;
+
 /// The file that says where the administration is.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 

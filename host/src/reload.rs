@@ -88,6 +88,11 @@ impl<T: Send + Sync + 'static> Watched<T> {
         }))
     }
 
+    /// The files.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
     /// The last good value.
     pub fn current(&self) -> Arc<T> {
         // Nothing panics while it is written; the old value would be as good as any.

@@ -143,6 +143,27 @@ impl Server {
         *self.lock().store.quota()
     }
 
+    /// Whether a SET of this key would be within the bounds at present, with a value that is not too long.
+    ///
+    /// # Errors
+    /// The bound that says no.
+    pub fn check_write(&self, key: &[u8]) -> Result<(), Exceeded> {
+        let mut core = self.lock();
+        let quota = *core.store.quota();
+        core.store.state().check_write(key, &quota)
+    }
+
+    /// Whether this connection could watch this key too at present.
+    ///
+    /// # Errors
+    /// The bound that says no.
+    pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
+        let mut core = self.lock();
+        let quota = *core.store.quota();
+        quota.check_key(key)?;
+        core.store.state().watches.check(peer, key, &quota)
+    }
+
     /// Tells of a request that a bound refuses, wholly or in part.
     fn exceeds(&self, request: &Request<'_>, bound: Exceeded) {
         if let Some(audit) = self.audit.get() {

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
-    Refusal, RefusalCount, Refused, Service, Stats, Token, Verdict,
+    Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
     clock::Clock,
     connection,
     core::{Core, Source},
@@ -290,6 +290,12 @@ impl Broker {
     #[must_use]
     pub fn sessions(&self) -> Vec<u64> {
         self.lock().session_numbers()
+    }
+
+    /// What is known of the client with this id; `None` where it has no session.
+    #[must_use]
+    pub fn standing(&self, client: &str) -> Option<Standing> {
+        self.lock().standing(client)
     }
 
     /// Gauges and counters.

@@ -86,4 +86,4 @@ pub use reason::ReasonCode;
 pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
-pub use stats::Stats;
+pub use stats::{Standing, Stats};

@@ -1,4 +1,8 @@
-//! What the broker counts.
+//! What the broker counts, and what it knows of one client.
+
+use bytes::Bytes;
+
+use crate::Origin;
 
 /// A snapshot of the broker's gauges and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,4 +31,13 @@ pub struct Stats {
     pub disconnected: u64,
     /// Sockets closed at accept because there were too many.
     pub turned_away: u64,
+}
+
+/// A client that has a session, as it is now.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// Its connection; none while it is away.
+    pub origin: Option<Origin>,
+    /// What it has subscribed to, with the names of groups (section 4.8.2).
+    pub filters: Vec<Bytes>,
 }

@@ -3,6 +3,8 @@
 //! What enters: rules, somebody, and a question. What leaves: the first rule in the file that allows it, or where to look for
 //! one that might. Rules are gone through one by one here, in their order: it is for people, not for requests.
 
+use serde::{Deserialize, Serialize};
+
 use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
 use crate::glob;
 use crate::request::NOTIFICATION_TOPICS;
@@ -16,8 +18,70 @@ pub struct Question<'a> {
     pub on: &'a [u8],
 }
 
+/// What somebody may want to do, as they would ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[value(rename_all = "UPPER")]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Wanted {
+    /// Reads a key
+    Get,
+    /// Writes a key
+    Set,
+    /// Removes a key
+    Del,
+    /// Removes a key that has a certain value
+    Vdel,
+    /// Hears of changes of a key
+    Keynotify,
+    /// Lists a key
+    Scan,
+    /// Connects
+    Connect,
+    /// Publishes to a topic
+    Publish,
+    /// Subscribes to a topic filter
+    Subscribe,
+}
+
+impl Wanted {
+    /// What a rule has to allow.
+    #[must_use]
+    pub fn action(self) -> Action {
+        match self {
+            Self::Get | Self::Keynotify | Self::Scan => Action::Read,
+            Self::Set | Self::Del | Self::Vdel => Action::Write,
+            Self::Connect => Action::Connect,
+            Self::Publish => Action::Publish,
+            Self::Subscribe => Action::Subscribe,
+        }
+    }
+}
+
+impl<'a> Question<'a> {
+    /// The question whether rules allow this.
+    #[must_use]
+    pub fn of(command: Wanted, on: &'a [u8]) -> Self {
+        let on = match command {
+            Wanted::Subscribe => topic_filter(on),
+            _ => on,
+        };
+        Self {
+            action: command.action(),
+            on,
+        }
+    }
+}
+
+/// The topic filter of a shared subscription, `$share/GROUP/FILTER` (MQTT 5 section 4.8.2); of another one, itself.
+fn topic_filter(filter: &[u8]) -> &[u8] {
+    let group = filter.strip_prefix(b"$share/");
+    let behind = group.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
+    behind.unwrap_or(filter)
+}
+
 /// Why it is allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Why {
     /// A rule says so.
     Rule(Place),
@@ -25,8 +89,65 @@ pub enum Why {
     OwnTopic,
 }
 
+/// What decides, and what comes near.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Whether it is allowed.
+    pub allowed: bool,
+    /// By what; none where no rule allows it, and where there are no rules.
+    pub why: Option<Why>,
+    /// Whether there are rules.
+    pub rules: bool,
+    /// Rules for it that allow the same on something else, the first few.
+    pub on_others: Vec<Place>,
+    /// Rules for others that would allow it, the first few.
+    pub for_others: Vec<Place>,
+    /// Whether it may connect.
+    pub may_connect: bool,
+}
+
+impl Explanation {
+    /// Where there are no rules.
+    pub(super) fn without_rules(allowed: bool) -> Self {
+        Self {
+            allowed,
+            why: None,
+            rules: false,
+            on_others: Vec::new(),
+            for_others: Vec::new(),
+            may_connect: true,
+        }
+    }
+}
+
+/// Of rules that come near, how many are named.
+const NEAR_MAX: usize = 5;
+
+/// Explains what rules say.
+#[must_use]
+pub fn explain(rules: &Rules, who: &Principal<'_>, question: Question<'_>) -> Explanation {
+    let connect = Question {
+        action: Action::Connect,
+        on: b"",
+    };
+    let found = why(rules, who, question);
+    let (mut near, mut others) = (Vec::new(), Vec::new());
+    if found.is_none() {
+        near.extend(on_others(rules, who, question.action).take(NEAR_MAX));
+        others.extend(for_others(rules, who, question).take(NEAR_MAX));
+    }
+    Explanation {
+        allowed: found.is_some(),
+        why: found,
+        rules: true,
+        on_others: near,
+        for_others: others,
+        may_connect: why(rules, who, connect).is_some(),
+    }
+}
+
 /// Where in a file something is said.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The number of the rule, counted from one.
     pub rule: usize,

@@ -14,7 +14,7 @@ pub mod tokens;
 pub mod users;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -25,8 +25,9 @@ use statehouse_mqtt::{
 
 pub use self::authorizer::{Authorizer, Found, NoRule};
 use self::certificates::{CertificatesError, Owners};
+use self::explain::{Explanation, Question};
 use self::logins::{Logins, Refusal};
-use self::rules::{Grants, Rules, RulesError, Seal};
+use self::rules::{Action, Grants, Principal, Rules, RulesError, Seal};
 use self::tokens::{KeySet, Token, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
@@ -123,6 +124,26 @@ impl AccessControl {
     /// What clients may do, where there are rules.
     pub fn rules(&self) -> Option<&Arc<Authorizer>> {
         self.0.rules.as_ref()
+    }
+
+    /// The file that they are in.
+    pub fn rules_file(&self) -> Option<PathBuf> {
+        self.rules()?.rules().files().first().cloned()
+    }
+
+    /// What decides a question by now. Nobody is refused anything by it.
+    pub fn explain(&self, who: &Principal<'_>, question: Question<'_>) -> Explanation {
+        let subscribes = question.action == Action::Subscribe;
+        match self.rules() {
+            Some(rules) => explain::explain(&rules.rules().current(), who, question),
+            None if self.0.own_topics
+                && subscribes
+                && own_topics::is_of_another(who.client, question.on) =>
+            {
+                Explanation::without_rules(false)
+            }
+            None => Explanation::without_rules(true),
+        }
     }
 }
 

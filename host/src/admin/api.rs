@@ -13,6 +13,7 @@
 //! DELETE /v1/canary
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
+//! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: whether it may, and what decides
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; for everybody
 //! GET    /readyz                     whether requests are answered as they should, and if not (503) why; for everybody
@@ -36,24 +37,19 @@ use tokio::sync::Mutex;
 
 use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
-use super::{metrics, path};
-use crate::audit::Audit;
+use super::authz::{self, Ask};
+use super::{Sources, metrics, path};
 use crate::config;
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
-use crate::reload::Reloads;
-use crate::server::Server;
 use crate::ship::Gate;
 
 /// Answers requests.
 pub(super) struct Api {
     access: Access,
     gate: Arc<Gate>,
-    server: Arc<Server>,
-    reloads: Arc<Reloads>,
-    audit: Arc<Audit>,
-    broker: Option<Broker>,
+    sources: Sources,
     /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
     loading: Mutex<()>,
 }
@@ -79,21 +75,11 @@ struct RouteBody {
 }
 
 impl Api {
-    pub(super) fn new(
-        access: Access,
-        gate: Arc<Gate>,
-        server: Arc<Server>,
-        reloads: Arc<Reloads>,
-        audit: Arc<Audit>,
-        broker: Option<Broker>,
-    ) -> Self {
+    pub(super) fn new(access: Access, gate: Arc<Gate>, sources: Sources) -> Self {
         Self {
             access,
             gate,
-            server,
-            reloads,
-            audit,
-            broker,
+            sources,
             loading: Mutex::default(),
         }
     }
@@ -126,7 +112,7 @@ impl Api {
         }
         match request.uri().path() {
             "/livez" => Some(json(StatusCode::OK, &json!({}))),
-            "/readyz" => Some(match self.server.impediment() {
+            "/readyz" => Some(match self.sources.server.impediment() {
                 None => json(StatusCode::OK, &json!({})),
                 Some(why) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why).answer(),
             }),
@@ -173,7 +159,8 @@ impl Api {
                 .await
             }
             (&Method::PUT, ["v1", "shadow"]) => {
-                let ShadowBody { policy, per_mille } = read(request).await?;
+                let ShadowBody { policy, per_mille } =
+                    read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
                 self.blocking(move |api| Ok(api.control().shadow(Some((&which, per_mille)))?))
                     .await?;
@@ -184,7 +171,8 @@ impl Api {
                 done()
             }
             (&Method::PUT, ["v1", "canary"]) => {
-                let CanaryBody { policy, rule } = read(request).await?;
+                let CanaryBody { policy, rule } =
+                    read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
                 self.blocking(move |api| Ok(api.control().canary(Some((&which, rule)))?))
                     .await?;
@@ -196,7 +184,7 @@ impl Api {
             }
             (&Method::PUT, ["v1", "routes"]) => {
                 let prefix = prefix(&uri)?;
-                let RouteBody { policy } = read(request).await?;
+                let RouteBody { policy } = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
                 self.blocking(move |api| Ok(api.control().route(&prefix, Some(&which))?))
                     .await?;
@@ -208,18 +196,26 @@ impl Api {
                     .await?;
                 done()
             }
+            (&Method::POST, ["v1", "authz"]) => {
+                let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
+                let on = path::decode(&ask.on)
+                    .ok_or_else(|| bad("`on` is not in letters, digits and percent signs"))?;
+                self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
+                    .await
+            }
             (&Method::GET, ["metrics"]) => {
                 let listing = self.control().list();
-                let broker_limits = self.broker.as_ref().map(Broker::limits);
+                let it = &self.sources;
+                let broker_limits = it.broker.as_ref().map(Broker::limits);
                 let text = metrics::text(
                     &listing,
                     self.control().diff().as_ref(),
-                    &self.server.stats(),
-                    self.broker.as_ref(),
-                    self.server.link().as_ref(),
-                    self.reloads.counts(),
-                    &self.audit.counts(),
-                    &config::named(&self.server.quota(), broker_limits.as_deref()),
+                    &it.server.stats(),
+                    it.broker.as_ref(),
+                    it.server.link().as_ref(),
+                    it.reloads.counts(),
+                    &it.audit.counts(),
+                    &config::named(&it.server.quota(), broker_limits.as_deref()),
                 );
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))
@@ -229,7 +225,7 @@ impl Api {
                 ["metrics"]
                 | [
                     "v1",
-                    "policies" | "rollback" | "shadow" | "canary" | "routes",
+                    "policies" | "rollback" | "shadow" | "canary" | "routes" | "authz",
                     ..,
                 ],
             ) => {
@@ -299,9 +295,12 @@ fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
         .ok_or_else(|| bad("name the prefix: /v1/routes?prefix=PREFIX, with percent signs for what is no letter or digit"))
 }
 
-/// A small JSON document.
-async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Refusal> {
-    let body = body(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
+/// A JSON document.
+async fn read<T: DeserializeOwned>(
+    request: Request<Incoming>,
+    bytes_max: u64,
+) -> Result<T, Refusal> {
+    let body = body(request, bytes_max).await?;
     serde_json::from_slice(&body)
         .map_err(|error| bad(format!("the body is not as it has to be: {error}")))
 }

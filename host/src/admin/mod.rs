@@ -7,6 +7,7 @@
 mod access;
 mod answer;
 mod api;
+mod authz;
 mod client;
 mod listener;
 mod metrics;
@@ -22,9 +23,11 @@ use statehouse_mqtt::Broker;
 use tokio::sync::Semaphore;
 
 pub use access::{Door, new_token};
+pub(crate) use authz::{Ask, Told, Who};
 pub(crate) use client::ask;
 pub(crate) use path::encode;
 
+use crate::access::AccessControl;
 use crate::audit::Audit;
 use crate::config::AdminPlace;
 use crate::limits;
@@ -34,6 +37,20 @@ use crate::ship::Gate;
 use access::Access;
 use api::Api;
 use listener::Bound;
+
+/// What the administration tells of, beside policies.
+pub struct Sources {
+    /// The store.
+    pub server: Arc<Server>,
+    /// Its own broker, where it has one.
+    pub broker: Option<Broker>,
+    /// What clients may do.
+    pub access: Arc<AccessControl>,
+    /// Files that are read again.
+    pub reloads: Arc<Reloads>,
+    /// Who was refused.
+    pub audit: Arc<Audit>,
+}
 
 /// An administration that can be reached, but does not answer yet.
 pub struct Admin {
@@ -62,22 +79,12 @@ impl Admin {
     }
 
     /// Answers until it is dropped.
-    pub async fn run(
-        self,
-        gate: Arc<Gate>,
-        server: Arc<Server>,
-        reloads: Arc<Reloads>,
-        audit: Arc<Audit>,
-        broker: Option<Broker>,
-    ) -> io::Result<()> {
+    pub async fn run(self, gate: Arc<Gate>, sources: Sources) -> io::Result<()> {
         let listener = self.bound.listen()?;
         let api = Arc::new(Api::new(
             Access::new(self.token.as_deref(), &self.place),
             gate,
-            server,
-            reloads,
-            audit,
-            broker,
+            sources,
         ));
         let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
         loop {

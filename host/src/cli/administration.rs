@@ -7,15 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Door, new_token};
-use crate::audit::Audit;
+use crate::admin::{Admin, Door, Sources, new_token};
 use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
 use crate::limits;
-use crate::reload::Reloads;
-use crate::server::Server;
 use crate::ship::{Drop, Gate, PolicyOrders};
 
 /// What is ready to run.
@@ -61,13 +57,8 @@ impl Administration {
     }
 
     /// Runs everything. Orders over MQTT come through the embedded broker only.
-    pub(super) fn start(
-        self,
-        server: Arc<Server>,
-        broker: Option<Broker>,
-        reloads: Arc<Reloads>,
-        audit: Arc<Audit>,
-    ) -> Running {
+    pub(super) fn start(self, sources: Sources) -> Running {
+        let broker = sources.broker.clone();
         let mut tasks = Vec::new();
         let mut door = None;
         if let Some(admin) = self.admin {
@@ -81,9 +72,8 @@ impl Administration {
                 }
             }
             tracing::info!("the administration listens on {}", way_in.url);
-            let broker = broker.clone();
             tasks.push(tokio::spawn(async move {
-                let run = admin.run(self.gate, server, reloads, audit, broker);
+                let run = admin.run(self.gate, sources);
                 if let Err(error) = run.await {
                     tracing::error!(%error, "the administration ended");
                 }

@@ -1,34 +1,40 @@
 //! `statehouse authz`: what rules let whom do, and whether a file of rules is one.
 //!
-//! What enters: a file of rules, somebody, and what they want. What leaves: the rule that decides, with its line; where none
-//! does, those that come near.
+//! What enters: somebody, and what they want; the rules of a running store, or a file of them. What leaves: the rule that
+//! decides, with its line, or the limit; where none does, rules that come near.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::output::{self, Exit, Failure, printable};
-use crate::access::explain::{self, Place, Question, Why};
-use crate::access::rules::{Action, Principal, Rules};
+use hyper::Method;
+use serde_json::json;
 
-/// Of rules that come near, how many are shown.
-const SHOWN_MAX: usize = 5;
+use super::output::{self, Exit, Failure, printable};
+use super::store::Store;
+use crate::access::explain::{self, Explanation, Place, Question, Wanted, Why};
+use crate::access::rules::{Action, Principal, Rules};
+use crate::admin::{Ask, Told, Who, encode};
 
 /// Say which rule decides what somebody may do
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse authz check rules.toml
-  statehouse authz explain press-4 SET press-4/speed --rules rules.toml
-  statehouse authz explain any GET limits --user operator --attribute building=17 --rules rules.toml
+  statehouse authz explain press-4 SET press-4/speed            # asks the store that runs in statehouse-data
+  statehouse authz explain any GET limits --user operator --attribute building=17
   statehouse authz explain press-4 SUBSCRIBE 'sensors/+/temperature' --rules rules.toml
+  statehouse authz check rules.toml
   statehouse serve --rules rules.toml
+
+A running store goes by the rules that it has read last, and by its limits; of a client that is connected it knows the user and
+the attributes. With --rules only that file is looked at, and no store has to run.
 
 Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. They only allow: what no rule allows is
 denied. A store that runs with them takes changes over within a second.
 
-Exit codes of explain: 0 allowed, 1 denied; of check: 0 the file can be used. 2 a file that cannot be used, or usage.")]
+Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file can be used. 2 a file that cannot be used,
+or usage.")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -57,32 +63,20 @@ struct ExplainArgs {
     /// The key: any bytes. With PUBLISH the topic, with SUBSCRIBE the topic filter, with CONNECT nothing
     key: Option<OsString>,
 
-    /// The user that it logs in as, or that its certificate or token names
+    /// The user that it logs in as, or that its certificate or token names [default: that of the connected client]
     #[arg(long, value_name = "NAME")]
-    user: Option<String>,
+    user: Option<Box<str>>,
 
     /// What its certificate or token says besides; may be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = attribute)]
     attribute: Vec<(Box<str>, Box<str>)>,
 
-    /// The rules
+    /// A file of rules, to look at without a store
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
-    rules: PathBuf,
-}
+    rules: Option<PathBuf>,
 
-/// What somebody may want to do, as they would ask for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "UPPER")]
-enum Wanted {
-    Get,
-    Set,
-    Del,
-    Vdel,
-    Keynotify,
-    Scan,
-    Connect,
-    Publish,
-    Subscribe,
+    #[command(flatten)]
+    store: Store,
 }
 
 fn attribute(text: &str) -> Result<(Box<str>, Box<str>), String> {
@@ -93,9 +87,9 @@ fn attribute(text: &str) -> Result<(Box<str>, Box<str>), String> {
 }
 
 /// Runs it.
-pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.command {
-        Command::Explain(args) => explain(args),
+        Command::Explain(args) => explain(args).await,
         Command::Check { file } => check(file),
     }
 }
@@ -122,17 +116,10 @@ fn count(rules: usize) -> String {
     }
 }
 
-fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
-    let (action, verb) = match args.command {
-        Wanted::Get | Wanted::Keynotify | Wanted::Scan => (Action::Read, "read"),
-        Wanted::Set | Wanted::Del | Wanted::Vdel => (Action::Write, "write"),
-        Wanted::Connect => (Action::Connect, "connect"),
-        Wanted::Publish => (Action::Publish, "publish to"),
-        Wanted::Subscribe => (Action::Subscribe, "subscribe to"),
-    };
-    let on = match (&args.key, action) {
-        (None, Action::Connect) => &b""[..],
-        (Some(_), Action::Connect) => {
+async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
+    let on = match (&args.key, args.command) {
+        (None, Wanted::Connect) => &b""[..],
+        (Some(_), Wanted::Connect) => {
             return Err(Failure::usage("CONNECT is about no key: leave it out"));
         }
         (None, _) => {
@@ -140,74 +127,150 @@ fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
                 "name the key, with PUBLISH the topic, with SUBSCRIBE the topic filter",
             ));
         }
-        (Some(key), Action::Subscribe) => of_topics(key.as_bytes()),
         (Some(key), _) => key.as_bytes(),
     };
-    let rules = open(&args.rules)?;
+    let told = match &args.rules {
+        Some(file) => by_file(args, file, on)?,
+        None => by_store(args, on).await?,
+    };
+    let text = match args.store.json {
+        true => {
+            json!({
+                "allowed": told.is_allowed(),
+                "connected": told.connected,
+                "user": told.who.user,
+                "attributes": told.who.attributes,
+                "rules": told.rules,
+                "explanation": told.explanation,
+                "limit": told.limit,
+            })
+            .to_string()
+                + "\n"
+        }
+        false => in_words(args, &told, on),
+    };
+    output::emit(text.as_bytes())?;
+    Ok(match told.is_allowed() {
+        true => Exit::Done,
+        false => Exit::Negative,
+    })
+}
+
+/// By a file alone.
+fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Told, Failure> {
+    let rules = open(file)?;
     let who = Principal {
         client: &args.client,
         user: args.user.as_deref(),
         attributes: &args.attribute,
     };
-    let question = Question { action, on };
-    let what = match on {
+    Ok(Told {
+        rules: Some(file.to_owned()),
+        connected: false,
+        explanation: explain::explain(&rules, &who, Question::of(args.command, on)),
+        who: Who {
+            user: args.user.clone(),
+            attributes: args.attribute.clone(),
+        },
+        limit: None,
+    })
+}
+
+/// By what the running store says.
+async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Told, Failure> {
+    let is_said = args.user.is_some() || !args.attribute.is_empty();
+    let ask = Ask {
+        client: args.client.clone(),
+        who: is_said.then(|| Who {
+            user: args.user.clone(),
+            attributes: args.attribute.clone(),
+        }),
+        command: args.command,
+        on: encode(on),
+    };
+    let strange = |error: serde_json::Error| {
+        Failure::transport(format!(
+            "the store answers otherwise than this program expects; are both of one version? {error}"
+        ))
+    };
+    let body = serde_json::to_vec(&ask).map_err(strange)?;
+    let answer = args.store.send(Method::POST, "/v1/authz", body).await?;
+    serde_json::from_value(answer).map_err(strange)
+}
+
+fn in_words(args: &ExplainArgs, told: &Told, on: &[u8]) -> String {
+    let question = Question::of(args.command, on);
+    let verb = match question.action {
+        Action::Connect => "connect",
+        Action::Publish => "publish to",
+        Action::Subscribe => "subscribe to",
+        Action::Read => "read",
+        Action::Write => "write",
+    };
+    let what = match question.on {
         [] => verb.to_owned(),
         on => format!("{verb} {}", printable(on)),
     };
     let name = printable(args.client.as_bytes());
+    let file = told.rules.as_deref().unwrap_or(Path::new("rules"));
     let mut text = String::new();
-    let allowed = match explain::why(&rules, &who, question) {
-        Some(Why::Rule(place)) => {
-            _ = writeln!(
-                text,
-                "allowed: {} lets {name} {what}",
-                shown(&args.rules, &place)
-            );
-            true
+    let it = &told.explanation;
+    _ = match (&it.why, it.rules, it.allowed) {
+        (Some(Why::Rule(place)), ..) => {
+            writeln!(text, "allowed: {} lets {name} {what}", shown(file, place))
         }
-        Some(Why::OwnTopic) => {
-            _ = writeln!(
-                text,
-                "allowed: {name} may {what}, since rules let it touch keys and this is where only it hears of them"
-            );
-            true
-        }
-        None => {
-            _ = writeln!(text, "denied: no rule lets {name} {what}");
-            near(&mut text, args, &rules, &who, question);
-            false
-        }
+        (Some(Why::OwnTopic), ..) => writeln!(
+            text,
+            "allowed: {name} may {what}, since rules let it touch keys and this is where only it hears of them"
+        ),
+        (None, true, _) => writeln!(text, "denied: no rule lets {name} {what}"),
+        (None, false, true) => writeln!(
+            text,
+            "allowed: the store has no rules, so whoever is let in may {what}"
+        ),
+        (None, false, false) => writeln!(
+            text,
+            "denied: {name} may not {what}, since answers to other clients go there and the store has no rules that say who may"
+        ),
     };
-    let connect = Question {
-        action: Action::Connect,
-        on: b"",
-    };
-    if action != Action::Connect && explain::why(&rules, &who, connect).is_none() {
+    if !it.allowed && it.rules {
+        near(&mut text, file, it, question.action);
+    }
+    if let Some(limit) = &told.limit {
+        _ = writeln!(text, "denied at present: {}", printable(limit.as_bytes()));
+    }
+    if args.rules.is_none() {
+        standing(&mut text, &name, told);
+    }
+    if question.action != Action::Connect && !it.may_connect {
         _ = writeln!(
             text,
             "note: no rule lets it connect to the store's own broker"
         );
     }
-    output::emit(text.as_bytes())?;
-    Ok(if allowed { Exit::Done } else { Exit::Negative })
+    text
 }
 
-/// The topic filter of a shared subscription, `$share/GROUP/FILTER` (MQTT 5 section 4.8.2); of another one, itself.
-fn of_topics(filter: &[u8]) -> &[u8] {
-    let group = filter.strip_prefix(b"$share/");
-    let behind = group.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
-    behind.unwrap_or(filter)
+/// Who a running store took it for.
+fn standing(text: &mut String, name: &str, told: &Told) {
+    let user = match &told.who.user {
+        Some(user) => format!("the user {}", printable(user.as_bytes())),
+        None => "no user".to_owned(),
+    };
+    let mut who = user;
+    for (name, value) in &told.who.attributes {
+        let pair = format!("{name}={value}");
+        _ = write!(who, ", {}", printable(pair.as_bytes()));
+    }
+    _ = match told.connected {
+        true => writeln!(text, "{name} is connected; asked about as {who}"),
+        false => writeln!(text, "{name} is not connected; asked about as {who}"),
+    };
 }
 
 /// What it would take, and rules that come near.
-fn near(
-    text: &mut String,
-    args: &ExplainArgs,
-    rules: &Rules,
-    who: &Principal<'_>,
-    question: Question<'_>,
-) {
-    let takes = match question.action {
+fn near(text: &mut String, file: &Path, it: &Explanation, action: Action) {
+    let takes = match action {
         Action::Connect => "brokerResources with the method Connect",
         Action::Publish => "brokerResources with the method Publish",
         Action::Subscribe => "brokerResources with the method Subscribe",
@@ -215,16 +278,15 @@ fn near(
         Action::Write => "stateStoreResources with the method Write or ReadWrite",
     };
     _ = writeln!(text, "it would take {takes} in a rule for it");
-    let file = &args.rules;
-    for place in explain::on_others(rules, who, question.action).take(SHOWN_MAX) {
+    for place in &it.on_others {
         _ = writeln!(
             text,
             "for it, but for something else: {}",
-            shown(file, &place)
+            shown(file, place)
         );
     }
-    for place in explain::for_others(rules, who, question).take(SHOWN_MAX) {
-        _ = writeln!(text, "for others: {}", shown(file, &place));
+    for place in &it.for_others {
+        _ = writeln!(text, "for others: {}", shown(file, place));
     }
 }
 

@@ -109,7 +109,7 @@ pub fn main() -> ExitCode {
         Command::Restore(args) => output::finish(async { restore::run(&args) }),
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
         Command::User(args) => output::finish(async { user::run(&args) }),
-        Command::Authz(args) => output::finish(async { authz::run(&args) }),
+        Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Completions(args) => {
             output::finish(async { completions::run(&args, Cli::command()) })

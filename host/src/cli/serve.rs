@@ -18,6 +18,7 @@ use super::output::{self, Failure};
 use super::service_manager;
 use super::signals::Signals;
 use crate::access::AccessControl;
+use crate::admin::Sources;
 use crate::audit::Audit;
 use crate::clock::{Clock, SystemSource};
 use crate::config::{
@@ -132,6 +133,7 @@ struct Started {
     clients: Clients,
     control: Arc<Control>,
     administration: Administration,
+    access: Arc<AccessControl>,
     audit: Arc<Audit>,
     reloads: Reloads,
     promise: String,
@@ -280,6 +282,7 @@ fn start(
         clients,
         control,
         administration,
+        access,
         audit,
         reloads,
         promise,
@@ -341,6 +344,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         clients,
         control,
         administration,
+        access,
         audit,
         mut reloads,
         promise,
@@ -361,7 +365,13 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
 
     // Before anybody is told that the store is ready, since commands look for its file.
     let reloads = Arc::new(reloads);
-    let administration = administration.start(server.clone(), broker, reloads.clone(), audit);
+    let administration = administration.start(Sources {
+        server: server.clone(),
+        broker,
+        access,
+        reloads: reloads.clone(),
+        audit,
+    });
     let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
     lines.extend(answering(&control.list()));
     lines.push(promise);

@@ -42,6 +42,14 @@ impl Default for Quota {
 }
 
 impl Quota {
+    /// Whether a key is short enough.
+    pub fn check_key(&self, key: &[u8]) -> Result<(), Exceeded> {
+        match key.len() as u64 > self.key_bytes_max {
+            true => Err(Exceeded::KeyBytes(self.key_bytes_max)),
+            false => Ok(()),
+        }
+    }
+
     /// Whether the table may grow from `before` to `after`, each given as keys and bytes.
     pub fn check(&self, before: (u64, u64), after: (u64, u64)) -> Result<(), Exceeded> {
         let keys_max = self.keys_max.min(limits::KEYS_MAX_MAX);

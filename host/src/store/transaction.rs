@@ -36,6 +36,30 @@ pub struct State {
 }
 
 impl State {
+    /// Whether a SET of this key would be within the bounds, with a value that is neither too long nor longer than the one that
+    /// is there.
+    pub fn check_write(&self, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
+        quota.check_key(key)?;
+        if quota.journal_full {
+            return Err(Exceeded::Disk);
+        }
+        let load = self.load();
+        let grown = match self.table.get(key) {
+            Some(_) => load,
+            None => (
+                load.0 + 1,
+                load.1 + key.len() as u64 + limits::ENTRY_OVERHEAD_BYTES,
+            ),
+        };
+        quota.check(load, grown)
+    }
+
+    /// Keys and bytes of both tables.
+    fn load(&self) -> (u64, u64) {
+        let Self { table, hidden, .. } = self;
+        (table.keys() + hidden.keys(), table.bytes() + hidden.bytes())
+    }
+
     /// Makes one write real.
     pub fn write(&mut self, write: &Write) {
         let table = if write.hidden {
@@ -141,8 +165,7 @@ impl Transaction {
         rights: Rights,
     ) -> Self {
         let hlc = state.hlc;
-        let State { table, hidden, .. } = &*state;
-        let load = (table.keys() + hidden.keys(), table.bytes() + hidden.bytes());
+        let load = state.load();
         Self {
             state,
             origin,

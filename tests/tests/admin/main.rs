@@ -1,7 +1,8 @@
 //! Ways to ship policies into a running store and to steer them: the commands, HTTP, a socket, signatures, the drop directory,
-//! orders over MQTT; and limits that change while it runs.
+//! orders over MQTT; limits that change while it runs, and who may do what there.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod authz;
 mod commands;
 mod drop;
 mod hostile;

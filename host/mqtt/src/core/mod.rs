@@ -30,7 +30,7 @@ pub(crate) use publish::{Begun, Source};
 use tenancy::Tenancies;
 
 use crate::{
-    Access, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
+    Access, Limits, Origin, ReasonCode, Refusal, Refused, Standing, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -169,6 +169,15 @@ impl Core {
     pub(crate) fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
         let clock = self.recorder.clock();
         image::next(&self.sessions, &self.retained, clock, cursor, bytes_max)
+    }
+
+    pub(crate) fn standing(&self, client: &str) -> Option<Standing> {
+        let key = *self.by_client.get(client)?;
+        let session = self.sessions.get(key as usize)?.as_deref()?;
+        Some(Standing {
+            origin: session.origin().filter(|_| session.is_present()),
+            filters: session.filters().cloned().collect(),
+        })
     }
 
     pub(crate) fn stats(&self) -> Stats {

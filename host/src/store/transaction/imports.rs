@@ -233,10 +233,8 @@ impl Transaction {
         if key.is_empty() {
             return Err(other("the key length is zero".into()));
         }
-        if key.len() as u64 > self.quota.key_bytes_max {
-            return Err(self.exceeds(Exceeded::KeyBytes(self.quota.key_bytes_max)));
-        }
-        Ok(())
+        let checked = self.quota.check_key(key);
+        checked.map_err(|bound| self.exceeds(bound))
     }
 
     /// What a policy hears of a bound that says no. The first of a request is told to the operator too.

@@ -1,0 +1,198 @@
+//! `statehouse authz explain` of a running store: what it says is what a client meets there.
+
+use std::{fs, path::Path};
+
+use serde_json::Value as Json;
+use statehouse_tests::{Admin, Client, Connect, Ran, Server, run_in};
+
+use crate::eventually;
+
+const RULES: &str = r#"
+[[rules]]
+principals.clientIds = ["*"]
+brokerResources = [{ method = "Connect" }]
+
+[[rules]]
+principals.usernames = ["operator"]
+stateStoreResources = [{ method = "ReadWrite", keyType = "String", keys = ["speed limit"] }]
+"#;
+
+const QUOTA_EXCEEDED: u8 = 0x97;
+
+/// Adds a user to the file `users` of a directory.
+fn add_user(directory: &Path, name: &str) {
+    let all = ["user", "add", name, "--password-stdin", "--users", "users"];
+    run_in(directory, &all, b"secret\n").code(0);
+}
+
+fn as_user(id: &str, user: &str) -> Connect {
+    let mut connect = Connect::new(id);
+    connect.user_name = Some(user.into());
+    connect.password = Some("secret".into());
+    connect
+}
+
+/// A server under settings that name files of its own directory.
+fn serve(files: &[(&str, &str)], users: &[&str], settings: &str) -> Server {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    for name in users {
+        add_user(directory.path(), name);
+    }
+    fs::write(directory.path().join("statehouse.toml"), settings).unwrap();
+    let all = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--config",
+        "statehouse.toml",
+    ];
+    Server::spawn(statehouse_tests::command(&all), directory)
+}
+
+fn explain(server: &Server, arguments: &[&str]) -> Ran {
+    let all = [&["authz", "explain"], arguments].concat();
+    run_in(server.directory(), &all, b"")
+}
+
+#[test]
+fn it_goes_by_the_rules_in_force_and_by_who_is_connected() {
+    let server = serve(
+        &[("rules.toml", RULES)],
+        &["operator", "guest"],
+        "users = \"users\"\nrules = \"rules.toml\"\n",
+    );
+    let question = ["press-4", "SET", "speed limit"];
+    let says = |code: i32, arguments: &[&str]| {
+        explain(&server, &[&question, arguments].concat())
+            .code(code)
+            .text()
+    };
+    let said = says(1, &[]);
+    assert!(
+        said.starts_with("denied: no rule lets press-4 write"),
+        "{said}"
+    );
+    assert!(
+        said.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
+        "{said}"
+    );
+    assert!(
+        said.contains("press-4 is not connected; asked about as no user"),
+        "{said}"
+    );
+    let said = says(0, &["--user", "operator"]);
+    assert!(said.starts_with("allowed: rule 2"), "{said}");
+
+    let client = Client::connect(server.address(), &as_user("press-4", "operator"));
+    let said = says(0, &[]);
+    assert!(
+        said.contains("press-4 is connected; asked about as the user operator"),
+        "{said}"
+    );
+    says(1, &["--user", "guest"]);
+    let json: Json = serde_json::from_str(&says(0, &["--json"])).unwrap();
+    assert_eq!(json["user"], "operator");
+    assert_eq!(json["explanation"]["why"]["rule"]["line"], 8);
+    drop(client);
+
+    let fewer = RULES.replace("speed limit", "something else");
+    fs::write(server.directory().join("rules.toml"), fewer).unwrap();
+    eventually("the changed rules are in force", || {
+        let ran = explain(&server, &[&question[..], &["--user", "operator"]].concat());
+        (ran.code == Some(1)).then_some(())
+    });
+    let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
+    assert!(
+        !page.contains("what=\"write\""),
+        "asking refuses nobody anything: {page}"
+    );
+}
+
+/// A client is refused with what was said, or let in with what was said.
+#[test]
+fn it_tells_of_the_limit_that_a_client_would_meet() {
+    let server = Server::with_config(
+        "max_keys = 1\nmax_client_watches = 1\nmax_client_subscriptions = 3\nmax_sessions = 1\n",
+    );
+    let mut store = server.store("press-4");
+    store.set("there", "value");
+    store.watch("there");
+    let limit = |question: &[&str]| -> Option<String> {
+        let ran = explain(&server, question);
+        let text = ran.text();
+        let limit = text
+            .lines()
+            .find_map(|line| line.strip_prefix("denied at present: "));
+        assert_eq!(ran.code, Some(i32::from(limit.is_some())), "{text}");
+        limit.map(str::to_owned)
+    };
+    let full = "the store holds max_keys, which is 1";
+    assert_eq!(limit(&["press-4", "SET", "new"]).as_deref(), Some(full));
+    assert!(store.ask(&["SET", "new", "v"]).text().contains("quota"));
+    assert_eq!(limit(&["press-4", "SET", "there"]), None);
+    assert_eq!(limit(&["press-4", "DEL", "there"]), None);
+
+    let watches = "it watches max_client_watches, which is 1";
+    assert_eq!(
+        limit(&["press-4", "KEYNOTIFY", "new"]).as_deref(),
+        Some(watches)
+    );
+    assert!(store.ask(&["KEYNOTIFY", "new"]).text().contains("quota"));
+    assert_eq!(limit(&["press-4", "KEYNOTIFY", "there"]), None);
+    assert_eq!(limit(&["press-5", "KEYNOTIFY", "new"]), None);
+
+    // The store's client has subscribed to where it is answered already.
+    let filters = ["a", "b", "c", "d"];
+    let taken = filters.map(|filter| store.client.subscribe(filter, 1));
+    assert_eq!(taken.last(), Some(&QUOTA_EXCEEDED), "{taken:x?}");
+    let subscriptions = "it has max_client_subscriptions, which is 3";
+    assert_eq!(
+        limit(&["press-4", "SUBSCRIBE", "new"]).as_deref(),
+        Some(subscriptions)
+    );
+    assert_eq!(store.client.subscribe("new", 1), QUOTA_EXCEEDED);
+    assert_eq!(limit(&["press-4", "SUBSCRIBE", "a"]), None);
+
+    let sessions = "there are max_sessions, which is 1";
+    assert_eq!(limit(&["press-5", "CONNECT"]).as_deref(), Some(sessions));
+    let (_, ack) = Client::try_connect(server.address(), &Connect::new("press-5"));
+    assert_eq!(ack.reason, QUOTA_EXCEEDED);
+    assert_eq!(limit(&["press-4", "CONNECT"]), None);
+}
+
+#[test]
+fn a_store_without_rules_says_so() {
+    let server = Server::start();
+    let said = explain(&server, &["press-4", "GET", "speed"])
+        .code(0)
+        .text();
+    assert!(
+        said.starts_with("allowed: the store has no rules"),
+        "{said}"
+    );
+    explain(&server, &["press-4", "SUBSCRIBE", "#"]).code(0);
+
+    let server = serve(&[], &["operator"], "users = \"users\"\n");
+    let said = explain(&server, &["press-4", "SUBSCRIBE", "#"])
+        .code(1)
+        .text();
+    assert!(
+        said.starts_with("denied: press-4 may not subscribe to #"),
+        "{said}"
+    );
+    let mut client = Client::connect(server.address(), &as_user("press-4", "operator"));
+    assert_eq!(client.subscribe("#", 1), 0x87);
+    explain(&server, &["press-4", "SUBSCRIBE", "clients/press-4/#"]).code(0);
+}
+
+#[test]
+fn where_no_store_runs_and_no_file_is_named_there_is_nobody_to_ask() {
+    let directory = tempfile::tempdir().unwrap();
+    let all = ["authz", "explain", "press-4", "GET", "speed"];
+    run_in(directory.path(), &all, b"")
+        .code(3)
+        .says("no store runs");
+}
