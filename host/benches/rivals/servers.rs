@@ -102,6 +102,7 @@ pub(crate) fn lean<P: Protocol>(
     let catalogue = Arc::new(Catalogue::new(work.value_bytes));
     let plan = Plan {
         address,
+        encryption: None,
         job,
         pace: Pace::Closed,
         connections: work.connections,

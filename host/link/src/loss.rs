@@ -128,11 +128,15 @@ pub fn describe(error: &ConnectionError) -> String {
 
 /// What TLS says of it, wherever it stands: rumqttc, async-tungstenite and tokio-rustls wrap it, each in its own way.
 fn tls_error(error: &ConnectionError) -> Option<&rustls::Error> {
-    let mut next: Option<&(dyn Error + 'static)> = match error {
+    match error {
         // It names no source.
-        ConnectionError::MqttState(StateError::Deserialization(error)) => Some(error),
-        error => Some(error),
-    };
+        ConnectionError::MqttState(StateError::Deserialization(error)) => tls_within(error),
+        error => tls_within(error),
+    }
+}
+
+fn tls_within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref() {
             return Some(found);
@@ -186,7 +190,12 @@ fn describe_tls(error: &rustls::Error) -> String {
     what.to_owned()
 }
 
-fn describe_io(error: &io::Error) -> String {
+/// Why a connection could not be made, or was lost, in words for an operator.
+#[must_use]
+pub fn describe_io(error: &io::Error) -> String {
+    if let Some(error) = tls_within(error) {
+        return describe_tls(error);
+    }
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".into(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".into(),

@@ -13,7 +13,7 @@ const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 
 /// Where the store is.
 #[derive(Debug, clap::Args)]
-pub(super) struct Address {
+struct Address {
     /// Name or address of the store's host
     #[arg(
         long,
@@ -21,12 +21,12 @@ pub(super) struct Address {
         default_value = "127.0.0.1",
         help_heading = "Connection"
     )]
-    pub(super) host: String,
+    host: String,
 
     /// TCP port of the store, or of the broker in front of it
     #[arg(long, env = "STATEHOUSE_PORT", default_value_t = 1883, help_heading = "Connection",
           value_parser = clap::value_parser!(u16).range(1..))]
-    pub(super) port: u16,
+    port: u16,
 }
 
 /// What there is to do where no store is.
@@ -131,9 +131,9 @@ impl Account {
     }
 }
 
-/// Options of every command that speaks with a store.
+/// Where the store is, and who asks there.
 #[derive(Debug, clap::Args)]
-pub(super) struct Remote {
+pub(super) struct Way {
     /// Where the store is, in one: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); goes before --host and --port
     #[arg(
         long,
@@ -147,7 +147,24 @@ pub(super) struct Remote {
     address: Address,
 
     #[command(flatten)]
-    credentials: Credentials,
+    pub(super) credentials: Credentials,
+}
+
+impl Way {
+    /// Where the store is, whichever way that was said.
+    pub(super) fn url(&self) -> BrokerUrl {
+        match &self.url {
+            Some(url) => url.clone(),
+            None => BrokerUrl::plain(&self.address.host, self.address.port),
+        }
+    }
+}
+
+/// Options of every command that speaks with a store.
+#[derive(Debug, clap::Args)]
+pub(super) struct Remote {
+    #[command(flatten)]
+    way: Way,
 
     /// MQTT client id [default: statehouse- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]
@@ -171,13 +188,10 @@ impl Remote {
 
     /// Connects for long: the broker keeps the session over an interruption of this length.
     pub(super) async fn connect_for(&self, interruption: Duration) -> Result<Client, Failure> {
-        let url = match &self.url {
-            Some(url) => url.clone(),
-            None => BrokerUrl::plain(&self.address.host, self.address.port),
-        };
+        let url = self.way.url();
         let options = Options {
-            tls: self.credentials.tls(&url)?,
-            login: self.credentials.login(&url)?,
+            tls: self.way.credentials.tls(&url)?,
+            login: self.way.credentials.login(&url)?,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,

@@ -4,13 +4,14 @@
 //! piece, and waits; while it waits it costs nothing.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::WriteHalf;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, timeout};
 
@@ -18,13 +19,14 @@ use super::LoadError;
 use super::conversation::Conversation;
 use super::protocol::{Broken, Heard, Protocol};
 use super::run::Run;
+use super::stream::{Encryption, Stream};
 use super::tally::Tally;
 use super::work::{Reply, Request, Verb};
 use crate::limits;
 
 /// A socket on which the server is ready.
 pub(super) struct Line<P> {
-    stream: TcpStream,
+    stream: Stream,
     protocol: P,
     /// What was read and is no whole packet yet.
     input: Vec<u8>,
@@ -34,13 +36,13 @@ impl<P: Protocol> Line<P> {
     /// Connects, and waits until the server is ready.
     pub(super) async fn open(
         address: std::net::SocketAddr,
+        encryption: Option<&Encryption>,
         protocol: P,
         patience: Duration,
     ) -> Result<Self, LoadError> {
-        let connecting = timeout(patience, TcpStream::connect(address)).await;
+        let connecting = timeout(patience, Stream::open(address, encryption)).await;
         let stream = connecting
             .map_err(|_| LoadError::Silent(address, patience))?
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
             .map_err(|error| LoadError::Connect(address, error))?;
         let mut line = Self {
             stream,
@@ -104,7 +106,7 @@ impl<P: Protocol> Line<P> {
         bytes: &[u8],
         mut enough: impl FnMut(Heard<'_>) -> bool,
     ) -> Result<(), Broken> {
-        self.stream.write_all(bytes).await.map_err(lost)?;
+        self.say(bytes).await?;
         let (mut done, mut out) = (false, Vec::new());
         while !done {
             if self.stream.read_buf(&mut self.input).await.map_err(lost)? == 0 {
@@ -115,7 +117,12 @@ impl<P: Protocol> Line<P> {
                 .read(&self.input, &mut out, |heard| done |= enough(heard))?;
             self.input.drain(..read);
         }
-        self.stream.write_all(&out).await.map_err(lost)
+        self.say(&out).await
+    }
+
+    async fn say(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        self.stream.write_all(bytes).await.map_err(lost)?;
+        self.stream.flush().await.map_err(lost)
     }
 
     /// How many requests the server takes at once.
@@ -124,7 +131,7 @@ impl<P: Protocol> Line<P> {
     }
 
     /// The parts, for a conversation.
-    pub(super) fn split(self) -> (TcpStream, P, Vec<u8>) {
+    pub(super) fn split(self) -> (Stream, P, Vec<u8>) {
         (self.stream, self.protocol, self.input)
     }
 }
@@ -144,27 +151,34 @@ fn lost(error: std::io::Error) -> Broken {
 
 /// Lets a conversation go on until it is over or the connection is lost.
 pub(super) async fn converse<P: Protocol>(
-    stream: TcpStream,
+    stream: Stream,
     mut conversation: Conversation<P>,
     mut input: Vec<u8>,
     run: Arc<Run>,
     wake: Option<Arc<Notify>>,
 ) {
-    let lost = go_on(stream, &mut conversation, &mut input, wake)
-        .await
-        .err();
-    let lost = lost.map(|broken| broken.to_string());
+    let ended = match stream {
+        // Its halves need no lock.
+        Stream::Plain(mut stream) => {
+            let halves = stream.split();
+            go_on(halves, &mut conversation, &mut input, wake).await
+        }
+        Stream::Encrypted(stream) => {
+            let halves = tokio::io::split(stream);
+            go_on(halves, &mut conversation, &mut input, wake).await
+        }
+    };
+    let lost = ended.err().map(|broken| broken.to_string());
     conversation.end(lost.as_deref(), Instant::now());
     run.has_asked();
 }
 
 async fn go_on<P: Protocol>(
-    mut stream: TcpStream,
+    (mut reader, mut writer): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     conversation: &mut Conversation<P>,
     input: &mut Vec<u8>,
     wake: Option<Arc<Notify>>,
 ) -> Result<(), Broken> {
-    let (mut reader, writer) = stream.split();
     let mut tick = tokio::time::interval(limits::LOAD_TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut written, mut spoke) = (0, Instant::now());
@@ -174,10 +188,10 @@ async fn go_on<P: Protocol>(
         if !conversation.out.is_empty() {
             spoke = now;
         }
-        write(&writer, &mut conversation.out, &mut written)?;
+        write(&mut writer, &mut conversation.out, &mut written).await?;
         if conversation.is_over(now) {
             conversation.bye();
-            return write(&writer, &mut conversation.out, &mut written);
+            return write(&mut writer, &mut conversation.out, &mut written).await;
         }
         input.reserve(limits::LOAD_READ_BYTES);
         tokio::select! {
@@ -189,7 +203,7 @@ async fn go_on<P: Protocol>(
                 let done = conversation.read(input, Instant::now())?;
                 input.drain(..done);
             }
-            ready = writer.writable(), if !conversation.out.is_empty() => ready.map_err(lost)?,
+            all = poll_fn(|cx| poll_write(&mut writer, &mut conversation.out, &mut written, cx)), if !conversation.out.is_empty() => all?,
             () = woken(wake.as_deref()) => {}
             _ = tick.tick() => {
                 conversation.look(now);
@@ -210,22 +224,41 @@ async fn woken(wake: Option<&Notify>) {
 }
 
 /// Writes as much as the socket takes now.
-fn write(writer: &WriteHalf<'_>, out: &mut Vec<u8>, written: &mut usize) -> Result<(), Broken> {
+async fn write(
+    writer: &mut (impl AsyncWrite + Unpin),
+    out: &mut Vec<u8>,
+    written: &mut usize,
+) -> Result<(), Broken> {
+    poll_fn(|cx| match poll_write(writer, out, written, cx) {
+        Poll::Pending => Poll::Ready(Ok(())),
+        done => done,
+    })
+    .await
+}
+
+/// Writes until all is written.
+fn poll_write(
+    writer: &mut (impl AsyncWrite + Unpin),
+    out: &mut Vec<u8>,
+    written: &mut usize,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), Broken>> {
     while *written < out.len() {
-        match writer.try_write(&out[*written..]) {
-            Ok(count) => *written += count,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+        match Pin::new(&mut *writer).poll_write(cx, &out[*written..]) {
+            Poll::Ready(Ok(count)) => *written += count,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(lost(error))),
+            Poll::Pending => {
                 // What is written makes room at once, so that a slow socket cannot make this grow.
                 out.drain(..*written);
                 *written = 0;
-                return Ok(());
+                return Poll::Pending;
             }
-            Err(error) => return Err(lost(error)),
         }
     }
+    ready!(Pin::new(writer).poll_flush(cx)).map_err(lost)?;
     out.clear();
     *written = 0;
-    Ok(())
+    Poll::Ready(Ok(()))
 }
 
 /// Counts the notifications of one key until all have come that are owed.
@@ -279,14 +312,14 @@ async fn listen<P: Protocol>(
                     let since = *over.get_or_insert(now);
                     if *heard >= run.told(key) || now.duration_since(since) >= run.timeout {
                         line.protocol.bye(&mut out);
-                        return line.stream.write_all(&out).await.map_err(lost);
+                        return line.say(&out).await;
                     }
                 }
             }
         }
         if !out.is_empty() {
             // The server takes acknowledgements whatever else it does.
-            line.stream.write_all(&out).await.map_err(lost)?;
+            line.say(&out).await?;
             out.clear();
             spoke = Instant::now();
         }

@@ -16,6 +16,7 @@ mod pace;
 mod process;
 mod protocol;
 mod run;
+mod stream;
 mod tally;
 mod work;
 
@@ -34,6 +35,7 @@ pub use mqtt::Mqtt;
 pub use pace::Pace;
 pub use process::{Usage, listener, socket_listener};
 pub use protocol::{Broken, Heard, Protocol, Role};
+pub use stream::Encryption;
 pub use tally::{Errors, Latencies, Tally};
 pub use work::{Catalogue, Job, PREFIX, Reply, Request, Verb, write_digits};
 
@@ -50,6 +52,8 @@ use crate::limits;
 pub struct Plan {
     /// Where the server listens.
     pub address: SocketAddr,
+    /// How connections are encrypted, where they are.
+    pub encryption: Option<Encryption>,
     /// What each connection does.
     pub job: Job,
     /// When.
@@ -120,7 +124,7 @@ pub struct Live {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// No connection.
-    #[error("cannot connect to {0}: {1}")]
+    #[error("cannot connect to {0}: {why}", why = statehouse_link::describe_io(.1))]
     Connect(SocketAddr, #[source] io::Error),
     /// A connection, and no word.
     #[error("{0} does not answer within {1:?}")]
@@ -331,9 +335,10 @@ fn clients_of<P: Protocol>(
     };
     let lines = runtime.block_on(async {
         let (mut asking, mut watching) = (Vec::new(), Vec::new());
+        let encryption = plan.encryption.as_ref();
         for number in (number..plan.connections).step_by(threads) {
             let client = client(Role::Asks, number);
-            let line = Line::open(plan.address, client, plan.timeout).await?;
+            let line = Line::open(plan.address, encryption, client, plan.timeout).await?;
             let max = line.in_flight_max();
             let in_flight = match plan.in_flight {
                 Some(asked) if asked > max => return Err(LoadError::InFlight { asked, max }),
@@ -343,7 +348,7 @@ fn clients_of<P: Protocol>(
         }
         for number in (number..plan.watchers).step_by(threads) {
             let client = client(Role::Watches, number);
-            let mut line = Line::open(plan.address, client, plan.timeout).await?;
+            let mut line = Line::open(plan.address, encryption, client, plan.timeout).await?;
             let key = number as u64 % plan.keys;
             line.watch(plan.address, key, plan.timeout).await?;
             watching.push((key, line));

@@ -465,6 +465,8 @@ fn wrong_options_are_code_2() {
         &["--duration", "soon"],
         &["--timeout", "0s"],
         &["--keys", "0"],
+        &["--url", "ws://127.0.0.1"],
+        &["--ca", "ca.crt"],
         &["--sweep", "keys=1"],
         &["--sweep", "rate=1,x"],
         &["--svg", "curve.svg"],

@@ -261,6 +261,41 @@ fn a_client_says_what_is_wrong_with_the_certificate_of_the_store() {
 }
 
 /// New handshakes see the new certificates; connections stay; a bad file changes nothing and is said once.
+/// Values that do not fit into one record of TLS, more of them at once than a socket takes.
+#[test]
+fn a_load_over_tls_loses_nothing() {
+    let store = Encrypted::start("mqtts", |_, _| Vec::new());
+    let url = format!("mqtts://{}", store.address);
+    let ca = text(&store.authority.certificate);
+    let mut load = vec![
+        "bench",
+        "--url",
+        &url,
+        "--warm-up",
+        "100ms",
+        "--duration",
+        "1s",
+    ];
+    load.extend(["--connections", "4", "--in-flight", "32", "--keys", "40"]);
+    load.extend(["--value-bytes", "40000", "--watchers", "2", "--keep"]);
+    run(&load, b"").code(3).says("nobody who is trusted here");
+    load.extend(["--ca", &ca]);
+    let ran = run(&load, b"").code(0);
+    let text = ran.text();
+    let answered = text.lines().find(|it| it.starts_with("answered"));
+    let words: Vec<&str> = answered
+        .unwrap()
+        .split(' ')
+        .filter(|it| !it.is_empty())
+        .collect();
+    assert!(
+        words[1] != "0" && words[1] == words[3].trim_end_matches(','),
+        "{ran:?}"
+    );
+    let kept = store.get("bench/40000/0000000039", None).code(0);
+    assert_eq!(kept.stdout.len(), 40_000, "as it was set");
+}
+
 #[test]
 fn certificates_are_exchanged_under_live_connections() {
     let store = Encrypted::strict();

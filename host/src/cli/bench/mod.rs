@@ -12,19 +12,22 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use statehouse_client::parse_duration;
+use rustls::pki_types::ServerName;
+use statehouse_client::{Login, parse_duration};
+use statehouse_link::tls::config;
 
 use self::report::{Point, Report};
 use self::sweep::Sweep;
 use super::data::count;
 use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
-use super::remote::{Account, Address, START_ONE};
+use super::remote::{START_ONE, Way};
 use crate::admin::Door;
+use crate::config::BrokerUrl;
 use crate::limits;
 use crate::load::{
-    Broken, Catalogue, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener, put_on,
-    socket_listener,
+    Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
+    put_on, socket_listener,
 };
 
 /// Requests of each connection at once while keys are set before a run and removed after it.
@@ -52,6 +55,7 @@ Examples:
   statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # one change, a thousand watchers
   statehouse bench --sweep rate=5000,10000,20000,40000 --svg curve.svg   # where does it bend?
   statehouse bench --sweep connections=1,10,100,1000 --json figures.json
+  statehouse bench --url mqtts://gateway:8883 --ca ca.crt --user operator --password-file password
   statehouse bench --port 1884 --data /var/lib/statehouse  # behind another broker: whose CPU to count
 
 Exit codes: 0 all requests were answered rightly, 1 some were not, 2 usage, 3 no store, 4 refused by the store.")]
@@ -142,10 +146,7 @@ pub(super) struct Args {
     data: Option<PathBuf>,
 
     #[command(flatten)]
-    address: Address,
-
-    #[command(flatten)]
-    account: Account,
+    way: Way,
 
     /// How long a connection or an answer may take
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
@@ -158,11 +159,19 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     // Before the work, so that none is lost for want of a directory.
     let mut json = args.json.as_deref().map(create).transpose()?;
     let mut svg = args.svg.as_deref().map(create).transpose()?;
-    let address = resolve(&args.address)?;
+    let url = args.way.url();
+    if url.scheme.websocket {
+        return Err(Failure::usage(format!(
+            "{url} is a WebSocket, and bench speaks MQTT over TCP or TLS: name a listener of mqtt:// or mqtts://"
+        )));
+    }
+    let address = resolve(&url)?;
     let process = process(args, address)?;
     let bench = Bench {
         args,
         address,
+        encryption: encryption(args, &url)?,
+        login: args.way.credentials.login(&url)?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
     };
@@ -215,6 +224,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 struct Bench<'a> {
     args: &'a Args,
     address: SocketAddr,
+    encryption: Option<Encryption>,
+    login: Option<Login>,
     catalogue: Arc<Catalogue>,
     pid: Option<u32>,
 }
@@ -226,6 +237,7 @@ impl Bench<'_> {
         let threads = (cores / 2).clamp(1, limits::LOAD_THREADS_DEFAULT_MAX);
         Plan {
             address: self.address,
+            encryption: self.encryption.clone(),
             job: Job::Mix { reads: args.reads },
             pace: Pace::Closed,
             connections: FILL_CONNECTIONS,
@@ -244,8 +256,7 @@ impl Bench<'_> {
 
     fn put_on(&self, plan: &Plan, watch: impl FnMut(Live)) -> Result<Outcome, Failure> {
         let nonce = statehouse_link::random();
-        let login = self.args.account.login(None, None)?;
-        let login = login.map(|it| (it.user, it.password));
+        let login = self.login.clone().map(|it| (it.user, it.password));
         let client = |role: Role, number| {
             Mqtt::new(self.catalogue.clone(), nonce, role, number).with_login(login.clone())
         };
@@ -373,8 +384,23 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     Ok(points)
 }
 
-fn resolve(address: &Address) -> Result<SocketAddr, Failure> {
-    let (host, port) = (&address.host, address.port);
+/// What an encrypted connection needs.
+fn encryption(args: &Args, url: &BrokerUrl) -> Result<Option<Encryption>, Failure> {
+    let Some(tls) = args.way.credentials.tls(url)? else {
+        return Ok(None);
+    };
+    let own = tls.certificate.as_ref();
+    let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+    let config = config(tls.ca.as_deref(), own);
+    let name = ServerName::try_from(url.host.clone());
+    Ok(Some(Encryption {
+        config: config.map_err(|error| Failure::usage(error.to_string()))?,
+        name: name.map_err(|_| Failure::usage(format!("{} is no name of a host", url.host)))?,
+    }))
+}
+
+fn resolve(url: &BrokerUrl) -> Result<SocketAddr, Failure> {
+    let (host, port) = (&url.host, url.port);
     let unknown = |why: String| {
         Failure::transport(format!("the host {host} is not known: {why}. {START_ONE}"))
     };
