@@ -28,7 +28,10 @@ pub struct Authorizer {
 struct Held {
     /// As many as the embedded broker has.
     connections: HashMap<u64, Known>,
-    /// Those that asked to be let in last: it may never come to that, and nobody would say so.
+    /// Clients that were let in last, by their ids, and have no connection yet: it may never come to that, and nobody would
+    /// say so.
+    expected: VecDeque<(Box<str>, Known)>,
+    /// The same with the number of a connection, of which may come nothing either.
     arriving: VecDeque<(u64, Known)>,
     /// Clients of a foreign broker, which can call themselves anything, and whom nobody sees go.
     claimed: HashMap<u64, Known>,
@@ -40,6 +43,51 @@ struct Known {
     identity: Arc<Identity>,
     generation: u64,
     grants: Arc<Grants>,
+}
+
+impl Held {
+    fn find(&mut self, who: &Origin, generation: u64) -> Option<Arc<Grants>> {
+        let number = who.connection;
+        let holds = |known: &Known| known.by(generation, &who.identity);
+        if let Some(grants) = self.connections.get(&number).and_then(holds) {
+            return Some(grants);
+        }
+        let mut arriving = self.arriving.iter();
+        if let Some(at) = arriving.position(|(it, known)| *it == number && holds(known).is_some()) {
+            if who.session == 0 {
+                return Some(self.arriving[at].1.grants.clone());
+            }
+            let (_, known) = self.arriving.remove(at)?;
+            return Some(self.put(who, known));
+        }
+        // Who this was is known by the very identity that was given out for it.
+        let at = self.expected.iter().position(|(client, known)| {
+            Arc::ptr_eq(&known.identity, &who.identity)
+                && **client == *who.client
+                && known.generation == generation
+        })?;
+        let (_, known) = self.expected.remove(at)?;
+        Some(self.put(who, known))
+    }
+
+    fn put(&mut self, who: &Origin, known: Known) -> Arc<Grants> {
+        let grants = known.grants.clone();
+        match self.connections.get_mut(&who.connection) {
+            Some(before) => *before = known,
+            None if who.session != 0 => _ = self.connections.insert(who.connection, known),
+            // Nobody would say that it is gone.
+            None => push(&mut self.arriving, who.connection, known),
+        }
+        grants
+    }
+}
+
+/// Forgets the oldest where there are too many.
+fn push<K>(all: &mut VecDeque<(K, Known)>, key: K, known: Known) {
+    if all.len() >= limits::GRANTS_ARRIVING_MAX {
+        all.pop_front();
+    }
+    all.push_back((key, known));
 }
 
 impl Known {
@@ -97,37 +145,21 @@ impl Authorizer {
         tracing::info!("{rules} rules are in force: all is denied that none of them allows");
     }
 
-    /// What a client of the embedded broker may do.
+    /// A client was let in, and will be connected soon: works out what it may do, which takes a while where rules are many,
+    /// before anybody waits for it.
+    pub(super) fn expect(&self, client: &str, identity: &Arc<Identity>) {
+        let known = self.work_out(self.generation(), client, identity);
+        push(&mut self.held().expected, client.into(), known);
+    }
+
+    /// What a client of the embedded broker may do. A session number of 0 is that of a connection which may not be there.
     pub fn grants(&self, who: &Origin) -> Arc<Grants> {
         let generation = self.generation();
-        let number = who.connection;
-        {
-            let mut held = self.held();
-            let known = held.connections.get(&number);
-            if let Some(grants) = known.and_then(|it| it.by(generation, &who.identity)) {
-                return grants;
-            }
-            let came = held.arriving.iter().position(|(it, _)| *it == number);
-            let came = came.filter(|_| who.session != 0);
-            if let Some((_, known)) = came.and_then(|at| held.arriving.remove(at))
-                && let Some(grants) = known.by(generation, &who.identity)
-            {
-                held.connections.insert(number, known);
-                return grants;
-            }
-        }
-        let known = self.work_out(generation, &who.client, &who.identity);
-        let grants = known.grants.clone();
-        let mut held = self.held();
-        if who.session != 0 {
-            held.connections.insert(number, known);
+        if let Some(grants) = self.held().find(who, generation) {
             return grants;
         }
-        if held.arriving.len() >= limits::GRANTS_ARRIVING_MAX {
-            held.arriving.pop_front();
-        }
-        held.arriving.push_back((number, known));
-        grants
+        let known = self.work_out(generation, &who.client, &who.identity);
+        self.held().put(who, known)
     }
 
     /// The same where it is asked again and again.
@@ -248,10 +280,54 @@ mod tests {
     }
 
     #[test]
+    fn what_was_worked_out_when_a_client_was_let_in_is_that_of_its_arrival() {
+        let authorizer = authorizer();
+        let mut who = origin("first", 1, 0);
+        authorizer.expect("first", &who.identity);
+        let expected = authorizer.held().expected[0].1.grants.clone();
+        // Of another client with the same identity, and of the same client with another.
+        assert!(!Arc::ptr_eq(
+            &expected,
+            &authorizer.grants(&origin("second", 2, 0))
+        ));
+        who.identity = Arc::default();
+        assert!(!Arc::ptr_eq(&expected, &authorizer.grants(&who)));
+        let arriving = authorizer.grants(&origin("first", 3, 0));
+        assert!(Arc::ptr_eq(&expected, &arriving));
+        assert!(authorizer.held().expected.is_empty());
+        // Once the rules have changed, it is as if nobody had been expected.
+        authorizer.expect("first", &Identity::anonymous());
+        authorizer.changed();
+        assert!(!Arc::ptr_eq(
+            &arriving,
+            &authorizer.grants(&origin("first", 4, 0))
+        ));
+    }
+
+    /// Rules change while connections end: who is asked about may be gone by now.
+    #[test]
+    fn asking_about_a_connection_that_has_ended_keeps_nothing_of_it() {
+        let authorizer = authorizer();
+        let connected = authorizer.grants(&origin("first", 1, 9));
+        authorizer.changed();
+        let asked = authorizer.grants(&origin("first", 1, 0));
+        assert!(!Arc::ptr_eq(&connected, &asked));
+        // Found again over the connection, without working it out once more.
+        assert!(Arc::ptr_eq(
+            &asked,
+            &authorizer.grants(&origin("first", 1, 9))
+        ));
+        authorizer.gone(1);
+        _ = authorizer.grants(&origin("first", 1, 0));
+        assert!(authorizer.held().connections.is_empty());
+    }
+
+    #[test]
     fn arrivals_and_claims_are_held_in_bounded_number() {
         let authorizer = authorizer();
         let most = limits::GRANTS_ARRIVING_MAX.max(limits::GRANTS_CLAIMED_MAX) as u64;
         for number in 0..2 * most {
+            authorizer.expect("first", &Arc::default());
             _ = authorizer.grants(&origin("first", number, 0));
             let peer = Peer {
                 client: "c".into(),
@@ -262,6 +338,7 @@ mod tests {
         }
         let held = authorizer.held();
         assert!(held.connections.is_empty());
+        assert!(held.expected.len() <= limits::GRANTS_ARRIVING_MAX);
         assert!(held.arriving.len() <= limits::GRANTS_ARRIVING_MAX);
         assert!(held.claimed.len() <= limits::GRANTS_CLAIMED_MAX);
     }

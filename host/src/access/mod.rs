@@ -318,7 +318,14 @@ impl Access for AccessControl {
         let doors = self.0.clone();
         Box::pin(async move {
             match doors.admit(&attempt).await {
-                Ok(admission) => Verdict::Admit(admission),
+                Ok(admission) => {
+                    // Without an id of its own it gets one from the broker, which only then is known.
+                    if let Some(rules) = doors.rules.as_ref().filter(|_| !attempt.client.is_empty())
+                    {
+                        rules.expect(&attempt.client, &admission.identity);
+                    }
+                    Verdict::Admit(admission)
+                }
                 Err((reason, why)) => {
                     doors.audit.refused(&Refused {
                         what: "authenticate",

@@ -276,10 +276,11 @@ impl Core {
         }
     }
 
-    /// The connections that there are.
+    /// The connections that there are, to ask about them when some may be gone: without the number of their session.
     pub(crate) fn connected(&self) -> Vec<Origin> {
         let sessions = self.sessions.iter().flatten();
-        sessions.filter_map(|session| session.origin()).collect()
+        let connected = sessions.filter_map(|session| session.origin());
+        connected.map(|who| Origin { session: 0, ..who }).collect()
     }
 
     /// Ends what the access control no longer allows to those who are connected. These it has refused.
