@@ -325,8 +325,8 @@ pub const WATCH_OVERHEAD_BYTES: usize = 256;
 /// not exist, so no other quota sees them.
 pub const WATCH_BYTES_PER_CONNECTION_MAX: usize = 8 << 20;
 
-/// Watches of all connections in bytes.
-pub const WATCH_BYTES_MAX: usize = 512 << 20;
+/// Watches of all connections in bytes: never more than a sixteenth of the memory either.
+pub const WATCH_BYTES_MAX: u64 = 512 << 20;
 
 /// Keys that one step removes in a sweep: it holds the store's lock, and the next step follows at once.
 pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
@@ -502,7 +502,7 @@ pub const DUPLICATE_WINDOW_MS_DEFAULT: u64 = 10 * 60_000;
 pub const DUPLICATES_MAX_DEFAULT: u64 = 100_000;
 
 /// Default bound of remembered requests in bytes (`max_duplicate_bytes`). The last ones of live sessions may
-/// take as much again.
+/// take as much again. By default never more than a thirty-second of the memory either.
 pub const DUPLICATE_BYTES_MAX_DEFAULT: u64 = 64 << 20;
 
 /// Default bound of the age of history (`history_retention`): long enough to look into what happened overnight.
@@ -565,7 +565,9 @@ pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 /// Keys that there are never more of, whatever is configured: the table numbers them in four bytes.
 pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 
-/// Default bound of all keys and values with their overhead (`max_bytes`): half of a small gateway's memory.
+/// Default bound of all keys and values with their overhead (`max_bytes`): most of a small gateway's memory, and by
+/// default never more than three eighths of what there is. With queues (an eighth), subscriptions and watches (a sixteenth
+/// each) and remembered requests everything that grows stays below three quarters of it.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half

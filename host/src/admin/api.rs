@@ -32,14 +32,12 @@ use hyper::{Method, Request, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use statehouse_mqtt::Broker;
 use tokio::sync::Mutex;
 
 use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
 use super::{Sources, metrics, path};
-use crate::config;
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
@@ -205,18 +203,8 @@ impl Api {
             }
             (&Method::GET, ["metrics"]) => {
                 let listing = self.control().list();
-                let it = &self.sources;
-                let broker_limits = it.broker.as_ref().map(Broker::limits);
-                let text = metrics::text(
-                    &listing,
-                    self.control().diff().as_ref(),
-                    &it.server.stats(),
-                    it.broker.as_ref(),
-                    it.server.link().as_ref(),
-                    it.reloads.counts(),
-                    &it.audit.counts(),
-                    &config::named(&it.server.quota(), broker_limits.as_deref()),
-                );
+                let shadow = self.control().diff();
+                let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 Ok(with(StatusCode::OK, kind, text.into_bytes()))
             }

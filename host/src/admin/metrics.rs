@@ -8,6 +8,8 @@ use std::fmt::{Display, Write};
 
 use statehouse_mqtt::{Broker, RefusalCount};
 
+use super::Sources;
+use crate::config;
 use crate::control::{Listing, PolicyView};
 use crate::policy::Role;
 use crate::reload::Count;
@@ -16,27 +18,23 @@ use crate::shadow::ShadowReport;
 use crate::transport::foreign::Figures;
 
 /// All metrics.
-pub(super) fn text(
-    listing: &Listing,
-    shadow: Option<&ShadowReport>,
-    stats: &Stats,
-    broker: Option<&Broker>,
-    link: Option<&Figures>,
-    reloads: impl Iterator<Item = Count>,
-    refused: &[(&str, u64)],
-    limits: &[(&str, u64)],
-) -> String {
+pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &Sources) -> String {
+    let Sources { server, broker, .. } = sources;
+    let limits = broker.as_ref().map(Broker::limits);
     let mut page = Page::default();
-    store(&mut page, stats);
-    in_force(&mut page, limits);
-    access(&mut page, refused);
-    files(&mut page, reloads);
+    store(&mut page, &server.stats());
+    in_force(
+        &mut page,
+        &config::named(&server.quota(), limits.as_deref()),
+    );
+    access(&mut page, &sources.audit.counts());
+    files(&mut page, sources.reloads.counts());
     if let Some(broker) = broker {
         clients(&mut page, &broker.stats());
         told(&mut page, &broker.refusals());
     }
-    if let Some(link) = link {
-        connection(&mut page, link);
+    if let Some(link) = server.link() {
+        connection(&mut page, &link);
     }
     policies(&mut page, &listing.policies);
     if let Some(report) = shadow {

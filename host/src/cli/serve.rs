@@ -72,8 +72,11 @@ pub(super) fn run(flags: Flags) -> ExitCode {
     }
 }
 
+/// Bounds that follow the settings file, where there is one.
+type Followed = Option<Arc<Watched<Bounds>>>;
+
 /// The settings, and the bounds among them that follow the file.
-fn load(flags: Flags) -> Result<(Config, Option<Arc<Watched<Bounds>>>), ConfigError> {
+fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     let followed = config::follow(&flags)?;
     let mut config = Config::load(flags)?;
     if let Some(bounds) = &followed {
@@ -143,10 +146,7 @@ struct Started {
 }
 
 /// Recovers what was recorded, and puts the parts together. None where a standby is told to stop before its turn comes.
-fn start(
-    config: &Config,
-    followed: Option<Arc<Watched<Bounds>>>,
-) -> anyhow::Result<Option<Started>> {
+fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);

@@ -5,6 +5,7 @@
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 
+use super::memory::Memory;
 use super::{ConfigError, KeyBytes, PacketBytes};
 use crate::limits;
 use crate::store::{Quota, Supervision};
@@ -17,7 +18,7 @@ pub struct LimitFlags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
     pub max_keys: Option<NonZeroU64>,
 
-    /// Most bytes of keys and values, each entry counted with 128 more
+    /// Most bytes of keys and values, each entry counted with 128 more [default: three eighths of the memory, 512 MiB at most]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
     pub max_bytes: Option<NonZeroU64>,
 
@@ -45,7 +46,8 @@ pub struct LimitFlags {
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
     pub max_queue_bytes: Option<NonZeroU64>,
 
-    /// Most bytes that wait for all clients together; what waits for absent ones may be half of it [default: 536870912]
+    /// Most bytes that wait for all clients together; what waits for absent ones may be half of it [default:
+    /// an eighth of the memory, 512 MiB at most]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
     pub max_total_queue_bytes: Option<NonZeroU64>,
 
@@ -110,9 +112,10 @@ impl LimitFlags {
         self,
         attached: bool,
         supervision: Supervision,
+        memory: Memory,
     ) -> Result<Bounds, ConfigError> {
-        let broker = self.broker();
-        let quota = self.quota(&broker, attached)?;
+        let broker = self.broker(memory);
+        let quota = self.quota(&broker, attached, memory)?;
         Ok(Bounds {
             quota,
             broker,
@@ -120,13 +123,19 @@ impl LimitFlags {
         })
     }
 
-    fn broker(&self) -> statehouse_mqtt::Limits {
+    fn broker(&self, memory: Memory) -> statehouse_mqtt::Limits {
         let size = |set: Option<NonZeroU64>, default: usize| {
             set.map_or(default, |it| {
                 usize::try_from(it.get()).unwrap_or(usize::MAX)
             })
         };
-        let default = statehouse_mqtt::Limits::default();
+        let part = |thirty_seconds, most: usize| {
+            let bytes = memory.part(thirty_seconds, most as u64);
+            usize::try_from(bytes).unwrap_or(most)
+        };
+        let mut default = statehouse_mqtt::Limits::default();
+        default.queue_bytes_total_max = part(4, default.queue_bytes_total_max);
+        default.subscription_bytes_total_max = part(2, default.subscription_bytes_total_max);
         let queue_bytes_max = size(self.max_queue_bytes, default.queue_bytes_max);
         statehouse_mqtt::Limits {
             packet_bytes_max: (self.max_packet_bytes)
@@ -154,6 +163,7 @@ impl LimitFlags {
         &self,
         broker: &statehouse_mqtt::Limits,
         attached: bool,
+        memory: Memory,
     ) -> Result<Quota, ConfigError> {
         let packet = broker.packet_bytes_max as u64;
         let key_bytes_max = self.max_key_bytes.map_or(
@@ -171,7 +181,7 @@ impl LimitFlags {
         let pick = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
         let quota = Quota {
             keys_max: pick(self.max_keys, limits::KEYS_MAX_DEFAULT),
-            bytes_max: pick(self.max_bytes, limits::BYTES_MAX_DEFAULT),
+            bytes_max: pick(self.max_bytes, memory.part(12, limits::BYTES_MAX_DEFAULT)),
             key_bytes_max,
             value_bytes_max: pick(self.max_value_bytes, value_bytes_max),
             watches_max: pick(self.max_watches, limits::WATCHES_MAX_DEFAULT),
@@ -179,6 +189,7 @@ impl LimitFlags {
                 self.max_client_watches,
                 limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             ),
+            watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
             journal_full: false,
         };
         let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);

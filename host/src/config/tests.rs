@@ -161,3 +161,21 @@ fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
         assert!(error.contains("--broker URL"), "{text}: {error}");
     }
 }
+
+#[test]
+fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
+    let bounds = |flags: LimitFlags| {
+        let memory = Memory::of(256 << 20);
+        flags.load(false, Supervision::default(), memory).unwrap()
+    };
+    let Bounds { quota, broker, .. } = bounds(LimitFlags::default());
+    assert_eq!(quota.bytes_max, 96 << 20);
+    assert_eq!(quota.watch_bytes_max, 16 << 20);
+    assert_eq!(broker.queue_bytes_total_max, 32 << 20);
+    assert_eq!(broker.subscription_bytes_total_max, 16 << 20);
+    let set = bounds(LimitFlags {
+        max_bytes: NonZeroU64::new(1 << 30),
+        ..LimitFlags::default()
+    });
+    assert_eq!(set.quota.bytes_max, 1 << 30, "who says otherwise knows why");
+}

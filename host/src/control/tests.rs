@@ -52,6 +52,7 @@ const QUOTA: Quota = Quota {
     value_bytes_max: 1000,
     watches_max: 100,
     watches_per_connection_max: 100,
+    watch_bytes_max: 1 << 20,
     journal_full: false,
 };
 

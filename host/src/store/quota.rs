@@ -22,6 +22,8 @@ pub struct Quota {
     pub watches_max: u64,
     /// Watches of one connection.
     pub watches_per_connection_max: u64,
+    /// Watches of all connections, in bytes.
+    pub watch_bytes_max: u64,
     /// The disk under the journal is full: nothing may be put, only removed.
     pub journal_full: bool,
 }
@@ -36,6 +38,7 @@ impl Default for Quota {
             value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
             watches_max: limits::WATCHES_MAX_DEFAULT,
             watches_per_connection_max: limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
+            watch_bytes_max: limits::WATCH_BYTES_MAX,
             journal_full: false,
         }
     }
@@ -79,7 +82,7 @@ pub enum Exceeded {
     /// Watches of one connection.
     ClientWatches(u64),
     /// Watches in bytes.
-    WatchBytes(usize),
+    WatchBytes(u64),
     /// The disk.
     Disk,
 }

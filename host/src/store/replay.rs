@@ -55,6 +55,7 @@ const NO_QUOTA: Quota = Quota {
     value_bytes_max: u64::MAX,
     watches_max: u64::MAX,
     watches_per_connection_max: u64::MAX,
+    watch_bytes_max: u64::MAX,
     journal_full: false,
 };
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::entry::Key;
 use super::quota::{Exceeded, Quota};
-use crate::limits::{WATCH_BYTES_MAX, WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES};
+use crate::limits::{WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES};
 use crate::request::Dialect;
 
 /// A connection: the client id and a number that no other connection of this process has.
@@ -109,11 +109,11 @@ impl Watches {
         } else if held.keys.len() as u64 >= own {
             Err(Exceeded::ClientWatches(own))
         } else if held.bytes + weight(key) > WATCH_BYTES_PER_CONNECTION_MAX {
-            Err(Exceeded::WatchBytes(WATCH_BYTES_PER_CONNECTION_MAX))
+            Err(Exceeded::WatchBytes(WATCH_BYTES_PER_CONNECTION_MAX as u64))
         } else if self.count as u64 >= all {
             Err(Exceeded::Watches(all))
-        } else if self.bytes + weight(key) > WATCH_BYTES_MAX {
-            Err(Exceeded::WatchBytes(WATCH_BYTES_MAX))
+        } else if (self.bytes + weight(key)) as u64 > quota.watch_bytes_max {
+            Err(Exceeded::WatchBytes(quota.watch_bytes_max))
         } else {
             Ok(())
         }

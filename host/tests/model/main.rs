@@ -63,6 +63,7 @@ const QUOTA: Quota = Quota {
     value_bytes_max: 100,
     watches_max: 1000,
     watches_per_connection_max: 1000,
+    watch_bytes_max: 1 << 20,
     journal_full: false,
 };
 
