@@ -3,7 +3,7 @@
 //! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
 //! key goes even where no policy can say so.
 
-use super::step::{Effects, Swept};
+use super::effects::{Effects, Swept};
 use super::telling::Telling;
 use super::transaction::{State, Transaction};
 use super::write::{Change, Write};

@@ -9,6 +9,7 @@
 
 mod capture;
 mod duplicates;
+mod effects;
 mod entry;
 mod expiry;
 mod index;
@@ -31,6 +32,8 @@ mod write;
 
 pub use capture::{Evidence, Imported, KeyRef, Property, Read};
 pub use duplicates::{Duplicates, Retention};
+pub(crate) use effects::INTERNAL_ERROR;
+pub use effects::{Answer, Effects, Handled, RestsOn, Swept, Trip};
 pub use entry::{Entry, Key};
 pub use mode::Mode;
 pub use notice::Notice;
@@ -40,8 +43,7 @@ pub use remembered::{Context, Identity, Kept, Outcome, Remembered};
 pub use repeat::{Rerun, ToldAgain};
 pub use replay::{Recorded, Replayed, replay};
 pub use rights::Right;
-pub(crate) use step::INTERNAL_ERROR;
-pub use step::{Answer, Effects, Event, Handled, RestsOn, Store, Supervision, Swept, Trip};
+pub use step::{Event, Store, Supervision};
 pub use table::Table;
 pub use transaction::{State, Transaction};
 pub use watch::{Peer, WatchChange, WatchChanges, Watches};

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
 use super::capture::{Beyond, Evidence, KeyRef, Read, Script};
+use super::effects::Answer;
 use super::entry::{Entry, Key};
 use super::remembered::Context;
 use super::replay::run;
-use super::step::Answer;
 use super::transaction::{State, Transaction};
 use super::watch::Peer;
 use super::write::Write;

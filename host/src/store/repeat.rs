@@ -3,9 +3,10 @@
 //! What enters: a request, what is remembered of its original, and the state. What leaves: the same answer. Nothing is
 //! stored again. Where an earlier run may not have told the watchers, they are told again; nothing else is done twice.
 
+use super::effects::{Answer, Effects, RestsOn, internal_error};
 use super::remembered::{Kept, Outcome, Remembered};
 use super::replay;
-use super::step::{Answer, Effects, RestsOn, Store, internal_error};
+use super::step::Store;
 use super::telling::Telling;
 use super::transaction::State;
 use crate::policy::{Failure, Repeat};

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::capture::{Beyond, Evidence, Script};
+use super::effects::Answer;
 use super::remembered::{Context, Remembered};
-use super::step::{Answer, decide};
+use super::step::decide;
 use super::transaction::{State, Transaction};
 use super::write::Write;
 use super::{Peer, Quota};

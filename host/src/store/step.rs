@@ -8,20 +8,19 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::capture::{Evidence, Imported, Read};
+use super::capture::{Evidence, Read};
 use super::duplicates::Duplicates;
+use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
 use super::expiry;
 use super::notice::{Notice, notices_of, splice, told_by};
 use super::observed::{self, Observed, Removals};
 use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
-use super::repeat::{Rerun, ToldAgain};
-use super::rights::Right;
 use super::table::Table;
 use super::telling::Telling;
 use super::transaction::{State, Transaction};
-use super::watch::{Peer, WatchChange, WatchChanges};
+use super::watch::{Peer, WatchChange};
 use super::write::{Change, Write};
-use super::{Exceeded, Key, Quota, Retention};
+use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
@@ -29,9 +28,6 @@ use crate::policy::{
     Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
-
-/// The text of an answer whose policy failed (the protocol, section 4).
-pub(crate) const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
 
 /// What a step is about.
 #[derive(Clone, Copy)]
@@ -48,105 +44,6 @@ pub enum Event<'a> {
     Ended(&'a [u64]),
     /// Nothing but time has passed.
     Sweep,
-}
-
-/// What a step did, beyond the state itself.
-#[derive(Default)]
-pub struct Effects {
-    /// For the client that asked.
-    pub answer: Option<Answer>,
-    /// For the watchers of what had expired before this step began: they come before the answer.
-    pub expired: Vec<Notice>,
-    /// For the watchers of what changed, in order.
-    pub notices: Vec<Notice>,
-    /// How many policy calls failed.
-    pub failures: u64,
-    /// Why the request's own call failed, if it did.
-    pub failed: Option<Failure>,
-    /// The fuel that the request burnt.
-    pub fuel: u64,
-    /// What the sweep at the beginning removed, to be durable first.
-    pub swept: Option<Swept>,
-    /// What became of watches, where these are kept: to be durable before the answer leaves.
-    pub watches: Option<Box<WatchChanges>>,
-    /// What is to be durable before the answer leaves.
-    pub handled: Option<Handled>,
-    /// What the answer rests on, besides what was handled.
-    pub rests_on: RestsOn,
-    /// Whether the request was a duplicate, and if so whether running it again gave the same.
-    pub repeated: Option<Rerun>,
-    /// What became of its notifications, where it is of an earlier run and these may not have left.
-    pub told_again: Option<ToldAgain>,
-    /// The first key that its client had no right to, where there was one.
-    pub denied: Option<(Key, Right)>,
-    /// The first bound that refused something, where one did.
-    pub exceeded: Option<Exceeded>,
-    /// Why the policy that answered may not go on, where that was one failure too many.
-    pub tripped: Option<Trip>,
-    /// The request, to run it again beside the store.
-    pub observed: Option<Box<Observed>>,
-    /// The policy that answered; none where that of a duplicate is not here any more.
-    pub by: Option<Arc<Policy<Transaction>>>,
-}
-
-/// A policy that may not go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trip {
-    /// What it answered as.
-    pub part: Part,
-    /// What it did, in words.
-    pub why: String,
-}
-
-/// What an answer tells of the state: it may not leave before that is durable.
-#[derive(Debug, Default)]
-pub enum RestsOn {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// These keys, visible or hidden, and where the payload is the key's.
-    Keys(Vec<Read>),
-    /// Anything.
-    Everything,
-}
-
-/// Keys that went because their time was over.
-#[derive(Debug)]
-pub struct Swept {
-    /// The store's time.
-    pub now_ms: u64,
-    /// The store's clock after it.
-    pub clock: Stamp,
-    /// The removals.
-    pub writes: Vec<Write>,
-}
-
-/// A request that changed something, or whose answer a redelivery is owed.
-#[derive(Debug)]
-pub struct Handled {
-    /// The request and its answer.
-    pub remembered: Remembered,
-    /// Whether a redelivery is owed that answer.
-    pub owed: bool,
-    /// The store's clock after it.
-    pub clock: Stamp,
-    /// What it wrote.
-    pub writes: Vec<Write>,
-}
-
-/// An answer.
-#[derive(Debug)]
-pub struct Answer {
-    /// Its payload.
-    pub payload: Bytes,
-    /// The version it is about.
-    pub version: Option<Stamp>,
-    /// What a redelivery of the request is owed.
-    pub repeat: Repeat,
-    /// Which of the policy's commands it was.
-    pub command: Option<u16>,
-    /// Whether the request put anything.
-    pub put: bool,
 }
 
 /// The key table with everything that decides about it.
@@ -622,32 +519,6 @@ impl Store {
     }
 }
 
-impl Effects {
-    fn note_watches(&mut self, peer: &Peer, changes: Vec<WatchChange>) {
-        let peer = peer.clone();
-        self.watches = Some(Box::new(WatchChanges { peer, changes }));
-    }
-}
-
-impl RestsOn {
-    fn of(evidence: Option<Evidence>, watches_kept: bool) -> Self {
-        // Pages and quotas are about the whole table; a watch is about nothing that is on disk, unless it is kept: who
-        // registers again may be answered before the first time is.
-        let of_nothing = |(_, imported): &(u32, Imported)| {
-            match imported {
-                Imported::Watched | Imported::Unwatched(_) => !watches_kept,
-                // Rules are no part of the state.
-                Imported::Denied(..) => true,
-                _ => false,
-            }
-        };
-        match evidence {
-            Some(evidence) if evidence.imports.iter().all(of_nothing) => Self::Keys(evidence.reads),
-            _ => Self::Everything,
-        }
-    }
-}
-
 fn identity(request: &Request<'_>) -> Identity {
     let parts = request::identity(
         &request.peer.client,
@@ -668,17 +539,6 @@ fn number_of(peer: &Peer) -> u64 {
         None => peer.session.hash(&mut hasher),
     }
     hasher.finish()
-}
-
-pub(super) fn internal_error() -> Answer {
-    Answer {
-        payload: Bytes::from_static(INTERNAL_ERROR),
-        version: None,
-        // It changed nothing, so it may well run again.
-        repeat: Repeat::Free,
-        command: None,
-        put: false,
-    }
 }
 
 /// When the next key expires, visible or hidden.

@@ -4,8 +4,8 @@
 //! says no more in the same step, since it would most likely fail again while everybody waits.
 
 use super::Quota;
+use super::effects::Effects;
 use super::notice::{Notice, told_by};
-use super::step::Effects;
 use super::transaction::{State, Transaction};
 use super::write::Change;
 use crate::policy::{Failure, Registry, Share};
