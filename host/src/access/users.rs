@@ -12,7 +12,6 @@ use std::sync::{LazyLock, OnceLock};
 
 use argon2::password_hash::{Output, PasswordHashString, Salt, SaltString};
 use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, PasswordHasher, Version};
-use wasmsign2::reexports::getrandom;
 
 use crate::limits;
 use crate::reload::{FileError, read_file};

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use serde::{Deserialize, Serialize};
-use wasmsign2::reexports::getrandom;
 
 use crate::config::AdminPlace;
 use crate::limits;

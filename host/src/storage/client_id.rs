@@ -9,8 +9,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use wasmsign2::reexports::getrandom;
-
 use crate::config::ClientId;
 use crate::limits;
 
