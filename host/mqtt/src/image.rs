@@ -101,6 +101,9 @@ fn write_session(
                 will: session.will().map(|will| Testament::new(will, clock)),
             },
         );
+        if let Some(user) = session.owner() {
+            put(piece, Part::Owner { user });
+        }
         if let Some(since) = session.detached() {
             let at_ms = clock.wall_ms(since);
             put(piece, Part::Detach { at_ms });

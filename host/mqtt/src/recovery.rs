@@ -31,6 +31,8 @@ pub struct Recovery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedSession {
     pub(crate) client: Arc<str>,
+    /// The user; none where nobody in particular began it, or where that was not recorded yet.
+    pub(crate) owner: Option<Box<str>>,
     pub(crate) expiry_s: u32,
     pub(crate) will: Option<Will>,
     /// None: connected.
@@ -89,6 +91,7 @@ impl Recovery {
                 ) => {
                     let session = SavedSession {
                         client: client.into(),
+                        owner: None,
                         expiry_s,
                         will: saved_will(will)?,
                         detached_ms: None,
@@ -177,6 +180,7 @@ impl SavedSession {
                 self.will = saved_will(will)?;
                 self.detached_ms = None;
             }
+            Part::Owner { user } => self.owner = Some(user.into()),
             Part::Expiry(expiry_s) => self.expiry_s = expiry_s,
             Part::NoWill => self.will = None,
             Part::Detach { at_ms } => self.detached_ms = Some(at_ms),

@@ -28,6 +28,8 @@ pub(crate) struct Session {
     pub(crate) client: Arc<str>,
     /// Never that of another one, over restarts too.
     pub(crate) number: u64,
+    /// The user who may resume it; anybody may where there is none.
+    owner: Option<Box<str>>,
     /// Session Expiry Interval: how long it lives without a connection.
     expiry_s: u32,
     /// Whether the log knows it.
@@ -77,6 +79,7 @@ pub(crate) struct Sending<'a> {
 /// A session as recovery found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
+    pub(crate) owner: Option<Box<str>>,
     pub(crate) expiry_s: u32,
     pub(crate) will: Option<Will>,
     /// When its connection was lost.
@@ -88,6 +91,7 @@ impl Session {
         Self {
             client,
             number,
+            owner: None,
             expiry_s: 0,
             durable: false,
             subscriptions: HashMap::new(),
@@ -146,6 +150,19 @@ impl Session {
         });
     }
 
+    /// Whether it is another user's.
+    pub(crate) fn is_of_another(&self, user: Option<&str>) -> bool {
+        self.owner.is_some() && self.owner.as_deref() != user
+    }
+
+    /// It is this user's from now on, where it was nobody's and there is one. After [`attach`](Self::attach).
+    pub(crate) fn claim(&mut self, user: Option<&str>, recorder: &mut Recorder) {
+        if let (None, Some(user)) = (&self.owner, user) {
+            self.owner = Some(user.into());
+            self.tape(recorder).write(Part::Owner { user });
+        }
+    }
+
     /// The client has changed its Session Expiry Interval with its DISCONNECT. False: from zero it cannot be raised
     /// (section 3.14.2.2.2).
     pub(crate) fn set_expiry(&mut self, expiry_s: u32, recorder: &mut Recorder) -> bool {
@@ -192,6 +209,7 @@ impl Session {
     /// Back from a record, without a connection since then. Its will is not due before `will_from`.
     pub(crate) fn restore(&mut self, standing: Standing, will_from: Instant) {
         self.durable = true;
+        self.owner = standing.owner;
         self.expiry_s = standing.expiry_s;
         self.will = standing.will;
         self.alone_since(standing.detached);
@@ -245,6 +263,10 @@ impl Session {
 
     pub(crate) fn expiry_s(&self) -> u32 {
         self.expiry_s
+    }
+
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
     }
 
     pub(crate) fn will(&self) -> Option<&Will> {

@@ -261,7 +261,11 @@ impl Peer {
         let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
             .unwrap()
             .unwrap();
-        let identity = Identity::anonymous();
+        // Every client is somebody, so that what is kept of that is kept in every test.
+        let identity = Arc::new(Identity {
+            user: Some(connect.client_id.clone()),
+            ..Identity::default()
+        });
         let accepted = broker
             .lock()
             .connect(connect, identity, &output, now)

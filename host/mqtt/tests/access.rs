@@ -12,8 +12,8 @@ use std::{
 
 use common::*;
 use statehouse_mqtt::{
-    Access, Admission, Attempt, Broker, Deciding, Identity, Limits, NoService, Options, Origin,
-    ReasonCode, Refusal, RefusalCount, Refused, Verdict,
+    Access, Admission, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options,
+    Origin, QoS, ReasonCode, Refusal, RefusalCount, Refused, Verdict,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wire::{
@@ -281,6 +281,46 @@ async fn forbidden_topics_and_filters_are_refused_one_by_one() {
         [(2, PubAckReason::NotAuthorized), (3, PubAckReason::Success)]
     );
     assert_eq!(payloads, ["taken"]);
+}
+
+#[tokio::test]
+async fn a_session_is_resumed_by_its_user_and_begun_afresh_by_any_other() {
+    let (broker, _) = Rules::broker(Limits::default());
+    let hello = |user: &str| {
+        let Packet::Connect(connect, ..) = connect("shared", false, 1000, 60) else {
+            unreachable!()
+        };
+        Packet::Connect(connect, None, Some(Login::new(user, "right")))
+    };
+    let come = async |user: &str| {
+        let mut client = Client::duplex(&broker, 4096);
+        client.send(&[hello(user)]).await;
+        let present = connack(&mut client).await.session_present;
+        (client, present)
+    };
+    let (mut anna, present) = come("anna").await;
+    assert!(!present);
+    anna.listen_to("secret", Q::AtLeastOnce).await;
+    // Over her connection, and once that is gone.
+    let (anna, present) = come("anna").await;
+    assert!(present);
+    drop(anna);
+    broker.batch(|batch| batch.publish(Message::new("secret", "for anna", QoS::AtLeastOnce)));
+    let (mut bert, present) = come("bert").await;
+    assert!(!present);
+    bert.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert_eq!(bert.next().await, Some(Packet::PingResp(wire::PingResp)));
+    assert_eq!(broker.stats().subscriptions, 0);
+    bert.listen_to("secret", Q::AtLeastOnce).await;
+    // Nor is his handed to her, and he hears that he is gone.
+    let (_anna, present) = come("anna").await;
+    assert!(!present);
+    assert_eq!(
+        bert.disconnected().await,
+        Some(DisconnectReasonCode::SessionTakenOver)
+    );
+    assert_eq!(broker.stats().subscriptions, 0);
+    assert_eq!(broker.stats().sessions, 1);
 }
 
 #[tokio::test]

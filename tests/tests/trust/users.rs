@@ -15,7 +15,7 @@ use statehouse_tests::{
     client::PATIENCE,
     command,
     command::finish,
-    packet::{Ack, kind},
+    packet::{Ack, Publish, kind},
     run,
 };
 use tempfile::TempDir;
@@ -224,6 +224,46 @@ fn nobody_subscribes_to_the_answers_of_another() {
     ] {
         assert_eq!(client.subscribe(filter, 1), expected, "{filter}");
     }
+}
+
+/// Over a crash too.
+#[test]
+fn a_session_is_handed_to_nobody_but_its_user() {
+    let file = UsersFile::new(&[("anna", "a"), ("bert", "b")]);
+    let mut server = file.server(&["--allow-anonymous"]);
+    let resume = |server: &Server, user: Option<&str>| {
+        let mut connect = Connect::resume("press", 600);
+        connect.user_name = user.map(Into::into);
+        connect.password = user.map(|user| user[..1].into());
+        Client::connect(server.address(), &connect)
+    };
+    let mut anna = resume(&server, Some("anna"));
+    assert_eq!(anna.subscribe("news", 1), 1);
+    anna.abort();
+    server.kill();
+    server.restart();
+    let mut publisher = server.connect("publisher");
+    let news = |publisher: &mut Client| {
+        let publish = Publish::new("news", "secret").qos(1);
+        publisher.publish(publish).reason
+    };
+    assert_eq!(news(&mut publisher), OK);
+    let mut anna = resume(&server, Some("anna"));
+    assert!(anna.session_present());
+    assert_eq!(anna.take_publish("news").payload, b"secret");
+    anna.abort();
+    assert_eq!(news(&mut publisher), OK);
+    // An anonymous client is another too.
+    for user in [Some("bert"), None] {
+        let mut other = resume(&server, user);
+        assert!(!other.session_present(), "{user:?}");
+        other.expect_nothing();
+        assert_eq!(other.subscribe("news", 1), 1);
+        other.abort();
+    }
+    // A session that was nobody's is that of the first who says who it is.
+    assert!(resume(&server, Some("bert")).session_present());
+    assert!(!resume(&server, Some("anna")).session_present());
 }
 
 #[test]

@@ -82,6 +82,9 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             expiry_s: read_u32(rest)?,
             will: read_will(rest)?,
         },
+        tag::OWNER => Part::Owner {
+            user: read_text(rest)?,
+        },
         tag::EXPIRY => Part::Expiry(read_u32(rest)?),
         tag::NO_WILL => Part::NoWill,
         tag::DETACH => Part::Detach {
@@ -238,7 +241,8 @@ fn read_packet_id(rest: &mut &[u8]) -> Read<u16> {
 }
 
 fn read_text<'a>(rest: &mut &'a [u8]) -> Read<&'a str> {
-    std::str::from_utf8(read_bytes(rest)?).map_err(|_| "a client identifier is not UTF-8")
+    std::str::from_utf8(read_bytes(rest)?)
+        .map_err(|_| "a client identifier or a user name is not UTF-8")
 }
 
 /// A topic name or filter: it has two bytes of length on the wire.

@@ -117,6 +117,10 @@ fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
             write_number(out, (*expiry_s).into());
             write_will(out, will.as_ref());
         }
+        Part::Owner { user } => {
+            head(tag::OWNER);
+            write_bytes(out, user.as_bytes());
+        }
         Part::Expiry(expiry_s) => {
             head(tag::EXPIRY);
             write_number(out, (*expiry_s).into());

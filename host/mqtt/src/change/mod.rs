@@ -59,6 +59,10 @@ pub(crate) enum Part<'a> {
         expiry_s: u32,
         will: Option<Testament<'a>>,
     },
+    /// It is this user's.
+    Owner {
+        user: &'a str,
+    },
     Expiry(u32),
     /// The will is sent or not wanted any more.
     NoWill,
@@ -183,6 +187,7 @@ mod tag {
     pub(super) const COMPLETED: u8 = 14;
     /// As a message, and then how it was shared.
     pub(super) const SHARED_MESSAGE: u8 = 15;
+    pub(super) const OWNER: u8 = 16;
     pub(super) const RETAINED: u8 = 32;
     pub(super) const FORGOTTEN: u8 = 33;
 }

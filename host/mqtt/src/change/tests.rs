@@ -58,6 +58,7 @@ proptest! {
         let parts = [
             Part::Begin { client: &client, expiry_s: seconds, will: None },
             Part::Attach { expiry_s: seconds, will: Some(will) },
+            Part::Owner { user: &client },
             Part::Expiry(seconds),
             Part::NoWill,
             Part::Detach { at_ms: number },

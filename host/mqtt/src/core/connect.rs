@@ -81,9 +81,11 @@ impl Core {
         if let Some(key) = existing {
             previous = self.take_over(key, now);
             // The timers may be late: what should have happened by now happens first.
+            let user = origin.identity.user.as_deref();
+            // A session is handed to nobody but the user who began it: what waits in it is for that one.
             let is_over = self
                 .session(key)
-                .is_some_and(|session| session.is_over(now));
+                .is_some_and(|session| session.is_over(now) || session.is_of_another(user));
             if connect.clean_start || is_over {
                 self.end_session(key, now);
             } else if self
@@ -139,6 +141,7 @@ impl Core {
             will
         });
         session.attach(!present, session_expiry_s, will, &mut self.recorder);
+        session.claim(origin.identity.user.as_deref(), &mut self.recorder);
         let options = LinkOptions {
             window,
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),

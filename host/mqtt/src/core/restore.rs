@@ -107,6 +107,7 @@ impl Core {
         }
         let mut session = Session::new(saved.client, number, self.queued_bytes.clone());
         let standing = Standing {
+            owner: saved.owner,
             expiry_s,
             will: saved.will,
             detached,
