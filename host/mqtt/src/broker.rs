@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
     Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
+    allowance::SharedAllowance,
     clock::Clock,
     connection,
     core::{Core, Source},
@@ -83,6 +84,7 @@ struct Shared {
     limits: RwLock<Arc<Limits>>,
     /// Of these, what every connection looks at again and again.
     publishes_per_second_max: AtomicU32,
+    publishes: SharedAllowance,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     refusals: Arc<Refusals>,
@@ -151,6 +153,7 @@ impl Broker {
             stop: Notify::new(),
             abort: Notify::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
+            publishes: SharedAllowance::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
         }))
     }
@@ -361,11 +364,18 @@ impl Broker {
         self.lock().set_limits(limits.clone());
         let rate = &self.0.publishes_per_second_max;
         rate.store(limits.publishes_per_second_max, Ordering::Relaxed);
+        let together = limits.publishes_per_second_total_max;
+        self.0.publishes.set_per_second(together);
         *self
             .0
             .limits
             .write()
             .unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// How much all clients together may publish.
+    pub(crate) fn publishes(&self) -> &SharedAllowance {
+        &self.0.publishes
     }
 
     pub(crate) fn publishes_per_second_max(&self) -> u32 {

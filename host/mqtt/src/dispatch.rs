@@ -22,10 +22,16 @@ use crate::{
     topic,
 };
 
-/// What becomes of a PUBLISH of a client that sends too many.
+/// What becomes of a PUBLISH of a client that sends too many,
 const TOO_MANY: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
     "this client publishes more in a second than it may",
+);
+
+/// and where all clients together do.
+const TOO_MANY_TOGETHER: Claim = Claim::Refuse(
+    ReasonCode::QUOTA_EXCEEDED,
+    "all clients together publish more in a second than they may",
 );
 
 /// What becomes of a PUBLISH that the access control does not allow.
@@ -156,9 +162,12 @@ impl Dispatch {
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.resolve_alias(publish)?;
-                match self.publishes.takes(now) {
-                    true => self.claim(&publish.topic),
-                    false => TOO_MANY,
+                if !self.publishes.takes(now) {
+                    TOO_MANY
+                } else if !self.broker.publishes().takes(now) {
+                    TOO_MANY_TOGETHER
+                } else {
+                    self.claim(&publish.topic)
                 }
             }
             _ => Claim::Route,
@@ -256,7 +265,7 @@ impl Dispatch {
                         }
                     }
                     Claim::Refuse(reason, text) => {
-                        if claim == TOO_MANY {
+                        if claim == TOO_MANY || claim == TOO_MANY_TOGETHER {
                             core.count_throttled();
                         }
                         match claim == FORBIDDEN {

@@ -76,6 +76,8 @@ pub struct Limits {
     /// PUBLISHes that one client may send in a second, and as many at once; one more is refused with 0x97. 0: no bound, since
     /// only the embedder knows what its clients have to say.
     pub publishes_per_second_max: u32,
+    /// The same of all clients together. 0: no bound.
+    pub publishes_per_second_total_max: u32,
     /// Packets of one connection handled before others get their turn at the broker's lock.
     pub packets_per_turn_max: usize,
     /// Bytes asked of the socket in one read, at most; see `READ_BYTES_MIN`.
@@ -113,6 +115,7 @@ impl Default for Limits {
             will_delay_max_s: 24 * 3600,
             keep_alive_max_s: 1200,
             publishes_per_second_max: 0,
+            publishes_per_second_total_max: 0,
             packets_per_turn_max: 256,
             read_bytes: 16 << 10,
         }

@@ -25,7 +25,7 @@ pub struct Stats {
     pub messages_out: u64,
     /// Messages dropped since the start: expired, over a queue's bound, too large for their client, refused at QoS 0.
     pub dropped: u64,
-    /// PUBLISHes refused since the start because their client had sent too many in a second.
+    /// PUBLISHes refused since the start because their client, or all together, had sent too many in a second.
     pub throttled: u64,
     /// Connections ended by the broker for a violation of the protocol or a bound.
     pub disconnected: u64,

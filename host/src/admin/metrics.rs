@@ -207,7 +207,7 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
         ),
         (
             "throttled",
-            "PUBLISHes refused because their client had sent too many in a second",
+            "PUBLISHes refused because their client, or all together, had sent too many in a second",
             broker.throttled,
         ),
         (

@@ -72,6 +72,10 @@ pub struct LimitFlags {
     /// exceeded [default: any number]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
     pub max_client_rate: Option<NonZeroU32>,
+
+    /// Most messages that all clients together may publish in a second; one more is refused with 0x97 [default: any number]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
+    pub max_rate: Option<NonZeroU32>,
 }
 
 /// Bounds that fit together.
@@ -104,6 +108,7 @@ impl LimitFlags {
                 .or(file.max_client_subscriptions),
             max_client_in_flight: self.max_client_in_flight.or(file.max_client_in_flight),
             max_client_rate: self.max_client_rate.or(file.max_client_rate),
+            max_rate: self.max_rate.or(file.max_rate),
         }
     }
 
@@ -155,6 +160,8 @@ impl LimitFlags {
             receive_max: (self.max_client_in_flight).map_or(default.receive_max, NonZeroU16::get),
             publishes_per_second_max: (self.max_client_rate)
                 .map_or(default.publishes_per_second_max, NonZeroU32::get),
+            publishes_per_second_total_max: (self.max_rate)
+                .map_or(default.publishes_per_second_total_max, NonZeroU32::get),
             ..default
         }
     }
@@ -231,9 +238,13 @@ pub(crate) fn named(
             ),
             ("max_client_in_flight", broker.receive_max.into()),
         ]);
-        if broker.publishes_per_second_max > 0 {
-            all.push(("max_client_rate", broker.publishes_per_second_max.into()));
-        }
+        let rates = [
+            ("max_client_rate", broker.publishes_per_second_max),
+            ("max_rate", broker.publishes_per_second_total_max),
+        ];
+        // Zero is no bound.
+        let rates = rates.into_iter().filter(|(_, rate)| *rate > 0);
+        all.extend(rates.map(|(name, rate)| (name, rate.into())));
     }
     all
 }

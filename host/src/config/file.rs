@@ -69,6 +69,7 @@ pub(super) struct File {
     max_client_subscriptions: Option<NonZeroU64>,
     max_client_in_flight: Option<NonZeroU16>,
     max_client_rate: Option<NonZeroU32>,
+    max_rate: Option<NonZeroU32>,
     pub(super) threads: Option<Threads>,
     users: Option<PathBuf>,
     allow_anonymous: Option<bool>,
@@ -124,6 +125,7 @@ impl File {
             max_client_subscriptions: self.max_client_subscriptions,
             max_client_in_flight: self.max_client_in_flight,
             max_client_rate: self.max_client_rate,
+            max_rate: self.max_rate,
         }
     }
 

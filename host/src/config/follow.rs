@@ -11,7 +11,7 @@ use super::{Config, ConfigError, Flags, file};
 use crate::reload::Watched;
 
 /// Keys of the file that count as soon as they change.
-const LIVE: [&str; 16] = [
+const LIVE: [&str; 17] = [
     "max_keys",
     "max_bytes",
     "max_key_bytes",
@@ -25,6 +25,7 @@ const LIVE: [&str; 16] = [
     "max_sessions",
     "max_client_subscriptions",
     "max_client_rate",
+    "max_rate",
     "guard_failures",
     "guard_fuel",
     "purity_sample",

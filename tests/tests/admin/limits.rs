@@ -181,6 +181,29 @@ fn what_clients_publish_in_a_second() {
 }
 
 #[test]
+fn what_all_clients_together_publish_in_a_second() {
+    let server = Server::with_config("max_client_rate = 100\n");
+    let mut clients = ["one", "other"].map(|id| server.connect(id));
+    let mut publish = || -> [Vec<u8>; 2] {
+        clients.each_mut().map(|client| {
+            let ids = [(); 50].map(|()| client.start(Publish::new("a", "x").qos(1)));
+            let reasons = ids.map(|id| client.take_ack(kind::PUBACK, id).reason);
+            reasons.to_vec()
+        })
+    };
+    let free = [NO_SUBSCRIBERS; 50].to_vec();
+    assert_eq!(publish(), [free.clone(), free.clone()]);
+    change(&server, "max_client_rate = 100\nmax_rate = 5\n");
+    let [one, other] = publish();
+    assert_eq!(one[..5], free[..5]);
+    for reasons in [one, other] {
+        assert!(reasons.contains(&QUOTA_EXCEEDED), "{reasons:x?}");
+    }
+    change(&server, "\n");
+    assert_eq!(publish(), [free.clone(), free]);
+}
+
+#[test]
 fn what_clients_subscribe_to() {
     let server = Server::with_config("max_client_subscriptions = 2\n");
     let mut client = server.connect("client");

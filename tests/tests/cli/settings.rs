@@ -79,6 +79,7 @@ max_sessions = 100
 max_client_subscriptions = 10
 max_client_in_flight = 100
 max_client_rate = 1000
+max_rate = 10000
 threads = 2
 "#,
     ));
