@@ -221,6 +221,39 @@ async fn a_packet_as_large_as_allowed_passes_and_a_larger_one_does_not() {
     );
 }
 
+#[tokio::test]
+async fn limits_that_change_are_for_what_comes_and_take_nothing_from_what_is_there() {
+    let broker = broker(Limits::default());
+    let address = listen(&broker).await;
+    let mut old = Client::tcp(address).await.hello("old", 0).await;
+    old.listen_to("t", Q::AtMostOnce).await;
+    broker.set_limits(Limits {
+        connections_max: 1,
+        packet_bytes_max: 1000,
+        ..Limits::default()
+    });
+    assert_eq!(broker.limits().connections_max, 1);
+    // It may send what its CONNACK said.
+    old.send(&[publish("other", Q::AtMostOnce, 0, vec![7; 100_000])])
+        .await;
+    old.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert!(matches!(old.next().await, Some(Packet::PingResp(_))));
+    let mut new = Client::tcp(address).await;
+    assert_eq!(new.rest().await, []);
+    assert_eq!(broker.stats().turned_away, 1);
+    broker.set_limits(Limits {
+        packet_bytes_max: 1000,
+        ..Limits::default()
+    });
+    let mut new = Client::tcp(address).await.hello("new", 0).await;
+    new.send(&[publish("t", Q::AtMostOnce, 0, vec![7; 1000])])
+        .await;
+    let reason = new.disconnected().await;
+    assert_eq!(reason, Some(DisconnectReasonCode::PacketTooLarge));
+    broker.shutdown(Duration::from_secs(1)).await;
+    assert_eq!(broker.stats().connections, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_in_flight_are_all_answered_in_order() {
     let (broker, _) = Echo::broker(Limits {
