@@ -61,9 +61,9 @@ const QUOTA: Quota = Quota {
     bytes_max: 1 << 20,
     key_bytes_max: 100,
     value_bytes_max: 100,
-    watches_max: 1000,
-    watches_per_connection_max: 1000,
-    watch_bytes_max: 1 << 20,
+    watches_max: 1_000_000,
+    watches_per_connection_max: 10_000,
+    watch_bytes_max: 512 << 20,
     journal_full: false,
 };
 
