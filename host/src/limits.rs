@@ -759,5 +759,11 @@ pub const GRANTS_CLAIMED_CLIENT_BYTES_MAX: usize = 256;
 /// Of a topic or a key that was refused, what a log line shows.
 pub const NO_RULE_SHOWN_BYTES: usize = 128;
 
+/// The id of a request in the log: those of the official clients have 16 bytes.
+pub const REQUEST_LINE_ID_BYTES_MAX: usize = 32;
+
+/// The text of its error there.
+pub const REQUEST_LINE_ERROR_BYTES_MAX: usize = 256;
+
 /// A client id or user name in such a line, before it is escaped.
 pub const AUDIT_NAME_BYTES_MAX: usize = 256;

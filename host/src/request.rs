@@ -101,6 +101,11 @@ pub struct ReplyTo<'a> {
 }
 
 impl ReplyTo<'_> {
+    /// What tells the client which of its requests an answer is for.
+    pub fn correlation_data(&self) -> &[u8] {
+        self.correlation_data
+    }
+
     /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
     /// gave it.
     pub fn properties(

@@ -33,6 +33,7 @@ use self::core::Core;
 pub use self::stats::Stats;
 
 mod core;
+mod line;
 mod stats;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
@@ -539,6 +540,9 @@ impl Server {
             Some(ToldAgain::Told) => core.stats.told_again += 1,
             Some(ToldAgain::Impossible) => core.stats.not_told_again += 1,
             None => {}
+        }
+        if let Some((request, reply_to, _)) = &asked {
+            line::log(request, reply_to, &effects);
         }
         let urgent = asked
             .as_ref()

@@ -147,6 +147,49 @@ fn json_logs_are_one_object_a_line() {
 }
 
 #[test]
+fn each_request_is_a_line_where_that_is_wanted() {
+    let filter = "info,statehouse::request=debug";
+    let server = Server::with("", &["--log", "json", "--log-filter", filter]);
+    let mut store = server.store("client\n1");
+    let request = store.command(&["SET", "secret-key", "secret-value"]);
+    assert_eq!(store.call(&request).payload(), b"+OK\r\n");
+    store.ask(&["NONSENSE", "secret-key"]);
+    store.ask(&["GET", "secret-key"]);
+    server.wait_for_log("GET");
+    let lines = server.stderr();
+    let lines = lines.iter().filter(|it| it.contains("statehouse::request"));
+    let lines: Vec<serde_json::Value> = lines.map(|it| serde_json::from_str(it).unwrap()).collect();
+    let [set, nonsense, get] = &lines[..] else {
+        panic!("{lines:#?}")
+    };
+    assert_eq!(
+        set["client"], "client\\n1",
+        "it cannot begin a line of its own"
+    );
+    let hex: String = request
+        .correlation
+        .iter()
+        .flatten()
+        .map(|it| format!("{it:02x}"))
+        .collect();
+    assert_eq!(set["request"], hex);
+    assert_eq!(set["command"], "SET");
+    assert!(
+        set["policy"].as_str().unwrap().starts_with("standard@"),
+        "{set}"
+    );
+    assert!(
+        set["error"].is_null() && !nonsense["error"].is_null(),
+        "{lines:#?}"
+    );
+    assert_eq!(get["answer_bytes"], "$12\r\nsecret-value\r\n".len());
+    assert!(
+        lines.iter().all(|it| !it.to_string().contains("secret")),
+        "{lines:#?}"
+    );
+}
+
+#[test]
 fn a_policy_that_is_none() {
     let directory = tempfile::tempdir().unwrap();
     let serve = |policy: &str| {
