@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::limits;
 
-/// Where a refusal is found in the log.
-const TARGET: &str = "statehouse::audit";
+/// Where refusals are found in the log, and acts of the administration.
+pub(crate) const TARGET: &str = "statehouse::audit";
 
 /// Something that was refused.
 pub struct Refused<'a> {

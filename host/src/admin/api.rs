@@ -38,6 +38,7 @@ use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
 use super::{Sources, metrics, path};
+use crate::audit::{self, Refused};
 use crate::control::Control;
 use crate::limits;
 use crate::policy::{CanaryRule, Selector};
@@ -91,6 +92,13 @@ impl Api {
             return Ok(last(answer));
         }
         if let Err((status, error)) = self.access.check(request.headers()) {
+            self.sources.audit.refused(&Refused {
+                what: "administer",
+                peer: None,
+                client: "",
+                user: None,
+                why: &error,
+            });
             let mut answer = Refusal::new(status, error).answer();
             if status == StatusCode::UNAUTHORIZED {
                 let scheme = HeaderValue::from_static("Bearer");
@@ -99,8 +107,15 @@ impl Api {
             return Ok(last(answer));
         }
         // A body that was not read to its end cannot be followed by another request.
+        let act = (request.method() != Method::GET)
+            .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = self.route(request).await;
-        Ok(answer.unwrap_or_else(|refusal| last(refusal.answer())))
+        let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
+        if let Some((method, path)) = act {
+            let status = answer.status().as_u16();
+            tracing::info!(target: audit::TARGET, %method, path, status, "the administration was asked");
+        }
+        Ok(answer)
     }
 
     /// What supervisors ask without a token: it tells nothing of what is kept.

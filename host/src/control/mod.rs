@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
+use crate::audit;
 use crate::limits;
 use crate::policy::{
     Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
@@ -222,7 +223,7 @@ impl Control {
             }
             Ok(seen.assignment.load(digest)?)
         })?;
-        tracing::info!(%policy, digest = %policy.digest, bytes = file.len(), "loaded a policy");
+        tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, bytes = file.len(), "loaded a policy");
         self.seen().view(digest)
     }
 
@@ -262,9 +263,11 @@ impl Control {
                 let against = seen.policy(next.active)?;
                 let observer = self.server.observer();
                 observer.begin(PolicyName::of(policy), PolicyName::of(against));
-                tracing::info!(%policy, digest = %policy.digest, per_mille = shadow.per_mille, "a policy is compared in shadow");
+                tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, per_mille = shadow.per_mille, "a policy is compared in shadow");
             }
-            None => tracing::info!("no policy is compared in shadow any more"),
+            None => {
+                tracing::info!(target: audit::TARGET, "no policy is compared in shadow any more")
+            }
         }
         Ok(())
     }
@@ -289,9 +292,9 @@ impl Control {
             Some(canary) => {
                 let seen = self.seen();
                 let policy = seen.policy(canary.policy)?;
-                tracing::info!(%policy, digest = %policy.digest, rule = ?canary.rule, "a policy answers as a canary");
+                tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, rule = ?canary.rule, "a policy answers as a canary");
             }
-            None => tracing::info!("no policy answers as a canary any more"),
+            None => tracing::info!(target: audit::TARGET, "no policy answers as a canary any more"),
         }
         Ok(())
     }
@@ -324,7 +327,7 @@ impl Control {
             Ok(seen.assignment.route(prefix, digest)?)
         })?;
         let prefix = prefix.escape_ascii();
-        tracing::info!(%prefix, routes = next.routes.len(), "changed a route");
+        tracing::info!(target: audit::TARGET, %prefix, routes = next.routes.len(), "changed a route");
         Ok(())
     }
 
@@ -337,7 +340,7 @@ impl Control {
             Ok(seen.assignment.unload(digest)?)
         })?;
         if let Some(policy) = unloaded {
-            tracing::info!(%policy, digest = %policy.digest, "unloaded a policy");
+            tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded a policy");
         }
         Ok(())
     }
@@ -381,7 +384,7 @@ impl Control {
     fn told(&self, digest: Digest, what: &'static str) -> Result<PolicyView, ControlError> {
         let seen = self.seen();
         if let Ok(policy) = seen.policy(digest) {
-            tracing::info!(%policy, digest = %policy.digest, "{what}");
+            tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, "{what}");
         }
         seen.view(digest)
     }

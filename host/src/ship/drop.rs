@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::gate::{Gate, ShipError};
+use crate::audit;
 use crate::config::DropAction;
 use crate::control::PolicyView;
 use crate::limits;
@@ -152,13 +153,13 @@ impl Drop {
             Ok(file) if self.was_handled(path, &file) => return,
             Ok(file) => match self.ship(&file) {
                 Ok((what, it)) => {
-                    tracing::info!("drop directory: {shown} is {what}");
+                    tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");
                     let (name, version) = (it.name.escape_debug(), it.version.escape_debug());
                     format!("{what} {name} {version} blake3:{}\n", it.digest)
                 }
                 Err(error) => {
                     let error = one_line(&error.to_string());
-                    tracing::warn!("drop directory: {shown} is refused: {error}");
+                    tracing::warn!(target: audit::TARGET, "drop directory: {shown} is refused: {error}");
                     format!("refused: {error}\n")
                 }
             },

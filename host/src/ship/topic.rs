@@ -20,6 +20,7 @@ use statehouse_mqtt::{Broker, Claim, Message, Origin, QoS, ReasonCode, Request};
 
 use super::gate::{Gate, ShipError};
 use super::order::{Action, Assembly, Order, OrderError};
+use crate::audit;
 use crate::limits;
 use crate::policy::{Digest, Selector};
 use crate::transport::embedded::Orders;
@@ -196,7 +197,7 @@ impl PolicyOrders {
             since: Instant::now(),
             assembly,
         });
-        tracing::info!(serial = order.serial, action = ?order.action, missing, "took an order over MQTT");
+        tracing::info!(target: audit::TARGET, serial = order.serial, action = ?order.action, missing, "took an order over MQTT");
         if missing > 0 {
             let more = json!({ "missing": missing });
             self.publish(broker, "receiving", Some(&order), more);
@@ -305,7 +306,7 @@ impl PolicyOrders {
         state.now = None;
         match done {
             Ok(()) => {
-                tracing::info!(serial, "carried out an order");
+                tracing::info!(target: audit::TARGET, serial, "carried out an order");
                 self.publish(broker, "done", order, json!({}));
             }
             Err(error) => {

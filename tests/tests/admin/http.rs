@@ -305,6 +305,40 @@ fn metrics_are_openmetrics() {
 
 /// What supervisors ask has no token, and tells nothing but yes or no.
 #[test]
+fn what_operators_do_is_in_the_audit_log_and_so_is_who_was_none() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let promoted = admin.ask("POST", "/v1/policies/standard/promote", b"");
+    admin.ask("DELETE", "/v1/policies/nobody", b"");
+    let door = door(&server);
+    let stranger = door.head(
+        "POST /v1/policies HTTP/1.1",
+        &["Authorization: Bearer guess"],
+    );
+    assert_eq!(door.send(stranger.as_bytes()).0, 401);
+    let acts: Vec<String> = (server.stderr().into_iter())
+        .filter(|it| it.contains("statehouse::audit"))
+        .collect();
+    let says = |words: &[&str]| {
+        let is_it = |line: &&String| words.iter().all(|word| line.contains(word));
+        assert!(
+            acts.iter().any(|it| is_it(&it)),
+            "{words:?} are not in {acts:#?}"
+        );
+    };
+    says(&[
+        "POST",
+        "/v1/policies/standard/promote",
+        &promoted.0.to_string(),
+    ]);
+    says(&["DELETE", "/v1/policies/nobody", "404"]);
+    says(&["refused", "administer", "token"]);
+    let (_, metrics) = admin.ask("GET", "/metrics", b"");
+    let counted = "statehouse_access_refused_total{what=\"administer\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
 fn anybody_on_this_machine_may_ask_whether_it_is_well() {
     let server = Server::start();
     let door = door(&server);
