@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Server, command, run_in};
+use statehouse_tests::{Admin, Server, command, run_in};
 
 use crate::policy;
 
