@@ -34,18 +34,24 @@ impl Order {
         };
         let mut place = run.partition_point(|&it| slots.key(it) < key);
         if run.len() == RUN_SLOTS_MAX {
-            // Keys that come in order leave full runs behind them.
-            let kept = match place {
-                RUN_SLOTS_MAX => place,
-                _ => RUN_SLOTS_MAX / 2,
-            };
-            let upper = run.split_off(kept);
-            self.runs.insert(at + 1, upper);
+            if place < RUN_SLOTS_MAX {
+                let upper = run.split_off(RUN_SLOTS_MAX / 2);
+                self.runs.insert(at + 1, upper);
+            } else if !self.has_room(at + 1) {
+                // Keys that come in order leave full runs behind them.
+                self.runs.insert(at + 1, Vec::new());
+            }
+            let kept = self.runs[at].len();
             if place >= kept {
                 (at, place) = (at + 1, place - kept);
             }
         }
         self.runs[at].insert(place, slot);
+    }
+
+    fn has_room(&self, at: usize) -> bool {
+        let run = self.runs.get(at);
+        run.is_some_and(|run| run.len() < RUN_SLOTS_MAX)
     }
 
     /// Forgets the slot of `key`, while the entry is still in it.
@@ -198,6 +204,21 @@ mod tests {
         assert_eq!(both.order.runs.len(), 4);
         (0..keys).for_each(|it| both.remove(it));
         assert!(both.order.runs.is_empty(), "nothing is left of them");
+    }
+
+    /// Each is the next one behind a full run. A run of its own for each would make every new key slower than the last one.
+    #[test]
+    fn keys_that_come_in_falling_order_share_runs() {
+        let mut both = Both::default();
+        let full = RUN_SLOTS_MAX as u16;
+        (0..full).for_each(|it| both.insert(it));
+        (full..10 * full).rev().for_each(|it| both.insert(it));
+        both.check(full);
+        let runs = both.order.runs.len();
+        assert!(
+            runs <= 2 * 10,
+            "{runs} runs of half of their length at least"
+        );
     }
 
     #[test]

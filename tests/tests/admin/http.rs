@@ -311,10 +311,7 @@ fn what_operators_do_is_in_the_audit_log_and_so_is_who_was_none() {
     let promoted = admin.ask("POST", "/v1/policies/standard/promote", b"");
     admin.ask("DELETE", "/v1/policies/nobody", b"");
     let door = door(&server);
-    let stranger = door.head(
-        "POST /v1/policies HTTP/1.1",
-        &["Authorization: Bearer guess"],
-    );
+    let stranger = door.head("POST /v1/policies", &["Authorization: Bearer guess"]);
     assert_eq!(door.send(stranger.as_bytes()).0, 401);
     let acts: Vec<String> = (server.stderr().into_iter())
         .filter(|it| it.contains("statehouse::audit"))
