@@ -16,7 +16,7 @@
 //! | authentication | `trust/users`: none, half, too long, names that are patterns; `trust/tokens`; `trust/certificates` |
 //! | empty or bad rules | `trust/authorization`: the store does not start, or the rules before stay |
 //! | client ids that are patterns | `trust/users`, `trust/authorization` |
-//! | delivery after a right was revoked | `trust/authorization`; `trust/users`, `trust/tls` and `trust/tokens` for whole connections |
+//! | delivery after a right was revoked | `trust/authorization`; `trust/users`, `trust/revocation` and `trust/tokens` for whole connections |
 //! | loops, depth, log bombs | [`topics`]: 65 536 levels, 100 000 filters; `trust/users`: names of 60 kB in the log |
 //! | RESP | [`requests`], and `transcripts/malformed-*` byte for byte |
 //! | clock readings | [`requests`]: timestamps that nobody should have; `transcripts/clocks-*` |
