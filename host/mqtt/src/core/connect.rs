@@ -77,6 +77,20 @@ impl Core {
         }
 
         let mut existing = self.by_client.get(&client).copied();
+        // Who comes back has the place of the session that is there, also where that ends now: a bound that was lowered since
+        // takes nothing away.
+        if existing.is_none() && self.by_client.len() >= self.limits.sessions_max {
+            let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, "there are too many sessions");
+            self.refusals.tell(&Refusal {
+                what: Refused::Connect,
+                reason,
+                text: Some(text),
+                peer: None,
+                client: &client,
+                user: origin.identity.user.as_deref(),
+            });
+            return Err((reason, text));
+        }
         let mut previous = None;
         if let Some(key) = existing {
             previous = self.take_over(key, now);
@@ -100,18 +114,6 @@ impl Core {
         let present = existing.is_some();
         let key = match existing {
             Some(key) => key,
-            None if self.by_client.len() >= self.limits.sessions_max => {
-                let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, "there are too many sessions");
-                self.refusals.tell(&Refusal {
-                    what: Refused::Connect,
-                    reason,
-                    text: Some(text),
-                    peer: None,
-                    client: &client,
-                    user: origin.identity.user.as_deref(),
-                });
-                return Err((reason, text));
-            }
             None => {
                 self.last_session += 1;
                 let number = self.last_session;

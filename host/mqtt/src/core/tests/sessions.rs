@@ -315,6 +315,36 @@ fn sessions_are_bounded() {
     );
 }
 
+/// It was ended to begin it anew, and then there was no place for the new one.
+#[test]
+fn who_comes_back_has_its_place_also_where_the_bound_was_lowered_since() {
+    let (broker, now) = start();
+    let _a = Peer::new(&broker, &Hello::new("a"), now);
+    let b = Peer::new(&broker, &Hello::new("b"), now);
+    broker.set_limits(Limits {
+        sessions_max: 1,
+        ..Limits::default()
+    });
+    // Over the connection that is there.
+    let a = Peer::new(&broker, &Hello::new("a").clean(), now);
+    b.lose(now);
+    let connect = |client: &str, user: &str| {
+        let mut hello = Hello::new(client).bytes();
+        let connect = crate::codec::decode_connect(&mut hello, 1 << 16);
+        let identity = Identity {
+            user: Some(user.into()),
+            ..Identity::default()
+        };
+        let output = a.output.clone();
+        let mut core = broker.lock();
+        core.connect(connect.unwrap().unwrap(), identity.into(), &output, now)
+    };
+    assert!(connect("c", "c").is_err(), "who is new has none");
+    // Also another user, who begins it anew.
+    assert!(connect("b", "another").is_ok());
+    assert_eq!(broker.stats().sessions, 2);
+}
+
 /// The timers had not run yet, and a session whose time was over was resumed.
 #[test]
 fn a_session_that_is_over_is_not_resumed_by_late_timers() {
