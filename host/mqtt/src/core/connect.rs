@@ -197,7 +197,8 @@ impl Core {
         })
     }
 
-    /// The client has authenticated anew, as the same but with another proof.
+    /// The client has authenticated anew, as the same but with another proof. Where that is no longer good by now, or rules
+    /// have changed since, the connection ends: a recheck that has asked about the proof before spares this one.
     pub(crate) fn authenticated(
         &mut self,
         key: SessionKey,
@@ -205,11 +206,23 @@ impl Core {
         identity: Arc<Identity>,
         method: &str,
     ) {
-        if let Some(session) = self.linked(key, connection) {
-            if let Some(link) = &mut session.link {
-                link.identity = identity;
-            }
+        let Some(session) = self.linked(key, connection) else {
+            return;
+        };
+        if let Some(link) = &mut session.link {
+            link.identity = identity;
+        }
+        let Some(who) = session.origin() else {
+            return;
+        };
+        let asked = Origin {
+            session: 0,
+            ..who.clone()
+        };
+        if self.access.may_connect(&asked) {
             self.tell(key, |out| codec::auth(out, method));
+        } else {
+            self.turn_out(key, &who);
         }
     }
 

@@ -294,15 +294,20 @@ impl Core {
             let is_refused = (refused.get(&who.connection))
                 .is_some_and(|asked| Arc::ptr_eq(&asked.identity, &who.identity));
             if is_refused {
-                self.forbid_will(key, &who);
-                let text = "this client may no longer be connected";
-                let reason = ReasonCode::NOT_AUTHORIZED;
-                if self.say_last(key, reason, Some(text)) {
-                    self.count_refused(Refused::Connection, reason);
-                }
+                self.turn_out(key, &who);
             }
             self.forbid_subscriptions(key, &who, now);
             self.checkpoint();
+        }
+    }
+
+    /// Ends a connection that the access control no longer allows.
+    fn turn_out(&mut self, key: SessionKey, who: &Origin) {
+        self.forbid_will(key, who);
+        let text = "this client may no longer be connected";
+        let reason = ReasonCode::NOT_AUTHORIZED;
+        if self.say_last(key, reason, Some(text)) {
+            self.count_refused(Refused::Connection, reason);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The core without sockets: what clients see, with the time in the test's hand.
 
+mod access;
 mod crash;
 mod delivery;
 mod gating;

@@ -1,0 +1,115 @@
+//! What the access control forbids, and what others notice of that: nothing.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use wire::DisconnectReasonCode;
+
+use crate::{
+    Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Options, Origin, Proof, testing::*,
+};
+
+/// Lets everybody do everything but publish below `forbidden/`, as long as what they have shown is good and nobody has
+/// forbidden them to connect.
+#[derive(Default)]
+struct Rules {
+    strangers: Mutex<BTreeSet<String>>,
+}
+
+impl Access for Rules {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        Anyone.admit(attempt)
+    }
+
+    fn may_connect(&self, who: &Origin) -> bool {
+        who.identity.is_proven() && !self.strangers.lock().unwrap().contains(&*who.client)
+    }
+
+    fn may_publish(&self, _: &Origin, topic: &[u8]) -> bool {
+        !topic.starts_with(b"forbidden/")
+    }
+
+    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+}
+
+fn ruled(limits: Limits) -> (Broker, Arc<Rules>) {
+    let rules = Arc::new(Rules::default());
+    let options = Options {
+        limits,
+        access: rules.clone(),
+        ..Options::default()
+    };
+    (Broker::new(options, Arc::new(Recorder::default())), rules)
+}
+
+/// A key, as long as it is there.
+struct Key(AtomicBool);
+
+impl Key {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicBool::new(true)))
+    }
+
+    fn revoke(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Proof for Key {
+    fn is_good(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn proven(client: &str, by: &Arc<Key>) -> Arc<Identity> {
+    Arc::new(Identity {
+        user: Some(client.into()),
+        proofs: vec![by.clone()],
+        ..Identity::default()
+    })
+}
+
+fn reauthenticate(peer: &Peer, by: &Arc<Key>) {
+    let identity = proven(&peer.origin.client, by);
+    let mut core = peer.broker.lock();
+    core.authenticated(peer.session, peer.origin.connection, identity, "M");
+}
+
+/// The token was verified by the old keys, these were replaced, and everybody was asked: about the token before it.
+#[test]
+fn a_client_that_shows_anew_what_was_just_revoked_is_disconnected() {
+    let (broker, _) = ruled(Limits::default());
+    let now = Instant::now();
+    let mut client = Peer::new(&broker, &Hello::new("a"), now);
+    let key = Key::new();
+    reauthenticate(&client, &key);
+    assert_eq!(client.output.drain()[0], 0xf0, "an AUTH");
+    let asked = broker.lock().connected();
+    key.revoke();
+    reauthenticate(&client, &key);
+    broker.lock().recheck(&asked, now);
+    assert_eq!(
+        disconnected(&client.receive()),
+        Some(DisconnectReasonCode::NotAuthorized)
+    );
+}
+
+#[test]
+fn a_client_that_authenticates_anew_after_rules_have_forbidden_it_is_disconnected() {
+    let (broker, rules) = ruled(Limits::default());
+    let mut client = Peer::new(&broker, &Hello::new("a"), Instant::now());
+    rules.strangers.lock().unwrap().insert("a".to_owned());
+    reauthenticate(&client, &Key::new());
+    assert_eq!(
+        disconnected(&client.receive()),
+        Some(DisconnectReasonCode::NotAuthorized)
+    );
+}
