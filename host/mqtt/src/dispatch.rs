@@ -162,12 +162,10 @@ impl Dispatch {
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.resolve_alias(publish)?;
-                if !self.publishes.takes(now) {
-                    TOO_MANY
-                } else if !self.broker.publishes().takes(now) {
-                    TOO_MANY_TOGETHER
+                if self.publishes.takes(now) {
+                    self.within_shared(self.claim(&publish.topic), now)
                 } else {
-                    self.claim(&publish.topic)
+                    TOO_MANY
                 }
             }
             _ => Claim::Route,
@@ -185,6 +183,16 @@ impl Dispatch {
         match self.service.claim(name) {
             Claim::Route if !self.access.may_publish(&self.origin, name) => FORBIDDEN,
             claim => claim,
+        }
+    }
+
+    /// What is refused anyway uses up nothing of what all clients share: or one that may publish nothing could keep the others
+    /// from publishing.
+    fn within_shared(&self, claim: Claim, now: Instant) -> Claim {
+        match claim {
+            Claim::Refuse(..) => claim,
+            Claim::Take | Claim::Route if self.broker.publishes().takes(now) => claim,
+            Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use wire::DisconnectReasonCode;
+use wire::{DisconnectReasonCode, Packet, PubAckReason};
 
 use crate::{
     Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Options, Origin, Proof, testing::*,
@@ -81,6 +81,52 @@ fn reauthenticate(peer: &Peer, by: &Arc<Key>) {
     let identity = proven(&peer.origin.client, by);
     let mut core = peer.broker.lock();
     core.authenticated(peer.session, peer.origin.connection, identity, "M");
+}
+
+/// The reasons of the PUBACKs among what the broker has sent.
+fn acknowledged(peer: &mut Peer) -> Vec<PubAckReason> {
+    let packets = peer.receive().into_iter();
+    let acks = packets.filter_map(|packet| match packet {
+        Packet::PubAck(ack) => Some(ack.reason),
+        _ => None,
+    });
+    acks.collect()
+}
+
+/// A client that could publish nothing used up the rate of everybody.
+#[test]
+fn what_is_refused_anyway_uses_up_nothing_of_the_rate_that_all_clients_share() {
+    let (broker, _) = ruled(Limits {
+        publishes_per_second_total_max: 2,
+        ..Limits::default()
+    });
+    let now = Instant::now();
+    let mut hostile = Peer::new(&broker, &Hello::new("hostile"), now);
+    let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
+    // By the access control, by the service, and by a bound.
+    let deep = "a/".repeat(1000);
+    for topic in ["forbidden/t", "no/t", &deep] {
+        for _ in 0..100 {
+            let packet = Packet::Publish(publish(topic, Q::AtMostOnce, 0, ""));
+            hostile.send(&[packet], now);
+        }
+    }
+    let packets = [1, 2, 3].map(|id| Packet::Publish(publish("t", Q::AtLeastOnce, id, "")));
+    honest.send(&packets, now);
+    assert_eq!(
+        acknowledged(&mut honest),
+        [
+            PubAckReason::NoMatchingSubscribers,
+            PubAckReason::NoMatchingSubscribers,
+            PubAckReason::QuotaExceeded
+        ]
+    );
+    // Requests are of the rate too.
+    honest.send(
+        &[Packet::Publish(publish("req/t", Q::AtLeastOnce, 4, ""))],
+        now,
+    );
+    assert_eq!(acknowledged(&mut honest), [PubAckReason::QuotaExceeded]);
 }
 
 /// The token was verified by the old keys, these were replaced, and everybody was asked: about the token before it.
