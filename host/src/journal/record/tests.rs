@@ -1,6 +1,12 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::clock::Fence;
+use crate::policy::{Fault, Page};
+use crate::request::{Delivery, Dialect};
+use crate::store::{
+    Change, Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Right,
+};
 
 fn arb_stamp() -> impl Strategy<Value = Stamp> {
     (any::<u64>(), any::<u32>()).prop_map(|(wall, counter)| Stamp { wall, counter })
