@@ -62,6 +62,20 @@ pub struct Watched<T> {
     refused: AtomicU64,
 }
 
+/// Files as they are before they are read: what is written meanwhile is found at the next look.
+pub struct Files {
+    paths: Vec<PathBuf>,
+    seen: Vec<Option<Stamp>>,
+}
+
+impl Files {
+    /// Looks at them.
+    pub fn look(paths: Vec<PathBuf>) -> Self {
+        let seen = stamps(&paths);
+        Self { paths, seen }
+    }
+}
+
 /// What changes when a file does. A file that is exchanged by a link to another one has another number.
 type Stamp = (u64, u64, i64, i64);
 
@@ -75,17 +89,27 @@ impl<T: Send + Sync + 'static> Watched<T> {
         files: Vec<PathBuf>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Arc<Self>, E> {
-        let seen = stamps(&files);
+        let files = Files::look(files);
         let value = read()?;
-        Ok(Arc::new(Self {
+        Ok(Self::following(what, files, value, read))
+    }
+
+    /// Follows files whose value has been read already, after they were looked at.
+    pub fn following<E: Display>(
+        what: &'static str,
+        files: Files,
+        value: T,
+        read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             what,
-            files,
+            files: files.paths,
             read: Box::new(move || read().map_err(|error| error.to_string())),
             value: RwLock::new(Arc::new(value)),
-            seen: Mutex::new(seen),
+            seen: Mutex::new(files.seen),
             taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-        }))
+        })
     }
 
     /// The files.

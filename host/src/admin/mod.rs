@@ -36,7 +36,7 @@ use crate::server::Server;
 use crate::ship::Gate;
 use access::Access;
 use api::Api;
-use listener::Bound;
+use listener::Listener;
 
 /// What the administration tells of, beside policies.
 pub struct Sources {
@@ -54,18 +54,19 @@ pub struct Sources {
 
 /// An administration that can be reached, but does not answer yet.
 pub struct Admin {
-    bound: Bound,
+    listener: Listener,
     place: AdminPlace,
     token: Option<String>,
 }
 
 impl Admin {
-    /// Takes the place. Without a token whoever can connect is let in, so that it has to be a socket of the file system.
+    /// Takes the place, within a runtime. Without a token whoever can connect is let in, so that it has to be a socket of the file
+    /// system.
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
-        let bound = Bound::at(place)?;
+        let listener = Listener::bind(place)?;
         Ok(Self {
-            place: bound.place()?,
-            bound,
+            place: listener.place()?,
+            listener,
             token,
         })
     }
@@ -79,8 +80,8 @@ impl Admin {
     }
 
     /// Answers until it is dropped.
-    pub async fn run(self, gate: Arc<Gate>, sources: Sources) -> io::Result<()> {
-        let listener = self.bound.listen()?;
+    pub async fn run(self, gate: Arc<Gate>, sources: Sources) {
+        let listener = self.listener;
         let api = Arc::new(Api::new(
             Access::new(self.token.as_deref(), &self.place),
             gate,

@@ -31,7 +31,7 @@ pub(super) struct Running {
 }
 
 impl Administration {
-    /// Takes the address and looks at the directory.
+    /// Takes the address and looks at the directory. Within a runtime.
     pub(super) fn open(
         config: &Config,
         gate: Arc<Gate>,
@@ -72,12 +72,7 @@ impl Administration {
                 }
             }
             tracing::info!("the administration listens on {}", way_in.url);
-            tasks.push(tokio::spawn(async move {
-                let run = admin.run(self.gate, sources);
-                if let Err(error) = run.await {
-                    tracing::error!(%error, "the administration ended");
-                }
-            }));
+            tasks.push(tokio::spawn(admin.run(self.gate, sources)));
         }
         if let Some(drop) = self.drop {
             tasks.push(tokio::spawn(drop.run()));
@@ -94,7 +89,14 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
         return Ok(None);
     };
     let token = match place {
-        AdminPlace::Unix(_) => None,
+        AdminPlace::Unix(_) => {
+            if std::env::var_os(ADMIN_TOKEN).is_some() {
+                tracing::warn!(
+                    "{ADMIN_TOKEN} is set and not asked for: who may open the socket {place} is let in without it"
+                );
+            }
+            None
+        }
         AdminPlace::Tcp(_) => match token(keeps)? {
             Some(token) => Some(token),
             None => return Ok(None),

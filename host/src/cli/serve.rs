@@ -21,9 +21,7 @@ use crate::access::AccessControl;
 use crate::admin::Sources;
 use crate::audit::Audit;
 use crate::clock::{Clock, SystemSource};
-use crate::config::{
-    self, Bounds, Config, ConfigError, Durability, Flags, LogFormat, Storage, TransportChoice,
-};
+use crate::config::{self, Bounds, Config, Durability, Flags, LogFormat, Storage, TransportChoice};
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
@@ -38,34 +36,39 @@ use crate::{STANDARD_POLICY, limits};
 
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn run(flags: Flags) -> ExitCode {
+    let file = flags.config.clone();
     let usage = |error: anyhow::Error| Failure::usage(format!("{error:#}"));
     let transport = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
-    let ended =
-        load(flags)
-            .map_err(|error| usage(error.into()))
-            .and_then(|(mut config, followed)| {
-                start_logging(&config).map_err(usage)?;
-                // First what fails soonest: a store that cannot listen touches no data.
-                let mut entrance = Entrance::prepare(&config).map_err(transport)?;
-                let Some(started) = start(&config, followed).map_err(usage)? else {
-                    return Ok(());
-                };
-                // Its turn may have come after months: passwords and certificates change.
-                if let TransportChoice::Foreign(foreign) = &mut config.transport
-                    && foreign.standby
-                {
-                    let read = foreign.read_password_again();
-                    read.map_err(|error| usage(error.into()))?;
-                    entrance = Entrance::prepare(&config).map_err(transport)?;
-                }
-                let runtime = runtime(config.threads)
-                    .context("cannot start the threads that serve connections")
-                    .map_err(transport)?;
-                let served = runtime.block_on(serve(entrance, started));
-                // A policy may just be compiled, which nobody waits for any more.
-                runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
-                served
-            });
+    let ended = config::load(flags)
+        .map_err(|error| usage(error.into()))
+        .and_then(|(mut config, followed)| {
+            start_logging(&config).map_err(usage)?;
+            tell_bounds(file.as_deref().filter(|_| followed.is_none()));
+            // First what fails soonest: a store that cannot listen touches no data.
+            let mut entrance = Entrance::prepare(&config).map_err(transport)?;
+            let runtime = runtime(config.threads)
+                .context("cannot start the threads that serve connections")
+                .map_err(transport)?;
+            let started = {
+                let _within = runtime.enter();
+                start(&config, followed).map_err(usage)?
+            };
+            let Some(started) = started else {
+                return Ok(());
+            };
+            // Its turn may have come after months: passwords and certificates change.
+            if let TransportChoice::Foreign(foreign) = &mut config.transport
+                && foreign.standby
+            {
+                let read = foreign.read_password();
+                read.map_err(|error| usage(error.into()))?;
+                entrance = Entrance::prepare(&config).map_err(transport)?;
+            }
+            let served = runtime.block_on(serve(entrance, started));
+            // A policy may just be compiled, which nobody waits for any more.
+            runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
+            served
+        });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::report(&failure),
@@ -74,17 +77,6 @@ pub(super) fn run(flags: Flags) -> ExitCode {
 
 /// Bounds that follow the settings file, where there is one.
 type Followed = Option<Arc<Watched<Bounds>>>;
-
-/// The settings, and the bounds among them that follow the file.
-fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
-    let followed = config::follow(&flags)?;
-    let mut config = Config::load(flags)?;
-    if let Some(bounds) = &followed {
-        // What the file said when it was first looked at: if it says something else since, that is found at the next look.
-        config.bounds = (*bounds.current()).clone();
-    }
-    Ok((config, followed))
-}
 
 /// What serves clients. One thread serves them by itself, and nobody is woken for it.
 fn runtime(threads: usize) -> io::Result<Runtime> {
@@ -110,6 +102,25 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
     Ok(())
+}
+
+/// Says what default bounds are parts of, and of a settings file that nobody reads again.
+fn tell_bounds(read_once: Option<&Path>) {
+    match config::memory_bytes() {
+        Some(bytes) => tracing::info!(
+            "{} MiB of memory, which default bounds are parts of",
+            bytes >> 20
+        ),
+        None => tracing::warn!(
+            "neither /proc/meminfo nor a control group says how much memory there is: default bounds are those of a large machine, so set max_bytes and max_total_queue_bytes"
+        ),
+    }
+    if let Some(file) = read_once {
+        tracing::info!(
+            "{} is no regular file: it was read once, and other bounds count from the next start on",
+            file.display()
+        );
+    }
 }
 
 /// An engine that keeps machine code below a data directory, where there is one. A store in memory keeps nothing.
@@ -145,7 +156,7 @@ struct Started {
     signals: Option<Signals>,
 }
 
-/// Recovers what was recorded, and puts the parts together. None where a standby is told to stop before its turn comes.
+/// Recovers what was recorded, and puts the parts together, within a runtime. None where a standby is told to stop before its turn comes.
 fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());

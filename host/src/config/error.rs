@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{ADMIN_TOKEN, BrokerUrl, ListenError};
 use crate::limits;
+use crate::reload::FileError;
 
 /// Why there is no configuration. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,9 @@ pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read the configuration file {0}: {1}")]
     Read(PathBuf, std::io::Error),
+    /// The file could not be read once more.
+    #[error(transparent)]
+    ReadAgain(#[from] FileError),
     /// The file is far too large to be one.
     #[error("the configuration file {0} is larger than {max} bytes", max = limits::CONFIG_FILE_BYTES_MAX)]
     Size(PathBuf),

@@ -4,7 +4,7 @@
 //! the line. It decides nothing.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,7 @@ use super::{
     PacketBytes, PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
+use crate::reload::read_file;
 
 /// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
 #[derive(Deserialize, Debug, Default)]
@@ -162,7 +163,7 @@ impl File {
     }
 }
 
-/// The text of a file.
+/// The text of a file, which may be a pipe: it is read to its end.
 pub(super) fn text(path: &Path) -> Result<String, ConfigError> {
     let failed = |error| ConfigError::Read(path.to_owned(), error);
     let mut text = String::new();
@@ -174,6 +175,13 @@ pub(super) fn text(path: &Path) -> Result<String, ConfigError> {
         return Err(ConfigError::Size(path.to_owned()));
     }
     Ok(text)
+}
+
+/// The text of a file that is read once more. A pipe would block whoever reads the other files again.
+pub(super) fn text_again(path: &Path) -> Result<String, ConfigError> {
+    let bytes = read_file(path, limits::CONFIG_FILE_BYTES_MAX)?;
+    String::from_utf8(bytes)
+        .map_err(|error| ConfigError::Read(path.to_owned(), io::Error::other(error)))
 }
 
 /// What it says.

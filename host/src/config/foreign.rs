@@ -109,11 +109,11 @@ pub struct ForeignConfig {
 }
 
 impl ForeignConfig {
-    /// Reads the password's file once more: since the start it may have changed.
+    /// Reads the password's file, where there is one. Since the last time it may have changed.
     ///
     /// # Errors
     /// [`ConfigError::Password`].
-    pub fn read_password_again(&mut self) -> Result<(), ConfigError> {
+    pub fn read_password(&mut self) -> Result<(), ConfigError> {
         if let Some(path) = &self.password_file {
             self.password = Some(read_password(path)?);
         }
@@ -243,10 +243,8 @@ impl ForeignFlags {
         if !broker.scheme.tls && (self.broker_ca.is_some() || certificate.is_some()) {
             return Err(ConfigError::CertificateWithoutTls(broker));
         }
-        let password = match &self.broker_password_file {
-            Some(path) => Some(read_password(path)?),
-            None => std::env::var(PASSWORD).ok().map(Secret),
-        };
+        // A file wins over both; it is read later.
+        let password = std::env::var(PASSWORD).ok().map(Secret);
         let password = password.or_else(|| broker.password.clone());
         let user = self.broker_user.or_else(|| broker.user.clone());
         let keep_alive_ms = time(
@@ -305,11 +303,12 @@ mod tests {
             ..ForeignFlags::default()
         };
         let mut config = flags.load(Durability::Always).unwrap().unwrap();
+        config.read_password().unwrap();
         assert_eq!(config.user.as_deref(), Some("me"));
         assert_eq!(config.password, Some(Secret("se cret".into())));
         // A standby takes over after a long time.
         std::fs::write(file.path(), "changed\n").unwrap();
-        config.read_password_again().unwrap();
+        config.read_password().unwrap();
         assert_eq!(config.password, Some(Secret("changed".into())));
     }
 

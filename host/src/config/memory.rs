@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Memory that this process may take, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory(u64);
+pub(super) struct Memory(Option<u64>);
 
 impl Memory {
     /// That of this machine, or of the control group with the least.
@@ -19,18 +19,25 @@ impl Memory {
         let group = groups
             .ok()
             .and_then(|text| least(Path::new("/sys/fs/cgroup"), &text));
-        Self(machine.into_iter().chain(group).min().unwrap_or(u64::MAX))
+        Self(machine.into_iter().chain(group).min())
     }
 
     /// So much.
     #[cfg(test)]
     pub(super) fn of(bytes: u64) -> Self {
-        Self(bytes)
+        Self(Some(bytes))
+    }
+
+    /// It; none where the system does not say.
+    pub(super) fn bytes(self) -> Option<u64> {
+        self.0
     }
 
     /// So many thirty-second parts of it, and no more than `most` bytes.
     pub(super) fn part(self, thirty_seconds: u64, most: u64) -> u64 {
-        (self.0 / 32).saturating_mul(thirty_seconds).min(most)
+        self.0.map_or(most, |bytes| {
+            (bytes / 32).saturating_mul(thirty_seconds).min(most)
+        })
     }
 }
 
@@ -69,10 +76,10 @@ mod tests {
 
     #[test]
     fn a_part_is_of_what_there_is_and_never_more_than_fits_any_machine() {
-        let gateway = Memory(256 << 20);
+        let gateway = Memory::of(256 << 20);
         assert_eq!(gateway.part(12, 512 << 20), 96 << 20);
         assert_eq!(gateway.part(12, 10), 10);
-        assert_eq!(Memory(u64::MAX).part(32, 512 << 20), 512 << 20);
+        assert_eq!(Memory(None).part(32, 512 << 20), 512 << 20);
     }
 
     #[test]
@@ -80,7 +87,8 @@ mod tests {
         let text = "MemTotal:         250000 kB\nMemFree:           1000 kB\n";
         assert_eq!(total(text), Some(250_000 * 1024));
         assert_eq!(total("MemFree: 1 kB\n"), None);
-        assert!(Memory::here().0 > 1 << 20);
+        let here = Memory::here().bytes();
+        assert!(here.is_some_and(|bytes| bytes > 1 << 20), "{here:?}");
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
 pub use error::ConfigError;
 pub use flags::Flags;
-pub use follow::follow;
+pub use follow::load;
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
@@ -44,6 +44,11 @@ use memory::Memory;
 
 /// The variable with the administration's token, where it is to be known before the start. Not a flag, since others see these.
 pub(crate) const ADMIN_TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
+
+/// The memory that default bounds are parts of, in bytes; none where the system does not say.
+pub(crate) fn memory_bytes() -> Option<u64> {
+    Memory::here().bytes()
+}
 
 /// Where clients are.
 #[derive(Debug)]
@@ -138,9 +143,18 @@ impl Config {
             Some(path) => file::parse(path, &file::text(path)?)?,
             None => File::default(),
         };
-        Self::of(flags, file)
+        Self::of(flags, file)?.with_secrets()
     }
 
+    /// What is in other files that the settings need from the start.
+    fn with_secrets(mut self) -> Result<Self, ConfigError> {
+        if let TransportChoice::Foreign(foreign) = &mut self.transport {
+            foreign.read_password()?;
+        }
+        Ok(self)
+    }
+
+    /// Reads no file, so that bounds can be read again when others have gone.
     fn of(flags: Flags, mut file: File) -> Result<Self, ConfigError> {
         let durability = flags
             .durability
