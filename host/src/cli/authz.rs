@@ -72,7 +72,8 @@ struct ExplainArgs {
     attribute: Vec<(Box<str>, Box<str>)>,
 
     /// A file of rules, to look at without a store
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
+    // Not STATEHOUSE_RULES, which is of serve: who has it set would never ask the store.
+    #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
 
     #[command(flatten)]
@@ -299,5 +300,20 @@ fn shown(file: &Path, place: &Place) -> String {
             let text = printable(text.as_bytes());
             format!("rule {rule} ({file}, line {line}: `{text}`)")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::Args;
+
+    #[test]
+    fn who_has_the_variables_of_serve_still_asks_the_store() {
+        let command = Args::augment_args(Command::new("authz"));
+        let explain = command.find_subcommand("explain").unwrap();
+        let rules = explain.get_arguments().find(|it| it.get_id() == "rules");
+        assert_eq!(rules.unwrap().get_env(), None);
     }
 }
