@@ -321,8 +321,12 @@ pub const WATCHES_MAX_DEFAULT: u64 = 1_000_000;
 /// What a watch costs besides its key: the two indexes that hold it, rounded up.
 pub const WATCH_OVERHEAD_BYTES: usize = 256;
 
+/// What of all queues, subscriptions and watches one client may take by default, as a part: little memory is not taken by two
+/// or three, and half of the queues still holds what comes for four clients that are away.
+pub const CLIENT_PARTS_OF_TOTAL: usize = 8;
+
 /// Watches of one connection in bytes: all it may have, with keys of 500 bytes. Watched keys need
-/// not exist, so no other quota sees them.
+/// not exist, so no other quota sees them. Where memory is little it is less, see [`CLIENT_PARTS_OF_TOTAL`].
 pub const WATCH_BYTES_PER_CONNECTION_MAX: usize = 8 << 20;
 
 /// Watches of all connections in bytes: never more than a sixteenth of the memory either.
@@ -391,11 +395,8 @@ pub const BROKER_OUTBOX_HOLD: usize = 16 << 10;
 /// The same in bytes.
 pub const BROKER_OUTBOX_BYTES_HOLD: usize = 64 << 20;
 
-/// Notifications beyond this are lost: one for each watch that there can be by default, since a single change may be told to
-/// all. Only keys that expire while the broker is away get here.
-pub const BROKER_OUTBOX_MAX: usize = 1_000_000;
-
-/// The same in bytes.
+/// Notifications beyond this are lost: with [`BROKER_OUTBOX_OVERHEAD_BYTES`] some of 100 bytes for each of 800 000 watches, since
+/// a single change may be told to all. Only keys that expire while the broker is away get here.
 pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
 
 /// What an answer or notification costs beside its bytes: its place in the ledger and its PUBLISH, rounded up.
@@ -567,7 +568,7 @@ pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 
 /// Default bound of all keys and values with their overhead (`max_bytes`): most of a small gateway's memory, and by
 /// default never more than three eighths of what there is. With queues (an eighth), subscriptions and watches (a sixteenth
-/// each) and remembered requests everything that grows stays below three quarters of it.
+/// each) and remembered requests that is below three quarters of it; packets on their way in and out come on top.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half

@@ -42,7 +42,8 @@ pub struct LimitFlags {
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
     pub max_packet_bytes: Option<PacketBytes>,
 
-    /// Most bytes that wait for one client before it is disconnected
+    /// Most bytes that wait for one client before it is disconnected [default: an eighth of those of all, 16 MiB at most, and
+    /// no less than a packet]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
     pub max_queue_bytes: Option<NonZeroU64>,
 
@@ -138,19 +139,30 @@ impl LimitFlags {
             let bytes = memory.part(thirty_seconds, most as u64);
             usize::try_from(bytes).unwrap_or(most)
         };
-        let mut default = statehouse_mqtt::Limits::default();
-        default.queue_bytes_total_max = part(4, default.queue_bytes_total_max);
-        default.subscription_bytes_total_max = part(2, default.subscription_bytes_total_max);
-        let queue_bytes_max = size(self.max_queue_bytes, default.queue_bytes_max);
+        let default = statehouse_mqtt::Limits::default();
+        let packet_bytes_max =
+            (self.max_packet_bytes).map_or(default.packet_bytes_max, |PacketBytes(bytes)| bytes);
+        let queue_bytes_total_max = size(
+            self.max_total_queue_bytes,
+            part(4, default.queue_bytes_total_max),
+        );
+        let subscription_bytes_total_max = part(2, default.subscription_bytes_total_max);
+        let of_total = |total: usize| total / limits::CLIENT_PARTS_OF_TOTAL;
+        let queue_bytes_max = size(
+            self.max_queue_bytes,
+            // A packet has to fit, and so an answer with the longest value.
+            of_total(queue_bytes_total_max)
+                .max(packet_bytes_max + limits::ENVELOPE_BYTES as usize)
+                .min(default.queue_bytes_max),
+        );
         statehouse_mqtt::Limits {
-            packet_bytes_max: (self.max_packet_bytes)
-                .map_or(default.packet_bytes_max, |PacketBytes(bytes)| bytes),
+            packet_bytes_max,
             queue_bytes_max,
-            retained_bytes_max: match self.max_queue_bytes {
-                Some(_) => default.retained_bytes_max.min(queue_bytes_max / 2),
-                None => default.retained_bytes_max,
-            },
-            queue_bytes_total_max: size(self.max_total_queue_bytes, default.queue_bytes_total_max),
+            retained_bytes_max: default.retained_bytes_max.min(queue_bytes_max / 2),
+            queue_bytes_total_max,
+            subscription_bytes_total_max,
+            subscription_bytes_per_session_max: of_total(subscription_bytes_total_max)
+                .min(default.subscription_bytes_per_session_max),
             connections_max: size(self.max_connections, default.connections_max),
             sessions_max: size(self.max_sessions, default.sessions_max),
             subscriptions_per_session_max: size(

@@ -173,9 +173,41 @@ fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
     assert_eq!(quota.watch_bytes_max, 16 << 20);
     assert_eq!(broker.queue_bytes_total_max, 32 << 20);
     assert_eq!(broker.subscription_bytes_total_max, 16 << 20);
+    // One client leaves room for others.
+    assert_eq!(quota.watch_bytes_per_connection_max(), 2 << 20);
+    assert_eq!(broker.queue_bytes_max, 4 << 20);
+    assert_eq!(broker.retained_bytes_max, 2 << 20);
+    assert_eq!(broker.subscription_bytes_per_session_max, 2 << 20);
     let set = bounds(LimitFlags {
         max_bytes: NonZeroU64::new(1 << 30),
         ..LimitFlags::default()
     });
     assert_eq!(set.quota.bytes_max, 1 << 30, "who says otherwise knows why");
+}
+
+#[test]
+fn a_client_may_have_waiting_what_its_longest_value_needs_however_little_memory_there_is() {
+    let bounds = |flags: LimitFlags| {
+        let memory = Memory::of(16 << 20);
+        flags.load(false, Supervision::default(), memory).unwrap()
+    };
+    let Bounds { quota, broker, .. } = bounds(LimitFlags::default());
+    assert_eq!(quota.value_bytes_max, limits::VALUE_BYTES_MAX_DEFAULT);
+    assert!(broker.queue_bytes_max > broker.packet_bytes_max);
+    let long = NonZeroU64::new(4 << 20);
+    let set = bounds(LimitFlags {
+        max_packet_bytes: Some(PacketBytes(8 << 20)),
+        max_value_bytes: long,
+        ..LimitFlags::default()
+    });
+    assert_eq!(NonZeroU64::new(set.quota.value_bytes_max), long);
+}
+
+#[test]
+fn where_there_is_memory_enough_a_client_may_take_what_it_may_anywhere() {
+    let memory = Memory::of(8 << 30);
+    let bounds = LimitFlags::default().load(false, Supervision::default(), memory);
+    let Bounds { quota, broker, .. } = bounds.unwrap();
+    assert_eq!(broker, statehouse_mqtt::Limits::default());
+    assert_eq!(quota, crate::store::Quota::default());
 }

@@ -45,6 +45,14 @@ impl Default for Quota {
 }
 
 impl Quota {
+    /// Watches of one connection in bytes: a part of those of all, but room for the longest key.
+    pub fn watch_bytes_per_connection_max(&self) -> u64 {
+        let part = self.watch_bytes_max / limits::CLIENT_PARTS_OF_TOTAL as u64;
+        let least = (self.key_bytes_max).saturating_add(limits::WATCH_OVERHEAD_BYTES as u64);
+        part.max(least)
+            .min(limits::WATCH_BYTES_PER_CONNECTION_MAX as u64)
+    }
+
     /// Whether a key is short enough.
     pub fn check_key(&self, key: &[u8]) -> Result<(), Exceeded> {
         match key.len() as u64 > self.key_bytes_max {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::entry::Key;
 use super::quota::{Exceeded, Quota};
-use crate::limits::{WATCH_BYTES_PER_CONNECTION_MAX, WATCH_OVERHEAD_BYTES};
+use crate::limits::WATCH_OVERHEAD_BYTES;
 use crate::request::Dialect;
 
 /// A connection: the client id and a number that no other connection of this process has.
@@ -104,12 +104,13 @@ impl Watches {
         let none = Held::default();
         let held = self.by_peer.get(peer).unwrap_or(&none);
         let (all, own) = (quota.watches_max, quota.watches_per_connection_max);
+        let own_bytes = quota.watch_bytes_per_connection_max();
         if held.keys.contains(key) {
             Ok(())
         } else if held.keys.len() as u64 >= own {
             Err(Exceeded::ClientWatches(own))
-        } else if held.bytes + weight(key) > WATCH_BYTES_PER_CONNECTION_MAX {
-            Err(Exceeded::WatchBytes(WATCH_BYTES_PER_CONNECTION_MAX as u64))
+        } else if (held.bytes + weight(key)) as u64 > own_bytes {
+            Err(Exceeded::WatchBytes(own_bytes))
         } else if self.count as u64 >= all {
             Err(Exceeded::Watches(all))
         } else if (self.bytes + weight(key)) as u64 > quota.watch_bytes_max {
@@ -327,12 +328,17 @@ mod tests {
         let greedy = peer("a", 1);
         let long = |n: usize| Key::from(format!("{n:032000}"));
         let mut held = 0;
-        let quota = Quota::default();
+        let quota = Quota {
+            watch_bytes_max: 8 << 20,
+            ..Quota::default()
+        };
         while watches.check(&greedy, &long(held), &quota).is_ok() {
             watches.add(long(held), &greedy, Dialect::Sdk);
             held += 1;
         }
-        assert_eq!(held, WATCH_BYTES_PER_CONNECTION_MAX / weight(&long(0)));
+        assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
+        let other = watches.check(&peer("b", 2), &long(held), &quota);
+        assert_eq!(other, Ok(()), "others have theirs");
         watches.remove(&long(0), &greedy);
         assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
         watches.gone(&greedy);

@@ -136,9 +136,7 @@ impl State {
     }
 
     fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
-        if self.outlet.len() >= limits::BROKER_OUTBOX_MAX
-            || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX
-        {
+        if self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX {
             self.sums.lost += 1;
             if let Some(more) = self.lost_log.may_say(Instant::now()) {
                 tracing::error!(
