@@ -28,9 +28,30 @@ pub struct Refused<'a> {
     pub why: &'a dyn Display,
 }
 
-/// By what was wanted: the lines of this second, and counts since the start.
+/// Which lines share a bound.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    by: By,
+    /// Known by an address alone: whoever has not been let in. It costs nothing to be one of them.
+    is_stranger: bool,
+    what: &'static str,
+}
+
+/// Who refused. The broker and the rules use the same words for what somebody wanted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum By {
+    /// The broker, which counts by itself.
+    Broker,
+    /// Anybody else.
+    Store,
+}
+
+/// The lines of this second, by their kind, and counts since the start, by what was wanted.
 #[derive(Default)]
-pub struct Audit(Mutex<BTreeMap<&'static str, Written>>);
+pub struct Audit {
+    lines: Mutex<BTreeMap<Kind, Written>>,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
+}
 
 /// Of one kind, so that a loud client hides nothing of another.
 #[derive(Default)]
@@ -38,19 +59,22 @@ struct Written {
     second: Option<Instant>,
     lines: u32,
     left_out: u64,
-    refused: u64,
 }
 
 impl Audit {
     /// Counts a refusal, and logs it where this second has room for another line.
     pub fn refused(&self, refused: &Refused<'_>) {
         self.count(refused.what);
-        self.log(refused);
+        self.log(By::Store, refused);
     }
 
-    /// Logs a refusal that is counted elsewhere, in the same way.
-    pub fn log(&self, refused: &Refused<'_>) {
-        let Some(left_out) = self.room(refused.what, Instant::now()) else {
+    /// Logs a refusal of the broker, which has counted it, in the same way.
+    pub fn refused_by_broker(&self, refused: &Refused<'_>) {
+        self.log(By::Broker, refused);
+    }
+
+    fn log(&self, by: By, refused: &Refused<'_>) {
+        let Some(left_out) = self.room(Kind::of(by, refused), Instant::now()) else {
             return;
         };
         if left_out > 0 {
@@ -77,13 +101,13 @@ impl Audit {
     }
 
     fn count(&self, what: &'static str) {
-        self.kinds().entry(what).or_default().refused += 1;
+        *locked(&self.counts).entry(what).or_default() += 1;
     }
 
     /// The number of lines that were left out before this one, or none where this one is.
-    fn room(&self, what: &'static str, now: Instant) -> Option<u64> {
-        let mut kinds = self.kinds();
-        let written = kinds.entry(what).or_default();
+    fn room(&self, kind: Kind, now: Instant) -> Option<u64> {
+        let mut kinds = locked(&self.lines);
+        let written = kinds.entry(kind).or_default();
         let is_over = (written.second)
             .is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1));
         if is_over {
@@ -97,42 +121,80 @@ impl Audit {
         Some(std::mem::take(&mut written.left_out))
     }
 
-    /// How often each was refused, but for those that are counted elsewhere.
+    /// How often each was refused, but for those that the broker counts.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        let kinds = self.kinds();
-        let counted = kinds.iter().filter(|(_, it)| it.refused > 0);
-        counted.map(|(what, it)| (*what, it.refused)).collect()
+        let counts = locked(&self.counts);
+        counts.iter().map(|(what, count)| (*what, *count)).collect()
     }
+}
 
-    fn kinds(&self) -> MutexGuard<'_, BTreeMap<&'static str, Written>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Kind {
+    fn of(by: By, refused: &Refused<'_>) -> Self {
+        Self {
+            by,
+            is_stranger: refused.peer.is_some(),
+            what: refused.what,
+        }
     }
+}
+
+/// Counting does not panic.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn refused(what: &'static str, peer: Option<&str>) -> Refused<'static> {
+        Refused {
+            what,
+            peer: peer.map(|it| it.parse().unwrap()),
+            client: "",
+            user: None,
+            why: &"",
+        }
+    }
+
     #[test]
-    fn a_flood_is_counted_whole_and_logged_in_part_and_hides_nothing_else() {
+    fn a_flood_is_counted_whole_and_logged_in_part() {
         let audit = Audit::default();
         let now = Instant::now();
         let max = u64::from(limits::AUDIT_LINES_PER_SECOND_MAX);
-        let count = |what, now| {
-            audit.count(what);
-            audit.room(what, now)
+        let connect = Kind::of(By::Store, &refused("connect", None));
+        let room = |now| {
+            audit.count("connect");
+            audit.room(connect, now)
         };
-        let said = (0..max + 7).filter_map(|_| count("connect", now));
+        let said = (0..max + 7).filter_map(|_| room(now));
         assert_eq!(
             said.collect::<Vec<_>>(),
             vec![0; limits::AUDIT_LINES_PER_SECOND_MAX as usize]
         );
-        assert_eq!(count("publish", now), Some(0));
         let later = now + Duration::from_secs(1);
-        assert_eq!(count("connect", later), Some(7));
-        assert_eq!(count("connect", later), Some(0));
-        // Logged, and counted elsewhere.
-        assert_eq!(audit.room("subscribe", now), Some(0));
+        assert_eq!(room(later), Some(7));
+        assert_eq!(room(later), Some(0));
+        audit.refused(&refused("publish", None));
+        audit.refused_by_broker(&refused("subscribe", None));
         assert_eq!(audit.counts(), [("connect", max + 9), ("publish", 1)]);
+    }
+
+    /// A peer that sent garbage hid all lines about clients that no rule lets connect.
+    #[test]
+    fn a_flood_hides_nothing_else_least_of_all_one_of_strangers() {
+        let audit = Audit::default();
+        let now = Instant::now();
+        let peer = Some("192.0.2.1:7");
+        let flood = Kind::of(By::Broker, &refused("connect", peer));
+        while audit.room(flood, now).is_some() {}
+        for (by, refused) in [
+            (By::Store, refused("connect", None)),
+            (By::Store, refused("connect", peer)),
+            (By::Broker, refused("connect", None)),
+            (By::Broker, refused("publish", peer)),
+        ] {
+            assert_eq!(audit.room(Kind::of(by, &refused), now), Some(0));
+        }
     }
 }

@@ -713,7 +713,7 @@ pub const CERTIFICATE_BYTES_MAX: usize = 64 << 10;
 /// Certificates above a client's own that may give it attributes: chains have two or three.
 pub const CERTIFICATE_CHAIN_MAX: usize = 8;
 
-/// Log lines about refusals of one kind in a second: enough to see who is there, and a flood of refusals is not one of log lines.
+/// Log lines about refusals of one kind (of what, by whom, to strangers or not) in a second: enough to see who is there, and a flood of refusals is not one of log lines.
 pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;
 
 /// The file with the keys of whoever signs tokens: a key takes some hundred bytes.

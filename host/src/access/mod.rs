@@ -375,7 +375,7 @@ impl Access for AccessControl {
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {
-        self.0.audit.log(&Refused {
+        self.0.audit.refused_by_broker(&Refused {
             what: refusal.what.name(),
             peer: refusal.peer,
             client: refusal.client,
