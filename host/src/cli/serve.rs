@@ -245,7 +245,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     server.tell_refusals(audit.clone());
     let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
     let gate = Arc::new(Gate::new(control.clone(), trust));
-    let orders = PolicyOrders::new(gate.clone());
+    let orders = PolicyOrders::new(gate.clone(), audit.clone());
     let administration = Administration::open(config, gate, orders.clone())?;
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {

@@ -13,14 +13,14 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value as Json, json};
 use statehouse_mqtt::{Broker, Claim, Message, Origin, QoS, ReasonCode, Request};
 
 use super::gate::{Gate, ShipError};
 use super::order::{Action, Assembly, Order, OrderError};
-use crate::audit;
+use crate::audit::{self, Audit, Refused};
 use crate::limits;
 use crate::policy::{Digest, Selector};
 use crate::transport::embedded::Orders;
@@ -43,6 +43,7 @@ pub const SIGNATURE: &str = "signature";
 /// Takes orders.
 pub struct PolicyOrders {
     gate: Arc<Gate>,
+    audit: Arc<Audit>,
     /// Held while a status is published that tells of it, so that the retained one is the last. Before the locks of the
     /// server and of the broker, which are taken for that.
     state: Mutex<State>,
@@ -53,9 +54,6 @@ struct State {
     now: Option<Now>,
     /// The last order that was carried out: it may come again.
     last: Option<Known>,
-    /// The last line about something refused, and how much was refused since.
-    told: Option<Instant>,
-    untold: u64,
 }
 
 /// Tells whether an order or a chunk is of one that is known.
@@ -79,10 +77,11 @@ struct Now {
 type Outcome = Result<(), (ReasonCode, String)>;
 
 impl PolicyOrders {
-    /// Gives to `gate` what is ordered.
-    pub fn new(gate: Arc<Gate>) -> Arc<Self> {
+    /// Gives to `gate` what is ordered, and tells of what is refused.
+    pub fn new(gate: Arc<Gate>, audit: Arc<Audit>) -> Arc<Self> {
         Arc::new(Self {
             gate,
+            audit,
             state: Mutex::default(),
         })
     }
@@ -310,7 +309,7 @@ impl PolicyOrders {
                 self.publish(broker, "done", order, json!({}));
             }
             Err(error) => {
-                tracing::error!(serial, error, "an order cannot be carried out");
+                tracing::error!(target: audit::TARGET, serial, error, "an order cannot be carried out");
                 let more = json!({ "serial": serial, "error": error });
                 self.publish(broker, "failed", order, more);
             }
@@ -371,24 +370,6 @@ impl PolicyOrders {
         };
         broker.batch(|batch| batch.publish(message));
     }
-
-    /// A line for the first refusal of a second; whoever publishes decides how many there are.
-    fn tell(&self, from: &Origin, error: &str) {
-        let mut state = self.lock();
-        let now = Instant::now();
-        let quiet = state
-            .told
-            .is_some_and(|told| now.duration_since(told) < Duration::from_secs(1));
-        if quiet {
-            state.untold += 1;
-            return;
-        }
-        state.told = Some(now);
-        let before = std::mem::take(&mut state.untold);
-        drop(state);
-        let client = from.client.escape_debug();
-        tracing::warn!(%client, before, "refused what was published for the administration: {error}");
-    }
 }
 
 impl Orders for Arc<PolicyOrders> {
@@ -410,7 +391,13 @@ impl Orders for Arc<PolicyOrders> {
     fn take(&self, broker: &Broker, from: &Origin, request: Request) {
         let outcome = self.dispatch(broker, &request);
         if let Err((_, error)) = &outcome {
-            self.tell(from, error);
+            self.audit.refused(&Refused {
+                what: "order",
+                peer: None,
+                client: &from.client,
+                user: from.identity.user.as_deref(),
+                why: error,
+            });
         }
         let Some(token) = request.token else {
             return;

@@ -1,4 +1,6 @@
-use statehouse_mqtt::{Door, NoService, Options};
+use std::time::Duration;
+
+use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -8,6 +10,7 @@ use crate::ship::{Trust, digits, generate, sign_order};
 struct Orderly {
     orders: Arc<PolicyOrders>,
     broker: Broker,
+    audit: Arc<Audit>,
     key: wasmsign2::SecretKey,
     _rig: Rig,
 }
@@ -15,8 +18,11 @@ struct Orderly {
 fn orderly() -> Orderly {
     let (rig, pair) = (rig(), generate());
     let trust = Trust::new(&[digits(&pair.pk)], false).unwrap();
+    let gate = Arc::new(Gate::new(rig.control.clone(), trust));
+    let audit = Arc::new(Audit::default());
     Orderly {
-        orders: PolicyOrders::new(Arc::new(Gate::new(rig.control.clone(), trust))),
+        orders: PolicyOrders::new(gate, audit.clone()),
+        audit,
         broker: Broker::new(Options::default(), Arc::new(NoService)),
         key: pair.sk,
         _rig: rig,
@@ -126,4 +132,27 @@ async fn an_order_at_which_the_store_panics_has_an_end_too() {
         "{status}"
     );
     it.order(8, Action::Rollback, b"").unwrap();
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_to_the_audit() {
+    let it = orderly();
+    let from = Origin {
+        client: "a".into(),
+        connection: 1,
+        session: 1,
+        identity: Identity::anonymous(),
+    };
+    let request = Request {
+        topic: ORDER.into(),
+        payload: "{}".into(),
+        properties: Properties::default(),
+        qos: QoS::AtMostOnce,
+        dup: false,
+        packet_id: 0,
+        expires: None,
+        token: None,
+    };
+    it.orders.take(&it.broker, &from, request);
+    assert_eq!(it.audit.counts(), [("order", 1)]);
 }
