@@ -1,10 +1,15 @@
 //! Sessions that end, resume and are taken over; wills.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
 
-use crate::{Broker, Identity, Limits, dispatch::Turn, testing::*};
+use crate::{
+    Broker, Identity, Limits, core::TurnedAway, dispatch::Turn, output::Output, testing::*,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -299,13 +304,7 @@ fn sessions_are_bounded() {
         Instant::now(),
     );
     let a = Peer::new(&broker, &Hello::new("a"), now);
-    let connect = crate::codec::decode_connect(&mut Hello::new("b").bytes(), 1 << 16)
-        .unwrap()
-        .unwrap();
-    let refused = broker
-        .lock()
-        .connect(connect, Identity::anonymous(), &a.output, now)
-        .unwrap_err();
+    let refused = connect_as(None, &broker, "b", &a.output, now).unwrap_err();
     assert_eq!(refused.0, crate::ReasonCode::QUOTA_EXCEEDED);
     a.lose(now);
     assert!(
@@ -313,6 +312,39 @@ fn sessions_are_bounded() {
             .connack
             .session_present
     );
+}
+
+/// The number of the session that this user gets, or nobody in particular.
+fn connect_as(
+    user: Option<&str>,
+    broker: &Broker,
+    client: &str,
+    output: &Arc<Output>,
+    now: Instant,
+) -> Result<u64, TurnedAway> {
+    let connect = crate::codec::decode_connect(&mut Hello::new(client).bytes(), 1 << 16);
+    let identity = Identity {
+        user: user.map(Into::into),
+        ..Identity::default()
+    };
+    let mut core = broker.lock();
+    let accepted = core.connect(connect.unwrap().unwrap(), identity.into(), output, now)?;
+    Ok(accepted.origin.session)
+}
+
+#[test]
+fn a_session_of_nobody_goes_to_the_first_user_and_stays_that_ones() {
+    let (broker, now) = start();
+    let mut sessions = Vec::new();
+    for user in [None, None, Some("anna"), Some("anna"), None, Some("bert")] {
+        let output = Arc::new(Output::new(broker.limits().output_bytes_high, None));
+        sessions.push(connect_as(user, &broker, "a", &output, now).unwrap());
+    }
+    let first = sessions[0];
+    assert_eq!(sessions[1..4], [first; 3]);
+    // Nobody is somebody else than anna. What is begun afresh for nobody goes to the next user again.
+    assert_ne!(sessions[4], first);
+    assert_eq!(sessions[5], sessions[4]);
 }
 
 /// It was ended to begin it anew, and then there was no place for the new one.
@@ -328,20 +360,10 @@ fn who_comes_back_has_its_place_also_where_the_bound_was_lowered_since() {
     // Over the connection that is there.
     let a = Peer::new(&broker, &Hello::new("a").clean(), now);
     b.lose(now);
-    let connect = |client: &str, user: &str| {
-        let mut hello = Hello::new(client).bytes();
-        let connect = crate::codec::decode_connect(&mut hello, 1 << 16);
-        let identity = Identity {
-            user: Some(user.into()),
-            ..Identity::default()
-        };
-        let output = a.output.clone();
-        let mut core = broker.lock();
-        core.connect(connect.unwrap().unwrap(), identity.into(), &output, now)
-    };
-    assert!(connect("c", "c").is_err(), "who is new has none");
+    let connect = |client, user| connect_as(user, &broker, client, &a.output, now);
+    assert!(connect("c", Some("c")).is_err(), "who is new has none");
     // Also another user, who begins it anew.
-    assert!(connect("b", "another").is_ok());
+    assert!(connect("b", Some("another")).is_ok());
     assert_eq!(broker.stats().sessions, 2);
 }
 
