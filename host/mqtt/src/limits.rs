@@ -76,7 +76,8 @@ pub struct Limits {
     /// PUBLISHes that one client may send in a second, and as many at once; one more is refused with 0x97. 0: no bound, since
     /// only the embedder knows what its clients have to say.
     pub publishes_per_second_max: u32,
-    /// The same of all clients together. 0: no bound.
+    /// The same of all clients together, of what is not refused for another reason. Without a bound for each client the loudest
+    /// may take all. 0: no bound.
     pub publishes_per_second_total_max: u32,
     /// Packets of one connection handled before others get their turn at the broker's lock.
     pub packets_per_turn_max: usize,
