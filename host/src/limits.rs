@@ -568,7 +568,7 @@ pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 
 /// Default bound of all keys and values with their overhead (`max_bytes`): most of a small gateway's memory, and by
 /// default never more than three eighths of what there is. With queues (an eighth), subscriptions and watches (a sixteenth
-/// each) and remembered requests that is below three quarters of it; packets on their way in and out come on top.
+/// each), remembered requests and large packets on their way in that is within three quarters of it; output comes on top.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half

@@ -21,6 +21,7 @@ use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
     Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
     allowance::SharedAllowance,
+    arriving::Arriving,
     clock::Clock,
     connection,
     core::{Core, Source},
@@ -95,6 +96,10 @@ struct Shared {
     sockets: Arc<Semaphore>,
     /// One permit per CONNECT that is not decided yet.
     admissions: Semaphore,
+    /// CONNECTs that are not whole yet.
+    connects: Arriving,
+    /// Other packets that are not.
+    packets: Arriving,
     turned_away: AtomicU64,
     /// An earlier deadline than the timers sleep for.
     earlier: Notify,
@@ -147,6 +152,8 @@ impl Broker {
             gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
+            connects: Arriving::default(),
+            packets: Arriving::default(),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
             stopping: AtomicBool::new(false),
@@ -398,6 +405,16 @@ impl Broker {
     pub(crate) async fn admit(&self, attempt: Attempt) -> Option<Verdict> {
         let _permit = self.0.admissions.try_acquire().ok()?;
         Some(self.0.access.admit(attempt).await)
+    }
+
+    /// CONNECTs that are not whole yet.
+    pub(crate) fn connects(&self) -> &Arriving {
+        &self.0.connects
+    }
+
+    /// Other packets that are not.
+    pub(crate) fn packets(&self) -> &Arriving {
+        &self.0.packets
     }
 
     pub(crate) fn rounds(&self) -> &Rounds {

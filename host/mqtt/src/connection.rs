@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
     admission::{self, Showing},
+    arriving::Share,
     codec::{self, Connect, ConnectFault, Violation},
     core::Accepted,
     dispatch::{Dispatch, Turn},
@@ -43,7 +44,9 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let first = timeout_at(deadline, read_connect(&mut reader, &mut buffer, &limits)).await;
+    let share = broker.connects().share();
+    let first = read_connect(&mut reader, &mut buffer, &limits, share);
+    let first = timeout_at(deadline, first).await;
     let refuse = |reason, text| {
         broker.told().tell(&Refusal {
             what: Refused::Connect,
@@ -215,6 +218,7 @@ async fn read_connect<R: AsyncRead + Unpin>(
     reader: &mut R,
     buffer: &mut BytesMut,
     limits: &Limits,
+    mut share: Share<'_>,
 ) -> Option<Result<Connect, ConnectFault>> {
     loop {
         match codec::decode_connect(buffer, limits.connect_bytes_max) {
@@ -224,6 +228,16 @@ async fn read_connect<R: AsyncRead + Unpin>(
         }
         // Most CONNECTs are small, and a peer that has sent nothing yet gets no more than this.
         buffer.reserve(512);
+        if !share.fits(buffer, || limits.connect_bytes_total_max) {
+            let violation = Violation {
+                reason: ReasonCode::SERVER_BUSY,
+                text: "others send as many bytes of large CONNECTs as there may be at once",
+            };
+            return Some(Err(ConnectFault {
+                violation,
+                answer: false,
+            }));
+        }
         if reader.read_buf(buffer).await.ok()? == 0 {
             return None;
         }
@@ -242,6 +256,7 @@ async fn read<R: AsyncRead + Unpin>(
     let Attached { broker, output, .. } = attached;
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
+    let mut share = broker.packets().share();
     // Reset when it fires rather than at every packet.
     let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
     tokio::pin!(silence);
@@ -288,6 +303,13 @@ async fn read<R: AsyncRead + Unpin>(
             }
         }
         make_room(buffer, ask);
+        if !share.fits(buffer, || broker.limits().packet_bytes_total_max) {
+            attached.punish(Violation {
+                reason: ReasonCode::QUOTA_EXCEEDED,
+                text: "clients send as many bytes of large packets as there may be at once",
+            });
+            return Ended::ByBroker;
+        }
         loop {
             tokio::select! {
                 biased;

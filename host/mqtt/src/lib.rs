@@ -39,6 +39,7 @@
 mod access;
 mod admission;
 mod allowance;
+mod arriving;
 mod broker;
 mod change;
 mod clock;

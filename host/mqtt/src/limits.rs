@@ -20,9 +20,15 @@ pub struct Limits {
     pub admissions_max: usize,
     /// Length of a CONNECT packet: client id, credentials and a will. Applies before we know anything about the peer.
     pub connect_bytes_max: usize,
+    /// CONNECTs of all peers together of which some bytes have come, in bytes: more large ones than a fleet with tokens sends in
+    /// the same moment. Small ones are not counted. One more is closed.
+    pub connect_bytes_total_max: usize,
     /// Length of any other packet, told in CONNACK. Values of 1 MiB with their envelope fit. Never above
     /// 268 435 455, which no packet can have and some clients refuse to read.
     pub packet_bytes_max: usize,
+    /// Packets of all clients together of which some bytes have come, in bytes. Small ones are not counted. A client that
+    /// would need more is disconnected with 0x97.
+    pub packet_bytes_total_max: usize,
     /// Length of a client identifier. MQTT asks for 23; some clients put whole paths into it.
     pub client_id_bytes_max: usize,
     /// QoS 1 and 2 PUBLISHes of one client without our answer, told in CONNACK as Receive Maximum.
@@ -93,7 +99,9 @@ impl Default for Limits {
             connect_timeout: Duration::from_secs(10),
             admissions_max: 256,
             connect_bytes_max: 64 << 10,
+            connect_bytes_total_max: 8 << 20,
             packet_bytes_max: 2 << 20,
+            packet_bytes_total_max: 512 << 20,
             client_id_bytes_max: 1024,
             receive_max: 1024,
             in_flight_max: 1024,
@@ -136,6 +144,10 @@ pub(crate) const READ_BYTES_MIN: usize = 1 << 10;
 
 /// A buffer that grew beyond this is given back to the allocator once it is empty.
 pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
+
+/// Of a packet that is not whole, what may have come before its buffer counts as one of those of large packets: more than
+/// an ordinary request, and of ten thousand connections some forty megabytes.
+pub(crate) const ARRIVING_BYTES_FREE: usize = 4 << 10;
 
 /// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;

@@ -364,3 +364,46 @@ async fn clients_that_fight_over_one_client_id() {
         .collect();
     assert_eq!(ends, (1..=512).collect::<Vec<_>>());
 }
+
+#[tokio::test]
+async fn packets_that_never_end_take_no_more_memory_together_than_they_may() {
+    let broker = broker(Limits {
+        packet_bytes_total_max: 100_000,
+        connect_bytes_total_max: 100_000,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    // The head of a PUBLISH and of a CONNECT of 60 000 bytes, and most of it.
+    let begun = |head: u8| [&[head, 0xE0, 0xD4, 0x03][..], &[0; 40_000]].concat();
+    let mut holders = Vec::new();
+    let mut over = 0;
+    for number in 0..4 {
+        let name = format!("holder-{number}");
+        let mut client = Client::tcp(address).await.hello(&name, 0).await;
+        client.stream.write_all(&begun(0x30)).await.unwrap();
+        let ended = timeout(Duration::from_millis(500), client.disconnected()).await;
+        if let Ok(reason) = ended {
+            assert_eq!(reason, Some(DisconnectReasonCode::QuotaExceeded));
+            over += 1;
+        } else {
+            holders.push(client);
+        }
+    }
+    assert!(over > 0 && !holders.is_empty(), "{over} were over it");
+    // What is small goes on, also of somebody new.
+    let mut other = Client::tcp(address).await.hello("other", 0).await;
+    other.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
+
+    let mut peers = Vec::new();
+    let mut over = 0;
+    for _ in 0..3 {
+        let mut peer = Client::tcp(address).await;
+        peer.stream.write_all(&begun(0x10)).await.unwrap();
+        let ended = timeout(Duration::from_millis(500), peer.rest()).await;
+        over += usize::from(ended.is_ok());
+        peers.push(peer);
+    }
+    assert!((1..3).contains(&over), "{over} were over it");
+    Client::tcp(address).await.hello("new", 0).await;
+}
