@@ -567,8 +567,9 @@ pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 
 /// Default bound of all keys and values with their overhead (`max_bytes`): most of a small gateway's memory, and by
-/// default never more than three eighths of what there is. With queues (an eighth), subscriptions and watches (a sixteenth
-/// each), remembered requests and large packets on their way in that is within three quarters of it; output comes on top.
+/// default never more than three eighths of what there is. With queues (an eighth), subscriptions, watches, large packets that
+/// are not whole and remembered requests (a sixteenth each) that is three quarters of it; some megabytes of retained messages
+/// and CONNECTs, and what each connection may have in any case, come on top.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half

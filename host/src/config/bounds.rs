@@ -158,7 +158,7 @@ impl LimitFlags {
         statehouse_mqtt::Limits {
             packet_bytes_max,
             // A buffer that grows may be twice as large as what is in it.
-            packet_bytes_total_max: part(3, default.packet_bytes_total_max)
+            packet_bytes_total_max: part(2, default.packet_bytes_total_max)
                 .max(packet_bytes_max.saturating_mul(2)),
             queue_bytes_max,
             retained_bytes_max: default.retained_bytes_max.min(queue_bytes_max / 2),
