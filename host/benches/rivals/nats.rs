@@ -27,7 +27,7 @@ impl Nats {
             let address = free_address();
             let sync = if syncs { "sync_interval: always" } else { "" };
             let configuration = format!(
-                "listen: \"{address}\"\njetstream {{ store_dir: \"{}\" {sync}\n}}\n",
+                "listen: \"{address}\"\njetstream {{\nstore_dir: \"{}\"\n{sync}\n}}\n",
                 directory.display()
             );
             let path = directory.join("nats.conf");
