@@ -35,11 +35,14 @@ const LIVE: [&str; 17] = [
     "purity_sample",
 ];
 
+/// The bounds of a settings file that is followed; none where there is no file, or no regular one.
+pub type Followed = Option<Arc<Watched<Bounds>>>;
+
 /// The settings, and the bounds among them that follow the file; none where the flags name no file that can be read again.
 ///
 /// # Errors
 /// Those of [`Config::load`].
-pub fn load(flags: Flags) -> Result<(Config, Option<Arc<Watched<Bounds>>>), ConfigError> {
+pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     let Some(path) = flags.config.clone().filter(|path| {
         // One that is not there is an error of the first reading.
         fs::metadata(path).is_ok_and(|about| about.is_file())
