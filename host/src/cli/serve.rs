@@ -21,12 +21,14 @@ use crate::access::AccessControl;
 use crate::admin::Sources;
 use crate::audit::Audit;
 use crate::clock::{Clock, SystemSource};
-use crate::config::{self, Bounds, Config, Durability, Flags, LogFormat, Storage, TransportChoice};
+use crate::config::{
+    self, Bounds, Config, Durability, Flags, Followed, LogFormat, Storage, TransportChoice,
+};
 use crate::control::{Control, Listing};
 use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules};
-use crate::reload::{Reloads, Watched};
+use crate::reload::Reloads;
 use crate::server::{Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
@@ -74,9 +76,6 @@ pub(super) fn run(flags: Flags) -> ExitCode {
         Err(failure) => output::report(&failure),
     }
 }
-
-/// Bounds that follow the settings file, where there is one.
-type Followed = Option<Arc<Watched<Bounds>>>;
 
 /// What serves clients. One thread serves them by itself, and nobody is woken for it.
 fn runtime(threads: usize) -> io::Result<Runtime> {
