@@ -76,9 +76,13 @@ impl Pending {
         self.buffer.len() - frame::HEADER_BYTES
     }
 
+    pub(crate) fn records(&self) -> u64 {
+        self.appended + 1 - self.first
+    }
+
     /// Whether the next write should wait for more: it has little, and more is about to come.
     pub(crate) fn awaits_company(&self) -> bool {
-        self.appended + 1 - self.first < self.awaited && self.bytes() < limits::COMPANY_BYTES_MAX
+        self.records() < self.awaited && self.bytes() < limits::COMPANY_BYTES_MAX
     }
 
     pub(crate) fn push(&mut self, records: &[&[u8]], urgent: bool) -> u64 {

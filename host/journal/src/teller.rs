@@ -79,7 +79,11 @@ impl Teller {
         if !few || !log.begin_telling() {
             let records = released.0.saturating_sub(listener.told);
             drop(listener);
-            log.pending().awaited = records;
+            let mut pending = log.pending();
+            // Together with those that wait already: without them the two would take turns for ever, each with a sync of
+            // its own.
+            pending.awaited = pending.records() + records;
+            drop(pending);
             return self.ring(released);
         }
         listener.tell(released.0);

@@ -43,6 +43,27 @@ fn a_write_waits_only_a_moment_for_those_who_do_not_come() {
     assert_eq!(log.pending().awaited, 0);
 }
 
+/// Or two halves of all clients would take turns for ever.
+#[test]
+fn those_who_wait_already_wait_for_those_who_are_told() {
+    let log = log();
+    let teller = Teller::new(Box::new(|_| {}), Position::NONE);
+    let many = TOLD_BY_WRITER_MAX + 1;
+    for _ in 0..many {
+        log.append(&[b"told"]).expect("small");
+    }
+    log.commit().expect("no faults");
+    for _ in 0..many {
+        log.append(&[b"waiting"]).expect("small");
+    }
+    teller.tell(&log);
+    assert!(log.pending().awaits_company());
+    for _ in 0..many {
+        log.append(&[b"again"]).expect("small");
+    }
+    assert!(!log.pending().awaits_company());
+}
+
 #[test]
 fn a_write_waits_no_longer_than_the_telling_takes() {
     let log = Arc::new(log());
