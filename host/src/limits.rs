@@ -339,7 +339,7 @@ pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// What an entry counts against `max_bytes` besides its key, value and fence's node: its version and expiry, what the
-/// allocator rounds up, and its share of the table's nodes, of both where it expires.
+/// allocator rounds up, its slot, and its places in the index, in the order and among those that expire.
 pub const ENTRY_OVERHEAD_BYTES: u64 = 128;
 
 /// The longest packet that can be configured: its payload and what a policy makes of it have to fit
@@ -584,8 +584,8 @@ pub const KEY_BYTES_MAX_MAX: u64 = 65_535;
 /// some thirty thousand runs.
 pub const RUN_SLOTS_MAX: usize = 512;
 
-/// Tables that the index of keys is divided into. One of ten million keys that grows moves them all, for a second; a part of it
-/// some ten thousands, for some milliseconds. Each costs 32 bytes while it is empty.
+/// Tables that the index of keys is divided into. One of ten million keys that grows moves the places of them all, while every
+/// request waits; a part of it some ten thousands. Each costs 32 bytes while it is empty.
 pub const INDEX_PARTS: usize = 1024;
 
 /// Default bound of a value (`max_value_bytes`).

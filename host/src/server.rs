@@ -4,6 +4,7 @@
 //! the steps. One mutex guards everything that decides; it is held for a batch's steps and never
 //! while a socket is touched.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -19,21 +20,22 @@ use crate::clock::{Clock, Stamp};
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::outbox::Outbox;
-use crate::policy::{Absent, Assignment, Instance, Policy, Swap, Swaps};
+use crate::policy::Swaps;
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
 use crate::store::{
     Effects, Event, Exceeded, Key, Notice, Peer, Quota, Rerun, Store, Supervision, ToldAgain,
-    Transaction,
 };
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
 use self::core::Core;
+pub use self::policies::AssignError;
 pub use self::stats::Stats;
 
 mod core;
 mod line;
+mod policies;
 mod stats;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
@@ -165,28 +167,21 @@ impl Server {
         core.store.state().watches.check(peer, key, &quota)
     }
 
-    /// Tells of a request that a bound refuses, wholly or in part.
-    fn exceeds(&self, request: &Request<'_>, bound: Exceeded) {
+    /// Tells of a request that rules forbid or a bound refuses, wholly or in part.
+    fn refused(
+        &self,
+        what: &'static str,
+        peer: &Peer,
+        grants: Option<&Arc<Grants>>,
+        why: &dyn Display,
+    ) {
         if let Some(audit) = self.audit.get() {
             audit.refused(&Refused {
-                what: bound.name(),
-                peer: None,
-                client: &request.peer.client,
-                user: request.grants.and_then(|it| it.user()),
-                why: &bound,
-            });
-        }
-    }
-
-    /// Tells of a request that rules forbid, wholly or in part.
-    fn forbidden(&self, peer: &Peer, grants: Option<&Arc<Grants>>, no_rule: NoRule<'_>) {
-        if let Some(audit) = self.audit.get() {
-            audit.refused(&Refused {
-                what: no_rule.0,
+                what,
                 peer: None,
                 client: &peer.client,
                 user: grants.and_then(|it| it.user()),
-                why: &no_rule,
+                why,
             });
         }
     }
@@ -321,89 +316,6 @@ impl Server {
         progress.next(core.store.state(), core.store.duplicates(), meta)
     }
 
-    /// Who answers what, and all policies that are held ready.
-    pub fn policies(&self) -> (Assignment, Vec<Arc<Policy<Transaction>>>) {
-        let mut core = self.lock();
-        let registry = core.store.registry();
-        let policies = registry.policies().cloned().collect();
-        (registry.assignment().clone(), policies)
-    }
-
-    /// The policies whose modules are needed: those that are named, and those that handled requests which may come
-    /// again.
-    pub fn needed_policies(&self) -> Vec<blake3::Hash> {
-        let mut core = self.lock();
-        let named = core.store.registry().assignment().all();
-        let remembered = core.store.duplicates().policies();
-        let named = named.into_iter().map(|digest| digest.0);
-        named.chain(remembered).collect()
-    }
-
-    /// The last times that another policy became the active one.
-    pub fn swaps(&self) -> Vec<Swap> {
-        self.lock().swaps.list()
-    }
-
-    /// Takes another assignment into force between two requests, if it is still `seen` that it was made from. `ready`
-    /// are instances for it; modules of new policies are durable already. Its record's position; it is to be waited
-    /// for by [`Self::durable`].
-    pub fn assign(
-        &self,
-        seen: &Assignment,
-        next: Assignment,
-        ready: Vec<Instance<Transaction>>,
-    ) -> Result<Position, AssignError> {
-        let mut core = self.lock();
-        if self.stopped.load(Relaxed) {
-            return Err(AssignError::Stopped);
-        }
-        if core.store.registry().assignment() != seen {
-            return Err(AssignError::Overtaken);
-        }
-        let (position, left) = core.assign(next, ready)?;
-        drop(core);
-        // An instance is megabytes to give back: while nobody waits.
-        drop(left);
-        Ok(position)
-    }
-
-    /// Starts an instance of the policy that the next rollback goes back to, so that no request waits for that. Blocks
-    /// for as long as an interpreter takes to start.
-    pub fn warm_before(&self) {
-        let Some(policy) = self.lock().store.registry().cold_before() else {
-            return;
-        };
-        match Instance::warm(policy.clone()) {
-            Ok(instance) => {
-                let left = self.lock().store.registry().warmed(instance);
-                drop(left);
-            }
-            Err(error) => {
-                tracing::warn!(%policy, %error, "the policy that a rollback goes back to does not start");
-            }
-        }
-    }
-
-    /// Runs live requests again, for a candidate in shadow and in search of hidden state.
-    pub fn observer(&self) -> &Observer {
-        &self.observer
-    }
-
-    /// Waits until a record is where records are kept. Blocks: not for a thread that serves connections. A server that
-    /// stops ends the wait too, for nobody writes records any more once the journal is closed.
-    ///
-    /// # Errors
-    /// [`AssignError::Unknown`]: the record may be kept all the same.
-    pub fn durable(&self, position: Position) -> Result<(), AssignError> {
-        while self.journal.released() < position {
-            if self.stopped.load(Relaxed) {
-                return Err(AssignError::Unknown);
-            }
-            std::thread::sleep(limits::ASSIGNED_POLL);
-        }
-        Ok(())
-    }
-
     /// The last record of this run. What is decided after it would be lost, so nothing may be, and nothing is assigned.
     pub fn stop(&self) {
         let mut core = self.lock();
@@ -435,7 +347,7 @@ impl Server {
             && !grants.may_be_answered_at(topic)
         {
             let no_rule = NoRule("have answers at", topic);
-            self.forbidden(incoming.peer, incoming.grants.as_ref(), no_rule);
+            self.refused(no_rule.0, incoming.peer, incoming.grants.as_ref(), &no_rule);
             let text = "no rule lets this client publish to the response topic of its request, and it does not begin with clients/, its client id, and a slash";
             let settle =
                 ticket.map(|ticket| settle(ticket, ReasonCode::NOT_AUTHORIZED, Some(text)));
@@ -527,10 +439,10 @@ impl Server {
         core.stats.policy_failures += effects.failures;
         if let (Some((key, right)), Some((request, ..))) = (&effects.denied, &asked) {
             let no_rule = NoRule(right.verb(), key);
-            self.forbidden(request.peer, request.grants, no_rule);
+            self.refused(no_rule.0, request.peer, request.grants, &no_rule);
         }
         if let (Some(bound), Some((request, ..))) = (effects.exceeded, &asked) {
-            self.exceeds(request, bound);
+            self.refused(bound.name(), request.peer, request.grants, &bound);
         }
         if let Some(rerun) = effects.repeated {
             core.stats.duplicates += 1;
@@ -669,25 +581,6 @@ impl Intake for Server {
             self.release();
         }
     }
-}
-
-/// Why an assignment does not come into force.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AssignError {
-    /// Somebody else was faster.
-    #[error("the policies were assigned otherwise meanwhile: look at the list, and try again")]
-    Overtaken,
-    /// It names what is not here.
-    #[error("the policy {} is not loaded any more", .0.0)]
-    Absent(Absent),
-    /// The store ends.
-    #[error("the store is stopping, so that nothing was changed: try again when it runs")]
-    Stopped,
-    /// The store ended before the change was certainly kept.
-    #[error(
-        "the store is stopping: look at the list when it runs again, for the change may have been kept"
-    )]
-    Unknown,
 }
 
 fn reply(to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {

@@ -70,8 +70,8 @@ pub const COMMIT_DELAY_MS_MAX: u64 = 5;
 /// thread costs some 20 µs); above, sending the answers takes longer than waking somebody for it.
 pub(crate) const TOLD_BY_WRITER_MAX: u64 = 4;
 
-/// How long a write waits for those who are being told what is durable to come again. Telling some hundred clients
-/// takes as long; a listener that is slower holds nobody up.
+/// How long a write waits for those who are being told what is durable to come again, and with it those who wait for it
+/// already. Telling some hundred clients takes as long; a listener that is slower holds nobody up.
 pub(crate) const COMPANY_WAIT_US_MAX: u64 = 1_000;
 
 /// Bytes from which a write waits for no more: a frame in 17 blocks wastes half of one, whatever comes with it.

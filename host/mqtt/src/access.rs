@@ -195,8 +195,8 @@ pub trait Access: Send + Sync + 'static {
     fn admit(&self, attempt: Attempt) -> Deciding;
 
     /// Whether this client may be connected, as things are by now. Asked for every new connection, for one whose client has
-    /// authenticated anew, and without a lock for all of them by [`Broker::recheck`](crate::Broker::recheck). The session number is 0: it has none yet, or may be gone by
-    /// then. The [proofs](Identity::proofs) are to be looked at here.
+    /// authenticated anew, and without a lock for all of them by [`Broker::recheck`](crate::Broker::recheck). The session
+    /// number is 0: it has none yet, or may be gone by then. The [proofs](Identity::proofs) are to be looked at here.
     fn may_connect(&self, who: &Origin) -> bool {
         _ = who;
         true

@@ -22,13 +22,13 @@ use crate::{
     topic,
 };
 
-/// What becomes of a PUBLISH of a client that sends too many,
+/// What becomes of a PUBLISH of a client that sends too many.
 const TOO_MANY: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
     "this client publishes more in a second than it may",
 );
 
-/// and where all clients together do.
+/// And where all clients together do.
 const TOO_MANY_TOGETHER: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
     "all clients together publish more in a second than they may",
