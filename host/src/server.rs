@@ -141,6 +141,11 @@ impl Server {
         *core.store.supervision() = supervision;
     }
 
+    /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
+    pub fn raise_receive_max(&self, receive_max: u16) {
+        self.lock().store.raise_receive_max(receive_max);
+    }
+
     /// The bounds of the table and its watches.
     pub fn quota(&self) -> Quota {
         *self.lock().store.quota()

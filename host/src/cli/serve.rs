@@ -307,6 +307,7 @@ fn take(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
     let before = in_force();
     server.set_bounds(bounds.quota, bounds.supervision);
     if let Some(broker) = broker {
+        server.raise_receive_max(bounds.broker.receive_max);
         broker.set_limits(bounds.broker.clone());
     }
     let after = in_force();

@@ -65,7 +65,7 @@ pub struct LimitFlags {
     pub max_client_subscriptions: Option<NonZeroU64>,
 
     /// Most messages that one client may have sent at QoS 1 and 2 and not seen acknowledged, requests among them: its Receive
-    /// Maximum. A change counts from the next start on [default: 1024]
+    /// Maximum. A connection keeps what it was told [default: 1024]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
     pub max_client_in_flight: Option<NonZeroU16>,
 

@@ -6,7 +6,6 @@
 //! regular file, such as a pipe, is read once and never again.
 
 use std::fs;
-use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
 use crate::reload::{Files, Watched};
 
 /// Keys of the file that count as soon as they change.
-const LIVE: [&str; 17] = [
+const LIVE: [&str; 18] = [
     "max_keys",
     "max_bytes",
     "max_key_bytes",
@@ -28,6 +27,7 @@ const LIVE: [&str; 17] = [
     "max_connections",
     "max_sessions",
     "max_client_subscriptions",
+    "max_client_in_flight",
     "max_client_rate",
     "max_rate",
     "guard_failures",
@@ -73,12 +73,10 @@ struct Again {
 impl Again {
     fn new(path: PathBuf, mut flags: Flags, started: toml::Table, config: &Config) -> Self {
         let attached = matches!(config.transport, TransportChoice::Foreign(_));
-        let broker = &config.bounds.broker;
-        // What is remembered of requests follows it.
-        flags.limits.max_client_in_flight = NonZeroU16::new(broker.receive_max);
         if attached {
             // The link told it to the broker, and keys and values have to fit.
-            flags.limits.max_packet_bytes = Some(PacketBytes(broker.packet_bytes_max));
+            let told = config.bounds.broker.packet_bytes_max;
+            flags.limits.max_packet_bytes = Some(PacketBytes(told));
         }
         Self {
             path,

@@ -243,10 +243,14 @@ impl Config {
                     file.max_duplicate_bytes,
                     memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT),
                 ),
-                // Behind a foreign broker nothing tells when a client cannot send a request again any more.
                 per_session: match foreign {
+                    // Nothing tells when a client cannot send a request again any more.
                     Some(_) => 0,
-                    None => bounds.broker.receive_max.into(),
+                    // The run before may have told clients more.
+                    None => {
+                        let default = Retention::default().per_session;
+                        default.max(bounds.broker.receive_max.into())
+                    }
                 },
             },
             accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),

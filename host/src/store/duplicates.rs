@@ -28,8 +28,8 @@ pub struct Retention {
     pub count_max: u64,
     /// All of them in bytes, beyond the last ones of live sessions.
     pub bytes_max: u64,
-    /// The requests that a client can have on their way: its Receive Maximum. Of a live session twice as many
-    /// are kept. Zero where no session is known to live: then only the window keeps.
+    /// The requests that a client can have on their way: the largest Receive Maximum that one was told. Of a live session
+    /// twice as many are kept. Zero where no session is known to live: then only the window keeps.
     pub per_session: u64,
 }
 
@@ -144,6 +144,13 @@ impl Duplicates {
     /// How much is remembered.
     pub fn retention(&self) -> Retention {
         self.retention
+    }
+
+    /// Clients may be told this Receive Maximum from now on: no fewer are remembered of each session. Never less within one
+    /// run, since sessions that were told more may send as many again.
+    pub fn raise_per_session(&mut self, receive_max: u16) {
+        let per_session = &mut self.retention.per_session;
+        *per_session = (*per_session).max(receive_max.into());
     }
 
     /// Until when a request of now is remembered at least.

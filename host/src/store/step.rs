@@ -128,6 +128,11 @@ impl Store {
         &self.duplicates
     }
 
+    /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
+    pub fn raise_receive_max(&mut self, receive_max: u16) {
+        self.duplicates.raise_per_session(receive_max);
+    }
+
     /// Forgets the requests of sessions that are no more.
     pub fn retain_sessions(&mut self, live: &[u64]) {
         let live: HashSet<u64> = live.iter().copied().collect();

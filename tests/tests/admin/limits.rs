@@ -10,6 +10,7 @@ use crate::eventually;
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const QUOTA_EXCEEDED: u8 = 0x97;
 const NO_SUBSCRIBERS: u8 = 0x10;
+const RECEIVE_MAXIMUM_EXCEEDED: u8 = 0x93;
 
 /// Replaces the settings file, as an editor does that never leaves half a file.
 fn write(server: &Server, settings: &str) {
@@ -275,6 +276,83 @@ fn the_longest_packet_is_that_of_the_connack() {
     new.expect_disconnect(0x95);
 }
 
+fn told_in_flight(client: &Client, most: u16) {
+    let connack = client.connack.clone().unwrap();
+    let told = Property::ReceiveMaximum(most);
+    assert!(connack.properties.contains(&told), "{connack:?}");
+}
+
+#[test]
+fn how_much_one_client_may_have_in_flight_is_that_of_the_connack() {
+    let server = Server::with_config("max_client_in_flight = 20\n");
+    let mut old = server.connect("old");
+    told_in_flight(&old, 20);
+    change(&server, "max_client_in_flight = 2\n");
+    let mut new = server.connect("new");
+    told_in_flight(&new, 2);
+    // They stay on their way: exchanges at QoS 2 that nobody goes on with.
+    let start = |client: &mut Client, count: usize| {
+        for _ in 0..count {
+            client.start(Publish::new("a", "x").qos(2));
+        }
+    };
+    start(&mut old, 20);
+    old.ping();
+    start(&mut new, 3);
+    new.expect_disconnect(RECEIVE_MAXIMUM_EXCEEDED);
+    start(&mut old, 1);
+    old.expect_disconnect(RECEIVE_MAXIMUM_EXCEEDED);
+}
+
+/// All of a full window are sent again over the next connection, when clients may already have less. Were they looked for, or
+/// remembered, as of old, those beyond would run twice.
+#[test]
+fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
+    const RAISED: u16 = 2500;
+    for dup in [false, true] {
+        // Nothing is remembered but the last ones of each session.
+        let server = Server::with_config("max_duplicates = 1\n");
+        let settings = |most: u16| format!("max_duplicates = 1\nmax_client_in_flight = {most}\n");
+        change(&server, &settings(RAISED));
+        let connect = || Client::connect(server.address(), &Connect::resume("client", 3600));
+        let mut client = connect();
+        told_in_flight(&client, RAISED);
+        let mut asker = Store::on(client, "client");
+        let requests: Vec<_> = (0..RAISED)
+            .map(|number| {
+                let key = number.to_string();
+                let request = asker.command(&["SET", &key, "value", "NX"]).publish();
+                (asker.client.start(request.clone()), request)
+            })
+            .collect();
+        // They are answered, and the client hears nothing of it.
+        let mut other = server.store("other");
+        let last = (RAISED - 1).to_string();
+        eventually("the last is handled", || other.get(&last).map(drop));
+        asker.client.abort();
+        change(&server, &settings(10));
+
+        client = connect();
+        told_in_flight(&client, 10);
+        assert!(client.session_present());
+        for (at, (packet_id, request)) in requests.into_iter().enumerate() {
+            let again = Publish {
+                packet_id,
+                dup,
+                ..request
+            };
+            client.send(&again.bytes());
+            client.take_ack(kind::PUBACK, packet_id);
+            if at % 100 == 0 {
+                client.drain();
+            }
+        }
+        client.ping();
+        let repeated = sample(&server, "statehouse_duplicates_total");
+        assert_eq!(repeated, Some(RAISED.into()), "dup: {dup}");
+    }
+}
+
 #[test]
 fn a_file_that_cannot_be_used_changes_nothing() {
     let server = Server::with_config("max_keys = 1\n");
@@ -307,15 +385,11 @@ fn what_waits_for_the_next_start_is_named_and_flags_still_win() {
     let server = Server::with("max_keys = 1\n", &["--max-watches", "7"]);
     change(
         &server,
-        "max_keys = 2\nmax_watches = 9\nnode = \"Other\"\nmax_client_in_flight = 5\n",
+        "max_keys = 2\nmax_watches = 9\nnode = \"Other\"\nmax_duplicates = 5\n",
     );
     let line = server.wait_for_log("counts from the next start on");
-    assert!(
-        line.contains(" max_client_in_flight, node counts"),
-        "{line}"
-    );
+    assert!(line.contains(" max_duplicates, node counts"), "{line}");
     assert_eq!(limit(&server, "max_watches"), Some(7));
-    assert_eq!(limit(&server, "max_client_in_flight"), Some(1024));
     let mut store = server.store("client");
     assert_eq!(store.set("1", "value").node, "StateStore");
     store.set("2", "value");

@@ -101,6 +101,26 @@ fn only_what_may_have_come_before_is_looked_for() {
     assert!(suspect(&mut all, delivery(1, 3, 8, false)));
 }
 
+#[test]
+fn where_clients_are_told_more_as_many_are_looked_for_and_kept() {
+    let mut all = Duplicates::new(RETENTION);
+    all.raise_per_session(20);
+    for packet_id in 1..=50 {
+        let identity = packet_id as u8;
+        answer(&mut all, delivery(1, 1, packet_id, false), identity, 0);
+    }
+    // Told less from now on, but this session may send again what it sent by then.
+    all.raise_per_session(1);
+    all.evict(1, 3_600_000);
+    for packet_id in 31..=50 {
+        let again = delivery(1, 2, packet_id, false);
+        assert!(all.arrive(&again));
+        assert!(found(&all, again, packet_id as u8).is_some());
+    }
+    assert!(!all.arrive(&delivery(1, 2, 51, false)));
+    assert_eq!(found(&all, delivery(1, 2, 10, false), 10), None);
+}
+
 /// Resends and reads once counted as turns, so a client that came back twice pushed out its own requests.
 #[test]
 fn what_changes_nothing_pushes_nothing_out() {
