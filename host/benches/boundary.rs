@@ -94,6 +94,10 @@ impl Host for There {
     fn now_ms(&self) -> u64 {
         NOW_MS
     }
+
+    fn fuel_max(&self) -> u64 {
+        FUEL
+    }
 }
 
 /// What goes in with a request, besides its payload.

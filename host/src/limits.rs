@@ -8,9 +8,16 @@ use std::time::Duration;
 /// request's clock this much (the protocol, section 5).
 pub const SKEW_MS_MAX: u64 = 60_000;
 
-/// Fuel of one call, about a thousand times what a SET burns: room for a page of SCAN, and at
-/// most some ten milliseconds of a runaway loop.
-pub const FUEL_PER_CALL: u64 = 4_000_000;
+/// Default bound of the fuel of one call (`max_fuel`), about a thousand times what a SET burns: room for a page of SCAN,
+/// and at most some ten milliseconds of a runaway loop.
+pub const FUEL_PER_CALL_DEFAULT: u64 = 4_000_000;
+
+/// What `max_fuel` may be lowered to: some thirty SETs. Much below, even the built-in policy could answer nothing.
+pub const FUEL_PER_CALL_MIN: u64 = 50_000;
+
+/// What `max_fuel` may be raised to: well before the watchdog, also on a machine that is slow or busy. What ran once has this
+/// much whenever it runs again, since it may have run under any bound.
+pub const FUEL_PER_CALL_MAX: u64 = 40_000_000;
 
 /// Fuel on top for every byte of the payload, since a parser must look at each: the worst payload
 /// (nothing but empty strings, six bytes each) burns about a quarter of it.

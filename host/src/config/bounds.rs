@@ -6,7 +6,7 @@
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 
 use super::memory::Memory;
-use super::{ConfigError, KeyBytes, PacketBytes};
+use super::{ConfigError, Fuel, KeyBytes, PacketBytes};
 use crate::limits;
 use crate::store::{Quota, Supervision};
 
@@ -37,6 +37,10 @@ pub struct LimitFlags {
     /// Most keys that one client watches [default: 10000]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
     pub max_client_watches: Option<NonZeroU64>,
+
+    /// Most fuel that one request burns, beside 64 for each byte of it: a SET burns some 1600 [default: 4000000]
+    #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
+    pub max_fuel: Option<Fuel>,
 
     /// Longest MQTT packet
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
@@ -82,7 +86,7 @@ pub struct LimitFlags {
 /// Bounds that fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Of the table and its watches.
+    /// Of the table, its watches and each request.
     pub quota: Quota,
     /// Of the embedded broker.
     pub broker: statehouse_mqtt::Limits,
@@ -100,6 +104,7 @@ impl LimitFlags {
             max_value_bytes: self.max_value_bytes.or(file.max_value_bytes),
             max_watches: self.max_watches.or(file.max_watches),
             max_client_watches: self.max_client_watches.or(file.max_client_watches),
+            max_fuel: self.max_fuel.or(file.max_fuel),
             max_packet_bytes: self.max_packet_bytes.or(file.max_packet_bytes),
             max_queue_bytes: self.max_queue_bytes.or(file.max_queue_bytes),
             max_total_queue_bytes: self.max_total_queue_bytes.or(file.max_total_queue_bytes),
@@ -212,6 +217,7 @@ impl LimitFlags {
                 limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             ),
             watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
+            fuel_max: (self.max_fuel).map_or(limits::FUEL_PER_CALL_DEFAULT, |Fuel(fuel)| fuel),
             journal_full: false,
         };
         let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
@@ -237,6 +243,7 @@ pub(crate) fn named(
         ("max_value_bytes", quota.value_bytes_max),
         ("max_watches", quota.watches_max),
         ("max_client_watches", quota.watches_per_connection_max),
+        ("max_fuel", quota.fuel_max),
     ];
     if let Some(broker) = broker {
         // Memory is not that large.

@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use super::access::AccessKeys;
 use super::{
     AdminAddress, BrokerUrl, ClientId, ConfigError, DialectSetting, DropAction, Durability,
-    ForeignFlags, KeyBytes, KickKind, LimitFlags, Listen, ListenFlags, LogFormat, Node, Origin,
-    PacketBytes, PresenceKind, Span, Threads, Window,
+    ForeignFlags, Fuel, KeyBytes, KickKind, LimitFlags, Listen, ListenFlags, LogFormat, Node,
+    Origin, PacketBytes, PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
 use crate::reload::read_file;
@@ -62,6 +62,7 @@ pub(super) struct File {
     max_value_bytes: Option<NonZeroU64>,
     max_watches: Option<NonZeroU64>,
     max_client_watches: Option<NonZeroU64>,
+    max_fuel: Option<Fuel>,
     max_packet_bytes: Option<PacketBytes>,
     max_queue_bytes: Option<NonZeroU64>,
     max_total_queue_bytes: Option<NonZeroU64>,
@@ -118,6 +119,7 @@ impl File {
             max_value_bytes: self.max_value_bytes,
             max_watches: self.max_watches,
             max_client_watches: self.max_client_watches,
+            max_fuel: self.max_fuel,
             max_packet_bytes: self.max_packet_bytes,
             max_queue_bytes: self.max_queue_bytes,
             max_total_queue_bytes: self.max_total_queue_bytes,

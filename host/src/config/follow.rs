@@ -14,13 +14,14 @@ use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
 use crate::reload::{Files, Watched};
 
 /// Keys of the file that count as soon as they change.
-const LIVE: [&str; 18] = [
+const LIVE: [&str; 19] = [
     "max_keys",
     "max_bytes",
     "max_key_bytes",
     "max_value_bytes",
     "max_watches",
     "max_client_watches",
+    "max_fuel",
     "max_packet_bytes",
     "max_queue_bytes",
     "max_total_queue_bytes",
@@ -217,7 +218,7 @@ mod tests {
     #[test]
     fn every_key_that_counts_at_once_is_one_of_the_file() {
         for key in LIVE {
-            let text = format!("{key} = 2000\n");
+            let text = format!("{key} = 60000\n");
             let read = file::parse::<file::File>("statehouse.toml".as_ref(), &text);
             assert!(read.is_ok(), "{key}: {read:?}");
         }

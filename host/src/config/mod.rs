@@ -36,7 +36,8 @@ pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind,
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
-    DialectSetting, DropAction, Durability, KeyBytes, LogFormat, Node, PacketBytes, Span, Threads,
+    DialectSetting, DropAction, Durability, Fuel, KeyBytes, LogFormat, Node, PacketBytes, Span,
+    Threads,
 };
 
 use file::File;

@@ -109,6 +109,25 @@ impl FromStr for KeyBytes {
     }
 }
 
+/// The most fuel of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fuel(pub(super) u64);
+
+impl FromStr for Fuel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(fuel @ limits::FUEL_PER_CALL_MIN..=limits::FUEL_PER_CALL_MAX) => Ok(Self(fuel)),
+            _ => Err(format!(
+                "a request may burn {} to {} units of fuel",
+                limits::FUEL_PER_CALL_MIN,
+                limits::FUEL_PER_CALL_MAX
+            )),
+        }
+    }
+}
+
 /// Threads that serve clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads(pub(super) usize);
@@ -183,6 +202,7 @@ deserialize_by_parsing!(
     Node,
     PacketBytes,
     KeyBytes,
+    Fuel,
     Span,
     Threads,
     BrokerUrl,

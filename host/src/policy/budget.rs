@@ -9,9 +9,9 @@ use wasmtime::{ResourceLimiter, Trap};
 
 use crate::limits;
 
-/// The fuel of a call about `payload_bytes` bytes of input.
-pub(super) fn fuel(payload_bytes: usize) -> u64 {
-    limits::FUEL_PER_CALL + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
+/// The fuel of a call about `payload_bytes` bytes of input, where any call may burn `fuel_max`.
+pub(super) fn fuel(fuel_max: u64, payload_bytes: usize) -> u64 {
+    fuel_max + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
 }
 
 /// What the calls of several policies may cost for one request. Each call has a whole budget, so that one which fails is
@@ -22,10 +22,10 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// That of a request with so many bytes.
-    pub(crate) fn of(payload_bytes: usize) -> Self {
+    /// That of a request with so many bytes, where any call may burn `fuel_max`.
+    pub(crate) fn of(fuel_max: u64, payload_bytes: usize) -> Self {
         Self {
-            fuel: fuel(payload_bytes),
+            fuel: fuel(fuel_max, payload_bytes),
             began: Instant::now(),
         }
     }
@@ -116,8 +116,8 @@ impl ResourceLimiter for Bounds {
 /// Why a call has no outcome. Nothing it staged may be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Deterministic: a re-run ends the same way.
-    #[error("it used up its fuel")]
+    /// Deterministic: where it has no more of it, a re-run ends the same way.
+    #[error("it used up its fuel, which max_fuel bounds")]
     Fuel,
     /// The machine was slow or the host call was: a re-run may well succeed.
     #[error("the watchdog stopped it")]
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn a_share_is_over_when_its_fuel_or_its_time_is() {
-        let mut share = Share::of(1);
-        share.burn(limits::FUEL_PER_CALL);
+        let mut share = Share::of(1000, 1);
+        share.burn(1000);
         assert!(share.is_left(), "a byte is worth something too");
         share.burn(limits::FUEL_PER_PAYLOAD_BYTE);
         assert!(!share.is_left());
@@ -156,7 +156,7 @@ mod tests {
         let began = began.expect("the machine runs for longer than that");
         let late = Share {
             began,
-            ..Share::of(1)
+            ..Share::of(1000, 1)
         };
         assert!(!late.is_left());
     }

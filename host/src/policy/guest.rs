@@ -39,6 +39,8 @@ pub trait Host: Send + 'static {
     fn is_rerun(&self) -> bool;
     /// The store's time, for the log's rate limit only.
     fn now_ms(&self) -> u64;
+    /// What a call may burn, beside the part for each byte of its payload.
+    fn fuel_max(&self) -> u64;
 }
 
 /// A write as a policy asks for it.

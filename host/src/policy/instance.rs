@@ -59,9 +59,14 @@ impl<H: Host> Instance<H> {
         self.policy.digest.into()
     }
 
-    /// The key that a request is about, none where the policy finds none; and the fuel that this took. It may log and
-    /// nothing else.
-    pub fn route(&mut self, payload: &Bytes, now_ms: u64) -> (Result<Option<Bytes>, Failure>, u64) {
+    /// The key that a request is about, none where the policy finds none; and the fuel that this took, of `fuel_max` and the
+    /// part for its bytes. It may log and nothing else.
+    pub fn route(
+        &mut self,
+        payload: &Bytes,
+        now_ms: u64,
+        fuel_max: u64,
+    ) -> (Result<Option<Bytes>, Failure>, u64) {
         let live = match self.live.take() {
             Some(live) => Ok(live),
             None => Self::start(&self.policy, now_ms, false).map(|(live, _)| live),
@@ -72,7 +77,7 @@ impl<H: Host> Instance<H> {
         };
         let data = live.store.data_mut();
         (data.phase, data.now_ms) = (Phase::Setup, now_ms);
-        let fuel = budget::fuel(payload.len());
+        let fuel = budget::fuel(fuel_max, payload.len());
         let filled = live.store.set_fuel(fuel);
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
@@ -131,6 +136,7 @@ impl<H: Host> Instance<H> {
     /// Begins a call: hands over the host and fills the budget.
     pub fn begin(&mut self, host: H, bytes: Bytes) -> Call<'_, H> {
         let (now_ms, silent) = (host.now_ms(), host.is_rerun());
+        let fuel = budget::fuel(host.fuel_max(), bytes.len());
         let live = match self.live.take() {
             Some(live) => Ok(live),
             None => Self::start(&self.policy, now_ms, silent).map(|(live, _)| live),
@@ -139,7 +145,7 @@ impl<H: Host> Instance<H> {
             instance: self,
             host: None,
             failed: None,
-            fuel: budget::fuel(bytes.len()),
+            fuel,
             burnt: 0,
         };
         match live {

@@ -247,9 +247,10 @@ impl<H: Host> Registry<H> {
 
     /// The key that a request is about, as the built-in policy reads it. What that does not understand is put to the
     /// others: commands of their own are about keys too. A routed policy can only claim a key that is its own.
-    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64) -> Keyed {
+    /// Each call may burn `fuel_max`, beside the part for each byte.
+    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64, fuel_max: u64) -> Keyed {
         let mut keyed = Keyed::default();
-        let mut share = Share::of(payload.len());
+        let mut share = Share::of(fuel_max, payload.len());
         let others = (0..self.slots.len()).filter(|slot| *slot != self.built_in);
         for slot in std::iter::once(self.built_in).chain(others) {
             let Some(part) = self.part(slot) else {
@@ -258,7 +259,7 @@ impl<H: Host> Registry<H> {
             if !share.is_left() {
                 break;
             }
-            let (key, burnt) = self.slots[slot].route(payload, now_ms);
+            let (key, burnt) = self.slots[slot].route(payload, now_ms, fuel_max);
             share.burn(burnt);
             match key {
                 Ok(Some(key)) if part != Part::Routed || self.may_claim(slot, &key) => {

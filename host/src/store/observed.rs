@@ -10,11 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
+use super::Quota;
 use super::capture::{Beyond, Evidence, KeyRef, Read, Script};
 use super::effects::Answer;
 use super::entry::{Entry, Key};
 use super::remembered::Context;
-use super::replay::run;
+use super::replay::{NO_QUOTA, run};
 use super::transaction::{State, Transaction};
 use super::watch::Peer;
 use super::write::Write;
@@ -51,6 +52,8 @@ pub struct Observed {
     pub(super) grants: Option<Arc<Grants>>,
     /// What it saw; none where that was too much to keep.
     pub(super) evidence: Option<Evidence>,
+    /// What a call may burn that runs for the first time.
+    pub(super) fuel_max: u64,
     /// Keys that were removed before it.
     pub(super) removals: u64,
 }
@@ -85,17 +88,28 @@ impl Observed {
             + writes.sum::<u64>()
     }
 
-    /// Runs it by another policy. `told` are keys that it asked for before.
+    /// Runs it by another policy, which may burn what it could if it were the one that answers. `told` are keys that it asked
+    /// for before.
     pub fn by_candidate(&self, instance: &mut Instance<Transaction>, told: &[Read]) -> Again {
-        self.again(instance, told, Beyond::Parts)
+        let quota = Quota {
+            fuel_max: self.fuel_max,
+            ..NO_QUOTA
+        };
+        self.again(instance, told, Beyond::Parts, quota)
     }
 
     /// Runs it on another instance of the same policy, which may ask nothing new.
     pub fn by_itself(&self, instance: &mut Instance<Transaction>) -> Again {
-        self.again(instance, &[], Beyond::Nothing)
+        self.again(instance, &[], Beyond::Nothing, NO_QUOTA)
     }
 
-    fn again(&self, instance: &mut Instance<Transaction>, told: &[Read], beyond: Beyond) -> Again {
+    fn again(
+        &self,
+        instance: &mut Instance<Transaction>,
+        told: &[Read],
+        beyond: Beyond,
+        quota: Quota,
+    ) -> Again {
         let Some(evidence) = &self.evidence else {
             return Again::Unknown("what it saw was too much to keep");
         };
@@ -117,7 +131,14 @@ impl Observed {
             delivery: self.delivery,
             grants: self.grants.as_ref(),
         };
-        let (answer, transaction) = run(instance, state, self.context.now_ms, &request, script);
+        let (answer, transaction) = run(
+            instance,
+            state,
+            self.context.now_ms,
+            &request,
+            script,
+            quota,
+        );
         let (guessed, wanted) = (transaction.guessed(), transaction.wanted());
         match answer {
             _ if guessed => Again::Unknown("it asks what nobody kept of the request"),

@@ -1,4 +1,4 @@
-//! How much the table and its watches may hold.
+//! How much the table and its watches may hold, and what a request may burn.
 //!
 //! What enters: what is there and what a write would add. What leaves: yes, or which bound says no. Removing and
 //! shrinking are always allowed, so that a full store can be emptied.
@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::limits;
 
-/// Bounds of the table and its watches, from the configuration.
+/// Bounds of the table, its watches and each request, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Keys.
@@ -24,6 +24,8 @@ pub struct Quota {
     pub watches_per_connection_max: u64,
     /// Watches of all connections, in bytes.
     pub watch_bytes_max: u64,
+    /// Fuel of a call that runs for the first time, beside the part for each byte of its payload.
+    pub fuel_max: u64,
     /// The disk under the journal is full: nothing may be put, only removed.
     pub journal_full: bool,
 }
@@ -39,6 +41,7 @@ impl Default for Quota {
             watches_max: limits::WATCHES_MAX_DEFAULT,
             watches_per_connection_max: limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             watch_bytes_max: limits::WATCH_BYTES_MAX,
+            fuel_max: limits::FUEL_PER_CALL_DEFAULT,
             journal_full: false,
         }
     }

@@ -16,6 +16,7 @@ use super::transaction::{State, Transaction};
 use super::write::Write;
 use super::{Peer, Quota};
 use crate::clock::Hlc;
+use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
 
@@ -48,8 +49,8 @@ pub struct Recorded<'a> {
     pub evidence: Option<&'a Evidence>,
 }
 
-/// Bounds that refuse nothing: what was refused is recorded.
-const NO_QUOTA: Quota = Quota {
+/// Bounds that refuse nothing: what was refused is recorded. What succeeded may have burnt what any bound allows.
+pub(super) const NO_QUOTA: Quota = Quota {
     keys_max: u64::MAX,
     bytes_max: u64::MAX,
     key_bytes_max: u64::MAX,
@@ -57,6 +58,7 @@ const NO_QUOTA: Quota = Quota {
     watches_max: u64::MAX,
     watches_per_connection_max: u64::MAX,
     watch_bytes_max: u64::MAX,
+    fuel_max: limits::FUEL_PER_CALL_MAX,
     journal_full: false,
 };
 
@@ -95,6 +97,7 @@ pub fn replay(
         recorded.context.now_ms,
         &request,
         script,
+        NO_QUOTA,
     );
     let writes = match &answer {
         Ok(_) => transaction.staged().to_vec(),
@@ -140,6 +143,7 @@ pub(super) fn again(
         original.context.now_ms,
         &request,
         script,
+        NO_QUOTA,
     )
 }
 
@@ -150,8 +154,9 @@ pub(super) fn run(
     now_ms: u64,
     request: &Request<'_>,
     script: Script,
+    quota: Quota,
 ) -> (Result<Answer, Failure>, Transaction) {
-    let transaction = Transaction::again(state, NO_QUOTA, now_ms, request, script);
+    let transaction = Transaction::again(state, quota, now_ms, request, script);
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms);
     if let Err(failure) = &answer {

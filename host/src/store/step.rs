@@ -290,7 +290,7 @@ impl Store {
         let mut blameless = false;
         let decided = match decided {
             Ok((answer, evidence, _)) if foreign => {
-                let share = Share::of(request.payload.len());
+                let share = Share::of(self.quota.fuel_max, request.payload.len());
                 let told;
                 (transaction, told) =
                     self.tell_by_owners(choice.slot, transaction, now_ms, share, effects);
@@ -505,6 +505,7 @@ impl Store {
             delivery: request.delivery,
             grants: request.grants.cloned(),
             evidence: evidence.clone(),
+            fuel_max: self.quota.fuel_max,
             removals: self.removals.count(),
         }))
     }
@@ -513,7 +514,8 @@ impl Store {
     fn choose(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) -> Choice {
         let mut key = None;
         if self.registry.wants_key() {
-            let keyed = self.registry.key_of(request.payload, now_ms);
+            let fuel_max = self.quota.fuel_max;
+            let keyed = (self.registry).key_of(request.payload, now_ms, fuel_max);
             for (who, fuel, failure) in keyed.failures {
                 let what = "a policy failed to tell the key of a request";
                 self.blame(who, request, now_ms, (fuel, &failure, what), effects);

@@ -10,6 +10,7 @@ use statehouse::policy::{Failure, Role, Selector, Shadow};
 use statehouse::request::{Incoming, REQUEST_TOPIC};
 use statehouse::server::{Server, Settings};
 use statehouse::shadow::ShadowReport;
+use statehouse::store::Again;
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 
@@ -378,6 +379,23 @@ fn a_comparison_is_not_ended_by_what_waits_for_the_one_before() {
         rig.ask(&["GET", "k"]);
     }
     assert!(skipped() >= before);
+}
+
+#[test]
+fn a_candidate_may_burn_what_it_could_if_it_answered() {
+    let all = policies();
+    let mut store = store(shadowed(&all.faulty));
+    let mut tried = |fuel_max| {
+        store.quota().fuel_max = fuel_max;
+        let (effects, answer) = ask(&mut store, "client", &["SET", "k", "burn"]);
+        assert_eq!(answer, "+OK\r\n");
+        let observed = effects.observed.expect("every request is compared");
+        observed.by_candidate(&mut Instance::new(all.faulty.clone()), &[])
+    };
+    let most = tried(limits::FUEL_PER_CALL_DEFAULT);
+    assert!(matches!(most, Again::Ran(..)));
+    let least = tried(limits::FUEL_PER_CALL_MIN);
+    assert!(matches!(least, Again::Failed(Failure::Fuel)));
 }
 
 #[test]

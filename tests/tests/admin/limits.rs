@@ -3,7 +3,9 @@
 
 use std::{fs, time::Duration};
 
-use statehouse_tests::{Admin, Client, Connect, Property, Publish, Server, Store, packet::kind};
+use statehouse_tests::{
+    Admin, Client, Connect, Property, Publish, Request, Server, Store, packet::kind, policies,
+};
 
 use crate::eventually;
 
@@ -351,6 +353,63 @@ fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
         let repeated = sample(&server, "statehouse_duplicates_total");
         assert_eq!(repeated, Some(RAISED.into()), "dup: {dup}");
     }
+}
+
+/// Nobody would know any more what was answered, if a request that comes again had only the fuel that there is by then.
+#[test]
+fn what_one_request_burns_and_what_ran_before_is_answered_as_before() {
+    let settings = |fuel: u32| {
+        let policy = policies::faulty();
+        format!("policy = {policy:?}\npurity_sample = 1\nmax_fuel = {fuel}\n")
+    };
+    const FAILED: &[u8] = b"-ERR internal error\r\n";
+    let mut server = Server::with_config(&settings(4_000_000));
+    let connect = |server: &Server| {
+        let client = Client::connect(server.address(), &Connect::resume("client", 3600));
+        Store::new(client, "client")
+    };
+    let burn = |store: &mut Store, key: &str| {
+        let request = store.command(&["SET", key, "burn"]);
+        let id = store.client.start(request.publish());
+        let answer = store.finish(&request, id).payload().to_vec();
+        (request, id, answer)
+    };
+    let again = |store: &mut Store, (request, packet_id): (&Request, u16)| {
+        let again = Publish {
+            packet_id,
+            dup: true,
+            ..request.publish()
+        };
+        store.client.start(again);
+        store.finish(request, packet_id).payload().to_vec()
+    };
+    let mut store = connect(&server);
+    let (request, id, answer) = burn(&mut store, "1");
+    // So much that no answer is kept, only what proves it.
+    assert_eq!(answer, [b'+'; 300]);
+
+    change(&server, &settings(200_000));
+    assert_eq!(limit(&server, "max_fuel"), Some(200_000));
+    let (refused, refused_id, error) = burn(&mut store, "2");
+    assert_eq!(error, FAILED);
+    server.wait_for_log("it used up its fuel, which max_fuel bounds");
+    assert_eq!(again(&mut store, (&request, id)), answer);
+    assert_eq!(set(&mut store, "3", "fine"), b"+OK\r\n");
+
+    server.kill();
+    server.restart();
+    let mut store = connect(&server);
+    assert!(store.client.session_present());
+    assert_eq!(again(&mut store, (&request, id)), answer);
+    assert_eq!(again(&mut store, (&refused, refused_id)), FAILED);
+
+    change(&server, &settings(4_000_000));
+    assert_eq!(again(&mut store, (&refused, refused_id)), answer);
+    assert_eq!(again(&mut store, (&request, id)), answer);
+    let log = server.stderr();
+    let differs =
+        |line: &&String| line.contains("answered otherwise") || line.contains("a policy is impure");
+    assert_eq!(log.iter().find(differs), None);
 }
 
 #[test]

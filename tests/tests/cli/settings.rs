@@ -71,6 +71,7 @@ max_key_bytes = 1000
 max_value_bytes = 10000
 max_watches = 1000
 max_client_watches = 100
+max_fuel = 1000000
 max_packet_bytes = 65536
 max_queue_bytes = 1000000
 max_total_queue_bytes = 10000000
@@ -104,6 +105,8 @@ fn settings_that_are_none_name_their_line() {
         ("node = \"a:b\"", "node"),
         ("insecure = 1", "insecure"),
         ("max_packet_bytes = 1", "max_packet_bytes"),
+        ("max_fuel = 1", "max_fuel"),
+        ("max_fuel = 40000001", "50000 to 40000000"),
         ("threads = 0", "threads"),
         ("threads = 65", "64 threads"),
         ("[table]\nmax_keys = 5", "table"),

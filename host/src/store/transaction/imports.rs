@@ -201,6 +201,10 @@ impl Host for Transaction {
     fn now_ms(&self) -> u64 {
         self.now_ms
     }
+
+    fn fuel_max(&self) -> u64 {
+        self.quota.fuel_max
+    }
 }
 
 impl Transaction {

@@ -1,7 +1,7 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
 //! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
 //! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well, or another one that is named behind it. `GET key` works.
-//! `SET key long` answers some hundred bytes.
+//! `SET key long` answers some hundred bytes, and so does `SET key burn` after some hundred thousand units of fuel.
 //! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
@@ -137,6 +137,12 @@ fn go_wrong(
     match mode {
         b"fine" => {}
         b"long" => return answer(&vec![b'+'; 300], Body::None),
+        b"burn" => {
+            for round in 0..100_000_u32 {
+                std::hint::black_box(round);
+            }
+            return answer(&vec![b'+'; 300], Body::None);
+        }
         b"stray" => {
             let elsewhere = arguments.bytes(3);
             let elsewhere = elsewhere.unwrap_or(Bytes::Owned(b"stray".to_vec()));
