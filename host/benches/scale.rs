@@ -48,6 +48,8 @@ impl Bench {
         let quota = Quota {
             keys_max: u64::MAX,
             bytes_max: u64::MAX,
+            client_keys_max: u64::MAX,
+            client_bytes_max: u64::MAX,
             ..Quota::default()
         };
         let mut store = Store::new(Registry::new(policy.clone(), None), quota);

@@ -579,6 +579,18 @@ pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 /// and CONNECTs, and what each connection may have in any case, come on top.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
+/// The keys of one client may by default be all but one of so many parts of a store (`max_client_keys`, `max_client_bytes`): a
+/// store with one writer is hardly bound by that, and whoever fills his part leaves a quarter to all others.
+pub const PARTS_WITH_ONE_FOR_OTHERS: u64 = 4;
+
+/// What a client that owns keys counts against `max_bytes` besides its id: its sums, the room that their table keeps to grow, a
+/// place in the index, and what the allocator takes for the id.
+pub const OWNER_OVERHEAD_BYTES: u64 = 96;
+
+/// Tables that the index of owners is divided into, for the reason that [`INDEX_PARTS`] has. There are far fewer owners than keys,
+/// but for somebody who writes each key by another client id.
+pub const OWNER_INDEX_PARTS: usize = 64;
+
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half
 /// of MQTT's 65 535 bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;

@@ -151,14 +151,14 @@ impl Server {
         *self.lock().store.quota()
     }
 
-    /// Whether a SET of this key would be within the bounds at present, with a value that is not too long.
+    /// Whether this client's SET of this key would be within the bounds at present, with a value that is not too long.
     ///
     /// # Errors
     /// The bound that says no.
-    pub fn check_write(&self, key: &[u8]) -> Result<(), Exceeded> {
+    pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
         let mut core = self.lock();
         let quota = *core.store.quota();
-        core.store.state().check_write(key, &quota)
+        core.store.state().check_write(client, key, &quota)
     }
 
     /// Whether this connection could watch this key too at present.

@@ -89,7 +89,7 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Told {
         session: origin.map_or(0, |it| it.session),
     };
     let bound = match ask.command {
-        Wanted::Set => sources.server.check_write(on),
+        Wanted::Set => sources.server.check_write(&ask.client, on),
         Wanted::Keynotify => sources.server.check_watch(&peer, on),
         _ => Ok(()),
     };

@@ -22,6 +22,15 @@ pub struct LimitFlags {
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
     pub max_bytes: Option<NonZeroU64>,
 
+    /// Most keys of one client: a key belongs to who wrote it last [default: three quarters of those of the store]
+    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_KEYS")]
+    pub max_client_keys: Option<NonZeroU64>,
+
+    /// Most bytes of the keys of one client and their values, counted as those of the store [default: three quarters of these, and
+    /// no less than the longest key and value]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_CLIENT_BYTES")]
+    pub max_client_bytes: Option<NonZeroU64>,
+
     /// Longest key
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
     pub max_key_bytes: Option<KeyBytes>,
@@ -100,6 +109,8 @@ impl LimitFlags {
         Self {
             max_keys: self.max_keys.or(file.max_keys),
             max_bytes: self.max_bytes.or(file.max_bytes),
+            max_client_keys: self.max_client_keys.or(file.max_client_keys),
+            max_client_bytes: self.max_client_bytes.or(file.max_client_bytes),
             max_key_bytes: self.max_key_bytes.or(file.max_key_bytes),
             max_value_bytes: self.max_value_bytes.or(file.max_value_bytes),
             max_watches: self.max_watches.or(file.max_watches),
@@ -218,8 +229,12 @@ impl LimitFlags {
             ),
             watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
             fuel_max: (self.max_fuel).map_or(limits::FUEL_PER_CALL_DEFAULT, |Fuel(fuel)| fuel),
-            journal_full: false,
+            ..Quota::default()
         };
+        let quota = quota.with_client(
+            self.max_client_keys.map(NonZeroU64::get),
+            self.max_client_bytes.map(NonZeroU64::get),
+        );
         let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
         if value.saturating_add(key) > packet {
             return Err(ConfigError::Packet { value, key, packet });
@@ -239,6 +254,8 @@ pub(crate) fn named(
     let mut all = vec![
         ("max_keys", quota.keys_max),
         ("max_bytes", quota.bytes_max),
+        ("max_client_keys", quota.client_keys_max),
+        ("max_client_bytes", quota.client_bytes_max),
         ("max_key_bytes", quota.key_bytes_max),
         ("max_value_bytes", quota.value_bytes_max),
         ("max_watches", quota.watches_max),

@@ -58,6 +58,8 @@ pub(super) struct File {
     pub(super) node: Option<Node>,
     max_keys: Option<NonZeroU64>,
     max_bytes: Option<NonZeroU64>,
+    max_client_keys: Option<NonZeroU64>,
+    max_client_bytes: Option<NonZeroU64>,
     max_key_bytes: Option<KeyBytes>,
     max_value_bytes: Option<NonZeroU64>,
     max_watches: Option<NonZeroU64>,
@@ -115,6 +117,8 @@ impl File {
         LimitFlags {
             max_keys: self.max_keys,
             max_bytes: self.max_bytes,
+            max_client_keys: self.max_client_keys,
+            max_client_bytes: self.max_client_bytes,
             max_key_bytes: self.max_key_bytes,
             max_value_bytes: self.max_value_bytes,
             max_watches: self.max_watches,

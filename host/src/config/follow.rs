@@ -14,9 +14,11 @@ use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
 use crate::reload::{Files, Watched};
 
 /// Keys of the file that count as soon as they change.
-const LIVE: [&str; 19] = [
+const LIVE: [&str; 21] = [
     "max_keys",
     "max_bytes",
+    "max_client_keys",
+    "max_client_bytes",
     "max_key_bytes",
     "max_value_bytes",
     "max_watches",

@@ -48,6 +48,8 @@ impl Journal for Records {
 const QUOTA: Quota = Quota {
     keys_max: 100,
     bytes_max: 100_000,
+    client_keys_max: 100,
+    client_bytes_max: 100_000,
     key_bytes_max: 100,
     value_bytes_max: 1000,
     watches_max: 100,

@@ -13,13 +13,16 @@ use std::collections::VecDeque;
 use statehouse_journal::{Position, Sink};
 
 use super::codec::{Malformed, Reader};
+use super::entries::Entries;
 use super::record::{self, Handled, PolicyRecord, Record};
-use super::snapshot::{self, ENTRIES, META, MODULE, REMEMBERED, SESSIONS, UNKNOWN, WATCHES};
+use super::snapshot::{
+    self, ENTRIES, META, MODULE, OWNED_ENTRIES, REMEMBERED, SESSIONS, UNKNOWN, WATCHES,
+};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{
-    Change, Duplicates, Entry, Key, Mode, Remembered, Retention, State, Table, Write,
+    Change, Duplicates, Entry, Key, Mode, NOBODY, Owner, Remembered, Retention, State, Table, Write,
 };
 
 /// A store as it was.
@@ -46,8 +49,8 @@ pub struct Image {
     remembered_below: u64,
     /// Whether anything was handled behind the snapshot.
     goes_on: bool,
-    /// Entries of a snapshot that is being read, visible and hidden.
-    loading: [Vec<Entry>; 2],
+    /// Entries of a snapshot that is being read with their owners, visible and hidden.
+    loading: [Vec<(Entry, Owner)>; 2],
     /// Whether sessions and requests are wanted: offline commands look at keys only.
     whole: bool,
 }
@@ -97,15 +100,7 @@ impl Image {
     pub fn block(&mut self, block: &[u8]) -> Result<(), Malformed> {
         let mut reader = Reader(block);
         match reader.u8()? {
-            ENTRIES => {
-                while !reader.is_empty() {
-                    let write = record::read_write(&mut reader, b"")?;
-                    let Change::Set(entry) = write.change else {
-                        return Err(Malformed("an entry that is none"));
-                    };
-                    self.loading[usize::from(write.hidden)].push(entry);
-                }
-            }
+            ENTRIES | OWNED_ENTRIES => self.entries(Entries::new(reader))?,
             REMEMBERED if !self.whole => {}
             REMEMBERED => {
                 let mut policies = Vec::new();
@@ -145,6 +140,23 @@ impl Image {
         Ok(())
     }
 
+    fn entries(&mut self, mut entries: Entries<'_>) -> Result<(), Malformed> {
+        let (mut last, mut owner) = (None, NOBODY);
+        while let Some(entry) = entries.next_owned() {
+            let (write, client) = entry?;
+            let Change::Set(entry) = write.change else {
+                return Err(Malformed("an entry that is none"));
+            };
+            if client != last {
+                let owners = &mut self.state.owners;
+                owner = client.map_or(NOBODY, |client| owners.enter(client));
+                last = client;
+            }
+            self.loading[usize::from(write.hidden)].push((entry, owner));
+        }
+        Ok(())
+    }
+
     /// Takes in a record.
     pub fn record(&mut self, record: &[u8]) -> Result<(), Malformed> {
         self.apply(record::read(record)?)
@@ -161,7 +173,7 @@ impl Image {
                 writes,
             } => {
                 self.note_ends(&writes);
-                self.write(&writes);
+                self.state.write_by(&writes, None);
                 self.tick(clock, now_ms);
             }
             Record::Policy(policy) => {
@@ -216,6 +228,7 @@ impl Image {
 
     fn handled(&mut self, handled: Handled<'_>) -> Result<(), Malformed> {
         let Handled {
+            client,
             payload,
             policy,
             owed,
@@ -240,7 +253,7 @@ impl Image {
             }
             self.remember(remembered);
         }
-        self.write(&writes);
+        self.state.write_by(&writes, Some(client));
         self.tick(clock, now_ms);
         Ok(())
     }
@@ -302,6 +315,9 @@ impl Image {
 
     /// Makes tables of the entries of a snapshot: sorted as they are, that is much quicker than one by one.
     fn settle(&mut self) {
+        if self.loading.iter().all(Vec::is_empty) {
+            return;
+        }
         let [visible, hidden] = &mut self.loading;
         if !visible.is_empty() {
             self.state.table = Table::of(std::mem::take(visible));
@@ -309,12 +325,7 @@ impl Image {
         if !hidden.is_empty() {
             self.state.hidden = Table::of(std::mem::take(hidden));
         }
-    }
-
-    fn write(&mut self, writes: &[Write]) {
-        for write in writes {
-            self.state.write(write);
-        }
+        self.state.count_owners();
     }
 
     fn sessions(&mut self, changes: &[u8]) -> Result<(), Malformed> {

@@ -6,6 +6,7 @@
 
 mod codec;
 mod disk;
+mod entries;
 mod image;
 pub mod record;
 mod recorder;
@@ -14,11 +15,10 @@ mod unreleased;
 
 pub use codec::Malformed;
 pub use disk::Disk;
+pub use entries::Entries;
 pub use image::{Forgotten, Image};
 pub use recorder::Recorder;
-pub use snapshot::{
-    Block, Entries, Meta, Progress, module_block, read_block, sessions as sessions_block,
-};
+pub use snapshot::{Block, Meta, Progress, module_block, read_block, sessions as sessions_block};
 pub use statehouse_journal::Position;
 
 /// Where records are kept.

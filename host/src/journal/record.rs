@@ -17,7 +17,7 @@ mod written;
 use remembered::{dialect, read_dialect};
 pub(super) use remembered::{read_remembered, remembered};
 use written::read_writes;
-pub(super) use written::{read_write, write};
+pub(super) use written::{OTHER_OWNER, read_write, write};
 
 const HANDLED: u8 = 1;
 const SWEPT: u8 = 2;

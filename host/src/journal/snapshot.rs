@@ -4,14 +4,14 @@
 //! have, and why, is said in `image.rs`.
 
 use super::codec::{Malformed, Reader, number};
+use super::entries::{self, Entries};
 use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
-use crate::store::{
-    Change, Duplicates, Key, Peer, State, Table, WatchChange, WatchChanges, Watches, Write,
-};
+use crate::store::{Duplicates, Key, Peer, State, WatchChange, WatchChanges, Watches};
 
+/// Of entries that nobody owns.
 pub(super) const ENTRIES: u8 = 1;
 pub(super) const REMEMBERED: u8 = 2;
 pub(super) const SESSIONS: u8 = 3;
@@ -20,6 +20,8 @@ pub(super) const META: u8 = 4;
 pub(super) const MODULE: u8 = 5;
 /// Only of a store that keeps watches.
 pub(super) const WATCHES: u8 = 6;
+/// Entries with their owners. Versions that do not know of those do not read it.
+pub(super) const OWNED_ENTRIES: u8 = 7;
 
 /// The end of a snapshot: what is captured together with its last requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,8 +73,7 @@ impl Progress {
         loop {
             match std::mem::replace(&mut self.0, Next::Done) {
                 Next::Entries { hidden, after } => {
-                    let table = if hidden { &state.hidden } else { &state.table };
-                    let (block, last) = entries(table, hidden, after.as_deref());
+                    let (block, last) = entries::block(state, hidden, after.as_deref());
                     self.0 = match (last, hidden) {
                         (Some(last), hidden) => Next::Entries {
                             hidden,
@@ -156,30 +157,11 @@ pub enum Block<'a> {
     },
 }
 
-/// Entries of one block, in order.
-pub struct Entries<'a>(Reader<'a>);
-
-impl Iterator for Entries<'_> {
-    type Item = Result<Write, Malformed>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let write = record::read_write(&mut self.0, b"");
-        if write.is_err() {
-            // Where it ends nobody can say.
-            self.0 = Reader(b"");
-        }
-        Some(write)
-    }
-}
-
 /// Says what a block holds.
 pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
     let mut reader = Reader(block);
     Ok(match reader.u8()? {
-        ENTRIES => Block::Entries(Entries(reader)),
+        ENTRIES | OWNED_ENTRIES => Block::Entries(Entries::new(reader)),
         REMEMBERED => Block::Remembered,
         SESSIONS => Block::Sessions,
         WATCHES => Block::Watches,
@@ -196,23 +178,6 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
 pub(super) const UNKNOWN: Malformed = Malformed(
     "a block that this version does not know: use the version that wrote it, or a newer one",
 );
-
-/// Entries behind a key, and the last of them where there may be more.
-fn entries(table: &Table, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Option<Key>) {
-    let mut out = vec![ENTRIES];
-    for (count, entry) in table.range(b"", after).enumerate() {
-        let write = Write {
-            hidden,
-            ..Write::of(Change::Set(entry.clone()))
-        };
-        record::write(&mut out, &write);
-        if out.len() >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES
-        {
-            return (out, Some(Key::copy_from_slice(entry.key())));
-        }
-    }
-    (out, None)
-}
 
 /// Watches behind a place, and the last of them where there may be more.
 fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(Peer, Key)>) {

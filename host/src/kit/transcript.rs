@@ -110,6 +110,7 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
         .parse()
         .map_err(|error| format!("the lines with `config`: {error}"))?;
     let mut quota = harness.quota();
+    let (mut client_keys, mut client_bytes) = (None, None);
     for (name, value) in &table {
         let number = || {
             let number = value.as_integer().and_then(|it| u64::try_from(it).ok());
@@ -118,6 +119,8 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
         match name.as_str() {
             "max_keys" => quota.keys_max = number()?,
             "max_bytes" => quota.bytes_max = number()?,
+            "max_client_keys" => client_keys = Some(number()?),
+            "max_client_bytes" => client_bytes = Some(number()?),
             "max_key_bytes" => quota.key_bytes_max = number()?,
             "max_value_bytes" => quota.value_bytes_max = number()?,
             "node" => harness.set_node(value.as_str().ok_or("config node is a text")?),
@@ -129,12 +132,12 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
             }),
             _ => {
                 return Err(format!(
-                    "config {name} means nothing without a server: here are max_keys, max_bytes, max_key_bytes, max_value_bytes, dialect and node"
+                    "config {name} means nothing without a server: here are max_keys, max_bytes, max_client_keys, max_client_bytes, max_key_bytes, max_value_bytes, dialect and node"
                 ));
             }
         }
     }
-    harness.set_quota(quota);
+    harness.set_quota(quota.with_client(client_keys, client_bytes));
     Ok(())
 }
 

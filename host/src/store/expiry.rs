@@ -4,8 +4,10 @@
 //! key goes even where no policy can say so.
 
 use super::effects::{Effects, Swept};
+use super::owners::NOBODY;
+use super::state::State;
 use super::telling::Telling;
-use super::transaction::{State, Transaction};
+use super::transaction::Transaction;
 use super::write::{Change, Write};
 use super::{Entry, Key, Quota, Table};
 use crate::clock::Stamp;
@@ -47,9 +49,6 @@ pub(super) fn sweep(
     let expired = due(&state.table);
     // Nobody watches a policy's own bookkeeping, so there is nobody to tell.
     let forgotten = due(&state.hidden);
-    for entry in &forgotten {
-        state.hidden.remove(entry.key());
-    }
     let forgotten = forgotten.into_iter().map(|entry| {
         let key = Key::copy_from_slice(entry.key());
         Write {
@@ -57,6 +56,8 @@ pub(super) fn sweep(
             ..Write::of(Change::Expired(key, Stamp::default()))
         }
     });
+    let forgotten: Vec<Write> = forgotten.collect();
+    state.write_all(&forgotten, NOBODY);
     let mut transaction = Transaction::sweep(state, quota, now_ms);
     for entry in &expired {
         transaction.expire(entry.key());

@@ -9,11 +9,16 @@ use hashbrown::HashTable;
 use rayon::prelude::*;
 
 use super::slots::{Slot, Slots};
-use crate::limits::INDEX_PARTS;
+
+/// What an index finds: keys by their slots.
+pub(super) trait Keyed {
+    /// The key in a slot that is taken.
+    fn key(&self, slot: Slot) -> &[u8];
+}
 
 /// Slots by the hash of their key, which is seeded anew in each process: clients choose the keys.
 #[derive(Clone)]
-pub(super) struct Index {
+pub(super) struct Index<const PARTS: usize> {
     hasher: RandomState,
     /// Many small tables: one that grows moves all of its places at once, while every request waits.
     parts: Vec<HashTable<Place>>,
@@ -26,23 +31,23 @@ struct Place {
     slot: Slot,
 }
 
-impl Default for Index {
+impl<const PARTS: usize> Default for Index<PARTS> {
     fn default() -> Self {
         Self {
             hasher: RandomState::new(),
-            parts: vec![HashTable::new(); INDEX_PARTS],
+            parts: vec![HashTable::new(); PARTS],
         }
     }
 }
 
-impl Index {
+impl<const PARTS: usize> Index<PARTS> {
     /// An index of entries in slots from 0 on, made by all cores: a start waits for it.
     pub(super) fn of(slots: &Slots) -> Self {
         let mut index = Self::default();
         let all = 0..slots.len() as Slot;
         let hash = |slot| index.hash(slots.key(slot));
         let hashes: Vec<(usize, u32)> = all.clone().into_par_iter().map(hash).collect();
-        let mut grouped = vec![Vec::new(); INDEX_PARTS];
+        let mut grouped = vec![Vec::new(); PARTS];
         for (slot, (part, short)) in all.zip(hashes) {
             grouped[part].push(Place { short, slot });
         }
@@ -56,21 +61,21 @@ impl Index {
         index
     }
 
-    pub(super) fn get(&self, key: &[u8], slots: &Slots) -> Option<Slot> {
+    pub(super) fn get(&self, key: &[u8], slots: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
         let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
         self.parts[part].find(long(short), is_it).map(|it| it.slot)
     }
 
     /// Takes in a slot whose key is not there yet.
-    pub(super) fn insert(&mut self, slot: Slot, slots: &Slots) {
+    pub(super) fn insert(&mut self, slot: Slot, slots: &impl Keyed) {
         let (part, short) = self.hash(slots.key(slot));
         let place = Place { short, slot };
         self.parts[part].insert_unique(place.hash(), place, Place::hash);
     }
 
     /// Forgets the slot of `key` and returns it, while the entry is still in it.
-    pub(super) fn remove(&mut self, key: &[u8], slots: &Slots) -> Option<Slot> {
+    pub(super) fn remove(&mut self, key: &[u8], slots: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
         let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
         let found = self.parts[part].find_entry(long(short), is_it);
@@ -80,7 +85,7 @@ impl Index {
     /// Which table, and the hash there.
     fn hash(&self, key: &[u8]) -> (usize, u32) {
         let hash = self.hasher.hash_one(key);
-        ((hash >> u32::BITS) as usize % INDEX_PARTS, hash as u32)
+        ((hash >> u32::BITS) as usize % PARTS, hash as u32)
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::ops::Bound;
 
+use super::index::Keyed;
 use super::slots::{Slot, Slots};
 use crate::limits::RUN_SLOTS_MAX;
 
@@ -110,6 +111,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::store::entry::Entry;
+    use crate::store::owners::NOBODY;
 
     fn entry(key: &[u8]) -> Entry {
         Entry::new(key, b"", Stamp::default(), None, None)
@@ -133,7 +135,7 @@ mod tests {
             if self.map.contains_key(&key) {
                 return;
             }
-            let slot = self.slots.add(entry(&key));
+            let slot = self.slots.add(entry(&key), NOBODY);
             self.order.insert(slot, &self.slots);
             self.map.insert(key, slot);
         }
@@ -224,7 +226,7 @@ mod tests {
     #[test]
     fn sorted_entries_have_their_order_at_once() {
         let keys = 3 * RUN_SLOTS_MAX as u16 / 2;
-        let slots = Slots::of((0..keys).map(|it| entry(&key(it))).collect());
+        let slots = Slots::of((0..keys).map(|it| (entry(&key(it)), NOBODY)).collect());
         let order = Order::of_sorted(&slots);
         let all: Vec<Slot> = order.from(Bound::Unbounded, &slots).collect();
         assert_eq!(all, (0..u32::from(keys)).collect::<Vec<_>>());

@@ -14,6 +14,10 @@ pub struct Quota {
     pub keys_max: u64,
     /// Keys, values and what an entry costs besides, in bytes.
     pub bytes_max: u64,
+    /// Keys that one client wrote last.
+    pub client_keys_max: u64,
+    /// These in bytes, counted in the same way.
+    pub client_bytes_max: u64,
     /// One key, in bytes.
     pub key_bytes_max: u64,
     /// One value, in bytes.
@@ -33,9 +37,11 @@ pub struct Quota {
 impl Default for Quota {
     /// The bounds of `serve` where nobody sets others.
     fn default() -> Self {
-        Self {
+        let all = Self {
             keys_max: limits::KEYS_MAX_DEFAULT,
             bytes_max: limits::BYTES_MAX_DEFAULT,
+            client_keys_max: 0,
+            client_bytes_max: 0,
             key_bytes_max: limits::KEY_BYTES_MAX_DEFAULT,
             value_bytes_max: limits::VALUE_BYTES_MAX_DEFAULT,
             watches_max: limits::WATCHES_MAX_DEFAULT,
@@ -43,11 +49,26 @@ impl Default for Quota {
             watch_bytes_max: limits::WATCH_BYTES_MAX,
             fuel_max: limits::FUEL_PER_CALL_DEFAULT,
             journal_full: false,
-        }
+        };
+        all.with_client(None, None)
     }
 }
 
 impl Quota {
+    /// The same with bounds of one client: where nobody says which, those that leave a part of the store to others.
+    #[must_use]
+    pub fn with_client(self, keys_max: Option<u64>, bytes_max: Option<u64>) -> Self {
+        // The longest value is anybody's to write.
+        let longest = (self.key_bytes_max.saturating_add(self.value_bytes_max))
+            .saturating_add(limits::ENTRY_OVERHEAD_BYTES);
+        let bytes_part = all_but_one_part(self.bytes_max).max(longest);
+        Self {
+            client_keys_max: keys_max.unwrap_or(all_but_one_part(self.keys_max)),
+            client_bytes_max: bytes_max.unwrap_or(bytes_part.min(self.bytes_max)),
+            ..self
+        }
+    }
+
     /// Watches of one connection in bytes: a part of those of all, but room for the longest key.
     pub fn watch_bytes_per_connection_max(&self) -> u64 {
         let part = self.watch_bytes_max / limits::CLIENT_PARTS_OF_TOTAL as u64;
@@ -75,6 +96,21 @@ impl Quota {
             Ok(())
         }
     }
+
+    /// Whether what one client owns may grow from `before` to `after`, each given as keys and bytes.
+    pub fn check_client(&self, before: (u64, u64), after: (u64, u64)) -> Result<(), Exceeded> {
+        if after.0 > self.client_keys_max && after.0 > before.0 {
+            Err(Exceeded::ClientKeys(self.client_keys_max))
+        } else if after.1 > self.client_bytes_max && after.1 > before.1 {
+            Err(Exceeded::ClientBytes(self.client_bytes_max))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn all_but_one_part(of_store: u64) -> u64 {
+    of_store - of_store / limits::PARTS_WITH_ONE_FOR_OTHERS
 }
 
 /// Which bound said no, and where it is.
@@ -84,6 +120,10 @@ pub enum Exceeded {
     Keys(u64),
     /// Bytes of the table.
     Bytes(u64),
+    /// Keys of one client.
+    ClientKeys(u64),
+    /// Bytes of one client's keys.
+    ClientBytes(u64),
     /// Bytes of one key.
     KeyBytes(u64),
     /// Bytes of one value.
@@ -104,6 +144,8 @@ impl Exceeded {
         match self {
             Self::Keys(_) => "max_keys",
             Self::Bytes(_) => "max_bytes",
+            Self::ClientKeys(_) => "max_client_keys",
+            Self::ClientBytes(_) => "max_client_bytes",
             Self::KeyBytes(_) => "max_key_bytes",
             Self::ValueBytes(_) => "max_value_bytes",
             Self::Watches(_) => "max_watches",
@@ -122,6 +164,10 @@ impl fmt::Display for Exceeded {
                 f,
                 "the store would hold more than max_bytes, which is {max}"
             ),
+            Self::ClientKeys(max) => write!(f, "it owns max_client_keys, which is {max}"),
+            Self::ClientBytes(max) => {
+                write!(f, "it would own more than max_client_bytes, which is {max}")
+            }
             Self::KeyBytes(max) => {
                 write!(f, "the key is longer than max_key_bytes, which is {max}")
             }
@@ -147,6 +193,7 @@ impl fmt::Display for Exceeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::ENTRY_OVERHEAD_BYTES;
 
     #[test]
     fn growing_stops_at_the_bound_and_shrinking_never() {
@@ -162,5 +209,39 @@ mod tests {
         assert_eq!(quota.check((5, 300), (5, 300)), Ok(()));
         assert_eq!(quota.check((5, 300), (4, 200)), Ok(()));
         assert_eq!(quota.check((5, 300), (5, 301)), Err(Exceeded::Bytes(100)));
+    }
+
+    #[test]
+    fn a_client_may_have_its_part_and_grow_no_further() {
+        let quota = Quota {
+            keys_max: 4,
+            ..Quota::default()
+        };
+        let quota = quota.with_client(None, Some(100));
+        let check = |before, after| quota.check_client(before, after);
+        assert_eq!(check((2, 50), (3, 100)), Ok(()));
+        assert_eq!(check((3, 50), (4, 60)), Err(Exceeded::ClientKeys(3)));
+        assert_eq!(check((3, 50), (3, 101)), Err(Exceeded::ClientBytes(100)));
+        assert_eq!(check((9, 300), (9, 300)), Ok(()));
+        assert_eq!(check((9, 300), (8, 200)), Ok(()));
+    }
+
+    #[test]
+    fn without_a_word_a_client_leaves_a_quarter_to_others_and_may_write_the_longest_value() {
+        let of = |keys_max, bytes_max| {
+            let quota = Quota {
+                keys_max,
+                bytes_max,
+                key_bytes_max: 10,
+                value_bytes_max: 62,
+                ..Quota::default()
+            };
+            let quota = quota.with_client(None, None);
+            (quota.client_keys_max, quota.client_bytes_max)
+        };
+        assert_eq!(of(4_000, 400_000), (3_000, 300_000));
+        assert_eq!(of(2, 220), (2, 10 + 62 + ENTRY_OVERHEAD_BYTES));
+        assert_eq!(of(1, 100), (1, 100));
+        assert_eq!(of(u64::MAX, u64::MAX).0, u64::MAX - u64::MAX / 4);
     }
 }

@@ -6,9 +6,9 @@
 use super::effects::{Answer, Effects, RestsOn, internal_error};
 use super::remembered::{Kept, Outcome, Remembered};
 use super::replay;
+use super::state::State;
 use super::step::Store;
 use super::telling::Telling;
-use super::transaction::State;
 use crate::policy::{Failure, Repeat};
 use crate::request::Request;
 

@@ -11,8 +11,9 @@ use bytes::Bytes;
 use super::capture::{Beyond, Evidence, Script};
 use super::effects::Answer;
 use super::remembered::{Context, Remembered};
+use super::state::State;
 use super::step::decide;
-use super::transaction::{State, Transaction};
+use super::transaction::Transaction;
 use super::write::Write;
 use super::{Peer, Quota};
 use crate::clock::Hlc;
@@ -53,6 +54,8 @@ pub struct Recorded<'a> {
 pub(super) const NO_QUOTA: Quota = Quota {
     keys_max: u64::MAX,
     bytes_max: u64::MAX,
+    client_keys_max: u64::MAX,
+    client_bytes_max: u64::MAX,
     key_bytes_max: u64::MAX,
     value_bytes_max: u64::MAX,
     watches_max: u64::MAX,

@@ -11,14 +11,16 @@ use rayon::prelude::*;
 use super::entry::Entry;
 use super::index::Index;
 use super::order::Order;
+use super::owners::{NOBODY, Owner};
 use super::slots::{Slot, Slots};
+use crate::limits::INDEX_PARTS;
 
 /// All keys.
 #[derive(Clone, Default)]
 pub struct Table {
     // A snapshot or a duplicate's read-set shares entries instead of copying them.
     slots: Slots,
-    index: Index,
+    index: Index<INDEX_PARTS>,
     order: Order,
     /// Those that expire, in the order of that.
     expiries: BTreeSet<(u64, Slot)>,
@@ -26,21 +28,22 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table of these entries; of two with the same key the later counts. Quickest where they are sorted.
-    pub fn of(mut entries: Vec<Entry>) -> Self {
-        let rising = |pair: &[Entry]| pair[0].key() < pair[1].key();
+    /// A table of these entries, each with its owner; of two with the same key the later counts. Quickest where they are
+    /// sorted.
+    pub(crate) fn of(mut entries: Vec<(Entry, Owner)>) -> Self {
+        let rising = |pair: &[(Entry, Owner)]| pair[0].0.key() < pair[1].0.key();
         if !entries.par_windows(2).all(rising) {
-            entries.sort_by(|one, other| one.key().cmp(other.key()));
+            entries.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
             entries.dedup_by(|later, kept| {
-                let same = later.key() == kept.key();
+                let same = later.0.key() == kept.0.key();
                 if same {
                     std::mem::swap(later, kept);
                 }
                 same
             });
         }
-        let bytes = entries.par_iter().map(Entry::weight).sum();
-        let expires = |(slot, it): (Slot, &Entry)| Some((it.expires_ms()?, slot));
+        let bytes = entries.par_iter().map(|(entry, _)| entry.weight()).sum();
+        let expires = |(slot, (it, _)): (Slot, &(Entry, Owner))| Some((it.expires_ms()?, slot));
         let expiries = (0..).zip(&entries).filter_map(expires).collect();
         let slots = Slots::of(entries);
         Self {
@@ -57,20 +60,31 @@ impl Table {
         Some(self.slots.get(self.index.get(key, &self.slots)?))
     }
 
-    /// Puts an entry and returns the one it replaces.
+    /// The same, and its owner.
+    pub(super) fn owned(&self, key: &[u8]) -> Option<(&Entry, Owner)> {
+        let slot = self.index.get(key, &self.slots)?;
+        Some((self.slots.get(slot), self.slots.owner(slot)))
+    }
+
+    /// Puts an entry that nobody owns, where nobody counts owners, and returns the one it replaces.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
+        Some(self.put(entry, NOBODY)?.0)
+    }
+
+    /// Puts an entry of this owner and returns the one it replaces, with its own.
+    pub(super) fn put(&mut self, entry: Entry, owner: Owner) -> Option<(Entry, Owner)> {
         self.bytes += entry.weight();
         let expires_ms = entry.expires_ms();
         let (slot, old) = match self.index.get(entry.key(), &self.slots) {
-            Some(slot) => (slot, self.slots.replace(slot, entry)),
+            Some(slot) => (slot, self.slots.replace(slot, entry, owner)),
             None => {
-                let slot = self.slots.add(entry);
+                let slot = self.slots.add(entry, owner);
                 self.index.insert(slot, &self.slots);
                 self.order.insert(slot, &self.slots);
                 (slot, None)
             }
         };
-        if let Some(old) = &old {
+        if let Some((old, _)) = &old {
             self.forget(slot, old);
         }
         if let Some(expires_ms) = expires_ms {
@@ -79,13 +93,13 @@ impl Table {
         old
     }
 
-    /// Takes an entry out.
-    pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
+    /// Takes an entry out, and says whose it was.
+    pub(super) fn remove(&mut self, key: &[u8]) -> Option<(Entry, Owner)> {
         let slot = self.index.remove(key, &self.slots)?;
         self.order.remove(key, &self.slots);
-        let old = self.slots.take(slot)?;
+        let (old, owner) = self.slots.take(slot)?;
         self.forget(slot, &old);
-        Some(old)
+        Some((old, owner))
     }
 
     fn forget(&mut self, slot: Slot, old: &Entry) {
@@ -95,20 +109,34 @@ impl Table {
         }
     }
 
+    /// All entries with their owners, in no order.
+    pub(super) fn all_owned(&self) -> impl Iterator<Item = (&Entry, Owner)> {
+        self.slots.all()
+    }
+
     /// Entries in order of their keys that start with `prefix` and lie above `after`.
     pub fn range<'a>(
         &'a self,
         prefix: &'a [u8],
         after: Option<&'a [u8]>,
     ) -> impl Iterator<Item = &'a Entry> {
+        self.range_owned(prefix, after).map(|(entry, _)| entry)
+    }
+
+    /// The same, each with its owner.
+    pub(super) fn range_owned<'a>(
+        &'a self,
+        prefix: &'a [u8],
+        after: Option<&'a [u8]>,
+    ) -> impl Iterator<Item = (&'a Entry, Owner)> {
         let start = match after {
             Some(after) if after >= prefix => Bound::Excluded(after),
             _ => Bound::Included(prefix),
         };
         self.order
             .from(start, &self.slots)
-            .map(|slot| self.slots.get(slot))
-            .take_while(move |entry| entry.key().starts_with(prefix))
+            .map(|slot| (self.slots.get(slot), self.slots.owner(slot)))
+            .take_while(move |(entry, _)| entry.key().starts_with(prefix))
     }
 
     /// When the next key expires.
@@ -205,7 +233,7 @@ mod tests {
         for entry in all.clone() {
             one_by_one.insert(entry);
         }
-        let table = Table::of(all.to_vec());
+        let table = Table::of(all.map(|entry| (entry, NOBODY)).to_vec());
         let list = |table: &Table| -> Vec<Entry> { table.range(b"", None).cloned().collect() };
         let expiring = |table: &Table| -> Vec<Entry> { table.expired(u64::MAX).cloned().collect() };
         assert_eq!(list(&table), list(&one_by_one));

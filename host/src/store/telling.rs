@@ -6,7 +6,8 @@
 use super::Quota;
 use super::effects::Effects;
 use super::notice::{Notice, told_by};
-use super::transaction::{State, Transaction};
+use super::state::State;
+use super::transaction::Transaction;
 use super::write::Change;
 use crate::policy::{Failure, Registry, Share};
 

@@ -12,8 +12,9 @@ use super::capture::{Capture, Evidence, Script, within};
 use super::entry::{Entry, Key};
 use super::quota::{Exceeded, Quota};
 use super::rights::{Right, Rights};
+use super::state::State;
 use super::table::Table;
-use super::watch::{Peer, Watches};
+use super::watch::Peer;
 use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
@@ -21,58 +22,9 @@ use crate::policy::{self, Denial, Fault, Put, Routes};
 use crate::request::{self, Dialect, Request};
 
 mod imports;
+mod own;
 
-/// Everything a step may change.
-#[derive(Clone, Default)]
-pub struct State {
-    /// What clients see.
-    pub table: Table,
-    /// Policies' own bookkeeping: no client can name these keys.
-    pub hidden: Table,
-    /// Who watches what.
-    pub watches: Watches,
-    /// The store's clock.
-    pub hlc: Hlc,
-}
-
-impl State {
-    /// Whether a SET of this key would be within the bounds, with a value that is neither too long nor longer than the one that
-    /// is there.
-    pub fn check_write(&self, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
-        quota.check_key(key)?;
-        if quota.journal_full {
-            return Err(Exceeded::Disk);
-        }
-        let load = self.load();
-        let grown = match self.table.get(key) {
-            Some(_) => load,
-            None => (
-                load.0 + 1,
-                load.1 + key.len() as u64 + limits::ENTRY_OVERHEAD_BYTES,
-            ),
-        };
-        quota.check(load, grown)
-    }
-
-    /// Keys and bytes of both tables.
-    fn load(&self) -> (u64, u64) {
-        let Self { table, hidden, .. } = self;
-        (table.keys() + hidden.keys(), table.bytes() + hidden.bytes())
-    }
-
-    /// Makes one write real.
-    pub fn write(&mut self, write: &Write) {
-        let table = if write.hidden {
-            &mut self.hidden
-        } else {
-            &mut self.table
-        };
-        match write.entry() {
-            Some(entry) => drop(table.insert(entry.clone())),
-            None => drop(table.remove(write.key())),
-        }
-    }
-}
+use own::Own;
 
 /// One request's view of the state. It owns the state while the policy runs, so that no lock and no
 /// unsafe code is needed to lend it to the guest.
@@ -89,6 +41,8 @@ pub struct Transaction {
     staged_bytes: u64,
     /// Keys and bytes with everything staged, of both tables.
     load: (u64, u64),
+    /// What its client owns, from its first put on.
+    own: Option<Own>,
     watches: Vec<(Key, bool)>,
     capture: Capture,
     /// Whose keys may be written, where that is not anybody's.
@@ -176,6 +130,7 @@ impl Transaction {
             staged: Vec::new(),
             staged_bytes: 0,
             load,
+            own: None,
             watches: Vec::new(),
             capture: Capture::default(),
             confined: None,
@@ -262,9 +217,8 @@ impl Transaction {
     /// or ended.
     pub fn commit(mut self) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
         self.state.hlc = self.hlc;
-        for write in &self.staged {
-            self.state.write(write);
-        }
+        let owner = self.owner();
+        self.state.write_all(&self.staged, owner);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
             self.watches.retain(|(key, on)| match on {
@@ -285,8 +239,7 @@ impl Transaction {
         let Some(origin) = &self.origin else {
             return Ok(());
         };
-        let state = &self.state;
-        let table = if hidden { &state.hidden } else { &state.table };
+        let table = self.state.part(hidden);
         let entry = || table.get(key).cloned();
         if self.capture.read(key, hidden, &origin.payload, entry) {
             Ok(())
@@ -300,11 +253,7 @@ impl Transaction {
     }
 
     fn table(&self, hidden: bool) -> &Table {
-        if hidden {
-            &self.state.hidden
-        } else {
-            &self.state.table
-        }
+        self.state.part(hidden)
     }
 
     /// The entry as this request sees it: its own writes first, expired ones absent.
@@ -408,11 +357,12 @@ impl Transaction {
     }
 
     fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
-        let (hlc, staged, load) = (self.hlc, self.staged.len(), self.load);
+        let (hlc, staged, load, own) = (self.hlc, self.staged.len(), self.load, self.own);
         if !hidden {
             self.expire_before_write(put.key);
         }
         let before = self.load;
+        self.count_own(put.key, hidden);
         let version = self.hlc.receive(observed, self.now_ms);
         let (key_at, value_at) = (self.place(put.key), self.place(put.value));
         let fence = put.fence.as_ref();
@@ -430,12 +380,13 @@ impl Transaction {
             value_at,
         });
         if !self.capture.is_playing()
-            && let Err(bound) = self.quota.check(before, self.load)
+            && let Err(bound) =
+                (self.quota.check(before, self.load)).and_then(|()| self.check_own(bytes))
         {
             // With all that came with it: what is refused has no effect, and a request that runs again is refused
             // before it has any.
             self.staged.truncate(staged);
-            (self.hlc, self.load) = (hlc, load);
+            (self.hlc, self.load, self.own) = (hlc, load, own);
             return Err(self.exceeds(bound));
         }
         self.staged_bytes += bytes;

@@ -10,7 +10,7 @@ mod kept;
 mod ops;
 mod oracle;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
@@ -59,6 +59,8 @@ const WINDOW_MS: u64 = 60_000;
 const QUOTA: Quota = Quota {
     keys_max: 4,
     bytes_max: 1 << 20,
+    client_keys_max: 3,
+    client_bytes_max: 1 << 20,
     key_bytes_max: 100,
     value_bytes_max: 100,
     watches_max: 1_000_000,
@@ -202,7 +204,7 @@ impl Model {
             taking: None,
             taken: None,
             active: 0,
-            oracle: Oracle::new(QUOTA.keys_max as usize),
+            oracle: Oracle::new(QUOTA.keys_max as usize, QUOTA.client_keys_max as usize),
             past: Vec::new(),
             now_ms: START_MS,
             last: Stamp::default(),
@@ -633,6 +635,8 @@ impl Model {
         assert_eq!(table.len(), map.len());
         for (entry, (expected, held)) in table.into_iter().zip(map) {
             assert_eq!(entry.key(), expected);
+            let owner = format!("client-{}", held.owner);
+            assert_eq!(self.store.state().owner(expected, false), Some(&*owner));
             assert_eq!(
                 (entry.value(), entry.version()),
                 (&held.value[..], held.version)
@@ -644,9 +648,26 @@ impl Model {
                 .map(|fence| (fence.wall, fence.counter, &*fence.node));
             assert_eq!(fence, held.fence);
         }
+        self.compare_owners();
         let watches = &self.store.state().watches;
         assert_eq!(watches.are_kept(), self.mode == Mode::Foreign);
         assert_eq!(self.watched(watches), self.oracle.watched());
+    }
+
+    /// What the clients own is what the map says, with what has expired and was not swept.
+    fn compare_owners(&self) {
+        let mut owned: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        let state = self.store.state();
+        for entry in state.table.range(b"", None) {
+            let owner = state.owner(entry.key(), false).expect("a client wrote it");
+            let (keys, bytes) = owned.entry(owner).or_default();
+            (*keys, *bytes) = (*keys + 1, *bytes + entry.weight());
+        }
+        let counted = state.owners.all();
+        let counted: BTreeMap<_, _> = counted
+            .map(|(it, keys, bytes)| (it, (keys, bytes)))
+            .collect();
+        assert_eq!(counted, owned);
     }
 
     /// Who watches what, in which dialect.

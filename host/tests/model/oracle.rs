@@ -29,6 +29,8 @@ type Token = (u64, u32, &'static str);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
+    /// Who wrote it.
+    pub(crate) owner: usize,
     pub(crate) value: Vec<u8>,
     pub(crate) version: Stamp,
     pub(crate) fence: Option<Token>,
@@ -87,15 +89,17 @@ pub(crate) struct Oracle {
     pub(crate) keys: BTreeMap<Vec<u8>, Held>,
     watches: BTreeMap<Vec<u8>, BTreeMap<usize, Dialect>>,
     keys_max: usize,
+    client_keys_max: usize,
 }
 
 const AHEAD_MS: u64 = 60_000;
 
 impl Oracle {
-    /// An empty store that may hold so many keys.
-    pub(crate) fn new(keys_max: usize) -> Self {
+    /// An empty store that may hold so many keys, and so many of one client.
+    pub(crate) fn new(keys_max: usize, client_keys_max: usize) -> Self {
         Self {
             keys_max,
+            client_keys_max,
             ..Self::default()
         }
     }
@@ -278,10 +282,14 @@ impl Oracle {
             };
             return Ok(Due::new(payload, Version::Is(held.version)).owed());
         }
-        if held.is_none() && self.keys.len() >= self.keys_max {
+        let is_its_own = |held: &Held| held.owner == asked.client;
+        let owned = self.keys.values().filter(|it| is_its_own(it)).count();
+        let full = held.is_none() && self.keys.len() >= self.keys_max;
+        if full || (!held.is_some_and(is_its_own) && owned >= self.client_keys_max) {
             return Err(("the quota has been exceeded", true));
         }
         let held = Held {
+            owner: asked.client,
             value: value.to_vec(),
             version: Stamp::default(),
             fence,

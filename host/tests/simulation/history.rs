@@ -7,10 +7,16 @@ use statehouse::journal::Image;
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
 use statehouse::policy::Assignment;
 use statehouse::request::Dialect;
-use statehouse::store::{Duplicates, Entry, Key, Peer, Remembered, State, Table, Watches};
+use statehouse::store::{Duplicates, Entry, Key, Peer, Remembered, State, Watches};
 
-fn entries(table: &Table) -> Vec<Entry> {
-    table.range(b"", None).cloned().collect()
+type Owned = Vec<(Entry, Option<Box<str>>)>;
+
+/// All keys of a table, and whose they are.
+fn entries(state: &State, hidden: bool) -> Owned {
+    let table = if hidden { &state.hidden } else { &state.table };
+    let owner = |entry: &Entry| state.owner(entry.key(), hidden).map(Into::into);
+    let entries = table.range(b"", None);
+    entries.map(|it| (it.clone(), owner(it))).collect()
 }
 
 type Watched = Vec<(Peer, Key, Dialect)>;
@@ -33,8 +39,8 @@ pub(crate) struct Moment {
     pub(crate) position: u64,
     pub(crate) now_ms: u64,
     pub(crate) clock: Stamp,
-    table: Vec<Entry>,
-    hidden: Vec<Entry>,
+    table: Owned,
+    hidden: Owned,
     watched: Watched,
     remembered: Vec<Remembered>,
     pub(crate) run: u32,
@@ -54,8 +60,8 @@ impl Moment {
             position,
             now_ms,
             clock: state.hlc.last(),
-            table: entries(&state.table),
-            hidden: entries(&state.hidden),
+            table: entries(state, false),
+            hidden: entries(state, true),
             watched: watched(&state.watches),
             remembered: duplicates.range(0).collect(),
             run,
@@ -73,12 +79,12 @@ impl Moment {
     ) {
         let at = self.position;
         assert_eq!(
-            entries(&image.state.table),
+            entries(&image.state, false),
             self.table,
             "another table at {at}"
         );
         assert_eq!(
-            entries(&image.state.hidden),
+            entries(&image.state, true),
             self.hidden,
             "other hidden keys at {at}"
         );
@@ -136,7 +142,8 @@ fn as_recorded(remembered: &Remembered) -> Remembered {
 
 /// Sums are what counting gives.
 pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
-    for table in [&state.table, &state.hidden] {
+    let mut owned: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for (table, hidden) in [(&state.table, false), (&state.hidden, true)] {
         let (mut keys, mut bytes, mut next_ms) = (0, 0, None::<u64>);
         for entry in table.range(b"", None) {
             let node = entry.fence().map_or(0, |fence| fence.node.len());
@@ -144,6 +151,9 @@ pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
             keys += 1;
             bytes += parts as u64 + ENTRY_OVERHEAD_BYTES;
             next_ms = [next_ms, entry.expires_ms()].into_iter().flatten().min();
+            let owner = state.owner(entry.key(), hidden);
+            let own = owned.entry(owner.expect("a client wrote it")).or_default();
+            *own = (own.0 + 1, own.1 + entry.weight());
         }
         assert_eq!(
             (table.keys(), table.bytes()),
@@ -152,6 +162,11 @@ pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
         );
         assert_eq!(table.next_expiry_ms(), next_ms, "the next expiry");
     }
+    let counted = state.owners.all();
+    let counted: BTreeMap<_, _> = counted
+        .map(|(client, keys, bytes)| (client, (keys, bytes)))
+        .collect();
+    assert_eq!(counted, owned, "sums of the owners");
     let cost: u64 = duplicates.range(0).map(|it| it.cost_bytes()).sum();
     let count = duplicates.range(0).count();
     assert_eq!(

@@ -9,7 +9,10 @@ use crate::clock::Fence;
 use crate::journal::codec::{Malformed, Reader, bytes, number};
 use crate::store::{Change, Entry, KeyRef, Write};
 
-/// Bits of the first byte of a write.
+/// A bit of the first byte of an entry in a snapshot: behind it stands an owner that is not the one of the entry before.
+pub(in crate::journal) const OTHER_OWNER: u8 = 8;
+
+/// Further bits of the first byte of a write.
 mod kind {
     pub(super) const HIDDEN: u8 = 1;
     pub(super) const EXPIRED: u8 = 2;

@@ -1,0 +1,245 @@
+//! What the client of a request owns, and would own with what it puts.
+//!
+//! What enters: a put that is staged. What leaves: whether its client may own that too. Whoever is far from its bounds costs one
+//! look at its sums: whose each key was before is looked for only where that decides.
+
+use super::super::owners::{NOBODY, Owner};
+use super::super::quota::Exceeded;
+use super::{Origin, Transaction, Write};
+
+/// What the client of a request owns.
+#[derive(Clone, Copy)]
+pub(super) struct Own {
+    /// Its number; none where it owned nothing before.
+    owner: Option<Owner>,
+    /// Keys and bytes with everything staged: no more than this.
+    most: (u64, u64),
+}
+
+impl Transaction {
+    /// Begins to count what the client owns, at its first put.
+    pub(super) fn count_own(&mut self, key: &[u8], hidden: bool) {
+        let Some(Origin { peer, .. }) = &self.origin else {
+            return;
+        };
+        if self.own.is_none() {
+            let owner = self.state.owners.find(&peer.client);
+            if owner.is_none() {
+                self.load.1 += self.state.cost_of_entering(&peer.client, key, hidden);
+            }
+            let most = owner.map_or((0, 0), |it| self.state.owners.load(it));
+            self.own = Some(Own { owner, most });
+        }
+    }
+
+    /// Whether the client may own what was staged last, of this weight, besides what it has.
+    pub(super) fn check_own(&mut self, bytes: u64) -> Result<(), Exceeded> {
+        let Some(Own { owner, most }) = &mut self.own else {
+            return Ok(());
+        };
+        *most = (most.0 + 1, most.1 + bytes);
+        // Nearly always there is room whoever had the key, so that nobody looks for that.
+        if self.quota.check_client((0, 0), *most).is_ok() {
+            return Ok(());
+        }
+        let owner = *owner;
+        let before = self.owned(owner, self.staged.len() - 1);
+        let after = self.owned(owner, self.staged.len());
+        self.own = Some(Own { owner, most: after });
+        self.quota.check_client(before, after)
+    }
+
+    /// Keys and bytes of the client, whose number is this, with so many writes of those that are staged.
+    fn owned(&self, owner: Option<Owner>, staged: usize) -> (u64, u64) {
+        let (mut keys, mut bytes) = owner.map_or((0, 0), |it| self.state.owners.load(it));
+        let staged = &self.staged[..staged];
+        for (at, write) in staged.iter().enumerate() {
+            let same = |it: &Write| it.hidden == write.hidden && it.key() == write.key();
+            let held = || self.table(write.hidden).owned(write.key());
+            if !staged[..at].iter().any(same)
+                && let Some((entry, _)) = held().filter(|(_, before)| Some(*before) == owner)
+            {
+                (keys, bytes) = (keys - 1, bytes - entry.weight());
+            }
+            if !staged[at + 1..].iter().any(same)
+                && let Some(entry) = write.entry()
+            {
+                (keys, bytes) = (keys + 1, bytes + entry.weight());
+            }
+        }
+        (keys, bytes)
+    }
+
+    /// Who owns what was put: the client, which gets a number with that.
+    pub(super) fn owner(&mut self) -> Owner {
+        match (&self.own, &self.origin) {
+            (Some(Own { owner, .. }), Some(Origin { peer, .. })) => {
+                owner.unwrap_or_else(|| self.state.owners.enter(&peer.client))
+            }
+            _ => NOBODY,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use statehouse_mqtt::Properties;
+
+    use super::*;
+    use crate::limits::{ENTRY_OVERHEAD_BYTES, OWNER_OVERHEAD_BYTES};
+    use crate::policy::{Access, Denial, Fault, Host, Put};
+    use crate::request::{Delivery, Dialect, Request};
+    use crate::store::{Owners, Peer, Quota, State};
+
+    const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
+
+    fn begin(state: Box<State>, quota: Quota, client: &str) -> Transaction {
+        let peer = Peer {
+            client: client.into(),
+            connection: 1,
+            session: 1,
+        };
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &Bytes::new(),
+            timestamp: None,
+            fencing_token: None,
+            peer: &peer,
+            properties: &Properties::default(),
+            delivery: Delivery {
+                session: 1,
+                connection: 1,
+                packet_id: 1,
+                dup: false,
+            },
+            grants: None,
+        };
+        Transaction::begin(state, quota, 10, &request)
+    }
+
+    fn put(transaction: &mut Transaction, key: &str, bytes: usize) -> Result<(), Denial> {
+        let put = Put {
+            key: key.as_bytes(),
+            value: &vec![0; bytes],
+            observed: None,
+            fence: None,
+            expires_ms: None,
+        };
+        transaction.put(put).map(drop)
+    }
+
+    /// What a policy does to a key, which may be one of its own.
+    #[derive(Clone, Debug)]
+    enum Deed {
+        Put(usize),
+        Delete,
+    }
+
+    type Keys = BTreeMap<(bool, &'static str), (&'static str, u64)>;
+
+    fn owned(keys: &Keys, client: &str) -> (u64, u64) {
+        let own = keys.values().filter(|(owner, _)| *owner == client);
+        own.fold((0, 0), |sum, (_, weight)| (sum.0 + 1, sum.1 + weight))
+    }
+
+    fn deeds() -> impl Strategy<Value = Vec<(bool, &'static str, Deed)>> {
+        let key = prop::sample::select(&["k1", "k2", "k3", "k4"][..]);
+        let deed = prop_oneof![
+            4 => (0usize..100).prop_map(Deed::Put),
+            1 => Just(Deed::Delete),
+        ];
+        prop::collection::vec((prop::bool::weighted(0.2), key, deed), 1..8)
+    }
+
+    proptest! {
+        /// Requests of several writes, of visible keys and of policies' own, some refused, some undone.
+        #[test]
+        fn whatever_requests_write_each_client_has_what_it_wrote_last(
+            requests in prop::collection::vec((0..CLIENTS.len(), deeds(), prop::bool::weighted(0.8)), 1..30),
+        ) {
+            let quota = Quota {
+                client_keys_max: 4,
+                client_bytes_max: 3 * ENTRY_OVERHEAD_BYTES + 150,
+                keys_max: 7,
+                ..Quota::default()
+            };
+            let (mut state, mut keys) = (Box::<State>::default(), Keys::new());
+            for (client, deeds, commits) in requests {
+                let client = CLIENTS[client];
+                let mut transaction = begin(state, quota, client);
+                let mut staged = keys.clone();
+                for (hidden, key, deed) in deeds {
+                    let access = if hidden { Access::Hidden } else { Access::Write };
+                    transaction.head(key.as_bytes(), access).unwrap();
+                    match deed {
+                        Deed::Delete => {
+                            let there = staged.remove(&(hidden, key)).is_some();
+                            prop_assert_eq!(transaction.delete(key.as_bytes()).ok(), Some(there));
+                        }
+                        Deed::Put(bytes) => {
+                            let mut after = staged.clone();
+                            let weight = (key.len() + bytes) as u64 + ENTRY_OVERHEAD_BYTES;
+                            after.insert((hidden, key), (client, weight));
+                            let owns = quota.check_client(owned(&staged, client), owned(&after, client));
+                            let fits = after.len() <= 7 && owns.is_ok();
+                            match put(&mut transaction, key, bytes) {
+                                Ok(()) => prop_assert!(fits, "{:?}", owns),
+                                Err(Denial::Fault(Fault::Quota)) => prop_assert!(!fits),
+                                Err(other) => prop_assert!(false, "{:?}", other),
+                            }
+                            if fits {
+                                staged = after;
+                            }
+                        }
+                    }
+                }
+                state = match commits {
+                    true => {
+                        keys = staged;
+                        transaction.commit().0
+                    }
+                    false => transaction.roll_back(),
+                };
+                let mut cost = 0;
+                for client in CLIENTS {
+                    let number = state.owners.find(client);
+                    let due = owned(&keys, client);
+                    prop_assert_eq!(number.map_or((0, 0), |it| state.owners.load(it)), due);
+                    prop_assert_eq!(number.is_some(), due.0 > 0, "{:?} is remembered", client);
+                    cost += number.map_or(0, |_| Owners::cost(client));
+                }
+                prop_assert_eq!(state.owners.bytes(), cost);
+                for ((hidden, key), (owner, _)) in &keys {
+                    prop_assert_eq!(state.owner(key.as_bytes(), *hidden), Some(*owner));
+                }
+            }
+        }
+    }
+
+    /// A store that is full of a client's keys, each written under another id, is not full of names beside that.
+    #[test]
+    fn who_owns_nothing_yet_counts_with_its_id() {
+        let id = "x".repeat(1_000);
+        let mut quota = Quota {
+            bytes_max: 1_000,
+            ..Quota::default()
+        };
+        let mut transaction = begin(Box::default(), quota, &id);
+        assert!(put(&mut transaction, "k", 1).is_err());
+        quota.bytes_max = 1_000 + OWNER_OVERHEAD_BYTES + 2 + ENTRY_OVERHEAD_BYTES;
+        let mut transaction = begin(transaction.roll_back(), quota, &id);
+        assert!(put(&mut transaction, "k", 1).is_ok());
+        // Its place is free for who takes its last key.
+        let mut transaction = begin(transaction.commit().0, quota, &id.replace('x', "y"));
+        assert!(put(&mut transaction, "k", 1).is_ok());
+        let mut transaction = begin(transaction.commit().0, quota, "z");
+        assert!(put(&mut transaction, "l", 1).is_err());
+        assert!(transaction.delete(b"k").unwrap());
+        let mut transaction = begin(transaction.commit().0, quota, "z");
+        assert!(put(&mut transaction, "l", 1).is_ok());
+    }
+}
