@@ -111,6 +111,37 @@ fn it_goes_by_the_rules_in_force_and_by_who_is_connected() {
     );
 }
 
+/// The limit that it tells of, if it does.
+fn limit(server: &Server, question: &[&str]) -> Option<String> {
+    let ran = explain(server, question);
+    let text = ran.text();
+    let limit = text
+        .lines()
+        .find_map(|line| line.strip_prefix("denied at present: "));
+    assert_eq!(ran.code, Some(i32::from(limit.is_some())), "{text}");
+    limit.map(str::to_owned)
+}
+
+#[test]
+fn it_tells_of_the_part_of_a_client_that_is_used_up() {
+    let server = Server::with_config("max_client_keys = 1\n");
+    let mut store = server.store("press-4");
+    store.set("there", "value");
+    server.store("press-5").set("other", "value");
+    let full = Some("it owns max_client_keys, which is 1");
+    for (client, key, told) in [
+        ("press-4", "new", full),
+        ("press-4", "there", None),
+        ("press-4", "other", full),
+        ("press-6", "new", None),
+        ("press-6", "there", None),
+    ] {
+        assert_eq!(limit(&server, &[client, "SET", key]).as_deref(), told);
+        assert_eq!(limit(&server, &[client, "DEL", key]), None);
+    }
+    assert!(store.ask(&["SET", "other", "v"]).text().contains("quota"));
+}
+
 /// A client is refused with what was said, or let in with what was said.
 #[test]
 fn it_tells_of_the_limit_that_a_client_would_meet() {
@@ -120,15 +151,7 @@ fn it_tells_of_the_limit_that_a_client_would_meet() {
     let mut store = server.store("press-4");
     store.set("there", "value");
     store.watch("there");
-    let limit = |question: &[&str]| -> Option<String> {
-        let ran = explain(&server, question);
-        let text = ran.text();
-        let limit = text
-            .lines()
-            .find_map(|line| line.strip_prefix("denied at present: "));
-        assert_eq!(ran.code, Some(i32::from(limit.is_some())), "{text}");
-        limit.map(str::to_owned)
-    };
+    let limit = |question: &[&str]| limit(&server, question);
     let full = "the store holds max_keys, which is 1";
     assert_eq!(limit(&["press-4", "SET", "new"]).as_deref(), Some(full));
     assert!(store.ask(&["SET", "new", "v"]).text().contains("quota"));

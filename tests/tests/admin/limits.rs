@@ -70,7 +70,7 @@ fn what_the_table_holds() {
     store.set("2", "value");
     assert_eq!(set(&mut store, "3", "value"), QUOTA);
 
-    change(&server, "max_keys = 4\n");
+    change(&server, "max_keys = 4\nmax_client_keys = 4\n");
     assert_eq!(limit(&server, "max_keys"), Some(4));
     server.wait_for_log("max_keys is 4 from now on");
     store.set("3", "value");
@@ -89,6 +89,55 @@ fn what_the_table_holds() {
     // Settings that are gone from the file are the default again.
     change(&server, "\n");
     store.set("2", "value");
+}
+
+/// A client that writes without end leaves others their part, and a crash gives nobody a new one.
+#[test]
+fn what_one_client_owns() {
+    let mut server = Server::with_config(
+        "max_keys = 8\nmax_bytes = 8000\nmax_key_bytes = 100\nmax_value_bytes = 100\n",
+    );
+    assert_eq!(limit(&server, "max_client_keys"), Some(6));
+    assert_eq!(limit(&server, "max_client_bytes"), Some(6000));
+    let mut greedy = server.store("greedy");
+    for key in 1..=6 {
+        greedy.set(key.to_string(), "value");
+    }
+    assert_eq!(set(&mut greedy, "7", "value"), QUOTA);
+    let line = server.wait_for_log("it owns max_client_keys, which is 6");
+    assert!(line.contains("statehouse::audit") && line.contains("greedy"));
+    assert_eq!(refused(&server, "max_client_keys"), 1);
+    let mut modest = server.store("modest");
+    modest.set("7", "value");
+    greedy.set("1", "another");
+    assert_eq!(set(&mut greedy, "7", "value"), QUOTA, "it is another's");
+
+    server.kill();
+    server.restart();
+    let (mut greedy, mut modest) = (server.store("greedy"), server.store("modest"));
+    assert_eq!(set(&mut greedy, "8", "value"), QUOTA);
+    // Who writes a key takes it from its owner, and who deletes one gives it back.
+    modest.set("1", "taken");
+    greedy.set("8", "value");
+    assert_eq!(set(&mut greedy, "7", "value"), QUOTA);
+    assert_eq!(modest.ask(&["DEL", "2"]).payload(), b":1\r\n");
+    assert_eq!(greedy.ask(&["DEL", "7"]).payload(), b":1\r\n");
+    greedy.set("7", "value");
+
+    server.kill();
+    server.restart();
+    let (mut greedy, mut modest) = (server.store("greedy"), server.store("modest"));
+    assert_eq!(set(&mut greedy, "9", "value"), QUOTA);
+    change(&server, "max_client_keys = 7\nmax_client_bytes = 1000\n");
+    greedy.set("9", "value");
+    change(&server, "max_client_keys = 1\nmax_client_bytes = 1000\n");
+    greedy.set("9", "other");
+    assert_eq!(set(&mut modest, "9", "value"), QUOTA);
+    change(&server, "max_client_bytes = 1000\n");
+    assert_eq!(set(&mut greedy, "9", &"x".repeat(100)), QUOTA);
+    server.wait_for_log("it would own more than max_client_bytes, which is 1000");
+    assert_eq!(refused(&server, "max_client_bytes"), 1);
+    modest.set("9", "x".repeat(100));
 }
 
 #[test]
