@@ -31,7 +31,7 @@
 //! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
 //! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
 //! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
-//! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), `replace` (small files that others read at
+//! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), [`logging`] (lines on their way to stderr), `replace` (small files that others read at
 //! any time) and `cli` (one file per command).
 //!
 //! Dependencies point one way: cli → control → server → transport, store → access, policy, journal → clock, limits.
@@ -50,6 +50,7 @@ pub mod kit;
 pub mod limits;
 pub mod listener;
 pub mod load;
+pub mod logging;
 mod opening;
 pub mod outbox;
 pub mod past;

@@ -736,6 +736,16 @@ pub const CERTIFICATE_CHAIN_MAX: usize = 8;
 /// Log lines about refusals of one kind (of what, by whom, to strangers or not) in a second: enough to see who is there, and a flood of refusals is not one of log lines.
 pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;
 
+/// Log lines that wait for whoever reads stderr, in bytes; as many may be on their way out. At one line of 250 bytes for each
+/// request that is a tenth of a second of a busy store.
+pub const LOG_QUEUE_BYTES_MAX: usize = 1 << 20;
+
+/// How long an end waits for log lines to be read.
+pub const LOG_FLUSH_WAIT: Duration = Duration::from_millis(500);
+
+/// The pause before stderr is tried again, where another process made it one that does not wait.
+pub const LOG_RETRY_PAUSE: Duration = Duration::from_millis(10);
+
 /// The file with the keys of whoever signs tokens: a key takes some hundred bytes.
 pub const TOKEN_KEYS_FILE_BYTES_MAX: u64 = 256 << 10;
 

@@ -19,6 +19,7 @@ use crate::audit::{Audit, Refused};
 use crate::clock::{Clock, Stamp};
 use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
+use crate::logging;
 use crate::outbox::Outbox;
 use crate::policy::Swaps;
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
@@ -545,7 +546,7 @@ impl Server {
             // A panic inside a step lost the state on its way. Answering from nothing would be worse
             // than not answering: let whoever supervises this process start a new one.
             tracing::error!("a step of the store panicked; stopping, since its state is lost");
-            std::process::exit(EXIT_STATE_LOST)
+            logging::exit(EXIT_STATE_LOST)
         })
     }
 }

@@ -17,6 +17,7 @@ use crate::clock::wall_ms;
 use crate::config::{Durability, Storage};
 use crate::journal::{Disk, Forgotten, Image, Progress, sessions_block};
 use crate::limits;
+use crate::logging;
 use crate::server::Server;
 use crate::store::Mode;
 
@@ -224,10 +225,10 @@ impl Recovered {
             failed: Box::new(|failure| {
                 if failure.panicked {
                     tracing::error!(%failure, "a thread of the journal panicked; stopping, since nothing would be kept any more");
-                    std::process::exit(crate::server::EXIT_STATE_LOST)
+                    logging::exit(crate::server::EXIT_STATE_LOST)
                 }
                 tracing::error!(%failure, "the disk failed: stopping, so that nothing is acknowledged that may be lost. Start again once the disk is well");
-                std::process::exit(EXIT_DISK)
+                logging::exit(EXIT_DISK)
             }),
             source: Box::new(source),
             now_ms: Box::new(wall_ms),

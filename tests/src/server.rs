@@ -4,7 +4,7 @@
 use std::{
     net::SocketAddr,
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
@@ -49,6 +49,19 @@ impl Server {
 
     /// With a configuration file of these lines (none where empty) and these further arguments.
     pub fn with(toml: &str, arguments: &[&str]) -> Server {
+        let (command, directory) = Server::command(toml, arguments);
+        Server::spawn(command, directory)
+    }
+
+    /// The same, whose log nobody reads before the test does.
+    pub fn unheard(toml: &str, arguments: &[&str]) -> (Server, ChildStderr) {
+        let (command, directory) = Server::command(toml, arguments);
+        let (mut server, log) = Server::launch_unheard(command, directory, None);
+        server.wait_until_ready();
+        (server, log)
+    }
+
+    fn command(toml: &str, arguments: &[&str]) -> (Command, TempDir) {
         let mut command = Command::new(binary::statehouse());
         command.args(["serve", "--listen", "127.0.0.1:0"]);
         let directory = tempfile::tempdir().unwrap();
@@ -58,7 +71,7 @@ impl Server {
             command.arg("--config").arg(path);
         }
         command.args(arguments);
-        Server::spawn(command, directory)
+        (command, directory)
     }
 
     /// Runs a command that is to print `listening on …` and `ready`.
@@ -84,7 +97,17 @@ impl Server {
         server
     }
 
-    fn launch(mut command: Command, directory: TempDir, clients: Option<SocketAddr>) -> Server {
+    fn launch(command: Command, directory: TempDir, clients: Option<SocketAddr>) -> Server {
+        let (mut server, log) = Server::launch_unheard(command, directory, clients);
+        server.stderr = Lines::follow(log);
+        server
+    }
+
+    fn launch_unheard(
+        mut command: Command,
+        directory: TempDir,
+        clients: Option<SocketAddr>,
+    ) -> (Server, ChildStderr) {
         for (name, _) in std::env::vars_os() {
             let ours = name.to_string_lossy().starts_with("STATEHOUSE_");
             if ours && !command.get_envs().any(|(set, _)| set == name) {
@@ -99,16 +122,17 @@ impl Server {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
         let stdout = Lines::follow(child.stdout.take().unwrap());
-        let stderr = Lines::follow(child.stderr.take().unwrap());
-        Server {
+        let log = child.stderr.take().unwrap();
+        let server = Server {
             child,
             stdout,
-            stderr,
+            stderr: Lines::default(),
             address: clients.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
             attached: clients.is_some(),
             directory,
             command,
-        }
+        };
+        (server, log)
     }
 
     /// One that can be killed and started again: the same address each time, which no other test takes meanwhile.

@@ -11,6 +11,7 @@ use statehouse_mqtt::{Broker, RefusalCount};
 use super::Sources;
 use crate::config;
 use crate::control::{Listing, PolicyView};
+use crate::logging;
 use crate::policy::Role;
 use crate::reload::Count;
 use crate::server::Stats;
@@ -29,6 +30,7 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
     );
     access(&mut page, &sources.audit.counts());
     files(&mut page, sources.reloads.counts());
+    log(&mut page, logging::dropped());
     if let Some(broker) = broker {
         clients(&mut page, &broker.stats());
         told(&mut page, &broker.refusals());
@@ -122,6 +124,12 @@ fn in_force(page: &mut Page, limits: &[(&str, u64)]) {
     for (setting, value) in limits {
         page.sample("limit", &[("setting", *setting)], value);
     }
+}
+
+/// What nobody could read.
+fn log(page: &mut Page, dropped: u64) {
+    let what = "Log lines for which there was no room, since nobody read them in time";
+    page.counters(&[("log_dropped", what, dropped)]);
 }
 
 /// Who was kept out.

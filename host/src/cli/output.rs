@@ -61,6 +61,11 @@ impl Failure {
         &self.message
     }
 
+    /// How a command ends by it.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+
     /// Any exit code.
     pub(super) fn new(code: u8, message: impl Into<String>) -> Self {
         Self {
@@ -138,7 +143,7 @@ pub(super) fn finish(command: impl Future<Output = Result<Exit, Failure>>) -> Ex
 
 pub(super) fn report(failure: &Failure) -> ExitCode {
     notice(&failure.message);
-    ExitCode::from(failure.code)
+    failure.exit_code()
 }
 
 /// A sentence for people, on stderr.

@@ -34,7 +34,7 @@ use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
 use crate::store::{Store, Transaction};
 use crate::transport::embedded::{Embedded, StoreService};
-use crate::{STANDARD_POLICY, limits};
+use crate::{STANDARD_POLICY, limits, logging};
 
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn run(flags: Flags) -> ExitCode {
@@ -71,9 +71,12 @@ pub(super) fn run(flags: Flags) -> ExitCode {
             runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
             served
         });
+    // Behind the log. Where nobody reads that, a sentence would wait for ever.
+    let heard = logging::flush();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => output::report(&failure),
+        Err(failure) if heard => output::report(&failure),
+        Err(failure) => failure.exit_code(),
     }
 }
 
@@ -93,9 +96,10 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
             config.log_filter
         )
     })?;
+    let writer = logging::start().context("cannot start the thread that writes the log")?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr);
+        .with_writer(writer);
     match config.log {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

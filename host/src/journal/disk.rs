@@ -7,6 +7,7 @@ use statehouse_mqtt::Persistence;
 
 use super::{Journal, record};
 use crate::config::Durability;
+use crate::logging;
 
 /// Records of a store on a disk.
 pub struct Disk {
@@ -50,7 +51,7 @@ impl Journal for Disk {
             // Every record is bounded far below what the journal takes, so this is a bug. The state is ahead
             // of the journal by now: going on would answer what a restart forgets.
             tracing::error!(%error, "a record cannot be kept; stopping");
-            std::process::exit(crate::server::EXIT_STATE_LOST)
+            logging::exit(crate::server::EXIT_STATE_LOST)
         })
     }
 

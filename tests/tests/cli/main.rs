@@ -8,6 +8,7 @@ mod commands;
 mod doctor;
 mod history;
 mod lock;
+mod log;
 mod looking;
 mod manual;
 mod replay;
