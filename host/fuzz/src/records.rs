@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::journal::{Image, Journal, Position as At, Recorder, read_block, record};
+use statehouse::journal::{
+    Image, Journal, Meta, Position as At, Progress, Recorder, read_block, record,
+};
 use statehouse::policy::{Engine, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Event, Mode, Peer, Quota, Retention, Store};
@@ -58,8 +60,8 @@ impl Journal for Notebook {
     }
 }
 
-/// The records of a short life.
-fn recorded() -> Vec<Vec<u8>> {
+/// The records of a short life, and a snapshot at its end.
+fn recorded() -> [Vec<Vec<u8>>; 2] {
     let notebook = Arc::new(Notebook::default());
     let mut recorder = Recorder::new(notebook.clone(), Vec::new(), None);
     let engine = Engine::new().expect("the machine has an engine");
@@ -75,7 +77,8 @@ fn recorded() -> Vec<Vec<u8>> {
         registry.assignment(),
     );
     let mut store = Store::new(registry, Quota::default());
-    let commands: [&[&[u8]]; 4] = [
+    let commands: [&[&[u8]]; 5] = [
+        &[b"SET", b"kept", b"value"],
         &[b"SET", b"key", b"value"],
         &[b"SET", b"soon", b"gone", b"PX", b"1"],
         &[b"VDEL", b"key", b"other"],
@@ -106,15 +109,15 @@ fn recorded() -> Vec<Vec<u8>> {
         recorder.step(Some(&request), &effects, false);
     }
     recorder.stopped(1_700_000_000_009);
-    notebook
-        .0
-        .lock()
-        .map(|kept| kept.clone())
-        .unwrap_or_default()
+    let mut progress = Progress::default();
+    let piece = || progress.next(store.state(), store.duplicates(), Meta::default);
+    let blocks = std::iter::from_fn(piece).collect();
+    let records = notebook.0.lock().map(|kept| kept.clone());
+    [records.unwrap_or_default(), blocks]
 }
 
 pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
-    let records = recorded();
+    let [records, snapshot] = recorded();
     let sessions = statehouse_mqtt::simulation::session_began(7, "client");
     let mut record = Vec::new();
     record::sessions(&mut record, &sessions);
@@ -125,7 +128,7 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
     let tagged = |kind: u8, bytes: &[u8]| [&[kind], bytes].concat();
     let records = records.iter().chain([&record]).map(|it| tagged(0, it));
     records
-        .chain(blocks.iter().map(|it| tagged(1, it)))
+        .chain(blocks.iter().chain(&snapshot).map(|it| tagged(1, it)))
         .collect()
 }
 

@@ -89,6 +89,7 @@ impl Tally {
             "starts that failed",
             "full disks",
             "refused for a full disk",
+            "refused for the part of a client",
             "crashes that lost records",
             "torn ends",
             "starts from a snapshot",

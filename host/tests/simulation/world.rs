@@ -8,8 +8,8 @@ use statehouse::journal::{Progress, Recorder, record};
 use statehouse::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse::request::{self, Incoming, Parsed};
 use statehouse::store::{
-    Effects, Event, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store, ToldAgain,
-    WatchChange,
+    Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
+    ToldAgain, WatchChange,
 };
 use statehouse_journal::simulation::{Dice, Simulation};
 use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
@@ -355,6 +355,9 @@ impl World {
             String::from_utf8_lossy(&said.0).chars().take(30).collect::<String>(), said.1, effects.repeated,
         ));
         self.tally.count("requests");
+        if matches!(effects.exceeded, Some(Exceeded::ClientKeys(_))) {
+            self.tally.count("refused for the part of a client");
+        }
         if full && *said.0 == *b"-ERR the quota has been exceeded\r\n" {
             self.tally.count("refused for a full disk");
         }
@@ -817,6 +820,7 @@ impl World {
 fn quota() -> Quota {
     Quota {
         keys_max: 18,
+        client_keys_max: 6,
         bytes_max: 1 << 20,
         key_bytes_max: 100,
         value_bytes_max: 20_000,

@@ -10,6 +10,28 @@ fn resume(server: &Server, id: &str) -> Client {
     Client::connect(server.address(), &Connect::resume(id, 3600))
 }
 
+/// A store that is restored gives no client a new part.
+#[test]
+fn what_clients_own_is_theirs_again() {
+    let mut server = Server::restartable(&[("max_client_keys", "2")]);
+    let mut store = server.store("client");
+    store.set("one", "x");
+    store.set("two", "x");
+    server.store("other").set("three", "x");
+    stop(&mut server);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "again"]).code(0);
+    server.restart_with(&[("data", "again")]);
+    let mut store = server.store("client");
+    for key in ["three", "four"] {
+        let answer = store.ask(&["SET", key, "x"]);
+        assert!(answer.text().contains("quota"), "{key}: {}", answer.text());
+    }
+    server.store("other").set("four", "x");
+    assert_eq!(store.ask(&["DEL", "one"]).payload(), b":1\r\n");
+    store.set("four", "x");
+}
+
 /// Keys with versions, fences and expiry, sessions with what waits for them, and answers that are owed.
 #[test]
 fn everything_is_there_again() {
