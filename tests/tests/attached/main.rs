@@ -10,6 +10,7 @@ mod example;
 mod histories;
 mod kick;
 mod kills;
+mod limits;
 mod order;
 mod outages;
 mod points;

@@ -77,15 +77,19 @@ impl Scene {
 
 /// A figure of a store's administration.
 pub(crate) fn figure(host: &Server, name: &str) -> u64 {
+    figure_if_any(host, name).unwrap_or_else(|| panic!("there is no {name}"))
+}
+
+/// The same, where there may be none.
+pub(crate) fn figure_if_any(host: &Server, name: &str) -> Option<u64> {
     let (status, page) = Admin::of(host).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
     let line = page.lines().find_map(|line| {
         line.strip_prefix("statehouse_")?
             .strip_prefix(name)?
             .strip_prefix(' ')
-    });
-    let line = line.unwrap_or_else(|| panic!("there is no {name} in:\n{page}"));
-    line.parse().unwrap()
+    })?;
+    Some(line.parse().unwrap())
 }
 
 /// Waits until something is so.

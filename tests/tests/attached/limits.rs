@@ -1,0 +1,106 @@
+//! Limits of a store behind a foreign broker, which follow its settings file as those of any other.
+
+use std::{fs, path::PathBuf};
+
+use statehouse_tests::{Mosquitto, Server, Store};
+use tempfile::TempDir;
+
+use crate::scene::{eventually, figure, figure_if_any};
+
+const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
+
+/// A broker, and a store behind it with a settings file.
+struct Site {
+    host: Server,
+    _broker: Mosquitto,
+    settings: PathBuf,
+    _directory: TempDir,
+}
+
+impl Site {
+    fn start(settings: &str) -> Site {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("statehouse.toml");
+        fs::write(&path, settings).unwrap();
+        let broker = Mosquitto::start();
+        let given = [("presence", "off"), ("config", path.to_str().unwrap())];
+        Site {
+            host: Server::attached(&broker.url(), broker.address(), &given),
+            _broker: broker,
+            settings: path,
+            _directory: directory,
+        }
+    }
+
+    /// Replaces the file and waits until it is in force.
+    fn change(&self, settings: &str) {
+        let reloads = || {
+            figure(
+                &self.host,
+                "reloads_total{what=\"settings\",result=\"taken\"}",
+            )
+        };
+        let taken = reloads();
+        let new = self.settings.with_extension("new");
+        fs::write(&new, settings).unwrap();
+        fs::rename(new, &self.settings).unwrap();
+        eventually("the changed settings are in force", || reloads() > taken);
+    }
+
+    fn limit(&self, setting: &str) -> Option<u64> {
+        figure_if_any(&self.host, &format!("limit{{setting=\"{setting}\"}}"))
+    }
+}
+
+fn set(store: &mut Store, key: &str, value: &str) -> Vec<u8> {
+    store.ask(&["SET", key, value]).payload().to_vec()
+}
+
+#[test]
+fn a_changed_limit_counts_at_once_and_takes_nothing_away() {
+    let mut site = Site::start("max_keys = 1\n");
+    let mut store = site.host.store("client");
+    store.set("1", "value");
+    assert_eq!(set(&mut store, "2", "value"), QUOTA);
+
+    site.change("max_keys = 2\nmax_client_watches = 1\n");
+    assert_eq!(site.limit("max_keys"), Some(2));
+    store.set("2", "value");
+    store.watch("1");
+    assert_eq!(store.ask(&["KEYNOTIFY", "2"]).payload(), QUOTA);
+
+    site.change("max_keys = 1\nmax_value_bytes = 3\n");
+    assert!(set(&mut store, "1", "value").starts_with(b"-ERR the value is longer than 3 bytes"));
+    assert_eq!(set(&mut store, "3", "v"), QUOTA);
+    assert_eq!(store.get("2").as_deref(), Some(&b"value"[..]));
+    store.watch("2");
+
+    // The next start reads the same.
+    site.host.kill();
+    site.host.restart();
+    assert_eq!(site.limit("max_keys"), Some(1));
+    assert_eq!(store.get("2").as_deref(), Some(&b"value"[..]));
+    assert_eq!(set(&mut store, "3", "v"), QUOTA);
+}
+
+/// The broker was told it when the store connected. What its clients may take is the broker's business.
+#[test]
+fn the_longest_packet_waits_for_a_start_and_bounds_of_the_brokers_own_are_none_of_the_stores() {
+    let site = Site::start("max_packet_bytes = 100000\n");
+    let mut store = site.host.store("client");
+    let longest = site.limit("max_value_bytes").unwrap();
+    assert!(longest < 100_000);
+    site.change("max_packet_bytes = 1000000\nmax_keys = 5\nmax_client_in_flight = 1\n");
+    let line = site.host.wait_for_log("counts from the next start on");
+    assert!(line.contains(" max_packet_bytes counts"), "{line}");
+    assert_eq!(site.limit("max_keys"), Some(5));
+    assert_eq!(site.limit("max_value_bytes"), Some(longest));
+    for of_the_broker in [
+        "max_packet_bytes",
+        "max_client_in_flight",
+        "max_connections",
+    ] {
+        assert_eq!(site.limit(of_the_broker), None, "{of_the_broker}");
+    }
+    store.set("1", "value");
+}
