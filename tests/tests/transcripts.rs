@@ -77,6 +77,7 @@ transcripts! {
     notifications_sdk = "notifications-sdk", not behind a broker:
         "only a subscription delivers there, and watches outlive connections";
     preview_2023 = "preview-2023";
+    quota_clients = "quota-clients";
     quota_documents = "quota-keys-documents";
     quota_preview = "quota-keys-preview";
     quota_sdk = "quota-keys-sdk";
