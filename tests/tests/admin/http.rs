@@ -313,6 +313,7 @@ fn what_operators_do_is_in_the_audit_log_and_so_is_who_was_none() {
     let door = door(&server);
     let stranger = door.head("POST /v1/policies", &["Authorization: Bearer guess"]);
     assert_eq!(door.send(stranger.as_bytes()).0, 401);
+    server.wait_for_log("what=\"administer\"");
     let acts: Vec<String> = (server.stderr().into_iter())
         .filter(|it| it.contains("statehouse::audit"))
         .collect();
