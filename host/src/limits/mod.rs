@@ -1,0 +1,29 @@
+//! Every bound of the host, with its unit in its name and its reason. What the broker bounds by
+//! itself (connections, queues, packets) is in `statehouse_mqtt::Limits`; the ones that an operator
+//! may move are defaults of the configuration.
+
+mod access;
+mod admin;
+mod duplicates;
+mod foreign;
+mod listener;
+mod load;
+mod logging;
+mod past;
+mod policy;
+mod process;
+mod ship;
+mod table;
+
+pub use access::*;
+pub use admin::*;
+pub use duplicates::*;
+pub use foreign::*;
+pub use listener::*;
+pub use load::*;
+pub use logging::*;
+pub use past::*;
+pub use policy::*;
+pub use process::*;
+pub use ship::*;
+pub use table::*;
