@@ -116,6 +116,16 @@ fn a_clock_can_be_accepted_in_the_file() {
     assert!(!file("").unwrap().storage.accept_clock);
 }
 
+/// The run before may have told clients more, whatever the file says by now.
+#[test]
+fn as_much_is_remembered_of_a_client_as_one_may_have_been_told() {
+    for (most, remembered) in [(10, 1024), (1024, 1024), (3000, 3000)] {
+        let config = file(&format!("max_client_in_flight = {most}\n")).unwrap();
+        assert_eq!(config.bounds.broker.receive_max, most);
+        assert_eq!(config.storage.duplicates.per_session, remembered);
+    }
+}
+
 #[test]
 fn behind_a_broker_nothing_is_listened_on() {
     let config = file(

@@ -9,8 +9,8 @@ pub const FUEL_PER_CALL_DEFAULT: u64 = 4_000_000;
 /// What `max_fuel` may be lowered to: some thirty SETs. Much below, even the built-in policy could answer nothing.
 pub const FUEL_PER_CALL_MIN: u64 = 50_000;
 
-/// What `max_fuel` may be raised to: well before the watchdog, also on a machine that is slow or busy. What ran once has this
-/// much whenever it runs again, since it may have run under any bound.
+/// What `max_fuel` may be raised to: at most some hundred milliseconds of a runaway loop, while everybody waits, and a fifth
+/// of what the watchdog allows. What ran once has this much whenever it runs again, since it may have run under any bound.
 pub const FUEL_PER_CALL_MAX: u64 = 40_000_000;
 
 /// Fuel on top for every byte of the payload, since a parser must look at each: the worst payload
