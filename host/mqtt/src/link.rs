@@ -3,10 +3,9 @@
 //! Above all the acknowledgements that it owes: they leave in the order in which the PUBLISHes came (section 4.6), though
 //! requests are settled later than ordinary messages.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
+
+use rustc_hash::FxHashMap;
 
 use crate::{
     Identity, ReasonCode,
@@ -149,7 +148,7 @@ impl Link {
         &mut self,
         popped: u64,
         blocked: bool,
-        received: &mut HashMap<u16, Received>,
+        received: &mut FxHashMap<u16, Received>,
         tape: &mut Tape<'_>,
     ) -> bool {
         let mut wake = false;

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use rustc_hash::FxHashMap;
 
 use crate::{
     Origin, ReasonCode,
@@ -42,7 +43,7 @@ pub(crate) struct Session {
     /// How many of these are shared.
     shared: usize,
     pub(crate) outbox: Outbox,
-    received: HashMap<u16, Received>,
+    received: FxHashMap<u16, Received>,
     will: Option<Will>,
     /// When the connection was lost, while there is none.
     detached: Option<Instant>,
@@ -72,7 +73,7 @@ pub(crate) enum Arrival {
 pub(crate) struct Sending<'a> {
     pub(crate) link: &'a mut Link,
     pub(crate) outbox: &'a mut Outbox,
-    pub(crate) received: &'a mut HashMap<u16, Received>,
+    pub(crate) received: &'a mut FxHashMap<u16, Received>,
     pub(crate) tape: Tape<'a>,
 }
 
@@ -99,7 +100,7 @@ impl Session {
             wildcards: 0,
             shared: 0,
             outbox: Outbox::new(total_bytes),
-            received: HashMap::new(),
+            received: FxHashMap::default(),
             will: None,
             detached: None,
             will_due: None,

@@ -2,8 +2,11 @@
 //!
 //! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use hashbrown::DefaultHashBuilder;
+use rustc_hash::FxHashMap;
 
 use super::Position;
 use crate::store::{Read, RestsOn, Write};
@@ -13,8 +16,8 @@ use crate::store::{Read, RestsOn, Write};
 /// A key is known by its hash: of two that have the same one a read may wait for the other, which is late and never wrong.
 #[derive(Default)]
 pub(super) struct Unreleased {
-    hasher: RandomState,
-    last: HashMap<u64, Position>,
+    hasher: DefaultHashBuilder,
+    last: FxHashMap<u64, Position>,
     order: VecDeque<(Position, u64)>,
 }
 

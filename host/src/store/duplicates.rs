@@ -7,9 +7,10 @@
 //! Behind a foreign broker nobody knows which sessions live or what is unacknowledged there: only the window keeps
 //! ([`Retention::per_session`] is zero), and of a client that has nothing in it nothing is held at all.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
 
+use hashbrown::HashMap;
 use statehouse_mqtt::Properties;
 
 use self::slot::Slot;
