@@ -66,16 +66,9 @@ pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Longest commit delay (see [`crate::Options::commit_delay`]).
 pub const COMMIT_DELAY_MS_MAX: u64 = 5;
 
-/// Up to this many newly released records the writing thread itself tells of them (a wake-up of another
-/// thread costs some 20 µs); above, sending the answers takes longer than waking somebody for it.
-pub(crate) const TOLD_BY_WRITER_MAX: u64 = 4;
-
-/// How long a write waits for those who are being told what is durable to come again, and with it those who wait for it
-/// already. Telling some hundred clients takes as long; a listener that is slower holds nobody up.
-pub(crate) const COMPANY_WAIT_US_MAX: u64 = 1_000;
-
-/// Bytes from which a write waits for no more: a frame in 17 blocks wastes half of one, whatever comes with it.
-pub(crate) const COMPANY_BYTES_MAX: usize = 64 << 10;
+/// How long the writing thread may tell of what it has made durable, before it writes again. Telling some two hundred
+/// clients takes as long, and what these send again fills many blocks; a listener that is slower holds no write up.
+pub(crate) const TOLD_BY_WRITER_US_MAX: u64 = 1_000;
 
 /// How often the maintenance thread looks around when nobody wakes it.
 pub(crate) const MAINTENANCE_MS: u64 = 1_000;

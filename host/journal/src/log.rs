@@ -278,7 +278,7 @@ impl Log {
         if matches!(self.options.durability, Durability::Interval(_)) && !pending.failed {
             self.released.store(pending.released(), Ordering::Release);
         }
-        let wake = !pending.awaits_company() && std::mem::take(&mut pending.idle);
+        let wake = std::mem::take(&mut pending.idle);
         drop(pending);
         if wake {
             self.work.notify_one();
@@ -508,27 +508,13 @@ impl Log {
         Error::Failed(self.failure.get().cloned().unwrap_or(failure))
     }
 
-    /// Whether nothing waits to be written, so that the writing thread has time to tell. Until
-    /// [`Log::end_telling`] no appender waits for it.
-    pub(crate) fn begin_telling(&self) -> bool {
-        let mut pending = locked(&self.pending);
-        pending.telling = pending.is_empty();
-        pending.telling
+    /// The writing thread tells: until [`Log::end_telling`] no appender waits for it.
+    pub(crate) fn begin_telling(&self) {
+        locked(&self.pending).telling = true;
     }
 
     pub(crate) fn end_telling(&self) {
         locked(&self.pending).telling = false;
-    }
-
-    /// Whoever was told has been told: what is there is written, whoever comes again later.
-    pub(crate) fn await_nobody(&self) {
-        let mut pending = locked(&self.pending);
-        pending.awaited = 0;
-        let wake = !pending.is_empty() && std::mem::take(&mut pending.idle);
-        drop(pending);
-        if wake {
-            self.work.notify_one();
-        }
     }
 
     /// How many segments have been taken into use.

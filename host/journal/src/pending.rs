@@ -26,8 +26,6 @@ pub(crate) struct Pending {
     pub(crate) appended: u64,
     /// First and last position of urgent groups that are not durable yet.
     pub(crate) urgent: VecDeque<(u64, u64)>,
-    /// So many records are awaited before the next write. 0: it waits for nobody.
-    pub(crate) awaited: u64,
     /// The I/O thread waits for work.
     pub(crate) idle: bool,
     /// A thread empties the buffer, so an appender may wait for that.
@@ -58,7 +56,6 @@ impl Pending {
             first: appended + 1,
             appended,
             urgent: VecDeque::new(),
-            awaited: 0,
             idle: false,
             attended: false,
             telling: false,
@@ -74,15 +71,6 @@ impl Pending {
 
     pub(crate) fn bytes(&self) -> usize {
         self.buffer.len() - frame::HEADER_BYTES
-    }
-
-    pub(crate) fn records(&self) -> u64 {
-        self.appended + 1 - self.first
-    }
-
-    /// Whether the next write should wait for more: it has little, and more is about to come.
-    pub(crate) fn awaits_company(&self) -> bool {
-        self.records() < self.awaited && self.bytes() < limits::COMPANY_BYTES_MAX
     }
 
     pub(crate) fn push(&mut self, records: &[&[u8]], urgent: bool) -> u64 {

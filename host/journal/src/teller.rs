@@ -1,15 +1,12 @@
 //! Who tells what is released, and when.
 //!
-//! Enters: positions, from the threads that sync. Leaves: calls of the listener, one at a time, with
-//! rising positions. Where there are many answers to send, or more is waiting to be written, a thread of
-//! its own sends them, so that the next sync runs meanwhile. A few with nothing behind them
-//! are sent by the thread that has just synced: waking another takes longer than a small write.
-//!
-//! Whoever gets an answer often comes again with the next request. The first of many does while the others' answers are
-//! still being sent, and a sync for it alone would cost what one for all of them does. So as long as many are being told,
-//! the next write awaits as many records, and no longer.
+//! Enters: positions, from the threads that sync. Leaves: calls of the listener, one at a time, with rising positions.
+//! The thread that has just synced tells by itself, as long as that is quick: waking another takes longer than a few
+//! small writes, and whoever is told comes again meanwhile, so that the next sync is for all of them. Where telling is
+//! slow a thread of its own does it, and the next sync runs beside it.
 
 use std::sync::{Condvar, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use crate::limits;
 use crate::log::{Log, locked};
@@ -25,14 +22,30 @@ pub(crate) struct Teller {
 struct Listener {
     call: Box<dyn Fn(Position) + Send>,
     told: u64,
+    /// What telling of a record took the last time.
+    each: Duration,
 }
 
 impl Listener {
     fn tell(&mut self, position: u64) {
-        if position > self.told {
+        let records = self.behind(position);
+        if records > 0 {
+            let began = Instant::now();
             (self.call)(Position(position));
+            self.each = began.elapsed() / records;
             self.told = position;
         }
+    }
+
+    /// Whether telling should take no longer than the writing thread may.
+    fn is_quick(&self, position: u64) -> bool {
+        let took = self.each.saturating_mul(self.behind(position));
+        took <= Duration::from_micros(limits::TOLD_BY_WRITER_US_MAX)
+    }
+
+    fn behind(&self, position: u64) -> u32 {
+        let records = position.saturating_sub(self.told);
+        u32::try_from(records).unwrap_or(u32::MAX)
     }
 }
 
@@ -50,7 +63,11 @@ impl std::fmt::Debug for Teller {
 impl Teller {
     pub(crate) fn new(call: Box<dyn Fn(Position) + Send>, told: Position) -> Self {
         Self {
-            listener: Mutex::new(Listener { call, told: told.0 }),
+            listener: Mutex::new(Listener {
+                call,
+                told: told.0,
+                each: Duration::ZERO,
+            }),
             bell: Mutex::new(Bell {
                 released: told.0,
                 closing: false,
@@ -75,23 +92,17 @@ impl Teller {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return self.ring(released),
         };
-        let few = released.0.saturating_sub(listener.told) <= limits::TOLD_BY_WRITER_MAX;
-        if !few || !log.begin_telling() {
-            let records = released.0.saturating_sub(listener.told);
+        if !listener.is_quick(released.0) {
             drop(listener);
-            let mut pending = log.pending();
-            // Together with those that wait already: without them the two would take turns for ever, each with a sync of
-            // its own.
-            pending.awaited = pending.records() + records;
-            drop(pending);
             return self.ring(released);
         }
+        log.begin_telling();
         listener.tell(released.0);
         log.end_telling();
     }
 
     /// The telling thread.
-    pub(crate) fn run(&self, log: &Log) {
+    pub(crate) fn run(&self) {
         let mut told = 0;
         loop {
             {
@@ -105,7 +116,6 @@ impl Teller {
                 told = bell.released;
             }
             locked(&self.listener).tell(told);
-            log.await_nobody();
         }
     }
 
@@ -113,5 +123,11 @@ impl Teller {
     pub(crate) fn close(&self, released: Position) {
         locked(&self.bell).closing = true;
         self.ring(released);
+    }
+
+    /// What telling of a record took the last time, or is said to have taken.
+    #[cfg(test)]
+    pub(crate) fn replace_each(&self, each: Duration) -> Duration {
+        std::mem::replace(&mut locked(&self.listener).each, each)
     }
 }

@@ -105,8 +105,8 @@ impl Journal {
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
         let teller = Arc::clone(&journal.teller);
         journal.spawn("journal-write", move || write_loop(&log, &chores, &teller))?;
-        let (log, teller) = (Arc::clone(&journal.log), Arc::clone(&journal.teller));
-        journal.spawn("journal-tell", move || teller.run(&log))?;
+        let teller = Arc::clone(&journal.teller);
+        journal.spawn("journal-tell", move || teller.run())?;
         Ok(journal)
     }
 
@@ -272,21 +272,13 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     }
 }
 
-/// Waits until there is something to write or the sync is due; where more is about to come ([`crate::teller`]), a moment
-/// longer. Whether the journal is closing, and whether something urgent waits.
-pub(crate) fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
-    let company_due = Instant::now() + Duration::from_micros(limits::COMPANY_WAIT_US_MAX);
+/// Waits until there is something to write or the sync is due. Whether the journal is closing, and whether something
+/// urgent waits.
+fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
     let mut pending = log.pending();
-    while (pending.is_empty() || pending.awaits_company()) && !pending.closing && !pending.failed {
-        let now = Instant::now();
-        if pending.awaited > 0 && now >= company_due {
-            pending.awaited = 0;
-            continue;
-        }
-        let company_due = (pending.awaited > 0).then_some(company_due);
-        let next = due.into_iter().chain(company_due).min();
+    while pending.is_empty() && !pending.closing && !pending.failed {
         pending.idle = true;
-        pending = match next.map(|next| next.saturating_duration_since(now)) {
+        pending = match due.map(|due| due.saturating_duration_since(Instant::now())) {
             Some(Duration::ZERO) => break,
             Some(wait) => {
                 log.work

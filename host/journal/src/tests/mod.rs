@@ -4,12 +4,12 @@
 //! opening gives back can be compared record by record.
 
 mod close;
-mod company;
 mod crash;
 mod damage;
 mod faults;
 mod history;
 mod reading;
+mod telling;
 mod threads;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,76 @@
+//! Which thread tells what is released.
+
+use std::sync::Mutex;
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use super::*;
+use crate::limits::TOLD_BY_WRITER_US_MAX;
+use crate::teller::Teller;
+
+/// A log, its teller, and what was told by whom.
+struct Scene {
+    log: Log,
+    teller: Teller,
+    told: Arc<Mutex<Vec<(u64, ThreadId)>>>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (log, ..) = open(&Simulation::new(1), Options::default()).expect("opens");
+        let told: Arc<Mutex<Vec<_>>> = Arc::default();
+        let listener = Arc::clone(&told);
+        let call = move |position: Position| {
+            let mut told = listener.lock().expect("no panic");
+            told.push((position.0, thread::current().id()));
+        };
+        let teller = Teller::new(Box::new(call), Position::NONE);
+        Self { log, teller, told }
+    }
+
+    /// What the writing thread does for a record, where telling of one took so long the last time.
+    fn write(&self, each: Duration) {
+        self.log.append(&[b"a record"]).expect("small");
+        self.log.commit().expect("no faults");
+        self.teller.replace_each(each);
+        self.teller.tell(&self.log);
+    }
+
+    /// Positions that were told, and whether by the writing thread, which is this.
+    fn told(&self) -> Vec<(u64, bool)> {
+        let told = self.told.lock().expect("no panic");
+        let by_writer = |it: &(u64, ThreadId)| (it.0, it.1 == thread::current().id());
+        told.iter().map(by_writer).collect()
+    }
+}
+
+#[test]
+fn who_has_synced_tells_while_that_is_quick() {
+    let scene = Scene::new();
+    scene.write(Duration::ZERO);
+    scene.write(Duration::from_micros(TOLD_BY_WRITER_US_MAX));
+    assert_eq!(scene.told(), [(1, true), (2, true)]);
+    assert!(!scene.log.pending().telling);
+}
+
+#[test]
+fn telling_that_would_take_long_is_left_to_a_thread_of_its_own() {
+    let scene = Scene::new();
+    let slow = Duration::from_micros(TOLD_BY_WRITER_US_MAX * 2 / 3);
+    scene.write(slow);
+    assert_eq!(scene.told(), [(1, true)], "one is quick enough");
+    scene.log.append(&[b"two at once"]).expect("small");
+    scene.write(slow);
+    assert_eq!(scene.told().len(), 1, "two are not");
+    assert!(!scene.log.pending().telling);
+    thread::scope(|scope| {
+        scope.spawn(|| scene.teller.run());
+        scene.teller.close(scene.log.released());
+    });
+    assert_eq!(scene.told(), [(1, true), (3, false)]);
+    assert_ne!(
+        scene.teller.replace_each(slow),
+        slow,
+        "it was measured anew"
+    );
+}
