@@ -92,6 +92,10 @@ pub const TRANSCRIPTS: &[(&str, &str)] = &[
         include_str!("../../../tests/transcripts/preview-2023.txt"),
     ),
     (
+        "quota-clients",
+        include_str!("../../../tests/transcripts/quota-clients.txt"),
+    ),
+    (
         "quota-keys-documents",
         include_str!("../../../tests/transcripts/quota-keys-documents.txt"),
     ),
