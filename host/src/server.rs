@@ -144,7 +144,10 @@ impl Server {
 
     /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
     pub fn raise_receive_max(&self, receive_max: u16) {
-        self.lock().store.raise_receive_max(receive_max);
+        let mut core = self.lock();
+        if core.store.raise_receive_max(receive_max) {
+            core.recorder.told(receive_max);
+        }
     }
 
     /// The bounds of the table and its watches.
@@ -318,6 +321,7 @@ impl Server {
             policies: policies.to_vec(),
             active,
             assignment: assignment.cloned(),
+            receive_max: core.store.duplicates().receive_max(),
         };
         progress.next(core.store.state(), core.store.duplicates(), meta)
     }

@@ -386,6 +386,46 @@ mod tests {
         }
     }
 
+    /// In the log, in a snapshot, and where clients are told less again: sessions may be of clients that were told more.
+    #[test]
+    fn the_most_that_clients_were_told_is_remembered_by_every_later_run() {
+        let place = tempfile::tempdir().unwrap();
+        let settings = |name: &str| {
+            let flags = Flags {
+                data: Some(place.path().join(name)),
+                ..Flags::default()
+            };
+            Config::load(flags).unwrap().storage
+        };
+        let remembers = |name: &str, per_session| {
+            let mut storage = settings(name);
+            storage.duplicates.per_session = per_session;
+            recover(&storage).unwrap().image.duplicates.receive_max()
+        };
+        let (disk, _) = recover(&settings("first"))
+            .unwrap()
+            .start(&Listener::default())
+            .unwrap();
+        let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
+        recorder.started(1, wall_ms(), Mode::Embedded);
+        for receive_max in [5000, 3000] {
+            recorder.told(receive_max);
+        }
+        disk.journal().close().unwrap();
+        drop((recorder, disk));
+
+        let backup = place.path().join("backup");
+        let past = Past::open(&settings("first").directory).unwrap();
+        past.snapshot(&backup, 0).unwrap();
+        restore(&backup, &settings("second").directory, wall_ms()).unwrap();
+        for name in ["first", "second"] {
+            assert_eq!(remembers(name, 1024), 5000, "{name}");
+            assert_eq!(remembers(name, 6000), 6000, "{name}");
+            // Behind a foreign broker only time and space decide.
+            assert_eq!(remembers(name, 0), 0, "{name}");
+        }
+    }
+
     #[test]
     fn a_standby_waits_says_so_once_and_takes_over() {
         let directory = tempfile::tempdir().unwrap();

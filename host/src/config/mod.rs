@@ -247,10 +247,10 @@ impl Config {
                 per_session: match foreign {
                     // Nothing tells when a client cannot send a request again any more.
                     Some(_) => 0,
-                    // The run before may have told clients more.
+                    // Where a run before told clients more than either, the journal says so.
                     None => {
-                        let default = Retention::default().per_session;
-                        default.max(bounds.broker.receive_max.into())
+                        let least = limits::RECEIVE_MAX_REMEMBERED_MIN;
+                        bounds.broker.receive_max.max(least).into()
                     }
                 },
             },

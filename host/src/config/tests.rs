@@ -116,7 +116,7 @@ fn a_clock_can_be_accepted_in_the_file() {
     assert!(!file("").unwrap().storage.accept_clock);
 }
 
-/// The run before may have told clients more, whatever the file says by now.
+/// The run before may have told clients as much as by default, whatever the file says by now. What is more is in the journal.
 #[test]
 fn as_much_is_remembered_of_a_client_as_one_may_have_been_told() {
     for (most, remembered) in [(10, 1024), (1024, 1024), (3000, 3000)] {

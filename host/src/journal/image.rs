@@ -16,7 +16,7 @@ use super::codec::{Malformed, Reader};
 use super::entries::Entries;
 use super::record::{self, Handled, PolicyRecord, Record};
 use super::snapshot::{
-    self, ENTRIES, META, MODULE, OWNED_ENTRIES, REMEMBERED, SESSIONS, UNKNOWN, WATCHES,
+    self, ENTRIES, META, MODULE, Meta, OWNED_ENTRIES, REMEMBERED, SESSIONS, UNKNOWN, WATCHES,
 };
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
@@ -39,6 +39,8 @@ pub struct Image {
     pub active: Option<u32>,
     /// Who answers what; none where nobody ever assigned anything.
     pub assignment: Option<Assignment>,
+    /// The largest Receive Maximum that a client may have been told, where that is recorded.
+    receive_max: u16,
     /// The latest time that is recorded.
     pub now_ms: u64,
     /// The latest run that is recorded.
@@ -78,6 +80,7 @@ impl Image {
             policies: Vec::new(),
             active: None,
             assignment: None,
+            receive_max: 0,
             now_ms: 0,
             run: 0,
             ends: VecDeque::new(),
@@ -132,6 +135,7 @@ impl Image {
                 self.policies = meta.policies;
                 self.active = meta.active;
                 self.assignment = meta.assignment;
+                self.told(meta.receive_max);
             }
             // A module is a file of its own, not a part of the state.
             MODULE => {}
@@ -199,8 +203,30 @@ impl Image {
                 self.state.watches.keep(true);
                 self.state.watches.apply(watches);
             }
+            Record::Told { receive_max } => self.told(receive_max),
         }
         Ok(())
+    }
+
+    /// Sessions may be of clients that were told so: what these can send again is remembered, however little clients are
+    /// told from here on.
+    fn told(&mut self, receive_max: u16) {
+        self.receive_max = self.receive_max.max(receive_max);
+        self.duplicates.raise_per_session(receive_max);
+    }
+
+    /// What the end of a snapshot says of this store.
+    pub fn meta(&self) -> Meta {
+        Meta {
+            clock: self.state.hlc.last(),
+            now_ms: self.now_ms,
+            run: self.run,
+            policies: self.policies.clone(),
+            active: self.active,
+            assignment: self.assignment.clone(),
+            // Not what it remembers: a reader forgets nothing.
+            receive_max: self.receive_max,
+        }
     }
 
     /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their

@@ -5,6 +5,7 @@
 //! request did and everything it saw, so that recovery runs no policy, and a replay can.
 
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 
 use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::Stamp;
@@ -29,6 +30,8 @@ const ASSIGNMENT: u8 = 7;
 const WATCHES: u8 = 8;
 /// A start behind a foreign broker.
 const ATTACHED: u8 = 9;
+/// Versions that do not know of it do not read it.
+const TOLD: u8 = 10;
 
 /// One record.
 #[derive(Debug, PartialEq)]
@@ -67,6 +70,12 @@ pub enum Record<'a> {
     Sessions(&'a [u8]),
     /// Watches that are kept changed.
     Watches(WatchChanges),
+    /// Clients may be told more than any was before: the largest Receive Maximum from here on. Before the first request of
+    /// one that was.
+    Told {
+        /// MQTT 5, section 3.2.2.3.3.
+        receive_max: u16,
+    },
 }
 
 /// A policy that answered requests.
@@ -177,17 +186,19 @@ pub(super) fn policy(out: &mut Vec<u8>, policy: &PolicyRecord) {
 
 pub(super) fn assignment(out: &mut Vec<u8>, assignment: &Assignment) {
     out.push(ASSIGNMENT);
-    assignment_fields(out, assignment);
+    assignment_fields(out, Some(assignment));
 }
 
 /// As JSON: it is small, seldom written, and later versions add to it.
-pub(super) fn assignment_fields(out: &mut Vec<u8>, assignment: &Assignment) {
+pub(super) fn assignment_fields(out: &mut Vec<u8>, assignment: Option<&Assignment>) {
     // Writing plain fields to memory cannot fail; if it did, the record would say so when it is read.
-    let json = serde_json::to_vec(assignment).unwrap_or_default();
+    let json = serde_json::to_vec(&assignment).unwrap_or_default();
     bytes(out, &json);
 }
 
-pub(super) fn read_assignment(reader: &mut Reader<'_>) -> Result<Assignment, Malformed> {
+pub(super) fn read_assignment<T: DeserializeOwned>(
+    reader: &mut Reader<'_>,
+) -> Result<T, Malformed> {
     serde_json::from_slice(reader.bytes()?)
         .map_err(|_| Malformed("an assignment of policies that this version cannot read"))
 }
@@ -220,6 +231,11 @@ pub(super) fn started(out: &mut Vec<u8>, run: u32, now_ms: u64, mode: Mode) {
 pub(super) fn stopped(out: &mut Vec<u8>, now_ms: u64) {
     out.push(STOPPED);
     number(out, now_ms);
+}
+
+pub(super) fn told(out: &mut Vec<u8>, receive_max: u16) {
+    out.push(TOLD);
+    number(out, receive_max.into());
 }
 
 /// Writes what changed of sessions, as the broker says it.
@@ -307,6 +323,9 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         ASSIGNMENT => Record::Assignment(Box::new(read_assignment(&mut reader)?)),
         SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
         WATCHES => Record::Watches(read_watches(&mut reader)?),
+        TOLD => Record::Told {
+            receive_max: reader.small()?,
+        },
         _ => {
             return Err(Malformed(
                 "a kind that this version does not know: use the version that wrote it, or a newer one",

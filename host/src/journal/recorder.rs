@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::record::{self, PolicyRecord, Source};
 use super::unreleased::Unreleased;
 use super::{Journal, Position};
+use crate::limits;
 use crate::policy::Assignment;
 use crate::request::Request;
 use crate::store::{Effects, Handled, Mode};
@@ -63,6 +64,15 @@ impl Recorder {
         let mut record = Vec::new();
         record::started(&mut record, run, now_ms, mode);
         self.append(&record);
+    }
+
+    /// Clients may be told this Receive Maximum from here on. What every start remembers anyway is not recorded.
+    pub fn told(&mut self, receive_max: u16) {
+        if receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN {
+            let mut record = Vec::new();
+            record::told(&mut record, receive_max);
+            self.append(&record);
+        }
     }
 
     /// The end of a run.

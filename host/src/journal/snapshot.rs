@@ -38,6 +38,8 @@ pub struct Meta {
     pub active: Option<u32>,
     /// Who answers what; none where nobody ever assigned anything.
     pub assignment: Option<Assignment>,
+    /// The largest Receive Maximum that a client may have been told; zero where that is not recorded.
+    pub receive_max: u16,
 }
 
 /// How far a snapshot has come.
@@ -250,8 +252,12 @@ fn meta_block(it: &Meta, next_number: u64) -> Vec<u8> {
         &mut out,
         it.active.map_or(0, |active| u64::from(active) + 1),
     );
-    if let Some(assignment) = &it.assignment {
-        record::assignment_fields(&mut out, assignment);
+    let more = it.receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN;
+    if it.assignment.is_some() || more {
+        record::assignment_fields(&mut out, it.assignment.as_ref());
+    }
+    if more {
+        number(&mut out, it.receive_max.into());
     }
     out
 }
@@ -271,7 +277,10 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     let active: u32 = reader.small()?;
     meta.active = active.checked_sub(1);
     if !reader.is_empty() {
-        meta.assignment = Some(record::read_assignment(reader)?);
+        meta.assignment = record::read_assignment(reader)?;
+    }
+    if !reader.is_empty() {
+        meta.receive_max = reader.small()?;
     }
     Ok((meta, next_number))
 }

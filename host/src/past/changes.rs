@@ -379,7 +379,10 @@ impl<'a> Follower<'a> {
                 let clock = None;
                 (self.visit)(Seen::Passed { now_ms, clock });
             }
-            Record::Assignment(_) | Record::Sessions(_) | Record::Watches(_) => {}
+            Record::Assignment(_)
+            | Record::Sessions(_)
+            | Record::Watches(_)
+            | Record::Told { .. } => {}
         }
         Ok(())
     }

@@ -221,9 +221,11 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         Record::Swept { now_ms, .. }
         | Record::Started { now_ms, .. }
         | Record::Stopped { now_ms } => Some(*now_ms),
-        Record::Policy(_) | Record::Assignment(_) | Record::Sessions(_) | Record::Watches(_) => {
-            None
-        }
+        Record::Policy(_)
+        | Record::Assignment(_)
+        | Record::Sessions(_)
+        | Record::Watches(_)
+        | Record::Told { .. } => None,
     }
 }
 

@@ -40,7 +40,7 @@ impl Default for Retention {
             window_ms: limits::DUPLICATE_WINDOW_MS_DEFAULT,
             count_max: limits::DUPLICATES_MAX_DEFAULT,
             bytes_max: limits::DUPLICATE_BYTES_MAX_DEFAULT,
-            per_session: statehouse_mqtt::Limits::default().receive_max.into(),
+            per_session: limits::RECEIVE_MAX_REMEMBERED_MIN.into(),
         }
     }
 }
@@ -147,11 +147,21 @@ impl Duplicates {
         self.retention
     }
 
-    /// Clients may be told this Receive Maximum from now on: no fewer are remembered of each session. Never less within one
-    /// run, since sessions that were told more may send as many again.
-    pub fn raise_per_session(&mut self, receive_max: u16) {
+    /// The largest Receive Maximum that a client may have been told.
+    pub fn receive_max(&self) -> u16 {
+        u16::try_from(self.retention.per_session).unwrap_or(u16::MAX)
+    }
+
+    /// Clients may be told this Receive Maximum from now on: no fewer are remembered of each session. Never less, since
+    /// sessions that were told more may send as many again. True where that is more than before.
+    pub fn raise_per_session(&mut self, receive_max: u16) -> bool {
         let per_session = &mut self.retention.per_session;
-        *per_session = (*per_session).max(receive_max.into());
+        // Zero says that only the window keeps.
+        let more = *per_session > 0 && u64::from(receive_max) > *per_session;
+        if more {
+            *per_session = receive_max.into();
+        }
+        more
     }
 
     /// Until when a request of now is remembered at least.

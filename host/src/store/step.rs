@@ -130,8 +130,9 @@ impl Store {
     }
 
     /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
-    pub fn raise_receive_max(&mut self, receive_max: u16) {
-        self.duplicates.raise_per_session(receive_max);
+    /// True where that is more than before.
+    pub fn raise_receive_max(&mut self, receive_max: u16) -> bool {
+        self.duplicates.raise_per_session(receive_max)
     }
 
     /// Forgets the requests of sessions that are no more.

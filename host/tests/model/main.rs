@@ -574,6 +574,7 @@ impl Model {
             policies: policies.to_vec(),
             active,
             assignment: assignment.cloned(),
+            receive_max: self.store.duplicates().receive_max(),
         };
         match progress.next(self.store.state(), self.store.duplicates(), meta) {
             Some(block) => {

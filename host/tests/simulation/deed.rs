@@ -106,7 +106,8 @@ impl Deed {
                 | Record::Stopped { .. }
                 | Record::Policy(_)
                 | Record::Assignment(_)
-                | Record::Sessions(_),
+                | Record::Sessions(_)
+                | Record::Told { .. },
             ) => {}
             (_, record) => panic!("record {position} is of another kind: {record:?}"),
         }

@@ -159,6 +159,7 @@ impl World {
                 policies: policies.to_vec(),
                 active,
                 assignment: assignment.cloned(),
+                receive_max: self.store.duplicates().receive_max(),
             };
             let block = progress.next(self.store.state(), self.store.duplicates(), meta);
             let Some(block) = block else {

@@ -355,18 +355,19 @@ fn how_much_one_client_may_have_in_flight_is_that_of_the_connack() {
     old.expect_disconnect(RECEIVE_MAXIMUM_EXCEEDED);
 }
 
-/// All of a full window are sent again over the next connection, when clients may already have less. Were they looked for, or
-/// remembered, as of old, those beyond would run twice.
+/// All of a full window are sent again over the next connection, when clients may already have less, and after a crash. Were
+/// they looked for, or remembered, as of old, those beyond would run twice.
 #[test]
 fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
     const RAISED: u16 = 2500;
-    for dup in [false, true] {
+    for (dup, crash) in [(false, false), (true, false), (false, true), (true, true)] {
         // Nothing is remembered but the last ones of each session.
-        let server = Server::with_config("max_duplicates = 1\n");
+        let mut server = Server::with_config("max_duplicates = 1\n");
         let settings = |most: u16| format!("max_duplicates = 1\nmax_client_in_flight = {most}\n");
         change(&server, &settings(RAISED));
-        let connect = || Client::connect(server.address(), &Connect::resume("client", 3600));
-        let mut client = connect();
+        let connect =
+            |server: &Server| Client::connect(server.address(), &Connect::resume("client", 3600));
+        let mut client = connect(&server);
         told_in_flight(&client, RAISED);
         let mut asker = Store::on(client, "client");
         let requests: Vec<_> = (0..RAISED)
@@ -382,8 +383,12 @@ fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
         eventually("the last is handled", || other.get(&last).map(drop));
         asker.client.abort();
         change(&server, &settings(10));
+        if crash {
+            server.kill();
+            server.restart();
+        }
 
-        client = connect();
+        client = connect(&server);
         told_in_flight(&client, 10);
         assert!(client.session_present());
         for (at, (packet_id, request)) in requests.into_iter().enumerate() {
@@ -400,7 +405,7 @@ fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
         }
         client.ping();
         let repeated = sample(&server, "statehouse_duplicates_total");
-        assert_eq!(repeated, Some(RAISED.into()), "dup: {dup}");
+        assert_eq!(repeated, Some(RAISED.into()), "dup: {dup}, crash: {crash}");
     }
 }
 

@@ -277,6 +277,19 @@ fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
 }
 
 #[test]
+fn what_clients_are_told_comes_back() {
+    for receive_max in [0, 1025, u16::MAX] {
+        let mut out = Vec::new();
+        told(&mut out, receive_max);
+        assert_eq!(read(&out).unwrap(), Record::Told { receive_max });
+    }
+    assert!(
+        read(&[10, 0x80, 0x80, 4]).is_err(),
+        "MQTT has no more than 65535"
+    );
+}
+
+#[test]
 fn an_unknown_kind_says_what_to_do() {
     let error = read(&[200]).unwrap_err().to_string();
     assert!(error.contains("newer"), "{error}");
