@@ -2,7 +2,8 @@
 //!
 //! What enters: paths, how to read them, a look every second and SIGHUP. What leaves: the last value that was good. A file
 //! that turns bad is logged and counted, and never takes the good value's place. Files are looked at rather than watched by
-//! notifications of the system, which do not cross containers and network file systems.
+//! notifications of the system, which do not cross containers and network file systems. One that was written to this very
+//! moment waits for the next look.
 
 use std::fmt::Display;
 use std::fs;
@@ -11,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::Signal;
 
@@ -128,19 +130,24 @@ impl<T: Send + Sync + 'static> Watched<T> {
 /// A [`Watched`] of any type.
 trait Reload: Send + Sync {
     /// Reads the files again where they changed, or in any case. True: there is another value.
-    fn look(&self, in_any_case: bool) -> bool;
+    fn look(&self, in_any_case: bool, now: SystemTime) -> bool;
     fn count(&self) -> Count;
 }
 
 impl<T: Send + Sync + 'static> Reload for Watched<T> {
-    fn look(&self, in_any_case: bool) -> bool {
+    fn look(&self, in_any_case: bool, now: SystemTime) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         // Before they are read: what is written meanwhile is found at the next look.
         let stamps = stamps(&self.files);
         if *seen == stamps && !in_any_case {
             return false;
         }
-        *seen = stamps;
+        let settled = stamps.iter().flatten().all(|stamp| is_settled(stamp, now));
+        if !settled && !in_any_case {
+            return false;
+        }
+        // What is read before it has settled is read again.
+        *seen = if settled { stamps } else { Vec::new() };
         let what = self.what;
         match (self.read)() {
             Ok(value) => {
@@ -172,6 +179,16 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
         Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
     };
     files.iter().map(stamp).collect()
+}
+
+/// Whether its last write is a while ago, or was made by a clock that is not ours.
+fn is_settled(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
+    let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
+        return true;
+    };
+    let written = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds));
+    let age = written.and_then(|written| now.duration_since(written).ok());
+    age.is_none_or(|age| age >= limits::RELOAD_SETTLED)
 }
 
 /// How often a value was read again.
@@ -235,7 +252,7 @@ impl Reloads {
 
     fn look(&self, in_any_case: bool) {
         for entry in &self.entries {
-            if entry.watched.look(in_any_case) {
+            if entry.watched.look(in_any_case, SystemTime::now()) {
                 (entry.then)();
             }
         }
@@ -259,11 +276,19 @@ mod tests {
         Watched::open("numbers", vec![path.to_owned()], read)
     }
 
+    /// Writes a file, `turn` seconds after 1970.
+    fn write(path: &Path, text: &str, turn: u64) {
+        fs::write(path, text).unwrap();
+        let file = fs::File::options().write(true).open(path).unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(turn);
+        file.set_modified(time).unwrap();
+    }
+
     #[test]
     fn a_changed_file_is_read_once_and_a_bad_one_leaves_the_value() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
-        fs::write(&path, "1").unwrap();
+        write(&path, "1", 1);
         let watched = number(&path).unwrap();
         let told = Arc::new(AtomicU64::new(0));
         let mut reloads = Reloads::default();
@@ -281,16 +306,16 @@ mod tests {
             (*watched.current(), count.taken, count.refused)
         };
         assert_eq!(look(false), (1, 0, 0));
-        fs::write(&path, "22").unwrap();
+        write(&path, "22", 2);
         assert_eq!(look(false), (22, 1, 0));
         assert_eq!(look(false), (22, 1, 0));
-        fs::write(&path, "three").unwrap();
+        write(&path, "three", 3);
         assert_eq!(look(false), (22, 1, 1));
         // Said once, not every second.
         assert_eq!(look(false), (22, 1, 1));
         fs::remove_file(&path).unwrap();
         assert_eq!(look(false), (22, 1, 2));
-        fs::write(&path, "4").unwrap();
+        write(&path, "4", 4);
         assert_eq!(look(false), (4, 2, 2));
         assert_eq!(look(true), (4, 3, 2));
     }
@@ -299,16 +324,34 @@ mod tests {
     fn a_file_that_another_takes_the_place_of_is_seen_although_length_and_time_are_the_same() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("it"), directory.path().join("other"));
-        let time = std::time::SystemTime::UNIX_EPOCH;
         for (path, text) in [(&path, "1"), (&other, "2")] {
-            fs::write(path, text).unwrap();
-            let file = fs::File::options().write(true).open(path).unwrap();
-            file.set_modified(time).unwrap();
+            write(path, text, 0);
         }
         let watched = number(&path).unwrap();
         fs::rename(&other, &path).unwrap();
-        assert!(watched.look(false));
+        assert!(watched.look(false, SystemTime::now()));
         assert_eq!(*watched.current(), 2);
+    }
+
+    #[test]
+    fn a_file_that_may_still_be_written_to_waits_for_the_next_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        write(&path, "1", 1);
+        let watched = number(&path).unwrap();
+        let look = |in_any_case, milliseconds| {
+            let now = SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
+            (watched.look(in_any_case, now), *watched.current())
+        };
+        write(&path, "2", 10);
+        assert_eq!(look(false, 10_010), (false, 1));
+        assert_eq!(look(false, 10_100), (true, 2));
+        assert_eq!(look(false, 10_100), (false, 2));
+        // Who asks for it gets it at once, and again at the next look.
+        write(&path, "3", 20);
+        assert_eq!(look(true, 20_010), (true, 3));
+        assert_eq!(look(false, 20_100), (true, 3));
+        assert_eq!(look(false, 20_100), (false, 3));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub enum ConfigError {
     #[error("the configuration file {0} is larger than {max} bytes", max = limits::CONFIG_FILE_BYTES_MAX)]
     Size(PathBuf),
     /// A key or a value of the file is wrong.
-    #[error("the configuration file {0} is wrong.\n{1}")]
+    #[error("the configuration file {0} is wrong.\n{text}", text = .1.to_string().trim_end())]
     File(PathBuf, Box<toml::de::Error>),
     /// A listener that cannot be.
     #[error(transparent)]

@@ -73,6 +73,7 @@ fn errors_name_the_line() {
         ),
     ] {
         let error = file(text).unwrap_err().to_string();
+        assert_eq!(error, error.trim_end(), "something may follow it");
         assert!(
             error.contains(&format!("line {line},")) && error.contains(says),
             "{error}"

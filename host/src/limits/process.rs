@@ -6,6 +6,10 @@ use std::time::Duration;
 /// away, and a few calls of the system for each.
 pub const RELOAD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long nobody may have written to a file before it is read again. Whoever writes it in place may be half way; and two
+/// writes within one tick of the kernel's clock, 10 ms at most, leave the same time.
+pub const RELOAD_SETTLED: Duration = Duration::from_millis(50);
+
 /// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 

@@ -27,7 +27,7 @@ pub enum RulesError {
     #[error("{0}: {1}")]
     In(PathBuf, #[source] Box<Self>),
     /// It is no TOML, or has other fields than rules have.
-    #[error("{0}")]
+    #[error("{text}", text = .0.to_string().trim_end())]
     Toml(#[from] Box<toml::de::Error>),
     /// A rule says what no rule can.
     #[error("line {line}: {mistake}")]
