@@ -50,6 +50,11 @@ pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
 /// Blocks of a snapshot are gathered up to this before they are written.
 pub(crate) const SNAPSHOT_WRITE_BYTES: usize = 256 << 10;
 
+/// Up to a quarter of the history that is kept anyway, to an eighth of what is free, and to this, a log may grow before the
+/// next snapshot, however small the last one is: who writes the same few keys again and again would write all of them with
+/// each snapshot, and all that is remembered of requests. A start reads as much in half a second.
+pub const SNAPSHOT_AFTER_BYTES_MAX: u64 = 64 << 20;
+
 /// Slowest writing of a snapshot that can be asked for, per second. Below it one of a large store never ends.
 pub(crate) const SNAPSHOT_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
@@ -66,9 +71,14 @@ pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Longest commit delay (see [`crate::Options::commit_delay`]).
 pub const COMMIT_DELAY_MS_MAX: u64 = 5;
 
-/// How long the writing thread may tell of what it has made durable, before it writes again. Telling some two hundred
-/// clients takes as long, and what these send again fills many blocks; a listener that is slower holds no write up.
+/// How long telling of what has become durable should take where the writing thread itself does it, as far as the last
+/// calls can say. Telling some two hundred clients takes as long, and what these send again fills many blocks.
 pub(crate) const TOLD_BY_WRITER_US_MAX: u64 = 1_000;
+
+/// Unwritten bytes up to which the writing thread itself tells. Whoever appends meanwhile cannot wait for it, or each would
+/// wait for the other where the listener takes a lock that is held around appends: what is left of
+/// [`BUFFERED_BYTES_MAX`] is for them.
+pub(crate) const TOLD_BY_WRITER_BYTES_MAX: usize = BUFFERED_BYTES_MAX / 4;
 
 /// How often the maintenance thread looks around when nobody wakes it.
 pub(crate) const MAINTENANCE_MS: u64 = 1_000;

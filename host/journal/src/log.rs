@@ -508,9 +508,11 @@ impl Log {
         Error::Failed(self.failure.get().cloned().unwrap_or(failure))
     }
 
-    /// The writing thread tells: until [`Log::end_telling`] no appender waits for it.
-    pub(crate) fn begin_telling(&self) {
-        locked(&self.pending).telling = true;
+    /// Whether the writing thread may tell: nobody waits for it, and until [`Log::end_telling`] nobody does.
+    pub(crate) fn begin_telling(&self) -> bool {
+        let mut pending = locked(&self.pending);
+        pending.telling = pending.bytes() <= limits::TOLD_BY_WRITER_BYTES_MAX;
+        pending.telling
     }
 
     pub(crate) fn end_telling(&self) {

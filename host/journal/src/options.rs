@@ -23,8 +23,8 @@ pub struct Options {
     pub commit_delay: Duration,
     /// Length of a segment. Default: 4 MiB.
     pub segment_bytes: u64,
-    /// A snapshot is due when the log behind the last one is longer than this … Default: 64 MiB,
-    /// which a start reads in a fraction of a second.
+    /// A snapshot is due when the log behind the last one is longer than this, or than what history keeps anyway
+    /// ([`limits::SNAPSHOT_AFTER_BYTES_MAX`]) … Default: 8 MiB.
     pub snapshot_min_bytes: u64,
     /// … and longer than this many times the last snapshot. Default: 2.
     pub snapshot_factor: u64,
@@ -42,7 +42,7 @@ impl Default for Options {
             durability: Durability::Always,
             commit_delay: Duration::ZERO,
             segment_bytes: 4 << 20,
-            snapshot_min_bytes: 64 << 20,
+            snapshot_min_bytes: 8 << 20,
             snapshot_factor: 2,
             snapshot_bytes_per_second: 32 << 20,
             history_bytes: 256 << 20,

@@ -22,7 +22,7 @@ pub(crate) struct Teller {
 struct Listener {
     call: Box<dyn Fn(Position) + Send>,
     told: u64,
-    /// What telling of a record took the last time.
+    /// What telling of a record took: rises at once, and falls by a half each time.
     each: Duration,
 }
 
@@ -32,12 +32,13 @@ impl Listener {
         if records > 0 {
             let began = Instant::now();
             (self.call)(Position(position));
-            self.each = began.elapsed() / records;
+            self.each = (began.elapsed() / records).max(self.each / 2);
             self.told = position;
         }
     }
 
-    /// Whether telling should take no longer than the writing thread may.
+    /// Whether telling should take no longer than the writing thread may take. It is a guess: a single record may lead to
+    /// thousands of notifications.
     fn is_quick(&self, position: u64) -> bool {
         let took = self.each.saturating_mul(self.behind(position));
         took <= Duration::from_micros(limits::TOLD_BY_WRITER_US_MAX)
@@ -92,11 +93,10 @@ impl Teller {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return self.ring(released),
         };
-        if !listener.is_quick(released.0) {
+        if !listener.is_quick(released.0) || !log.begin_telling() {
             drop(listener);
             return self.ring(released);
         }
-        log.begin_telling();
         listener.tell(released.0);
         log.end_telling();
     }
@@ -125,7 +125,7 @@ impl Teller {
         self.ring(released);
     }
 
-    /// What telling of a record took the last time, or is said to have taken.
+    /// Says what telling of a record took, and returns what was thought of it.
     #[cfg(test)]
     pub(crate) fn replace_each(&self, each: Duration) -> Duration {
         std::mem::replace(&mut locked(&self.listener).each, each)

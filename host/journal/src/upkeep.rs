@@ -125,10 +125,14 @@ impl Log {
     }
 
     /// How long the log behind a snapshot grows before the next.
-    fn snapshot_after_bytes(&self) -> u64 {
+    pub(crate) fn snapshot_after_bytes(&self) -> u64 {
         let last = self.snapshot_bytes.load(Ordering::Acquire);
+        let kept_anyway = limits::SNAPSHOT_AFTER_BYTES_MAX
+            .min(self.options.history_bytes / 4)
+            .min(self.free_bytes.load(Ordering::Acquire) / 8);
         self.options
             .snapshot_min_bytes
+            .max(kept_anyway)
             .max(self.options.snapshot_factor.saturating_mul(last))
     }
 

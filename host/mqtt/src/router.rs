@@ -4,8 +4,9 @@
 //! (section 4.8.2), which choose one of theirs. The cost of a match depends on the filters that share levels with the name,
 //! not on the number of all filters. Knows nothing of sessions but their numbers.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
-use hashbrown::HashMap;
 
 use crate::{
     QoS,

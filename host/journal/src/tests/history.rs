@@ -1,5 +1,7 @@
 //! What is kept, what goes, and what a recycled segment still holds.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 use crate::files::{self, Kind};
 use crate::recovery::Base;
@@ -423,4 +425,24 @@ fn a_finished_snapshot_has_its_name_on_the_disk() {
         let crashed = disk.fork().crash(seed);
         assert_eq!(count(&crashed, |kind| kind == Kind::Snapshot(1)), 1);
     }
+}
+
+#[test]
+fn a_snapshot_waits_for_as_much_log_as_is_kept_anyway_and_the_disk_has_room_for() {
+    let disk = Simulation::new(1);
+    let after = |history_bytes, free_bytes| {
+        let options = Options {
+            history_bytes,
+            ..Options::default()
+        };
+        let (log, ..) = open(&disk.fork(), options).expect("opens");
+        log.free_bytes.store(free_bytes, Ordering::Release);
+        log.snapshot_after_bytes() >> 20
+    };
+    assert_eq!(after(256 << 20, u64::MAX), 64);
+    assert_eq!(after(u64::MAX, u64::MAX), 64, "a start has to read it");
+    assert_eq!(after(128 << 20, u64::MAX), 32);
+    assert_eq!(after(0, u64::MAX), 8);
+    assert_eq!(after(256 << 20, 160 << 20), 20);
+    assert_eq!(after(256 << 20, 0), 8);
 }

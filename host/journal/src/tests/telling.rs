@@ -5,7 +5,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::*;
-use crate::limits::TOLD_BY_WRITER_US_MAX;
+use crate::limits::{TOLD_BY_WRITER_BYTES_MAX, TOLD_BY_WRITER_US_MAX};
 use crate::teller::Teller;
 
 /// A log, its teller, and what was told by whom.
@@ -36,6 +36,14 @@ impl Scene {
         self.teller.tell(&self.log);
     }
 
+    /// What the telling thread does once it is woken.
+    fn run_the_thread(&self) {
+        thread::scope(|scope| {
+            scope.spawn(|| self.teller.run());
+            self.teller.close(self.log.released());
+        });
+    }
+
     /// Positions that were told, and whether by the writing thread, which is this.
     fn told(&self) -> Vec<(u64, bool)> {
         let told = self.told.lock().expect("no panic");
@@ -63,14 +71,31 @@ fn telling_that_would_take_long_is_left_to_a_thread_of_its_own() {
     scene.write(slow);
     assert_eq!(scene.told().len(), 1, "two are not");
     assert!(!scene.log.pending().telling);
-    thread::scope(|scope| {
-        scope.spawn(|| scene.teller.run());
-        scene.teller.close(scene.log.released());
-    });
+    scene.run_the_thread();
     assert_eq!(scene.told(), [(1, true), (3, false)]);
-    assert_ne!(
-        scene.teller.replace_each(slow),
-        slow,
-        "it was measured anew"
-    );
+}
+
+#[test]
+fn a_listener_that_was_slow_is_trusted_again_little_by_little() {
+    let scene = Scene::new();
+    let hour = Duration::from_secs(3600);
+    scene.write(hour);
+    scene.run_the_thread();
+    assert_eq!(scene.told(), [(1, false)]);
+    assert_eq!(scene.teller.replace_each(Duration::ZERO), hour / 2);
+}
+
+/// It may hold a lock that the listener wants.
+#[test]
+fn nobody_is_told_by_a_thread_that_an_appender_may_wait_for() {
+    let scene = Scene::new();
+    scene.log.append(&[b"told"]).expect("small");
+    scene.log.commit().expect("no faults");
+    let block = vec![1; TOLD_BY_WRITER_BYTES_MAX];
+    scene.log.append(&[&block]).expect("fits");
+    scene.teller.tell(&scene.log);
+    assert_eq!(scene.told(), []);
+    assert!(!scene.log.pending().telling);
+    scene.run_the_thread();
+    assert_eq!(scene.told(), [(1, false)]);
 }
