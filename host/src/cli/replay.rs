@@ -9,9 +9,10 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::progress::Progress;
 use super::time::utc;
 use crate::clock::Stamp;
+use crate::config::Fuel;
 use crate::kit::read_policy;
 use crate::limits;
-use crate::past::{Bound, Counts, Difference, Observer, Past, Replayed, Tally, words};
+use crate::past::{Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words};
 use crate::store::{Entry, Kept, Write};
 use statehouse_journal::Position;
 
@@ -42,6 +43,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
+    /// Most fuel that the policy of --policy may burn for one request, as `serve` would let it. What a policy handled before
+    /// it can always handle again [default: 4000000; 50000 to 40000000]
+    #[arg(
+        long,
+        value_name = "FUEL",
+        env = "STATEHOUSE_MAX_FUEL",
+        hide_env_values = true
+    )]
+    max_fuel: Option<Fuel>,
+
     /// Print at most this many differences; all are counted
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u64,
@@ -60,6 +71,8 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = args.policy.as_deref().map(read_policy).transpose();
     let file = file.map_err(|error| Failure::usage(error.to_string()))?;
+    let fuel_max = args.max_fuel.unwrap_or_default().get();
+    let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
     let past = Past::open(&args.data.path)?;
     let mut printer = Printer {
         args,
@@ -73,12 +86,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             Place::Time(ms) => Bound::Time(ms),
         })
     };
-    let replayed = past.replay(
-        bound(args.from),
-        bound(args.to),
-        file.as_deref(),
-        &mut printer,
-    )?;
+    let replayed = past.replay(bound(args.from), bound(args.to), candidate, &mut printer)?;
     printer.progress.clear();
     if let Some(failure) = printer.failed {
         return Err(failure);

@@ -47,7 +47,8 @@ pub struct LimitFlags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
     pub max_client_watches: Option<NonZeroU64>,
 
-    /// Most fuel that one request burns, beside 64 for each byte of it: a SET burns some 1600 [default: 4000000]
+    /// Most fuel that one request burns, beside 64 for each byte of it: a SET burns some 1600 [default: 4000000; 50000 to
+    /// 40000000]
     #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
     pub max_fuel: Option<Fuel>,
 
@@ -228,7 +229,7 @@ impl LimitFlags {
                 limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             ),
             watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
-            fuel_max: (self.max_fuel).map_or(limits::FUEL_PER_CALL_DEFAULT, |Fuel(fuel)| fuel),
+            fuel_max: self.max_fuel.unwrap_or_default().get(),
             ..Quota::default()
         };
         let quota = quota.with_client(

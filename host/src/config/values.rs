@@ -111,7 +111,20 @@ impl FromStr for KeyBytes {
 
 /// The most fuel of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fuel(pub(super) u64);
+pub struct Fuel(u64);
+
+impl Fuel {
+    /// In units of wasmtime, of which an instruction burns about one.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl Default for Fuel {
+    fn default() -> Self {
+        Self(limits::FUEL_PER_CALL_DEFAULT)
+    }
+}
 
 impl FromStr for Fuel {
     type Err = String;

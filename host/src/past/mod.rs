@@ -35,7 +35,7 @@ pub use backup::{Contents, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
 pub use checkup::{Checkup, Opening, Reach};
 pub(crate) use replay::command_of;
-pub use replay::{Bound, Counts, Difference, Observer, Other, Replayed, Tally};
+pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
 pub use restore::{read_backup, restore};
 pub use salvage::Salvaged;
 pub use words::words;

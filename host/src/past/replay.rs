@@ -27,6 +27,15 @@ pub enum Bound {
     Time(u64),
 }
 
+/// A policy that requests are run by in place of those that handled them.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Its file.
+    pub file: &'a [u8],
+    /// What one request may burn, beside the part for its bytes: the `max_fuel` of the store that it is meant for.
+    pub fuel_max: u64,
+}
+
 /// What is told while requests run.
 pub trait Observer {
     /// A record was reached; `done` of `total` were so far.
@@ -113,17 +122,21 @@ enum Comparison {
 }
 
 impl Past {
-    /// Runs the recorded requests between two places again, each by the policy that handled it or all by the
-    /// one in `file`.
+    /// Runs the recorded requests between two places again, each by the policy that handled it or all by a
+    /// candidate.
     pub fn replay(
         &self,
         from: Option<Bound>,
         to: Option<Bound>,
-        file: Option<&[u8]>,
+        candidate: Option<Candidate<'_>>,
         observer: &mut dyn Observer,
     ) -> Result<Replayed, PastError> {
         let engine = Engine::without_watchdog()?;
-        let other = file.map(|file| engine.load(file)).transpose()?;
+        let load = |it: Candidate<'_>| {
+            let policy = engine.load(it.file)?;
+            Ok::<_, PastError>((Arc::new(policy), it.fuel_max))
+        };
+        let other = candidate.map(load).transpose()?;
         let mut scout = Scout::new(from, to);
         let range = self.read(Base::Oldest, Position::END, &mut scout)?;
         // Before that the state is not exactly what it was.
@@ -135,7 +148,7 @@ impl Past {
             image: Image::of_keys(),
             modules: self.modules(),
             engine,
-            other: other.map(Arc::new),
+            other,
             loaded: HashMap::new(),
             from: from_position,
             to: to_position,
@@ -234,8 +247,8 @@ struct Rerun<'a> {
     image: Image,
     modules: Modules,
     engine: Engine<Transaction>,
-    /// Answers in place of those that are recorded.
-    other: Option<Arc<Policy<Transaction>>>,
+    /// Answers in place of those that are recorded, and what it may burn.
+    other: Option<(Arc<Policy<Transaction>>, u64)>,
     /// Policies by digest; none where one cannot be had.
     loaded: HashMap<blake3::Hash, Option<Arc<Policy<Transaction>>>>,
     from: Position,
@@ -299,7 +312,7 @@ impl Rerun<'_> {
     }
 
     fn compare(&mut self, handled: &Handled<'_>, payload: &Bytes) -> Comparison {
-        let policy = match &self.other {
+        let (policy, fuel_max) = match &self.other {
             Some(other) => other.clone(),
             None => {
                 let known = self.image.policies.get(handled.policy as usize);
@@ -307,7 +320,8 @@ impl Rerun<'_> {
                     return Comparison::NotComparable("no record names the policy that handled it");
                 };
                 match self.policy(&digest) {
-                    Some(policy) => policy,
+                    // Whatever the bound was that it ran under.
+                    Some(policy) => (policy, limits::FUEL_PER_CALL_MAX),
                     None => {
                         return Comparison::NotComparable(
                             "the policy that handled it is not in the data directory any more",
@@ -327,7 +341,7 @@ impl Rerun<'_> {
             context: &remembered.context,
             evidence: remembered.evidence.as_ref(),
         };
-        let (state, again) = replay(&policy, state, &recorded);
+        let (state, again) = replay(&policy, fuel_max, state, &recorded);
         self.image.state = state;
         judge(handled, again)
     }

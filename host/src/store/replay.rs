@@ -50,7 +50,8 @@ pub struct Recorded<'a> {
     pub evidence: Option<&'a Evidence>,
 }
 
-/// Bounds that refuse nothing: what was refused is recorded. What succeeded may have burnt what any bound allows.
+/// Bounds that refuse nothing: what was refused is recorded. The policy that handled a request may have burnt what any bound
+/// allows; another one has what it would have if it answered.
 pub(super) const NO_QUOTA: Quota = Quota {
     keys_max: u64::MAX,
     bytes_max: u64::MAX,
@@ -66,9 +67,11 @@ pub(super) const NO_QUOTA: Quota = Quota {
 };
 
 /// Runs a recorded request on a fresh instance. What the recorded run asked is answered as it was then,
-/// any other question about the table from `state`, which must be the one just before the request.
+/// any other question about the table from `state`, which must be the one just before the request. The policy may burn
+/// `fuel_max`, beside the part for the request's bytes.
 pub fn replay(
     policy: &Arc<Policy<Transaction>>,
+    fuel_max: u64,
     mut state: Box<State>,
     recorded: &Recorded<'_>,
 ) -> (Box<State>, Replayed) {
@@ -92,6 +95,10 @@ pub fn replay(
         evidence: recorded.evidence.cloned().unwrap_or_default(),
         beyond: Beyond::State,
     };
+    let quota = Quota {
+        fuel_max,
+        ..NO_QUOTA
+    };
     let hlc = std::mem::replace(&mut state.hlc, Hlc::at(recorded.context.clock));
     let mut instance = Instance::new(policy.clone());
     let (answer, transaction) = run(
@@ -100,7 +107,7 @@ pub fn replay(
         recorded.context.now_ms,
         &request,
         script,
-        NO_QUOTA,
+        quota,
     );
     let writes = match &answer {
         Ok(_) => transaction.staged().to_vec(),

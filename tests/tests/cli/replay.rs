@@ -97,6 +97,24 @@ fn refusals_of_the_quota_are_played_back() {
     assert!(counts(&summary["commands"]["SET"]).0 >= 2);
 }
 
+/// What a candidate may burn is what it could if it answered, or a replay would praise one that fails at every request. What
+/// a policy has answered it can answer again, whatever the bound was and is.
+#[test]
+fn a_candidate_has_the_fuel_of_the_store_that_it_is_meant_for() {
+    let faulty = policies::faulty();
+    let server = Server::with_config(&format!("policy = {faulty:?}\nmax_fuel = 40000000\n"));
+    let answer = server
+        .store("client")
+        .ask(&["SET", "key", "burn", "2000000"]);
+    assert_eq!(answer.payload(), [b'+'; 300]);
+    replay(&server, &[], 0);
+    replay(&server, &["--max-fuel", "50000"], 0);
+    let (differences, _) = replay(&server, &["--policy", faulty], 1);
+    let why = differences[0]["now"]["failure"].as_str().unwrap();
+    assert!(why.contains("max_fuel"), "{why}");
+    replay(&server, &["--policy", faulty, "--max-fuel", "40000000"], 0);
+}
+
 #[test]
 fn another_policy_differs() {
     let server = Server::start();

@@ -1,7 +1,8 @@
 //! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
 //! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
 //! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well, or another one that is named behind it. `GET key` works.
-//! `SET key long` answers some hundred bytes, and so does `SET key burn` after some hundred thousand units of fuel.
+//! `SET key long` answers some hundred bytes, and so does `SET key burn` after some hundred thousand units of fuel, or after so
+//! many rounds of a loop as are named behind it.
 //! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
@@ -138,7 +139,9 @@ fn go_wrong(
         b"fine" => {}
         b"long" => return answer(&vec![b'+'; 300], Body::None),
         b"burn" => {
-            for round in 0..100_000_u32 {
+            let named = str::from_utf8(arguments.get(3)).ok();
+            let rounds = named.and_then(|it| it.parse().ok()).unwrap_or(100_000_u32);
+            for round in 0..rounds {
                 std::hint::black_box(round);
             }
             return answer(&vec![b'+'; 300], Body::None);
