@@ -44,6 +44,8 @@ pub(crate) struct Session {
     shared: usize,
     pub(crate) outbox: Outbox,
     received: FxHashMap<u16, Received>,
+    /// Most of these. Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
+    received_max: usize,
     will: Option<Will>,
     /// When the connection was lost, while there is none.
     detached: Option<Instant>,
@@ -101,6 +103,7 @@ impl Session {
             shared: 0,
             outbox: Outbox::new(total_bytes),
             received: FxHashMap::default(),
+            received_max: 0,
             will: None,
             detached: None,
             will_due: None,
@@ -359,6 +362,13 @@ impl Session {
             .map(|(filter, own)| (filter, *own))
     }
 
+    /// It is connected by this link. A client that forgot a full window of exchanges has room for another one, also where it is
+    /// told less by now: those that it forgot end with the session only.
+    pub(crate) fn connect(&mut self, link: Link) {
+        self.received_max = self.received_max.max(2 * link.receive_max);
+        self.link = Some(link);
+    }
+
     /// What sending needs, while there is a connection.
     pub(crate) fn sending<'a>(&'a mut self, recorder: &'a mut Recorder) -> Option<Sending<'a>> {
         let tape = self.tape(recorder);
@@ -377,19 +387,27 @@ impl Session {
             .filter_map(|(id, entry)| Some((*id, entry.answer?)))
     }
 
-    /// Puts back a QoS 2 message of the client that recovery found. There is no bound but that of the identifiers: one
-    /// that is forgotten would be handed over twice.
-    pub(crate) fn restore_received(&mut self, packet_id: u16, answer: ReasonCode) {
-        self.received.insert(
-            packet_id,
-            Received {
-                // No connection has the number 0.
-                asked: (0, 0),
-                owed: (0, 0),
-                answer: Some(answer),
-                counted_by: 0,
-            },
-        );
+    /// Puts back the QoS 2 messages of the client that recovery found. There is no bound but that of the identifiers: one
+    /// that is forgotten would be handed over twice. Beside them there is room for those of a client that is told this
+    /// Receive Maximum.
+    pub(crate) fn restore_received(
+        &mut self,
+        found: impl IntoIterator<Item = (u16, ReasonCode)>,
+        receive_max: u16,
+    ) {
+        for (packet_id, answer) in found {
+            self.received.insert(
+                packet_id,
+                Received {
+                    // No connection has the number 0.
+                    asked: (0, 0),
+                    owed: (0, 0),
+                    answer: Some(answer),
+                    counted_by: 0,
+                },
+            );
+        }
+        self.received_max = self.received.len() + usize::from(receive_max);
     }
 
     /// A QoS 2 PUBLISH over the current connection.
@@ -404,8 +422,7 @@ impl Session {
             return Ok(Arrival::Repeated);
         };
         let after = self.outbox.progress().0;
-        // Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
-        let full = self.received.len() >= 2 * link.receive_max;
+        let full = self.received.len() >= self.received_max;
         match self.received.get_mut(&packet_id) {
             None if full => {
                 let text = "too many QoS 2 messages wait for their PUBREL";

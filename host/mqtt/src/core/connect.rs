@@ -158,7 +158,7 @@ impl Core {
             output.clone(),
             options,
         );
-        session.link = Some(link);
+        session.connect(link);
         if present {
             self.forbid_subscriptions(key, &origin, now);
         }

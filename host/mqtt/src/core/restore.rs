@@ -113,9 +113,7 @@ impl Core {
             detached,
         };
         session.restore(standing, now + WILL_GRACE);
-        for (packet_id, answer) in saved.received {
-            session.restore_received(packet_id, answer);
-        }
+        session.restore_received(saved.received, self.limits.receive_max.max(1));
         self.restore_messages(number, &mut session.outbox, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {

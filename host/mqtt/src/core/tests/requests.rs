@@ -456,6 +456,40 @@ fn the_embedder_can_disconnect_a_client() {
     );
 }
 
+/// It was disconnected at its first QoS 2 message, over every connection until its session ended.
+#[test]
+fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_also_where_it_is_told_less() {
+    let at_most = |receive_max| Limits {
+        receive_max,
+        ..Limits::default()
+    };
+    let send = |client: &mut Peer, ids: std::ops::Range<u16>, now| {
+        for id in ids {
+            client.send(
+                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
+                now,
+            );
+        }
+        disconnected(&client.receive())
+    };
+    let (broker, _, now) = start(at_most(20));
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(send(&mut a, 1..21, now), None);
+    a.lose(now);
+    broker.set_limits(at_most(2));
+    let mut next = 21;
+    for _ in 0..10 {
+        let mut a = Peer::new(&broker, &Hello::new("a"), now);
+        assert_eq!(send(&mut a, next..next + 2, now), None);
+        next += 2;
+        a.lose(now);
+    }
+    // They do not pile up here either.
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let full = Some(DisconnectReasonCode::ReceiveMaximumExceeded);
+    assert_eq!(send(&mut a, next..next + 1, now), full);
+}
+
 #[test]
 fn unfinished_qos_2_exchanges_do_not_pile_up_over_connections() {
     let (broker, _, now) = start(Limits {

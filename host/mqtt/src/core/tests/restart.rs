@@ -108,6 +108,34 @@ fn subscriptions_are_back_with_their_options() {
 }
 
 #[test]
+fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that_tells_it_less() {
+    let (mut life, now) = Life::new();
+    let send = |peer: &mut Peer, ids: std::ops::Range<u16>, now| {
+        for id in ids {
+            peer.send(
+                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
+                now,
+            );
+        }
+        let packets = peer.receive();
+        packets.iter().any(|it| matches!(it, Packet::Disconnect(_)))
+    };
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert!(!send(&mut peer, 1..21, now));
+    let told_less = Limits {
+        receive_max: 2,
+        ..Limits::default()
+    };
+    life.kill_with(told_less, now + SECOND);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(peer.connack.session_present);
+    assert!(!send(&mut peer, 21..23, now + SECOND));
+    peer.lose(now + SECOND);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(send(&mut peer, 23..24, now + SECOND), "they do not pile up");
+}
+
+#[test]
 fn what_was_queued_and_what_was_sent_is_sent_again() {
     let (mut life, now) = Life::new();
     let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(3));
