@@ -9,6 +9,7 @@ use super::notice::{Notice, told_by};
 use super::state::State;
 use super::transaction::Transaction;
 use super::write::Change;
+use crate::limits;
 use crate::policy::{Failure, Registry, Share};
 
 /// Tells of the changes of one step.
@@ -72,8 +73,8 @@ impl<'a> Telling<'a> {
         (transaction, told)
     }
 
-    /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. With the
-    /// notices, whether anything could not be told.
+    /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. What could be
+    /// told under any bound of fuel still can. With the notices, whether anything could not be told.
     pub(super) fn tell_again<'c>(
         mut self,
         state: Box<State>,
@@ -81,6 +82,10 @@ impl<'a> Telling<'a> {
         changes: impl Iterator<Item = &'c Change>,
         effects: &mut Effects,
     ) -> (Box<State>, Vec<Notice>, bool) {
+        let quota = Quota {
+            fuel_max: limits::FUEL_PER_CALL_MAX,
+            ..quota
+        };
         let mut transaction = Transaction::sweep(state, quota, self.now_ms);
         let (mut notices, mut failed) = (Vec::new(), false);
         for change in changes {

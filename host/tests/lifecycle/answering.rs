@@ -1,8 +1,9 @@
 //! Who answers: routes, canaries, and the owners of keys.
 
 use super::*;
+use statehouse::clock::Stamp;
 use statehouse::policy::{Canary, CanaryRule};
-use statehouse::store::Rerun;
+use statehouse::store::{Key, Rerun};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -157,6 +158,29 @@ fn a_change_that_its_owner_cannot_tell_of_is_told_by_the_built_in_one() {
 }
 
 /// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.
+/// It told of them in its own words before, under whatever bound there was.
+#[test]
+fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound_of_fuel_is_by_now()
+{
+    let all = policies();
+    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
+    ask(&mut store, "watcher", &["KEYNOTIFY", "slow-notify"]);
+    store.quota().fuel_max = limits::FUEL_PER_CALL_MIN;
+    let version = Stamp {
+        wall: NOW_MS,
+        counter: 0,
+    };
+    let removed = [(Key::from_static(b"slow-notify"), version)];
+    let effects = store.step(Event::Expired(&removed), NOW_MS);
+    let [notice] = &effects.expired[..] else {
+        panic!("one key: {:?}", effects.expired);
+    };
+    assert_eq!(
+        (&*notice.payload, effects.failures),
+        (&b"changed\r\n"[..], 0)
+    );
+}
+
 #[test]
 fn a_policy_that_cannot_tell_of_one_expired_key_is_not_asked_about_the_next() {
     let faulty = faulty_alone();

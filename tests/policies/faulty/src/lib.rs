@@ -9,7 +9,8 @@
 //! Asked for the key of a request it writes a line about `chatty-route`, panics about `bad-route` and never ends about
 //! `endless-route`.
 //! It counts how often it was configured.
-//! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong.
+//! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong; telling of one that begins with
+//! `slow-notify` takes some hundred thousand units of fuel.
 
 #![deny(unsafe_code)]
 
@@ -96,6 +97,9 @@ impl Policy for Faulty {
             !change.key.starts_with(b"bad-notify"),
             "asked to fail while telling"
         );
+        if change.key.starts_with(b"slow-notify") {
+            burn(100_000);
+        }
         Notification {
             topic_prefix: "told/".to_owned(),
             topic_suffix: "/end".to_owned(),
@@ -120,6 +124,13 @@ fn answer(head: &[u8], body: Body) -> Outcome {
     }
 }
 
+/// So many rounds of a loop.
+fn burn(rounds: u32) {
+    for round in 0..rounds {
+        std::hint::black_box(round);
+    }
+}
+
 fn go_wrong(
     host: &mut impl Host,
     arguments: &resp::Arguments<'_>,
@@ -141,9 +152,7 @@ fn go_wrong(
         b"burn" => {
             let named = str::from_utf8(arguments.get(3)).ok();
             let rounds = named.and_then(|it| it.parse().ok()).unwrap_or(100_000_u32);
-            for round in 0..rounds {
-                std::hint::black_box(round);
-            }
+            burn(rounds);
             return answer(&vec![b'+'; 300], Body::None);
         }
         b"stray" => {
