@@ -67,7 +67,7 @@ pub enum Kept {
 }
 
 impl Kept {
-    /// Keeps small ones, and any where nothing else could give it again.
+    /// Keeps small ones, and any where nothing else might give it again.
     pub(super) fn new(payload: &Bytes, whole: bool) -> Self {
         if whole || payload.len() <= limits::OUTCOME_INLINE_BYTES_MAX {
             Self::Whole(payload.clone())

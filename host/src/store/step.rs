@@ -347,7 +347,9 @@ impl Store {
         let kept = !writes.is_empty() || !self.quota.journal_full;
         let owed = answer.repeat == Repeat::Same && kept;
         if owed || !writes.is_empty() {
-            let whole = evidence.is_none();
+            // What takes long to run again may take too long on a busy machine.
+            let costly = effects.fuel > limits::FUEL_PER_CALL_DEFAULT;
+            let whole = evidence.is_none() || costly;
             let remembered = Remembered {
                 number: self.duplicates.next_number(),
                 delivery: request.delivery,

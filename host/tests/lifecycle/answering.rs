@@ -3,7 +3,7 @@
 use super::*;
 use statehouse::clock::Stamp;
 use statehouse::policy::{Canary, CanaryRule};
-use statehouse::store::{Key, Rerun};
+use statehouse::store::{Kept, Key, Rerun};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -179,6 +179,26 @@ fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound
         (&*notice.payload, effects.failures),
         (&b"changed\r\n"[..], 0)
     );
+}
+
+/// On a busy machine the watchdog may stop it, and what is left of its answer then is what was kept of it.
+#[test]
+fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole() {
+    let all = policies();
+    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
+    store.quota().fuel_max = limits::FUEL_PER_CALL_MAX;
+    let mut kept = |rounds| {
+        let (effects, answer) = ask(&mut store, "client", &["SET", "key", "burn", rounds]);
+        let remembered = effects.handled.expect("it wrote").remembered;
+        assert!(remembered.evidence.is_some(), "it can still run again");
+        (effects.fuel, remembered.outcome.payload, answer)
+    };
+    let (fuel, payload, answer) = kept("2000000");
+    assert!(fuel > limits::FUEL_PER_CALL_DEFAULT);
+    assert_eq!(payload, Kept::Whole(answer));
+    let (fuel, payload, answer) = kept("100000");
+    assert!(fuel < limits::FUEL_PER_CALL_DEFAULT);
+    assert_eq!(payload, Kept::Digest(blake3::hash(&answer)));
 }
 
 #[test]
