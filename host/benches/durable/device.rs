@@ -16,8 +16,8 @@ use statehouse_journal::{Base, Directory, Position, Sink};
 use crate::common::{Client, Server, resp};
 use crate::{IN_FLIGHT, files, round_of};
 
-/// Writes after which every segment is one that was in use before: several times the log of two snapshots.
-const FILLED_WRITES: usize = 1_000_000;
+/// Writes after which every segment is one that was in use before: more than the log of two snapshots and all history.
+const FILLED_WRITES: usize = 2_500_000;
 /// How long a snapshot is waited for: one client alone may not write enough for one.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(30);
 /// Snapshots in a measured round, with the log of as many.
@@ -27,9 +27,8 @@ const SNAPSHOTS: usize = 3;
 pub(crate) fn measure(clients: &[usize]) {
     let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let device = LoopDevice::mount(scratch.path());
-    // As a store is that has run for long: its segments are written over again, and nothing is kept for
-    // history alone, which would be whole segments of its own.
-    let server = Server::start(&device.mount, &["--history-bytes", "0"]);
+    // As a store is that has run for long: its segments are written over again.
+    let server = Server::start(&device.mount, &[]);
     let data = device.mount.join("statehouse-data");
     let set = |id: usize| resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
     let mut filler = Client::connect(&server.address, "filler");

@@ -137,8 +137,14 @@ impl Owners {
         for row in self.rows.iter_mut().flatten() {
             (row.keys, row.bytes) = (0, 0);
         }
-        for (entry, owner) in tables.into_iter().flat_map(Table::all_owned) {
-            self.give(owner, entry);
+        let sums = tables.map(|table| table.loads(self.rows.len()));
+        for loads in sums.into_iter().flatten() {
+            for (row, (keys, bytes)) in self.rows.iter_mut().zip(loads) {
+                if let Some(row) = row {
+                    row.keys += keys;
+                    row.bytes += bytes;
+                }
+            }
         }
         for owner in 0..self.rows.len() as Owner {
             self.leave(owner);

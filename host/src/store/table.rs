@@ -109,9 +109,9 @@ impl Table {
         }
     }
 
-    /// All entries with their owners, in no order.
-    pub(super) fn all_owned(&self) -> impl Iterator<Item = (&Entry, Owner)> {
-        self.slots.all()
+    /// Keys and bytes of each owner below `owners`, in parts that are to be added up.
+    pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
+        self.slots.loads(owners)
     }
 
     /// Entries in order of their keys that start with `prefix` and lie above `after`.
