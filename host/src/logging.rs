@@ -2,13 +2,13 @@
 //!
 //! What enters: lines of any thread, also of those that hold the store's lock; none of them ever waits. What leaves: the same
 //! lines in their order, from a thread of its own. Lines that find no room are dropped and counted, and a line says so once
-//! there is room again. What was logged before an end, a panic's included, is written before it.
+//! there is room again. What was logged before an end, a panic's included, is written before it, where somebody reads it.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::panic;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +16,9 @@ use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::limits;
+
+/// The thread that writes them.
+const THREAD: &str = "log";
 
 /// Those on their way to stderr.
 static LINES: OnceLock<Lines> = OnceLock::new();
@@ -43,17 +46,27 @@ pub fn start() -> io::Result<Lines> {
             BacktraceStatus::Captured => format!("{backtrace}"),
             _ => String::new(),
         };
-        told.push(format!("\nthread '{name}' {panic}\n{backtrace}").as_bytes());
+        told.push_last(format!("\nthread '{name}' {panic}\n{backtrace}").as_bytes());
         // It may be the last thing that this process does.
         told.flush(limits::LOG_FLUSH_WAIT);
     }));
     Ok(lines)
 }
 
-/// Waits until everything that was logged by now is written. False where that takes too long: nobody reads stderr.
-pub fn flush() -> bool {
-    let lines = LINES.get();
-    lines.is_none_or(|lines| lines.flush(limits::LOG_FLUSH_WAIT))
+/// A line that says why this process ends, behind what was logged by now.
+pub fn last_words(line: &str) {
+    match LINES.get() {
+        Some(lines) => lines.push_last(line.as_bytes()),
+        // Where even stderr is gone there is nobody to tell.
+        None => _ = io::stderr().write_all(line.as_bytes()),
+    }
+}
+
+/// Waits until everything that was logged by now is written, but not for long: it may be that nobody reads stderr.
+pub fn flush() {
+    if let Some(lines) = LINES.get() {
+        lines.flush(limits::LOG_FLUSH_WAIT);
+    }
 }
 
 /// Ends the process, with what was logged before.
@@ -76,28 +89,37 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Something waits.
     filled: Condvar,
-    /// Nothing does, and all is written.
+    /// More is written.
     drained: Condvar,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: Vec<u8>,
-    /// Whether the thread is at what it took before.
-    writing: bool,
+    /// Bytes that ever waited.
+    pushed: u64,
+    /// Those of them that the thread took.
+    taken: u64,
+    /// Those of them that it is done with.
+    written: u64,
+    /// Lines, not bytes.
     dropped: u64,
+    /// How many of these a line told of.
+    told: u64,
 }
 
 impl Lines {
     /// Starts the thread that writes to `out`. It lets `tell` say how many lines were dropped so far, once there is room.
     fn start(
-        out: impl Write + Send + 'static,
+        mut out: impl Write + Send + 'static,
         tell: impl Fn(u64) + Send + 'static,
     ) -> io::Result<Self> {
         let lines = Self(Arc::default());
         let writer = lines.clone();
-        let run = move || writer.write_to(out, tell);
-        thread::Builder::new().name("log".to_owned()).spawn(run)?;
+        let mut run = move || writer.write_to(&mut out, &tell);
+        // After a panic it goes on behind what it was at: else nothing would ever be logged again.
+        let run = move || while panic::catch_unwind(AssertUnwindSafe(&mut run)).is_err() {};
+        thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
         Ok(lines)
     }
 
@@ -107,52 +129,74 @@ impl Lines {
     }
 
     fn push(&self, line: &[u8]) {
+        self.push_within(line, limits::LOG_QUEUE_BYTES_MAX);
+    }
+
+    /// What may be the last thing that this process says has room of its own.
+    fn push_last(&self, line: &[u8]) {
+        let bytes_max = limits::LOG_QUEUE_BYTES_MAX + limits::LOG_LAST_WORDS_BYTES_MAX;
+        self.push_within(line, bytes_max);
+    }
+
+    fn push_within(&self, line: &[u8], bytes_max: usize) {
         let mut queue = self.lock();
-        if queue.waiting.len() + line.len() > limits::LOG_QUEUE_BYTES_MAX {
+        if queue.waiting.len() + line.len() > bytes_max {
             queue.dropped += 1;
             return;
         }
         queue.waiting.extend_from_slice(line);
+        queue.pushed += line.len() as u64;
         drop(queue);
         self.0.filled.notify_one();
     }
 
+    /// Waits until what was pushed by now is written. False where that takes longer.
     fn flush(&self, wait: Duration) -> bool {
-        let busy = |queue: &mut Queue| queue.writing || !queue.waiting.is_empty();
+        let pushed = self.lock().pushed;
+        self.wait_for(pushed, wait)
+    }
+
+    /// Waits until so many bytes are written. The thread that writes them does not wait for itself.
+    fn wait_for(&self, bytes: u64, wait: Duration) -> bool {
+        if thread::current().name() == Some(THREAD) {
+            return false;
+        }
+        let busy = |queue: &mut Queue| queue.written < bytes;
         let waited = self.0.drained.wait_timeout_while(self.lock(), wait, busy);
         let (_queue, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         !waited.timed_out()
     }
 
     /// Takes what waits, again and again. There is room for a word about what was dropped before it, so it comes behind it.
-    fn write_to(&self, mut out: impl Write, tell: impl Fn(u64)) {
-        let mut told = 0;
+    fn write_to(&self, out: &mut impl Write, tell: &impl Fn(u64)) {
         // While it does, words about that would be one more line that cannot be written.
         let mut fails = false;
         loop {
-            let (chunk, dropped) = self.take();
-            if dropped > told && !fails {
-                told = dropped;
+            let (chunk, dropped) = self.take(!fails);
+            if let Some(dropped) = dropped {
                 tell(dropped);
             }
-            let written = write(&mut out, &chunk);
+            let written = write(out, &chunk);
             fails = written < chunk.len();
             let lost = chunk[written..].iter().filter(|it| **it == b'\n').count();
             self.lock().dropped += lost as u64;
         }
     }
 
-    /// What waits, once something does; and how many lines were dropped by then.
-    fn take(&self) -> (Vec<u8>, u64) {
+    /// What waits, once something does, where the thread is done with all that it took before; and how many lines were
+    /// dropped by then, where that is to be told and is more than was told.
+    fn take(&self, tells: bool) -> (Vec<u8>, Option<u64>) {
         let mut queue = self.lock();
-        queue.writing = false;
+        queue.written = queue.taken;
+        self.0.drained.notify_all();
         while queue.waiting.is_empty() {
-            self.0.drained.notify_all();
             let filled = self.0.filled.wait(queue);
             queue = filled.unwrap_or_else(PoisonError::into_inner);
         }
-        queue.writing = true;
-        (std::mem::take(&mut queue.waiting), queue.dropped)
+        queue.taken = queue.pushed;
+        let dropped = (tells && queue.dropped > queue.told).then_some(queue.dropped);
+        queue.told = dropped.unwrap_or(queue.told);
+        (std::mem::take(&mut queue.waiting), dropped)
     }
 }
 
@@ -308,6 +352,56 @@ mod tests {
         rig.lines.push(b"five\n");
         assert_eq!(rig.read(), "five\n");
         assert_eq!(rig.read(), "3 dropped\n");
+    }
+
+    #[test]
+    fn a_flush_does_not_wait_for_what_is_logged_after_it_began() {
+        let rig = rig();
+        rig.lines.push(b"one\n");
+        rig.taken();
+        let began = rig.lines.lock().pushed;
+        rig.lines.push(b"two\n");
+        assert!(!rig.lines.wait_for(began, SHORT));
+        assert_eq!(rig.read(), "one\n");
+        assert!(rig.lines.wait_for(began, LONG), "two waits still");
+        assert!(!rig.lines.flush(SHORT));
+    }
+
+    #[test]
+    fn last_words_find_room_where_lines_find_none() {
+        let rig = rig();
+        rig.lines.push(b"first\n");
+        rig.taken();
+        rig.lines.push(&[b'x'; limits::LOG_QUEUE_BYTES_MAX]);
+        rig.lines.push(b"a line\n");
+        assert_eq!(rig.dropped(), 1);
+        rig.lines.push_last(b"why\n");
+        rig.lines
+            .push_last(&[b'y'; limits::LOG_LAST_WORDS_BYTES_MAX]);
+        assert_eq!(rig.dropped(), 2, "there is an end to that too");
+        assert_eq!(rig.read(), "first\n");
+        assert!(rig.read().ends_with("xwhy\n"));
+    }
+
+    #[test]
+    fn the_thread_goes_on_after_a_panic_and_never_waits_for_itself() {
+        let (told, tells) = channel();
+        let (read, reads) = channel();
+        let lines: Arc<OnceLock<Lines>> = Arc::default();
+        let itself = lines.clone();
+        let tell = move |_| {
+            told.send(itself.wait().flush(LONG)).unwrap();
+            panic!("asked to");
+        };
+        let go_on = channel().1;
+        let lines = lines.get_or_init(|| Lines::start(Reader { go_on, read }, tell).unwrap());
+        lines.push(&[b'x'; limits::LOG_QUEUE_BYTES_MAX + 1]);
+        lines.push(b"lost\n");
+        assert_eq!(tells.recv_timeout(LONG / 2), Ok(false));
+        lines.push(b"behind it\n");
+        assert!(lines.flush(LONG));
+        let read: Vec<_> = reads.try_iter().flatten().collect();
+        assert!(read.ends_with(b"behind it\n"));
     }
 
     #[test]

@@ -148,13 +148,18 @@ pub(super) fn report(failure: &Failure) -> ExitCode {
 
 /// A sentence for people, on stderr.
 pub(super) fn notice(sentence: &str) {
+    // Where even stderr is gone there is nobody to tell.
+    let _ = io::stderr().write_all(line(sentence).as_bytes());
+}
+
+/// The same as a line.
+pub(super) fn line(sentence: &str) -> String {
     let full_stop = if sentence.ends_with(['.', '?']) {
         ""
     } else {
         "."
     };
-    // Where even stderr is gone there is nobody to tell.
-    let _ = writeln!(io::stderr(), "statehouse: {sentence}{full_stop}");
+    format!("statehouse: {sentence}{full_stop}\n")
 }
 
 /// Writes to stdout. False where nobody reads it any more, as after `| head -1`: then the command

@@ -72,12 +72,11 @@ pub(super) fn run(flags: Flags) -> ExitCode {
             served
         });
     // Behind the log. Where nobody reads that, a sentence would wait for ever.
-    let heard = logging::flush();
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if heard => output::report(&failure),
-        Err(failure) => failure.exit_code(),
+    if let Err(failure) = &ended {
+        logging::last_words(&output::line(failure.message()));
     }
+    logging::flush();
+    ended.map_or_else(|failure| failure.exit_code(), |()| ExitCode::SUCCESS)
 }
 
 /// What serves clients. One thread serves them by itself, and nobody is woken for it.

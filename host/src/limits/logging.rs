@@ -9,6 +9,9 @@ pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;
 /// request that is a tenth of a second of a busy store.
 pub const LOG_QUEUE_BYTES_MAX: usize = 1 << 20;
 
+/// Beside them, what waits of panics and of the reason of an end, in bytes: a panic with its backtrace has some ten thousand.
+pub const LOG_LAST_WORDS_BYTES_MAX: usize = 64 << 10;
+
 /// How long an end waits for log lines to be read.
 pub const LOG_FLUSH_WAIT: Duration = Duration::from_millis(500);
 
