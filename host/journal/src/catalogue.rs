@@ -22,6 +22,8 @@ pub(crate) struct Catalogue {
     pub(crate) snapshots: VecDeque<SnapshotInfo>,
     /// Names of segments that are filled and ready.
     pub(crate) spares: Vec<String>,
+    /// Segments that were in use when each of the last snapshots was finished, which is when there are most.
+    pub(crate) peaks: VecDeque<usize>,
     /// Spares of which the new name may not be on the disk yet.
     pub(crate) recycled: Vec<String>,
     /// A file went, and the directory was not synced since.
@@ -60,12 +62,29 @@ impl Catalogue {
             segments: VecDeque::new(),
             snapshots: VecDeque::new(),
             spares,
+            peaks: VecDeque::new(),
             recycled: Vec::new(),
             unsynced: false,
             next_spare: survey.spares.last().map_or(0, |last| last + 1),
             damaged: survey.damaged.into_iter().collect(),
             now_ms,
         })
+    }
+
+    /// A snapshot is finished, and history may go.
+    pub(crate) fn note_peak(&mut self) {
+        if self.peaks.len() == limits::PEAKS_KEPT {
+            self.peaks.pop_front();
+        }
+        self.peaks.push_back(self.segments.len());
+    }
+
+    /// How many spares are worth keeping beside so many segments: all that are about to be used again.
+    pub(crate) fn spares_max(&self, segments: usize, segment_bytes: u64) -> usize {
+        let peak = self.peaks.iter().copied().max().unwrap_or(0);
+        let again = peak.saturating_sub(segments);
+        // Cannot truncate: a hundred thousand at most.
+        limits::SPARE_SEGMENTS + again.min((limits::SPARE_BYTES_MAX / segment_bytes) as usize)
     }
 
     /// Takes a file into use as the segment of `header`, with room for `bytes` or more: a spare, else a

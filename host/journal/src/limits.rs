@@ -32,10 +32,12 @@ pub(crate) const SEGMENT_FILE_BYTES_MAX: u64 = (GROUP_BYTES_MAX as u64) + (64 <<
 /// store that refuses writes can still record deletes.
 pub(crate) const SPARE_SEGMENTS: usize = 2;
 
-/// Segments that history gave up are kept for use up to what the log will grow by until the next
-/// snapshot, which it takes from the disk anyway, and up to this. A segment that is removed and made
-/// anew is written twice.
+/// Segments that history gave up are kept for use, where there were more in use at one of the last snapshots, up to this:
+/// history goes in pieces, at times none and then two. A segment that is removed and made anew is written twice.
 pub(crate) const SPARE_BYTES_MAX: u64 = 512 << 20;
+
+/// Snapshots for which that is remembered: some minutes under load.
+pub(crate) const PEAKS_KEPT: usize = 16;
 
 /// How much of a new file is written at once while it is filled.
 pub(crate) const FILL_BYTES: usize = 1 << 20;

@@ -57,6 +57,12 @@ pub(crate) fn settle(
     }
     disk.sync_directory()
         .map_err(Error::io("sync", "the data directory"))?;
+    // Spares beyond the reserve were in use before.
+    let again = catalogue
+        .spares
+        .len()
+        .saturating_sub(limits::SPARE_SEGMENTS);
+    catalogue.peaks.push_back(catalogue.segments.len() + again);
     Ok(catalogue)
 }
 

@@ -127,23 +127,16 @@ impl Log {
     /// How long the log behind a snapshot grows before the next.
     pub(crate) fn snapshot_after_bytes(&self) -> u64 {
         let last = self.snapshot_bytes.load(Ordering::Acquire);
-        let kept_anyway = limits::SNAPSHOT_AFTER_BYTES_MAX
-            .min(self.options.history_bytes / 4)
-            .min(self.free_bytes.load(Ordering::Acquire) / 8);
+        let kept_anyway = match self.options.history_ms {
+            0 => 0,
+            _ => limits::SNAPSHOT_AFTER_BYTES_MAX
+                .min(self.options.history_bytes / 4)
+                .min(self.free_bytes.load(Ordering::Acquire) / 8),
+        };
         self.options
             .snapshot_min_bytes
             .max(kept_anyway)
             .max(self.options.snapshot_factor.saturating_mul(last))
-    }
-
-    /// How many segments are worth keeping for use.
-    pub(crate) fn spares_max(&self) -> usize {
-        if self.is_short() {
-            return limits::SPARE_SEGMENTS;
-        }
-        let grows = self.snapshot_after_bytes().min(limits::SPARE_BYTES_MAX);
-        // Cannot truncate: a hundred thousand at most.
-        limits::SPARE_SEGMENTS + (grows / self.options.segment_bytes) as usize
     }
 
     /// Begins a snapshot: the caller then gives it blocks, each taken from now on. `None` where the
@@ -218,12 +211,15 @@ impl Log {
         self.disk
             .sync_directory()
             .map_err(|error| self.fail("sync the directory for", to, &error))?;
-        locked(&self.catalogue).snapshots.push_back(SnapshotInfo {
+        let mut catalogue = locked(&self.catalogue);
+        catalogue.snapshots.push_back(SnapshotInfo {
             position,
             complete,
             created_ms,
             bytes,
         });
+        catalogue.note_peak();
+        drop(catalogue);
         self.snapshot_bytes.store(bytes, Ordering::Release);
         self.snapshot_at_bytes.store(at_bytes, Ordering::Release);
         Ok(Position(position))

@@ -76,6 +76,36 @@ fn a_snapshot_inside_the_first_segment_keeps_no_history_for_ever() {
     assert!(records.list() == list);
 }
 
+/// History goes in pieces, at times none and then two: each segment that is removed then and made anew later is written twice.
+#[test]
+fn in_the_long_run_no_segment_is_removed_and_none_made() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        history_bytes: 64 << 10,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    let last = [vec![7; 1000]];
+    let mut segments = Vec::new();
+    for round in 0..60 {
+        // A snapshot takes its time, and the log grows on meanwhile.
+        for _ in 0..[26, 34, 30][round % 3] {
+            log.append(&[&last[0]]).expect("small");
+            log.commit().expect("no faults");
+            log.maintain(0).expect("no faults");
+        }
+        snapshot(&log, &last, 0).expect("no faults");
+        log.maintain(0).expect("no faults");
+        segments.push(count(&disk, |kind| {
+            matches!(kind, Kind::Segment(_) | Kind::Spare(_))
+        }));
+    }
+    let (first, rest) = segments.split_at(30);
+    assert!(rest.iter().all(|it| *it == rest[0]), "{rest:?}");
+    assert!(rest[0] < 40, "{first:?}");
+}
+
 /// What cannot be removed today is removed tomorrow, and before anything newer.
 #[test]
 fn a_file_that_could_not_be_removed_leaves_no_gap() {
@@ -354,6 +384,30 @@ fn a_snapshot_is_due_by_the_log_behind_it() {
             break;
         }
     }
+}
+
+#[test]
+fn a_snapshot_is_later_due_where_its_log_is_kept_as_history_anyway() {
+    let due_after = |history_bytes, history_ms| {
+        let options = Options {
+            history_bytes,
+            history_ms,
+            ..small()
+        };
+        let (log, ..) = open(&Simulation::new(1), options).expect("opens");
+        log.maintain(0).expect("no faults");
+        let mut appended = 0;
+        while !log.snapshot_due() {
+            log.append(&[&[1; 1000]]).expect("small");
+            log.commit().expect("no faults");
+            appended += 1;
+        }
+        appended
+    };
+    assert_eq!(due_after(0, u64::MAX), 4);
+    assert_eq!(due_after(80_000, u64::MAX), 19);
+    assert_eq!(due_after(80_000, 1), 19);
+    assert_eq!(due_after(80_000, 0), 4, "none of it is");
 }
 
 #[test]
