@@ -71,8 +71,19 @@ impl Owners {
 
     /// Clients that own anything, with their keys and bytes.
     pub fn all(&self) -> impl Iterator<Item = (&str, u64, u64)> {
-        let rows = self.rows.iter().flatten();
-        rows.map(|it| (&*it.client, it.keys, it.bytes))
+        self.page(0, usize::MAX).1
+    }
+
+    /// Those of them in `rows` places from `from` on, and where the next ones are, if there are any.
+    pub(crate) fn page(
+        &self,
+        from: usize,
+        rows: usize,
+    ) -> (Option<usize>, impl Iterator<Item = (&str, u64, u64)>) {
+        let rest = self.rows.get(from..).unwrap_or_default();
+        let next = (rest.len() > rows).then(|| from + rows);
+        let rows = rest.iter().take(rows).flatten();
+        (next, rows.map(|it| (&*it.client, it.keys, it.bytes)))
     }
 
     /// The number of a client that is about to own something. Whoever asks says [`Owners::leave`] when it may own something
@@ -137,12 +148,13 @@ impl Owners {
         for row in self.rows.iter_mut().flatten() {
             (row.keys, row.bytes) = (0, 0);
         }
-        let sums = tables.map(|table| table.loads(self.rows.len()));
-        for loads in sums.into_iter().flatten() {
-            for (row, (keys, bytes)) in self.rows.iter_mut().zip(loads) {
-                if let Some(row) = row {
-                    row.keys += keys;
-                    row.bytes += bytes;
+        for table in tables {
+            for loads in table.loads(self.rows.len()) {
+                for (row, (keys, bytes)) in self.rows.iter_mut().zip(loads) {
+                    if let Some(row) = row {
+                        row.keys += keys;
+                        row.bytes += bytes;
+                    }
                 }
             }
         }

@@ -49,9 +49,11 @@ impl Slots {
         self.owners[slot as usize]
     }
 
-    /// Keys and bytes of each owner below `owners`, in a part for each core: a start waits for it.
+    /// Keys and bytes of each owner below `owners`, in a part for each core, since a start waits for it; but where there are
+    /// about as many owners as keys in fewer, or the sums would take more than what they are of.
     pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
-        let part = (self.entries.len().div_ceil(rayon::current_num_threads())).max(1);
+        let parts = rayon::current_num_threads().min(self.entries.len() / owners.max(1));
+        let part = self.entries.len().div_ceil(parts.max(1)).max(1);
         let parts = self.entries.par_chunks(part);
         let parts = parts.zip(self.owners.par_chunks(part));
         let load = |(entries, part): (&[Option<Entry>], &[Owner])| {
