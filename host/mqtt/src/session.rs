@@ -46,6 +46,8 @@ pub(crate) struct Session {
     received: FxHashMap<u16, Received>,
     /// Most of these. Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
     received_max: usize,
+    /// How many of these an earlier run left.
+    restored: usize,
     will: Option<Will>,
     /// When the connection was lost, while there is none.
     detached: Option<Instant>,
@@ -104,6 +106,7 @@ impl Session {
             outbox: Outbox::new(total_bytes),
             received: FxHashMap::default(),
             received_max: 0,
+            restored: 0,
             will: None,
             detached: None,
             will_due: None,
@@ -362,10 +365,11 @@ impl Session {
             .map(|(filter, own)| (filter, *own))
     }
 
-    /// It is connected by this link. A client that forgot a full window of exchanges has room for another one, also where it is
-    /// told less by now: those that it forgot end with the session only.
+    /// It is connected by this link. A client that forgot a full window of exchanges has room for another one, what an earlier run
+    /// left aside, also where it is told less by now: those that it forgot end with the session only.
     pub(crate) fn connect(&mut self, link: Link) {
-        self.received_max = self.received_max.max(2 * link.receive_max);
+        let own = self.restored + 2 * link.receive_max;
+        self.received_max = self.received_max.max(own);
         self.link = Some(link);
     }
 
@@ -388,13 +392,8 @@ impl Session {
     }
 
     /// Puts back the QoS 2 messages of the client that recovery found. There is no bound but that of the identifiers: one
-    /// that is forgotten would be handed over twice. Beside them there is room for those of a client that is told this
-    /// Receive Maximum.
-    pub(crate) fn restore_received(
-        &mut self,
-        found: impl IntoIterator<Item = (u16, ReasonCode)>,
-        receive_max: u16,
-    ) {
+    /// that is forgotten would be handed over twice.
+    pub(crate) fn restore_received(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
         for (packet_id, answer) in found {
             self.received.insert(
                 packet_id,
@@ -407,7 +406,7 @@ impl Session {
                 },
             );
         }
-        self.received_max = self.received.len() + usize::from(receive_max);
+        self.restored = self.received.len();
     }
 
     /// A QoS 2 PUBLISH over the current connection.

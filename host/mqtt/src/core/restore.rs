@@ -113,7 +113,7 @@ impl Core {
             detached,
         };
         session.restore(standing, now + WILL_GRACE);
-        session.restore_received(saved.received, self.limits.receive_max.max(1));
+        session.restore_received(saved.received);
         self.restore_messages(number, &mut session.outbox, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {

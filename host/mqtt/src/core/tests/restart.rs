@@ -132,7 +132,17 @@ fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that
     assert!(!send(&mut peer, 21..23, now + SECOND));
     peer.lose(now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
-    assert!(send(&mut peer, 23..24, now + SECOND), "they do not pile up");
+    assert!(!send(&mut peer, 23..25, now + SECOND));
+    peer.lose(now + SECOND);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(send(&mut peer, 25..26, now + SECOND), "they do not pile up");
+    let told_more = Limits {
+        receive_max: 15,
+        ..Limits::default()
+    };
+    life.broker.set_limits(told_more);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(!send(&mut peer, 26..41, now + SECOND));
 }
 
 #[test]
