@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::Signal;
@@ -60,6 +61,8 @@ pub struct Watched<T> {
     value: RwLock<Arc<T>>,
     /// The files as they were before they were last read, whatever became of that.
     seen: Mutex<Vec<Option<Stamp>>>,
+    /// Looks in a row at which they had changed and were written to.
+    put_off: AtomicU64,
     taken: AtomicU64,
     refused: AtomicU64,
 }
@@ -71,9 +74,13 @@ pub struct Files {
 }
 
 impl Files {
-    /// Looks at them.
+    /// Looks at them, and waits a moment where somebody is writing: what is read at a start should be what was meant.
     pub fn look(paths: Vec<PathBuf>) -> Self {
-        let seen = stamps(&paths);
+        let mut seen = stamps(&paths);
+        if !are_settled(&seen, SystemTime::now()) {
+            thread::sleep(limits::RELOAD_SETTLED);
+            seen = stamps(&paths);
+        }
         Self { paths, seen }
     }
 }
@@ -109,6 +116,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
             read: Box::new(move || read().map_err(|error| error.to_string())),
             value: RwLock::new(Arc::new(value)),
             seen: Mutex::new(files.seen),
+            put_off: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         })
@@ -130,22 +138,24 @@ impl<T: Send + Sync + 'static> Watched<T> {
 /// A [`Watched`] of any type.
 trait Reload: Send + Sync {
     /// Reads the files again where they changed, or in any case. True: there is another value.
-    fn look(&self, in_any_case: bool, now: SystemTime) -> bool;
+    fn look(&self, in_any_case: bool, now: &dyn Fn() -> SystemTime) -> bool;
     fn count(&self) -> Count;
 }
 
 impl<T: Send + Sync + 'static> Reload for Watched<T> {
-    fn look(&self, in_any_case: bool, now: SystemTime) -> bool {
+    fn look(&self, in_any_case: bool, now: &dyn Fn() -> SystemTime) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         // Before they are read: what is written meanwhile is found at the next look.
         let stamps = stamps(&self.files);
         if *seen == stamps && !in_any_case {
             return false;
         }
-        let settled = stamps.iter().flatten().all(|stamp| is_settled(stamp, now));
-        if !settled && !in_any_case {
+        let settled = are_settled(&stamps, now());
+        let put_off = || self.put_off.fetch_add(1, Ordering::Relaxed);
+        if !settled && !in_any_case && put_off() < limits::RELOAD_PUT_OFF_MAX {
             return false;
         }
+        self.put_off.store(0, Ordering::Relaxed);
         // What is read before it has settled is read again.
         *seen = if settled { stamps } else { Vec::new() };
         let what = self.what;
@@ -179,6 +189,11 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
         Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
     };
     files.iter().map(stamp).collect()
+}
+
+/// Whether their last writes are a while ago. `now` is behind the look at them: a write after that is found at the next look.
+fn are_settled(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
+    stamps.iter().flatten().all(|stamp| is_settled(stamp, now))
 }
 
 /// Whether its last write is a while ago, or was made by a clock that is not ours.
@@ -252,7 +267,7 @@ impl Reloads {
 
     fn look(&self, in_any_case: bool) {
         for entry in &self.entries {
-            if entry.watched.look(in_any_case, SystemTime::now()) {
+            if entry.watched.look(in_any_case, &SystemTime::now) {
                 (entry.then)();
             }
         }
@@ -329,7 +344,7 @@ mod tests {
         }
         let watched = number(&path).unwrap();
         fs::rename(&other, &path).unwrap();
-        assert!(watched.look(false, SystemTime::now()));
+        assert!(watched.look(false, &SystemTime::now));
         assert_eq!(*watched.current(), 2);
     }
 
@@ -341,7 +356,7 @@ mod tests {
         let watched = number(&path).unwrap();
         let look = |in_any_case, milliseconds| {
             let now = SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
-            (watched.look(in_any_case, now), *watched.current())
+            (watched.look(in_any_case, &|| now), *watched.current())
         };
         write(&path, "2", 10);
         assert_eq!(look(false, 10_010), (false, 1));
@@ -352,6 +367,13 @@ mod tests {
         assert_eq!(look(true, 20_010), (true, 3));
         assert_eq!(look(false, 20_100), (true, 3));
         assert_eq!(look(false, 20_100), (false, 3));
+        // Where somebody writes again and again it is read at last.
+        let mut waits = 0;
+        while !look(false, 30_000 + waits * 1_000).0 {
+            waits += 1;
+            write(&path, "4", 30 + waits);
+        }
+        assert_eq!(waits, limits::RELOAD_PUT_OFF_MAX + 1);
     }
 
     #[test]

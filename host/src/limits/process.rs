@@ -10,6 +10,10 @@ pub const RELOAD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// writes within one tick of the kernel's clock, 10 ms at most, leave the same time.
 pub const RELOAD_SETTLED: Duration = Duration::from_millis(50);
 
+/// How often in a row a file may be found just written to before it is read nevertheless: somebody writes all the time, or the
+/// file system tells no times.
+pub const RELOAD_PUT_OFF_MAX: u64 = 10;
+
 /// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 
