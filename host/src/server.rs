@@ -295,13 +295,15 @@ impl Server {
 
     /// After a restart: tells whoever watches of keys that the run before removed and may not have told of.
     pub fn tell_of_ends(&self, removed: &[(Key, Stamp)]) {
-        {
-            let mut core = self.lock();
-            let now_ms = core.now();
-            let effects = core.store.step(Event::Expired(removed), now_ms);
-            self.record(&mut core, effects, None);
+        for some in removed.chunks(limits::ENDS_TOLD_PER_STEP_MAX) {
+            {
+                let mut core = self.lock();
+                let now_ms = core.now();
+                let effects = core.store.step(Event::Expired(some), now_ms);
+                self.record(&mut core, effects, None);
+            }
+            self.release();
         }
-        self.release();
     }
 
     /// After a restart: forgets the requests of sessions that did not survive it.

@@ -31,6 +31,10 @@ pub const WATCH_BYTES_MAX: u64 = 512 << 20;
 /// Keys that one step removes in a sweep: it holds the store's lock, and the next step follows at once.
 pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 
+/// Expired keys that are told of again in one step at a start. All of them share the fuel of one call: a million units for
+/// each are enough for an interpreter.
+pub const ENDS_TOLD_PER_STEP_MAX: usize = 32;
+
 /// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
 
@@ -68,6 +72,9 @@ pub const PARTS_WITH_ONE_FOR_OTHERS: u64 = 4;
 /// What a client that owns keys counts against `max_bytes` besides its id: its sums, the room that their table keeps to grow, a
 /// place in the index, and what the allocator takes for the id.
 pub const OWNER_OVERHEAD_BYTES: u64 = 96;
+
+/// Owners that are looked at before requests get their turn again: some ten nanoseconds each.
+pub const OWNERS_PER_LOOK: usize = 16 << 10;
 
 /// Tables that the index of owners is divided into, for the reason that [`INDEX_PARTS`] has. There are far fewer owners than keys,
 /// but for somebody who writes each key by another client id.

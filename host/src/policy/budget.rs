@@ -10,7 +10,7 @@ use wasmtime::{ResourceLimiter, Trap};
 use crate::limits;
 
 /// The fuel of a call about `payload_bytes` bytes of input, where any call may burn `fuel_max`.
-pub(super) fn fuel(fuel_max: u64, payload_bytes: usize) -> u64 {
+pub(crate) fn fuel(fuel_max: u64, payload_bytes: usize) -> u64 {
     fuel_max + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
 }
 

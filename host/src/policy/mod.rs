@@ -32,7 +32,7 @@ pub use bindings::statehouse::policy::types::{
     Outcome, Page, Repeat, Request, Span, Stamp,
 };
 pub use budget::Failure;
-pub(crate) use budget::Share;
+pub(crate) use budget::{Share, fuel};
 pub use counters::Counters;
 pub use digest::Digest;
 pub(crate) use engine::encode;

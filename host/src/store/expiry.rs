@@ -26,7 +26,7 @@ pub(super) fn tell_again(
     let change = |(key, version): &(Key, Stamp)| Change::Expired(key.clone(), *version);
     let changes: Vec<Change> = removed.iter().map(change).collect();
     let telling = Telling::new(registry, now_ms, None);
-    let (state, notices, _) = telling.tell_again(state, quota, changes.iter(), effects);
+    let (state, notices, _) = telling.tell_again(state, quota, 0, changes.iter(), effects);
     effects.expired.extend(notices);
     state
 }

@@ -97,8 +97,13 @@ impl Store {
             return state;
         };
         let telling = Telling::new(&mut self.registry, now_ms, None);
-        let (state, notices, failed) =
-            telling.tell_again(state, self.quota, transaction.changes(), effects);
+        let (state, notices, failed) = telling.tell_again(
+            state,
+            self.quota,
+            request.payload.len(),
+            transaction.changes(),
+            effects,
+        );
         effects.told_again = match failed {
             true => Some(ToldAgain::Impossible),
             false => (!notices.is_empty()).then_some(ToldAgain::Told),

@@ -10,7 +10,7 @@ use super::state::State;
 use super::transaction::Transaction;
 use super::write::Change;
 use crate::limits;
-use crate::policy::{Failure, Registry, Share};
+use crate::policy::{Failure, Registry, Share, fuel};
 
 /// Tells of the changes of one step.
 pub(super) struct Telling<'a> {
@@ -74,18 +74,21 @@ impl<'a> Telling<'a> {
     }
 
     /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. What could be
-    /// told under any bound of fuel still can. With the notices, whether anything could not be told.
+    /// told under any bound of fuel still can, for a request with so many bytes if one made them. With the notices, whether
+    /// anything could not be told.
     pub(super) fn tell_again<'c>(
         mut self,
         state: Box<State>,
         quota: Quota,
+        payload_bytes: usize,
         changes: impl Iterator<Item = &'c Change>,
         effects: &mut Effects,
     ) -> (Box<State>, Vec<Notice>, bool) {
         let quota = Quota {
-            fuel_max: limits::FUEL_PER_CALL_MAX,
+            fuel_max: fuel(limits::FUEL_PER_CALL_MAX, payload_bytes),
             ..quota
         };
+        self.share = Some(Share::of(limits::FUEL_PER_CALL_MAX, payload_bytes));
         let mut transaction = Transaction::sweep(state, quota, self.now_ms);
         let (mut notices, mut failed) = (Vec::new(), false);
         for change in changes {

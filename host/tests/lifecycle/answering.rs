@@ -157,7 +157,6 @@ fn a_change_that_its_owner_cannot_tell_of_is_told_by_the_built_in_one() {
     assert_eq!(owner.work.done().failures.trap, 20);
 }
 
-/// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.
 /// It told of them in its own words before, under whatever bound there was.
 #[test]
 fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound_of_fuel_is_by_now()
@@ -201,6 +200,7 @@ fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole
     assert_eq!(payload, Kept::Digest(blake3::hash(&answer)));
 }
 
+/// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.
 #[test]
 fn a_policy_that_cannot_tell_of_one_expired_key_is_not_asked_about_the_next() {
     let faulty = faulty_alone();
