@@ -173,13 +173,13 @@ impl Lines {
         let mut fails = false;
         loop {
             let (chunk, dropped) = self.take(!fails);
-            if let Some(dropped) = dropped {
-                tell(dropped);
-            }
             let written = write(out, &chunk);
             fails = written < chunk.len();
             let lost = chunk[written..].iter().filter(|it| **it == b'\n').count();
             self.lock().dropped += lost as u64;
+            if let Some(dropped) = dropped {
+                tell(dropped);
+            }
         }
     }
 
