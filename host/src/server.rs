@@ -33,11 +33,13 @@ use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 use self::core::Core;
 pub use self::policies::AssignError;
 pub use self::stats::Stats;
+pub use self::usage::{Owned, Usage};
 
 mod core;
 mod line;
 mod policies;
 mod stats;
+mod usage;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
 pub(crate) const EXIT_STATE_LOST: i32 = 70;

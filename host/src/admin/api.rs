@@ -37,7 +37,7 @@ use tokio::sync::Mutex;
 use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
-use super::{Sources, metrics, path};
+use super::{Sources, metrics, path, usage};
 use crate::audit::{self, Refused};
 use crate::control::Control;
 use crate::limits;
@@ -216,6 +216,11 @@ impl Api {
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }
+            (&Method::GET, ["v1", "usage"]) => {
+                let clients = clients(&uri)?;
+                self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
+                    .await
+            }
             (&Method::GET, ["metrics"]) => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
@@ -228,7 +233,7 @@ impl Api {
                 ["metrics"]
                 | [
                     "v1",
-                    "policies" | "rollback" | "shadow" | "canary" | "routes" | "authz",
+                    "policies" | "rollback" | "shadow" | "canary" | "routes" | "authz" | "usage",
                     ..,
                 ],
             ) => {
@@ -296,6 +301,18 @@ fn selector(which: &str) -> Result<Selector, Refusal> {
 fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
     path::value(uri.query(), "prefix")
         .ok_or_else(|| bad("name the prefix: /v1/routes?prefix=PREFIX, with percent signs for what is no letter or digit"))
+}
+
+/// How many clients are to be named.
+fn clients(uri: &hyper::Uri) -> Result<usize, Refusal> {
+    let said = path::value(uri.query(), "clients").map(String::from_utf8);
+    let count = said.map_or(Some(0), |it| it.ok()?.parse().ok());
+    count
+        .filter(|it| *it <= limits::ADMIN_CLIENTS_MAX)
+        .ok_or_else(|| {
+            let max = limits::ADMIN_CLIENTS_MAX;
+            bad(format!("`clients` is how many to name: 0 to {max}"))
+        })
 }
 
 /// A JSON document.

@@ -12,6 +12,7 @@ mod client;
 mod listener;
 mod metrics;
 mod path;
+mod usage;
 
 use std::io;
 use std::sync::Arc;
@@ -26,6 +27,9 @@ pub use access::{Door, new_token};
 pub(crate) use authz::{Ask, Told, Who};
 pub(crate) use client::ask;
 pub(crate) use path::encode;
+pub(crate) use usage::Usage;
+#[cfg(test)]
+pub(crate) use usage::{Owner, Taken};
 
 use crate::access::AccessControl;
 use crate::audit::Audit;

@@ -12,7 +12,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::output::{self, Exit, Failure, printable};
-use super::store::Store;
+use super::store::{Store, strange};
 use crate::access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use crate::access::rules::{Action, Principal, Rules};
 use crate::admin::{Ask, Told, Who, encode};
@@ -188,11 +188,6 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Told, Failure> {
         }),
         command: args.command,
         on: encode(on),
-    };
-    let strange = |error: serde_json::Error| {
-        Failure::transport(format!(
-            "the store answers otherwise than this program expects; are both of one version? {error}"
-        ))
     };
     let body = serde_json::to_vec(&ask).map_err(strange)?;
     let answer = args.store.send(Method::POST, "/v1/authz", body).await?;

@@ -29,7 +29,9 @@ mod set;
 mod signals;
 mod snapshot;
 mod store;
+mod table;
 mod time;
+mod usage;
 mod user;
 mod vdel;
 mod watch;
@@ -85,6 +87,7 @@ is on disk is recovered.")]
     Doctor(doctor::Args),
     User(user::Args),
     Authz(authz::Args),
+    Usage(usage::Args),
     Bench(Box<bench::Args>),
     Completions(completions::Args),
     Man(man::Args),
@@ -110,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),
         Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
+        Command::Usage(args) => output::finish(async { usage::run(&args).await }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Completions(args) => {
             output::finish(async { completions::run(&args, Cli::command()) })

@@ -43,6 +43,13 @@ pub(super) struct Store {
     pub(super) json: bool,
 }
 
+/// An answer that is none.
+pub(super) fn strange(error: serde_json::Error) -> Failure {
+    Failure::transport(format!(
+        "the store answers otherwise than this program expects; are both of one version? {error}"
+    ))
+}
+
 impl Store {
     /// Asks without a body.
     pub(super) async fn ask(&self, method: Method, path: &str) -> Result<Json, Failure> {

@@ -35,6 +35,9 @@ pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
 /// A question about rules: the longest key, or topic, in percent signs, and what is said of a client.
 pub const ADMIN_QUESTION_BYTES_MAX: u64 = 512 << 10;
 
+/// Clients that one answer names with what they own: some hundred bytes each.
+pub const ADMIN_CLIENTS_MAX: usize = 10_000;
+
 /// The file that says where the administration is.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 

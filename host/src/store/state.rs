@@ -84,7 +84,7 @@ impl State {
     }
 
     /// Keys and bytes of both tables, and what being an owner costs.
-    pub(super) fn load(&self) -> (u64, u64) {
+    pub(crate) fn load(&self) -> (u64, u64) {
         let Self { table, hidden, .. } = self;
         let bytes = table.bytes() + hidden.bytes() + self.owners.bytes();
         (table.keys() + hidden.keys(), bytes)

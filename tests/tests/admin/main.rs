@@ -11,6 +11,7 @@ mod limits;
 mod orders;
 mod socket;
 mod trust;
+mod usage;
 
 use std::{
     path::Path,

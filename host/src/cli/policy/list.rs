@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use super::words::{named, number, short, text};
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
+use crate::cli::table;
 
 /// List the policies of a running store, what each is there for and what it has done
 ///
@@ -25,7 +26,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     if args.store.json {
         emit_json(&listing)?;
     } else {
-        emit(table(&listing).as_bytes())?;
+        emit(in_words(&listing).as_bytes())?;
     }
     Ok(Exit::Done)
 }
@@ -40,7 +41,7 @@ const HEAD: [&str; 7] = [
     "fuel max",
 ];
 
-fn table(listing: &Json) -> String {
+fn in_words(listing: &Json) -> String {
     let mut rows = vec![HEAD.map(str::to_owned)];
     for view in listing["policies"].as_array().into_iter().flatten() {
         let roles = view["roles"].as_array().into_iter().flatten();
@@ -61,25 +62,7 @@ fn table(listing: &Json) -> String {
             number(&view["fuel_max"]),
         ]);
     }
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.max().unwrap_or(0)
-    };
-    let widths: [usize; HEAD.len()] = std::array::from_fn(width);
-    let mut out = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
-            if column < 3 {
-                line.push_str(&format!("{cell:<width$}  "));
-            } else {
-                line.push_str(&format!("{cell:>width$}  "));
-            }
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
+    let mut out = table::of(&rows, 3);
     out.push_str(&assignment(listing));
     out
 }
@@ -145,7 +128,7 @@ mod tests {
             },
         });
         assert_eq!(
-            table(&listing),
+            in_words(&listing),
             "\
 policy          digest            there as        requests  failures  fuel mean  fuel max
 standard@1.0.0  aaaaaaaaaaaaaaaa  previous               5         0       1364      3523

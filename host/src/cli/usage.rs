@@ -1,0 +1,118 @@
+//! `statehouse usage`: how much of a running store is taken, and by whom.
+
+use hyper::Method;
+
+use super::output::{Exit, Failure, emit, emit_json, printable};
+use super::store::{Store, strange};
+use super::table;
+use crate::admin::Usage;
+
+/// Show how many keys and bytes a running store holds, and which clients own the most
+///
+/// A key belongs to the client that wrote it last. Bytes are those of keys and values, with 128 for each, as max_bytes and
+/// max_client_bytes count them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse usage
+  statehouse usage --clients 1000 --json")]
+pub(super) struct Args {
+    /// How many clients to name, those that own the most bytes first; 10000 at most
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    clients: usize,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let path = format!("/v1/usage?clients={}", args.clients);
+    let answer = args.store.ask(Method::GET, &path).await?;
+    if args.store.json {
+        emit_json(&answer)?;
+    } else {
+        let usage = serde_json::from_value(answer).map_err(strange)?;
+        emit(text(&usage).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+fn text(it: &Usage) -> String {
+    let sums = [
+        ["", "used", "of", "one client may own"].map(str::to_owned),
+        [
+            "keys".to_owned(),
+            it.keys.used.to_string(),
+            it.keys.max.to_string(),
+            it.max_client_keys.to_string(),
+        ],
+        [
+            "bytes".to_owned(),
+            it.bytes.used.to_string(),
+            it.bytes.max.to_string(),
+            it.max_client_bytes.to_string(),
+        ],
+    ];
+    let mut text = table::of(&sums, 1);
+    if it.clients.is_empty() {
+        return text;
+    }
+    let mut rows = vec![["client", "user", "connected", "keys", "bytes"].map(str::to_owned)];
+    rows.extend(it.clients.iter().map(|it| {
+        [
+            printable(it.client.as_bytes()),
+            (it.user.as_deref()).map_or("-".to_owned(), |user| printable(user.as_bytes())),
+            if it.connected { "yes" } else { "no" }.to_owned(),
+            it.keys.to_string(),
+            it.bytes.to_string(),
+        ]
+    }));
+    text.push('\n');
+    text.push_str(&table::of(&rows, 3));
+    let others = it.owners.saturating_sub(it.clients.len() as u64);
+    if others > 0 {
+        text.push_str(&format!("and {others} more, who own less\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::{Owner, Taken};
+
+    #[test]
+    fn sums_come_first_and_then_who_owns_the_most() {
+        let owner = |client: &str, user: Option<&str>, keys| Owner {
+            client: client.into(),
+            keys,
+            bytes: 200 * keys,
+            connected: user.is_some(),
+            user: user.map(Into::into),
+        };
+        let mut usage = Usage {
+            keys: Taken { used: 13, max: 100 },
+            bytes: Taken {
+                used: 2_700,
+                max: 40_000,
+            },
+            max_client_keys: 75,
+            max_client_bytes: 30_000,
+            owners: 4,
+            clients: vec![owner("press\n4", Some("operator"), 10), owner("b", None, 2)],
+        };
+        let sums = "       used     of  one client may own
+keys     13    100                  75
+bytes  2700  40000               30000
+";
+        let clients = "
+client    user      connected  keys  bytes
+press\\n4  operator  yes          10   2000
+b         -         no            2    400
+and 2 more, who own less
+";
+        assert_eq!(text(&usage), format!("{sums}{clients}"));
+        usage.clients.clear();
+        assert_eq!(text(&usage), sums);
+    }
+}
