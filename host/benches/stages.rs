@@ -27,13 +27,15 @@ use statehouse::store::{Event, Peer, Quota, Store, Transaction};
 use statehouse::transport::embedded::{Embedded, StoreService};
 use statehouse_mqtt::simulation::Wire;
 use statehouse_mqtt::{
-    Broker, Claim, Message, Options, Origin, Properties, PropertiesBuilder, QoS, ReasonCode,
-    Service,
+    Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
+    ReasonCode, Service,
 };
 
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;
 const SAMPLES: usize = 4_000;
+/// In a second.
+const RATE_NEVER_REACHED: u32 = 900_000_000;
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
 const RESPONSE_TOPIC: &str = "clients/bench-0000000000000000-0/bench";
@@ -193,15 +195,40 @@ fn recorder(policy: &Loaded, journal: Arc<dyn Journal>) -> Recorder {
     recorder
 }
 
-/// A store behind a broker, as `serve` wires them.
-fn served(policy: &Loaded) -> Broker {
+/// A store behind a broker, as `serve` wires them, with as many keys as the bench asks for.
+fn served(policy: &Loaded, limits: Limits) -> Client {
     let clock = Clock::new(Arc::new(SystemSource::default()));
     let recorder = recorder(policy, Arc::new(Memory));
     let server = Server::new(store(policy), clock, recorder, 1, Settings::default());
     let service = StoreService::new(server.clone());
-    let broker = Broker::new(Options::default(), Arc::new(service));
+    let options = Options {
+        limits,
+        ..Options::default()
+    };
+    let broker = Broker::new(options, Arc::new(service));
     server.attach(Arc::new(Embedded::new(broker.clone())));
-    broker
+    let mut client = Client::new(&broker);
+    (0..KEYS).for_each(|_| _ = client.ask(Verb::Set, 1));
+    client
+}
+
+/// What it takes to count each request against `max_rate` and `max_client_rate`, in nanoseconds of a request: two stores in turn,
+/// since a machine is not the same for long. All other limits are always looked at.
+fn counting_rates(policy: &Loaded, verb: Verb) -> f64 {
+    let rates = Limits {
+        publishes_per_second_max: RATE_NEVER_REACHED,
+        publishes_per_second_total_max: RATE_NEVER_REACHED,
+        ..Limits::default()
+    };
+    let mut clients = [Limits::default(), rates].map(|limits| served(policy, limits));
+    let mut samples: [Vec<Duration>; 2] = Default::default();
+    for _ in 0..2 * SAMPLES {
+        for (client, samples) in clients.iter_mut().zip(&mut samples) {
+            samples.push(client.ask(verb, 16));
+        }
+    }
+    let [without, with] = samples.map(|samples| undisturbed(samples, 16));
+    with - without
 }
 
 /// A request as its connection hands it over.
@@ -368,10 +395,8 @@ fn parts(policy: &Loaded, verb: Verb) -> Parts {
 fn main() {
     let engine = Engine::new().expect("an engine");
     let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
-    let stores = served(&policy);
-    let mut client = Client::new(&stores);
-    (0..KEYS).for_each(|_| _ = client.ask(Verb::Set, 1));
-    let mut whole = [
+    let mut client = served(&policy, Limits::default());
+    let whole = [
         (Verb::Get, 1),
         (Verb::Set, 1),
         (Verb::Get, 16),
@@ -384,7 +409,7 @@ fn main() {
     };
     let packets = [echo(64, 1), echo(0, 1), echo(64, 16), echo(0, 16)];
     let (get, set) = (parts(&policy, Verb::Get), parts(&policy, Verb::Set));
-    whole.iter_mut().for_each(|it| *it = it.max(1.0));
+    let rates = [Verb::Get, Verb::Set].map(|verb| counting_rates(&policy, verb));
 
     println!(
         "{:<58}{:>8}{:>8}   ns of a request",
@@ -435,5 +460,10 @@ fn main() {
         "journal: encoding the record, in durable modes",
         get.record,
         set.record,
+    );
+    row(
+        "max_rate and max_client_rate, where they are set",
+        rates[0],
+        rates[1],
     );
 }
