@@ -18,8 +18,8 @@ pub(super) trait Keyed {
 
 /// Slots by the hash of their key, which is seeded anew in each process: clients choose the keys.
 #[derive(Clone)]
-pub(super) struct Index<const PARTS: usize> {
-    hasher: RandomState,
+pub(super) struct Index<const PARTS: usize, S = RandomState> {
+    hasher: S,
     /// Many small tables: one that grows moves all of its places at once, while every request waits.
     parts: Vec<HashTable<Place>>,
 }
@@ -31,16 +31,16 @@ struct Place {
     slot: Slot,
 }
 
-impl<const PARTS: usize> Default for Index<PARTS> {
+impl<const PARTS: usize, S: Default> Default for Index<PARTS, S> {
     fn default() -> Self {
         Self {
-            hasher: RandomState::new(),
+            hasher: S::default(),
             parts: vec![HashTable::new(); PARTS],
         }
     }
 }
 
-impl<const PARTS: usize> Index<PARTS> {
+impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
     /// An index of entries in slots from 0 on, made by all cores: a start waits for it.
     pub(super) fn of(slots: &Slots) -> Self {
         let mut index = Self::default();
@@ -98,4 +98,49 @@ impl Place {
 /// A table chooses by the lowest bits, and tells its places apart by the highest.
 fn long(short: u32) -> u64 {
     u64::from(short) << u32::BITS | u64::from(short)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, Hasher};
+
+    use super::*;
+
+    /// All keys have the same hash.
+    #[derive(Default)]
+    struct Same;
+
+    impl Hasher for Same {
+        fn finish(&self) -> u64 {
+            7
+        }
+        fn write(&mut self, _: &[u8]) {}
+    }
+
+    impl Keyed for Vec<String> {
+        fn key(&self, slot: Slot) -> &[u8] {
+            self[slot as usize].as_bytes()
+        }
+    }
+
+    #[test]
+    fn keys_with_one_hash_are_told_apart() {
+        let keys: Vec<String> = (0..100).map(|number| format!("key {number}")).collect();
+        let mut index = Index::<4, BuildHasherDefault<Same>>::default();
+        for slot in 0..keys.len() as Slot {
+            assert_eq!(index.get(keys.key(slot), &keys), None);
+            index.insert(slot, &keys);
+        }
+        for slot in 0..keys.len() as Slot {
+            assert_eq!(index.get(keys.key(slot), &keys), Some(slot));
+        }
+        for slot in (0..keys.len() as Slot).rev() {
+            assert_eq!(index.remove(keys.key(slot), &keys), Some(slot));
+            assert_eq!(index.remove(keys.key(slot), &keys), None);
+            let left = keys
+                .iter()
+                .filter(|key| index.get(key.as_bytes(), &keys).is_some());
+            assert_eq!(left.count(), slot as usize);
+        }
+    }
 }
