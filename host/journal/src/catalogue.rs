@@ -79,12 +79,13 @@ impl Catalogue {
         self.peaks.push_back(self.segments.len());
     }
 
-    /// How many spares are worth keeping beside so many segments: all that are about to be used again.
-    pub(crate) fn spares_max(&self, segments: usize, segment_bytes: u64) -> usize {
-        let peak = self.peaks.iter().copied().max().unwrap_or(0);
-        let again = peak.saturating_sub(segments);
-        // Cannot truncate: a hundred thousand at most.
-        limits::SPARE_SEGMENTS + again.min((limits::SPARE_BYTES_MAX / segment_bytes) as usize)
+    /// How many of so many segments fewer than at the last snapshots are about to be used again; none where nothing was
+    /// written for long enough that nobody knows.
+    pub(crate) fn used_again(&self, segments: usize) -> Option<usize> {
+        let last = self.snapshots.back()?;
+        let is_recent = self.now_ms.saturating_sub(last.created_ms) <= limits::SPARES_KEPT_MS;
+        let peak = self.peaks.iter().copied().max()?;
+        is_recent.then(|| peak.saturating_sub(segments))
     }
 
     /// Takes a file into use as the segment of `header`, with room for `bytes` or more: a spare, else a

@@ -36,8 +36,11 @@ pub(crate) const SPARE_SEGMENTS: usize = 2;
 /// history goes in pieces, at times none and then two. A segment that is removed and made anew is written twice.
 pub(crate) const SPARE_BYTES_MAX: u64 = 512 << 20;
 
-/// Snapshots for which that is remembered: some minutes under load.
+/// Snapshots for which that is remembered: under load that is a minute or some.
 pub(crate) const PEAKS_KEPT: usize = 16;
+
+/// Without a snapshot for this long nobody writes much, and the disk is given back what would be used again.
+pub(crate) const SPARES_KEPT_MS: u64 = 10 * 60_000;
 
 /// How much of a new file is written at once while it is filled.
 pub(crate) const FILL_BYTES: usize = 1 << 20;

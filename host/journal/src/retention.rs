@@ -8,7 +8,6 @@ use std::io;
 use crate::catalogue::Catalogue;
 use crate::error::Error;
 use crate::files;
-use crate::limits;
 use crate::log::{Log, locked};
 use crate::survey::{Link, SnapshotInfo};
 
@@ -80,14 +79,9 @@ impl Log {
         let Retired::Segment(link) = retired else {
             return None;
         };
-        let is_short = self.is_short();
         let mut catalogue = locked(&self.catalogue);
         let others = catalogue.segments.len().saturating_sub(1);
-        let spares_max = match is_short {
-            true => limits::SPARE_SEGMENTS,
-            false => catalogue.spares_max(others, self.options.segment_bytes),
-        };
-        let wanted = catalogue.spares.len() < spares_max;
+        let wanted = catalogue.spares.len() < self.spares_max(&catalogue, others);
         (wanted && link.bytes == self.options.segment_bytes).then(|| {
             catalogue.next_spare += 1;
             files::spare(catalogue.next_spare)

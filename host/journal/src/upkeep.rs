@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::catalogue::create_filled;
+use crate::catalogue::{Catalogue, create_filled};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::files;
@@ -137,6 +137,20 @@ impl Log {
             .snapshot_min_bytes
             .max(kept_anyway)
             .max(self.options.snapshot_factor.saturating_mul(last))
+    }
+
+    /// How many spares are worth keeping beside so many segments: what will be used again soon, else what the log grows by
+    /// until the next snapshot.
+    pub(crate) fn spares_max(&self, catalogue: &Catalogue, segments: usize) -> usize {
+        if self.is_short() {
+            return limits::SPARE_SEGMENTS;
+        }
+        let in_segments = |bytes: u64| bytes / self.options.segment_bytes;
+        // Cannot truncate: a hundred thousand at most.
+        let most = in_segments(limits::SPARE_BYTES_MAX) as usize;
+        let again = catalogue.used_again(segments);
+        let again = again.unwrap_or_else(|| in_segments(self.snapshot_after_bytes()) as usize);
+        limits::SPARE_SEGMENTS + again.min(most)
     }
 
     /// Begins a snapshot: the caller then gives it blocks, each taken from now on. `None` where the
@@ -281,11 +295,12 @@ impl Log {
         }
     }
 
-    /// Removes segments that were kept for use, where their room is needed more.
+    /// Removes segments that were kept for use, where their room is needed more, or nobody writes any more.
     fn trim(&self) -> Result<(), Error> {
-        while self.is_short() {
+        loop {
             let mut catalogue = locked(&self.catalogue);
-            if catalogue.spares.len() <= limits::SPARE_SEGMENTS {
+            let spares_max = self.spares_max(&catalogue, catalogue.segments.len());
+            if catalogue.spares.len() <= spares_max {
                 break;
             }
             let Some(name) = catalogue.spares.pop() else {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::files::{self, Kind};
+use crate::limits;
 use crate::recovery::Base;
 use crate::{Durability, Verdict, inspect, read};
 
@@ -85,7 +86,7 @@ fn in_the_long_run_no_segment_is_removed_and_none_made() {
         history_ms: u64::MAX,
         ..small()
     };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (log, ..) = open(&disk, options.clone()).expect("opens");
     let last = [vec![7; 1000]];
     let mut segments = Vec::new();
     for round in 0..60 {
@@ -104,6 +105,21 @@ fn in_the_long_run_no_segment_is_removed_and_none_made() {
     let (first, rest) = segments.split_at(30);
     assert!(rest.iter().all(|it| *it == rest[0]), "{rest:?}");
     assert!(rest[0] < 40, "{first:?}");
+    let spares = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Spare(_)));
+    let before = spares(&disk);
+    assert!(before > 10, "{before}");
+    // Nor does a restart remove any, but with time.
+    let disk = disk.kill();
+    let (log, ..) = open(&disk, options).expect("opens");
+    log.maintain(limits::SPARES_KEPT_MS).expect("no faults");
+    let after = spares(&disk);
+    assert!(
+        (before - 1..=before).contains(&after),
+        "{after} of {before}"
+    );
+    log.maintain(limits::SPARES_KEPT_MS + 1).expect("no faults");
+    let grows = (64 << 10) / 4 / 4096;
+    assert_eq!(spares(&disk), limits::SPARE_SEGMENTS + grows);
 }
 
 /// What cannot be removed today is removed tomorrow, and before anything newer.
