@@ -41,8 +41,8 @@ pub(crate) struct Owner {
     pub(crate) keys: u64,
     /// What they weigh, in bytes.
     pub(crate) bytes: u64,
-    /// Whether it is connected to the embedded broker.
-    pub(crate) connected: bool,
+    /// Whether it is connected; where the broker is a foreign one, nobody knows.
+    pub(crate) connected: Option<bool>,
     /// Who it is then, where it said so.
     pub(crate) user: Option<Box<str>>,
 }
@@ -58,7 +58,7 @@ pub(super) fn usage(sources: &Sources, clients: usize) -> Usage {
             client: it.client,
             keys: it.keys,
             bytes: it.bytes,
-            connected: origin.is_some(),
+            connected: sources.broker.as_ref().map(|_| origin.is_some()),
             user: origin.and_then(|origin| origin.identity.user.clone()),
         }
     });

@@ -10,14 +10,15 @@ use crate::admin::Usage;
 /// Show how many keys and bytes a running store holds, and which clients own the most
 ///
 /// A key belongs to the client that wrote it last. Bytes are those of keys and values, with 128 for each, as max_bytes and
-/// max_client_bytes count them.
+/// max_client_bytes count them; what is used holds those of the owners themselves too, and of keys that policies keep for
+/// themselves.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse usage
-  statehouse usage --clients 1000 --json")]
+  statehouse usage --clients 500 --json")]
 pub(super) struct Args {
-    /// How many clients to name, those that own the most bytes first; 10000 at most
+    /// How many clients to name, those that own the most bytes first; 2000 at most
     #[arg(long, value_name = "N", default_value_t = 20)]
     clients: usize,
 
@@ -55,14 +56,23 @@ fn text(it: &Usage) -> String {
     ];
     let mut text = table::of(&sums, 1);
     if it.clients.is_empty() {
+        text.push_str(&format!("\n{}\n", owners(it.owners)));
         return text;
     }
     let mut rows = vec![["client", "user", "connected", "keys", "bytes"].map(str::to_owned)];
     rows.extend(it.clients.iter().map(|it| {
+        let connected = match it.connected {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "-",
+        };
         [
-            printable(it.client.as_bytes()),
-            (it.user.as_deref()).map_or("-".to_owned(), |user| printable(user.as_bytes())),
-            if it.connected { "yes" } else { "no" }.to_owned(),
+            match &*it.client {
+                "" => "(not named)".to_owned(),
+                client => cell(client),
+            },
+            it.user.as_deref().map_or("-".to_owned(), cell),
+            connected.to_owned(),
             it.keys.to_string(),
             it.bytes.to_string(),
         ]
@@ -76,6 +86,25 @@ fn text(it: &Usage) -> String {
     text
 }
 
+fn owners(count: u64) -> String {
+    match count {
+        0 => "no client owns a key".to_owned(),
+        1 => "1 client owns keys".to_owned(),
+        _ => format!("{count} clients own keys"),
+    }
+}
+
+/// A name in a table, which whoever bears it has chosen: `--json` has more of it.
+fn cell(name: &str) -> String {
+    let whole = printable(name.as_bytes());
+    match whole.char_indices().nth(CELL_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &whole[..end]),
+        None => whole,
+    }
+}
+
+const CELL_CHARS_MAX: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +116,7 @@ mod tests {
             client: client.into(),
             keys,
             bytes: 200 * keys,
-            connected: user.is_some(),
+            connected: user.map(|_| true),
             user: user.map(Into::into),
         };
         let mut usage = Usage {
@@ -99,20 +128,23 @@ mod tests {
             max_client_keys: 75,
             max_client_bytes: 30_000,
             owners: 4,
-            clients: vec![owner("press\n4", Some("operator"), 10), owner("b", None, 2)],
+            clients: vec![owner("press\n4", Some("operator"), 10), owner("", None, 2)],
         };
         let sums = "       used     of  one client may own
 keys     13    100                  75
 bytes  2700  40000               30000
 ";
         let clients = "
-client    user      connected  keys  bytes
-press\\n4  operator  yes          10   2000
-b         -         no            2    400
+client       user      connected  keys  bytes
+press\\n4     operator  yes          10   2000
+(not named)  -         -             2    400
 and 2 more, who own less
 ";
         assert_eq!(text(&usage), format!("{sums}{clients}"));
+        usage.clients = vec![owner(&"\\".repeat(65_535), None, 1)];
+        let longest = text(&usage).lines().map(|line| line.chars().count()).max();
+        assert!(longest < Some(120), "{longest:?}");
         usage.clients.clear();
-        assert_eq!(text(&usage), sums);
+        assert_eq!(text(&usage), format!("{sums}\n4 clients own keys\n"));
     }
 }

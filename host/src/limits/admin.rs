@@ -35,8 +35,12 @@ pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
 /// A question about rules: the longest key, or topic, in percent signs, and what is said of a client.
 pub const ADMIN_QUESTION_BYTES_MAX: u64 = 512 << 10;
 
-/// Clients that one answer names with what they own: some hundred bytes each.
-pub const ADMIN_CLIENTS_MAX: usize = 10_000;
+/// Clients that one answer names with what they own: with the longest ids of control characters, which JSON writes in six bytes
+/// each, they stay below [`ADMIN_ANSWER_BYTES_MAX`].
+pub const ADMIN_CLIENTS_MAX: usize = 2_000;
+
+/// As much of a client id as such an answer holds: all of one at the embedded broker.
+pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
 /// The file that says where the administration is.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;

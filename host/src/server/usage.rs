@@ -29,7 +29,7 @@ pub struct Owned {
     pub bytes: u64,
     /// Keys that it wrote last.
     pub keys: u64,
-    /// Its client id.
+    /// Its client id, or the beginning of a long one and `…`.
     pub client: Box<str>,
 }
 
@@ -47,7 +47,7 @@ impl Server {
                 owners += 1;
                 let least = heaviest.peek().map(|Reverse(Owned { bytes, .. })| *bytes);
                 if heaviest.len() < count || least.is_some_and(|least| bytes > least) {
-                    let client = client.into();
+                    let client = start_of(client);
                     heaviest.push(Reverse(Owned {
                         bytes,
                         keys,
@@ -66,5 +66,13 @@ impl Server {
             owners,
             heaviest: heaviest.map(|Reverse(it)| it).collect(),
         }
+    }
+}
+
+/// A client of a foreign broker names itself at any length.
+fn start_of(client: &str) -> Box<str> {
+    match client.floor_char_boundary(limits::ADMIN_CLIENT_ID_BYTES_MAX) {
+        end if end < client.len() => format!("{}…", &client[..end]).into(),
+        _ => client.into(),
     }
 }
