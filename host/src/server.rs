@@ -297,11 +297,19 @@ impl Server {
 
     /// After a restart: tells whoever watches of keys that the run before removed and may not have told of.
     pub fn tell_of_ends(&self, removed: &[(Key, Stamp)]) {
-        for some in removed.chunks(limits::ENDS_TOLD_PER_STEP_MAX) {
+        let mut rest = removed;
+        let mut at_once = limits::ENDS_TOLD_PER_STEP_MAX;
+        while !rest.is_empty() {
+            let some;
+            (some, rest) = rest.split_at(at_once.min(rest.len()));
             {
                 let mut core = self.lock();
                 let now_ms = core.now();
                 let effects = core.store.step(Event::Expired(some), now_ms);
+                if effects.failures > 0 {
+                    // It would fail at each further step, and in one it is asked once.
+                    at_once = usize::MAX;
+                }
                 self.record(&mut core, effects, None);
             }
             self.release();

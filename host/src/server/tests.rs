@@ -93,6 +93,18 @@ fn what_has_expired_is_told_of_or_does_not_run() {
     assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
     assert_eq!(server.stats().refused, 1);
     assert_eq!(ask_until(later, set), ["+OK\r\n"]);
+
+    // What an earlier run removed is told of in steps, and to its end.
+    let keys = (0..2 * limits::ENDS_TOLD_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
+    let ends: Vec<_> = keys
+        .map(|key| (Key::from(key.into_bytes()), Stamp::default()))
+        .collect();
+    for (key, _) in ends.iter().skip(1) {
+        assert_eq!(ask(&[b"KEYNOTIFY", key]), ["+OK\r\n"]);
+    }
+    server.tell_of_ends(&ends);
+    let all = std::mem::take(&mut *notebook.0.lock().unwrap());
+    assert_eq!(all, vec![told; ends.len() - 1]);
 }
 
 /// Its client has given up, but its effect is there, and the run that brought it about may have told nobody.

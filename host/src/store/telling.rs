@@ -74,8 +74,8 @@ impl<'a> Telling<'a> {
     }
 
     /// Tells of changes that an earlier run made and may not have told of, to whoever watches these keys now. What could be
-    /// told under any bound of fuel still can, for a request with so many bytes if one made them. With the notices, whether
-    /// anything could not be told.
+    /// told under any bound of fuel still can, for a request with so many bytes if one made them; but all together take no more
+    /// than one request may. With the notices, whether anything could not be told.
     pub(super) fn tell_again<'c>(
         mut self,
         state: Box<State>,

@@ -180,6 +180,30 @@ fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound
     );
 }
 
+/// A hundred thousand rounds for each would take seconds, and everybody waits for them.
+#[test]
+fn what_is_told_again_takes_no_more_fuel_than_one_request_and_the_rest_is_told_in_other_words() {
+    let all = policies();
+    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
+    let keys: Vec<_> = (0..400).map(|it| format!("slow-notify/{it}")).collect();
+    for key in &keys {
+        ask(&mut store, "watcher", &["KEYNOTIFY", key]);
+    }
+    let version = Stamp {
+        wall: NOW_MS,
+        counter: 0,
+    };
+    let removed: Vec<_> = keys
+        .iter()
+        .map(|key| (Key::copy_from_slice(key.as_bytes()), version))
+        .collect();
+    let effects = store.step(Event::Expired(&removed), NOW_MS);
+    assert_eq!((effects.expired.len(), effects.failures), (400, 0));
+    let own = effects.expired.iter();
+    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    assert!((1..400).contains(&own), "{own}");
+}
+
 /// On a busy machine the watchdog may stop it, and what is left of its answer then is what was kept of it.
 #[test]
 fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole() {
