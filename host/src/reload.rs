@@ -81,6 +81,10 @@ impl Files {
             thread::sleep(limits::RELOAD_SETTLED);
             seen = stamps(&paths);
         }
+        if !are_settled(&seen, SystemTime::now()) {
+            // Read again at the next look.
+            seen = Vec::new();
+        }
         Self { paths, seen }
     }
 }

@@ -31,7 +31,7 @@ A running store goes by the rules that it has read last, and by its limits; of a
 the attributes. With --rules only that file is looked at, and no store has to run.
 
 Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. They only allow: what no rule allows is
-denied. A store that runs with them takes changes over within a second.
+denied. A store that runs with them takes changes over within a second or two.
 
 Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file can be used. 2 a file that cannot be used,
 or usage.")]

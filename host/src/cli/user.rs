@@ -1,6 +1,6 @@
 //! `statehouse user`: who may log in.
 //!
-//! What enters: names and passwords. What leaves: a users file, which a store that runs takes over within a second.
+//! What enters: names and passwords. What leaves: a users file, which a store that runs takes over within a second or two.
 
 use std::fs;
 use std::io::{self, IsTerminal, Read};
@@ -25,7 +25,7 @@ Examples:
   statehouse serve --users users
 
 The file holds a line NAME:HASH for each user, with Argon2id hashes, and never a password. A store that runs with it takes
-changes over within a second: whose password changed, or who was removed, is disconnected.
+changes over within a second or two: whose password changed, or who was removed, is disconnected.
 
 Exit codes: 0 done, 1 there is no such user, 2 usage or a file that cannot be used.")]
 pub(super) struct Args {
