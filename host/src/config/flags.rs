@@ -85,7 +85,8 @@ pub struct Flags {
     )]
     pub guard_fuel: Option<u64>,
 
-    /// One of so many requests runs again on a fresh instance, to find hidden state; 0 means none [default: 1024]
+    /// One of so many requests runs again on a fresh instance, to find hidden state (above 50000 requests per second no more than
+    /// at 50000); 0 means none [default: 1024]
     #[arg(
         long,
         value_name = "N",

@@ -104,6 +104,10 @@ pub const GUARD_FUEL_REQUESTS_MIN: usize = 100;
 /// (`purity_sample`): a thousandth of its time.
 pub const PURITY_SAMPLE_DEFAULT: u32 = 1024;
 
+/// Above so many requests per second no more of them run again: a fresh instance takes a tenth of a millisecond, and its end
+/// interrupts the threads that serve.
+pub const PURITY_REQUESTS_PER_SECOND_MAX: u64 = 50_000;
+
 /// Requests that wait for running again, beside the store. What finds no room is not compared.
 pub const OBSERVED_QUEUE_MAX: usize = 1024;
 

@@ -64,6 +64,8 @@ pub struct Store {
     pub(super) told_again: HashSet<u64>,
     /// Requests of the active policy, for who wants some of them.
     purity_turn: u32,
+    /// Before this time none of them runs again.
+    purity_from_ms: u64,
     shadow_turn: u32,
 }
 
@@ -72,7 +74,8 @@ pub struct Store {
 pub struct Supervision {
     /// What is tolerated of one.
     pub guard: GuardSettings,
-    /// Of so many requests of the active one, one runs again on a fresh instance; zero means none.
+    /// Of so many requests of the active one, one runs again on a fresh instance, but no more than if there were
+    /// [`limits::PURITY_REQUESTS_PER_SECOND_MAX`]; zero means none.
     pub purity_every: u32,
 }
 
@@ -110,6 +113,7 @@ impl Store {
             guards: Default::default(),
             removals: Removals::default(),
             purity_turn: 0,
+            purity_from_ms: 0,
             shadow_turn: 0,
         }
     }
@@ -473,11 +477,13 @@ impl Store {
         writes: &[Write],
         evidence: &Option<Evidence>,
     ) -> Option<Box<Observed>> {
-        self.purity_turn += 1;
-        let for_purity =
-            self.supervision.purity_every > 0 && self.purity_turn >= self.supervision.purity_every;
+        let (every, now_ms) = (self.supervision.purity_every, context.now_ms);
+        self.purity_turn = self.purity_turn.saturating_add(1);
+        let for_purity = every > 0 && self.purity_turn >= every && now_ms >= self.purity_from_ms;
         if for_purity {
             self.purity_turn = 0;
+            let pause = u64::from(every) * 1000 / limits::PURITY_REQUESTS_PER_SECOND_MAX;
+            self.purity_from_ms = now_ms.saturating_add(pause);
         }
         let mut candidate = None;
         if let Some((policy, per_mille)) = self.registry.shadow() {

@@ -339,3 +339,25 @@ fn what_an_unloaded_policy_answered_it_answers_again() {
     assert_eq!(effects.repeated, Some(Rerun::Same));
     assert_eq!(answered, answer);
 }
+
+/// A fresh instance for each thousandth request took a fortieth of what a busy store could answer.
+#[test]
+fn of_many_requests_at_once_no_more_run_again_than_of_fifty_thousand_a_second() {
+    let mut store = store(loaded());
+    let mut again = |every: u32, requests: usize, now_ms| {
+        store.supervision().purity_every = every;
+        let ask = |_: &usize| {
+            let (effects, _) = common::ask(&mut store, "c", &["GET", "k"], now_ms);
+            effects.observed.is_some()
+        };
+        (0..requests).filter(ask).count()
+    };
+    assert_eq!(again(100, 99, NOW_MS), 0);
+    assert_eq!(again(100, 500, NOW_MS), 1);
+    assert_eq!(again(100, 500, NOW_MS + 1), 0);
+    // One of a hundred is one each two milliseconds.
+    assert_eq!(again(100, 1, NOW_MS + 2), 1);
+    assert_eq!(again(100, 99, NOW_MS + 1_000), 0);
+    assert_eq!(again(100, 1, NOW_MS + 1_000), 1);
+    assert_eq!(again(1, 5, NOW_MS + 2_000), 5);
+}
