@@ -24,9 +24,7 @@ use crate::outbox::Outbox;
 use crate::policy::Swaps;
 use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{
-    Effects, Event, Exceeded, Key, Notice, Peer, Quota, Rerun, Store, Supervision, ToldAgain,
-};
+use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 
@@ -35,6 +33,7 @@ pub use self::policies::AssignError;
 pub use self::stats::Stats;
 pub use self::usage::{Owned, Usage};
 
+mod bounds;
 mod core;
 mod line;
 mod policies;
@@ -131,51 +130,6 @@ impl Server {
     pub fn tell_refusals(&self, audit: Arc<Audit>) {
         // A second one would be a mistake of the wiring, which has one call.
         let _ = self.audit.set(audit);
-    }
-
-    /// Takes other bounds into force, from the next request on. What is there stays.
-    pub fn set_bounds(&self, quota: Quota, supervision: Supervision) {
-        let mut core = self.lock();
-        let journal_full = core.journal_full;
-        *core.store.quota() = Quota {
-            journal_full,
-            ..quota
-        };
-        *core.store.supervision() = supervision;
-    }
-
-    /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
-    pub fn raise_receive_max(&self, receive_max: u16) {
-        let mut core = self.lock();
-        if core.store.raise_receive_max(receive_max) {
-            core.recorder.told(receive_max);
-        }
-    }
-
-    /// The bounds of the table and its watches.
-    pub fn quota(&self) -> Quota {
-        *self.lock().store.quota()
-    }
-
-    /// Whether this client's SET of this key would be within the bounds at present, with a value that is not too long.
-    ///
-    /// # Errors
-    /// The bound that says no.
-    pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
-        let mut core = self.lock();
-        let quota = *core.store.quota();
-        core.store.state().check_write(client, key, &quota)
-    }
-
-    /// Whether this connection could watch this key too at present.
-    ///
-    /// # Errors
-    /// The bound that says no.
-    pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
-        let mut core = self.lock();
-        let quota = *core.store.quota();
-        quota.check_key(key)?;
-        core.store.state().watches.check(peer, key, &quota)
     }
 
     /// Tells of a request that rules forbid or a bound refuses, wholly or in part.

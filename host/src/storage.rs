@@ -282,6 +282,7 @@ impl Source for Pieces {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use super::*;
@@ -291,16 +292,20 @@ mod tests {
     use crate::request::Dialect;
     use crate::store::{Effects, Key, Peer, WatchChange, WatchChanges};
 
+    fn settings_of(data: &Path) -> Storage {
+        let flags = Flags {
+            data: Some(data.to_owned()),
+            ..Flags::default()
+        };
+        Config::load(flags).unwrap().storage
+    }
+
     #[test]
     fn a_clock_that_went_back_is_asked_about() {
         let directory = tempfile::tempdir().unwrap();
-        let settings = |accept_clock| {
-            let flags = Flags {
-                data: Some(directory.path().join("data")),
-                accept_clock,
-                ..Flags::default()
-            };
-            Config::load(flags).unwrap().storage
+        let settings = |accept_clock| Storage {
+            accept_clock,
+            ..settings_of(&directory.path().join("data"))
         };
         let ahead_ms = wall_ms() + 600_000;
         {
@@ -323,11 +328,7 @@ mod tests {
     #[test]
     fn a_directory_is_one_process_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
-        let flags = Flags {
-            data: Some(directory.path().to_owned()),
-            ..Flags::default()
-        };
-        let settings = Config::load(flags).unwrap().storage;
+        let settings = settings_of(directory.path());
         let first = recover(&settings).unwrap();
         let refused = recover(&settings).err().map(|error| error.to_string());
         assert!(refused.is_some_and(|text| text.contains("in use by another process")));
@@ -339,13 +340,7 @@ mod tests {
     #[test]
     fn watches_are_in_the_directory_in_a_backup_and_in_what_is_restored_from_it() {
         let place = tempfile::tempdir().unwrap();
-        let settings = |name: &str| {
-            let flags = Flags {
-                data: Some(place.path().join(name)),
-                ..Flags::default()
-            };
-            Config::load(flags).unwrap().storage
-        };
+        let settings = |name: &str| settings_of(&place.path().join(name));
         let peer = Peer {
             client: "c".into(),
             connection: Mode::foreign_session(7),
@@ -390,13 +385,7 @@ mod tests {
     #[test]
     fn the_most_that_clients_were_told_is_remembered_by_every_later_run() {
         let place = tempfile::tempdir().unwrap();
-        let settings = |name: &str| {
-            let flags = Flags {
-                data: Some(place.path().join(name)),
-                ..Flags::default()
-            };
-            Config::load(flags).unwrap().storage
-        };
+        let settings = |name: &str| settings_of(&place.path().join(name));
         let remembers = |name: &str, per_session| {
             let mut storage = settings(name);
             storage.duplicates.per_session = per_session;
@@ -429,11 +418,7 @@ mod tests {
     #[test]
     fn a_standby_waits_says_so_once_and_takes_over() {
         let directory = tempfile::tempdir().unwrap();
-        let flags = Flags {
-            data: Some(directory.path().to_owned()),
-            ..Flags::default()
-        };
-        let settings = Config::load(flags).unwrap().storage;
+        let settings = settings_of(directory.path());
         let first = recover(&settings).unwrap();
         let id = first.client_id().unwrap();
         let said = AtomicU32::new(0);

@@ -184,7 +184,8 @@ pub struct Flags {
     #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
     pub accept_clock: bool,
 
-    /// A TOML file with any of these settings. Limits in it may change while the store runs: it is read again within a second or two
+    /// A TOML file with any of these settings. Limits in it may change while the store runs: it is read again within a second or
+    /// two
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
     pub config: Option<PathBuf>,
 

@@ -26,6 +26,38 @@ use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
 
+/// Which requests are the ones that run again.
+#[derive(Default)]
+pub(super) struct Turns {
+    /// Requests since the last one whose turn it was.
+    purity: u32,
+    /// When that was.
+    purity_ms: u64,
+    shadow: u32,
+}
+
+impl Turns {
+    /// Whether it is the turn of this one, on a fresh instance, where it is of one of `every`.
+    pub(super) fn purity(&mut self, every: u32, now_ms: u64) -> bool {
+        self.purity = self.purity.saturating_add(1);
+        let pause = u64::from(every) * 1000 / limits::PURITY_REQUESTS_PER_SECOND_MAX;
+        let is_its =
+            every > 0 && self.purity >= every && now_ms.saturating_sub(self.purity_ms) >= pause;
+        if is_its {
+            (self.purity, self.purity_ms) = (0, now_ms);
+        }
+        is_its
+    }
+
+    /// Whether it is the turn of this one, by a candidate that sees so many of a thousand.
+    pub(super) fn shadow(&mut self, per_mille: u16) -> bool {
+        self.shadow += u32::from(per_mille);
+        let is_its = self.shadow >= 1000;
+        self.shadow -= if is_its { 1000 } else { 0 };
+        is_its
+    }
+}
+
 /// A request that was handled.
 pub struct Observed {
     /// Who is to be compared, where it is this request's turn.

@@ -13,7 +13,7 @@ use super::duplicates::Duplicates;
 use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
 use super::expiry;
 use super::notice::{Notice, notices_of, splice, told_by};
-use super::observed::{self, Observed, Removals};
+use super::observed::{self, Observed, Removals, Turns};
 use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
 use super::state::State;
 use super::table::Table;
@@ -62,11 +62,8 @@ pub struct Store {
     pub(super) earlier_below: u64,
     /// Those of them whose notifications were sent again: not more than were remembered at the start.
     pub(super) told_again: HashSet<u64>,
-    /// Requests of the active policy, for who wants some of them.
-    purity_turn: u32,
-    /// Before this time none of them runs again.
-    purity_from_ms: u64,
-    shadow_turn: u32,
+    /// Over requests of the active policy.
+    turns: Turns,
 }
 
 /// How policies that answer are supervised.
@@ -112,9 +109,7 @@ impl Store {
             supervision: Supervision::default(),
             guards: Default::default(),
             removals: Removals::default(),
-            purity_turn: 0,
-            purity_from_ms: 0,
-            shadow_turn: 0,
+            turns: Turns::default(),
         }
     }
 
@@ -477,22 +472,11 @@ impl Store {
         writes: &[Write],
         evidence: &Option<Evidence>,
     ) -> Option<Box<Observed>> {
-        let (every, now_ms) = (self.supervision.purity_every, context.now_ms);
-        self.purity_turn = self.purity_turn.saturating_add(1);
-        let for_purity = every > 0 && self.purity_turn >= every && now_ms >= self.purity_from_ms;
-        if for_purity {
-            self.purity_turn = 0;
-            let pause = u64::from(every) * 1000 / limits::PURITY_REQUESTS_PER_SECOND_MAX;
-            self.purity_from_ms = now_ms.saturating_add(pause);
-        }
-        let mut candidate = None;
-        if let Some((policy, per_mille)) = self.registry.shadow() {
-            self.shadow_turn += u32::from(per_mille);
-            if self.shadow_turn >= 1000 {
-                self.shadow_turn -= 1000;
-                candidate = Some(policy.clone());
-            }
-        }
+        let every = self.supervision.purity_every;
+        let for_purity = self.turns.purity(every, context.now_ms);
+        let shadow = self.registry.shadow();
+        let candidate = shadow.filter(|(_, per_mille)| self.turns.shadow(*per_mille));
+        let candidate = candidate.map(|(policy, _)| policy.clone());
         if !for_purity && candidate.is_none() {
             return None;
         }

@@ -3,14 +3,14 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use statehouse::clock::{Clock, ManualSource};
+use statehouse::clock::{Clock, ManualSource, Stamp};
 use statehouse::control::Control;
 use statehouse::journal::{Memory, Recorder};
 use statehouse::policy::{Failure, Role, Selector, Shadow};
 use statehouse::request::{Incoming, REQUEST_TOPIC};
 use statehouse::server::{Server, Settings};
 use statehouse::shadow::ShadowReport;
-use statehouse::store::Again;
+use statehouse::store::{Again, Key};
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 
@@ -26,7 +26,9 @@ impl Transport for Notebook {
         ready(&mut out);
         let mut notes = self.0.lock().unwrap();
         notes.extend(out.into_iter().map(|out| match out {
-            Outbound::Answer(message, _) => (message.payload, message.properties),
+            Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => {
+                (message.payload, message.properties)
+            }
             _ => panic!("nothing else comes of these requests"),
         }));
     }
@@ -114,6 +116,24 @@ impl Rig {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// It would fail at every step of a start, each time for as long as a call may take.
+#[test]
+fn a_policy_that_fails_at_telling_of_an_end_is_asked_about_few_others() {
+    let faulty = digest(&policies().faulty);
+    let rig = rig(loaded().promote(faulty).unwrap(), 0);
+    let keys = (0..10 * limits::ENDS_TOLD_PER_STEP_MAX).map(|it| format!("bad-notify/{it}"));
+    let keys: Vec<_> = keys.collect();
+    for key in &keys {
+        rig.ask(&["KEYNOTIFY", key]);
+    }
+    let ends = keys
+        .iter()
+        .map(|key| (Key::copy_from_slice(key.as_bytes()), Stamp::default()));
+    rig.server.tell_of_ends(&ends.collect::<Vec<_>>());
+    assert_eq!(rig.notebook.0.lock().unwrap().len(), keys.len());
+    assert_eq!(rig.server.stats().policy_failures, 2);
 }
 
 fn tag(policy: &Policy<Transaction>) -> String {
