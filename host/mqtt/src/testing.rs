@@ -329,6 +329,19 @@ impl Peer {
         }
     }
 
+    /// Sends QoS 2 messages and goes no further with them. The reason of the DISCONNECT, where that is the answer.
+    pub(crate) fn begin_exchanges(
+        &mut self,
+        packet_ids: std::ops::Range<u16>,
+        now: Instant,
+    ) -> Option<wire::DisconnectReasonCode> {
+        for packet_id in packet_ids {
+            let message = publish("t", Q::ExactlyOnce, packet_id, "");
+            self.send(&[Packet::Publish(message)], now);
+        }
+        disconnected(&self.receive())
+    }
+
     /// The messages among what the broker has sent.
     pub(crate) fn messages(&mut self) -> Vec<wire::Publish> {
         let publishes = self

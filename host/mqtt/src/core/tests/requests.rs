@@ -463,31 +463,22 @@ fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_also_where_it_is_tol
         receive_max,
         ..Limits::default()
     };
-    let send = |client: &mut Peer, ids: std::ops::Range<u16>, now| {
-        for id in ids {
-            client.send(
-                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
-                now,
-            );
-        }
-        disconnected(&client.receive())
-    };
     let (broker, _, now) = start(at_most(20));
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    assert_eq!(send(&mut a, 1..21, now), None);
+    assert_eq!(a.begin_exchanges(1..21, now), None);
     a.lose(now);
     broker.set_limits(at_most(2));
     let mut next = 21;
     for _ in 0..10 {
         let mut a = Peer::new(&broker, &Hello::new("a"), now);
-        assert_eq!(send(&mut a, next..next + 2, now), None);
+        assert_eq!(a.begin_exchanges(next..next + 2, now), None);
         next += 2;
         a.lose(now);
     }
     // They do not pile up here either.
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let full = Some(DisconnectReasonCode::ReceiveMaximumExceeded);
-    assert_eq!(send(&mut a, next..next + 1, now), full);
+    assert_eq!(a.begin_exchanges(next..next + 1, now), full);
 }
 
 #[test]
@@ -498,19 +489,9 @@ fn unfinished_qos_2_exchanges_do_not_pile_up_over_connections() {
     });
     for round in 0..3 {
         let mut a = Peer::new(&broker, &Hello::new("a"), now);
-        for id in 0..3 {
-            a.send(
-                &[Packet::Publish(publish(
-                    "t",
-                    Q::ExactlyOnce,
-                    1 + round * 3 + id,
-                    "",
-                ))],
-                now,
-            );
-        }
+        let first = 1 + round * 3;
         let expected = (round == 2).then_some(DisconnectReasonCode::ReceiveMaximumExceeded);
-        assert_eq!(disconnected(&a.receive()), expected);
+        assert_eq!(a.begin_exchanges(first..first + 3, now), expected);
         a.lose(now);
     }
 }

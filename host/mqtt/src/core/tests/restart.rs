@@ -110,18 +110,8 @@ fn subscriptions_are_back_with_their_options() {
 #[test]
 fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that_tells_it_less() {
     let (mut life, now) = Life::new();
-    let send = |peer: &mut Peer, ids: std::ops::Range<u16>, now| {
-        for id in ids {
-            peer.send(
-                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
-                now,
-            );
-        }
-        let packets = peer.receive();
-        packets.iter().any(|it| matches!(it, Packet::Disconnect(_)))
-    };
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
-    assert!(!send(&mut peer, 1..21, now));
+    assert_eq!(peer.begin_exchanges(1..21, now), None);
     let told_less = Limits {
         receive_max: 2,
         ..Limits::default()
@@ -129,20 +119,25 @@ fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that
     life.kill_with(told_less, now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert!(peer.connack.session_present);
-    assert!(!send(&mut peer, 21..23, now + SECOND));
+    assert_eq!(peer.begin_exchanges(21..23, now + SECOND), None);
     peer.lose(now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
-    assert!(!send(&mut peer, 23..25, now + SECOND));
+    assert_eq!(peer.begin_exchanges(23..25, now + SECOND), None);
     peer.lose(now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
-    assert!(send(&mut peer, 25..26, now + SECOND), "they do not pile up");
+    let full = Some(DisconnectReasonCode::ReceiveMaximumExceeded);
+    assert_eq!(
+        peer.begin_exchanges(25..26, now + SECOND),
+        full,
+        "they do not pile up"
+    );
     let told_more = Limits {
         receive_max: 15,
         ..Limits::default()
     };
     life.broker.set_limits(told_more);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
-    assert!(!send(&mut peer, 26..41, now + SECOND));
+    assert_eq!(peer.begin_exchanges(26..41, now + SECOND), None);
 }
 
 #[test]
