@@ -8,7 +8,9 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod admin;
+pub mod attack;
 pub mod binary;
+pub mod cgroup;
 pub mod client;
 pub mod command;
 pub mod connect;
@@ -26,9 +28,11 @@ pub mod resp;
 pub mod server;
 pub mod store;
 pub mod transcript;
+pub mod victim;
 pub mod websocket;
 
 pub use admin::Admin;
+pub use cgroup::Cgroup;
 pub use client::{Client, Heard};
 pub use command::{Ran, command, run, run_in};
 pub use connect::{Connect, Will};
@@ -41,3 +45,4 @@ pub use property::Property;
 pub use proxy::{Fate, Proxy, Way};
 pub use server::Server;
 pub use store::{Answer, Dialect, Request, Store};
+pub use victim::{Latencies, Victim};

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::{
     binary,
+    cgroup::Cgroup,
     client::{Client, PATIENCE},
     connect::Connect,
     lines::Lines,
@@ -34,6 +35,8 @@ pub struct Server {
     directory: TempDir,
     /// What it runs, to run it again.
     command: Command,
+    /// What limits its memory. Dropped after the child has ended.
+    cgroup: Option<Cgroup>,
 }
 
 impl Server {
@@ -131,6 +134,7 @@ impl Server {
             attached: clients.is_some(),
             directory,
             command,
+            cgroup: None,
         };
         (server, log)
     }
@@ -138,10 +142,22 @@ impl Server {
     /// One that can be killed and started again: the same address each time, which no other test takes meanwhile.
     /// Settings are pairs such as `("durability", "interval")`.
     pub fn restartable(settings: &[(&str, &str)]) -> Server {
-        let mut command = Command::new(binary::statehouse());
-        command.args(["serve", "--listen", &own_address().to_string()]);
-        set(&mut command, settings);
-        Server::spawn(command, tempfile::tempdir().unwrap())
+        Server::spawn(restartable(settings), tempfile::tempdir().unwrap())
+    }
+
+    /// The same with a limit on its memory, in MiB. Prints the reason if that is not possible.
+    pub fn limited(limit_mib: u64, settings: &[(&str, &str)]) -> Option<Server> {
+        let cgroup = Cgroup::with_limit(limit_mib)?;
+        let command = cgroup.enter(&restartable(settings));
+        let mut server = Server::launch(command, tempfile::tempdir().unwrap(), None);
+        server.cgroup = Some(cgroup);
+        server.wait_until_ready();
+        Some(server)
+    }
+
+    /// What limits its memory, where something does.
+    pub fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
     }
 
     /// `kill -9`: the process gets no chance to write anything more.
@@ -260,8 +276,17 @@ impl Server {
 
     /// Resident memory in KiB.
     pub fn memory_kib(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub fn memory_peak_kib(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, what: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|l| l.starts_with(what)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
@@ -307,6 +332,14 @@ impl Drop for Server {
             eprintln!("---");
         }
     }
+}
+
+/// A command that can run again at the same address.
+fn restartable(settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(binary::statehouse());
+    command.args(["serve", "--listen", &own_address().to_string()]);
+    set(&mut command, settings);
+    command
 }
 
 /// Settings go through the environment, since a flag can be given only once.

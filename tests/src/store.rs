@@ -311,7 +311,8 @@ impl Store {
     }
 }
 
-fn is_answer(packet: &Packet, correlation: Option<&[u8]>) -> bool {
+/// Whether a packet is the answer to the request with this correlation data.
+pub(crate) fn is_answer(packet: &Packet, correlation: Option<&[u8]>) -> bool {
     packet.kind() == kind::PUBLISH
         && packet.publish().properties.iter().any(
             |property| matches!(property, Property::CorrelationData(d) if Some(&d[..]) == correlation),
