@@ -18,15 +18,15 @@ use tokio::{
 };
 
 use crate::{
-    Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Persistence, ReasonCode, Recovery,
-    Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
+    Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Origin, Persistence, ReasonCode,
+    Recovery, Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
     allowance::SharedAllowance,
     arriving::Arriving,
     clock::Clock,
     connection,
     core::{Core, Source},
     gate::Gate,
-    limits::WALL_CLOCK_LOOK,
+    limits::{PAUSE_BETWEEN_HOLDS, WALL_CLOCK_LOOK},
     output::Direct,
     persist::Recorder,
     refusal::Refusals,
@@ -96,6 +96,9 @@ struct Shared {
     sockets: Arc<Semaphore>,
     /// One permit per CONNECT that is not decided yet.
     admissions: Semaphore,
+    /// One permit: of the connections whose last turn did all the work that it may, one at a time has the next turn. So
+    /// however many of them there are, a connection with little to do waits for one of their turns.
+    cut_turns: Semaphore,
     /// CONNECTs that are not whole yet.
     connects: Arriving,
     /// Other packets that are not.
@@ -152,6 +155,7 @@ impl Broker {
             gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
+            cut_turns: Semaphore::new(1),
             connects: Arriving::default(),
             packets: Arriving::default(),
             turned_away: AtomicU64::new(0),
@@ -250,6 +254,11 @@ impl Broker {
             };
             let look = now + WALL_CLOCK_LOOK;
             let next = next.map_or(look, |at| at.min(look));
+            if next <= now {
+                // As after any turn that did all the work that it may.
+                tokio::task::yield_now().await;
+                continue;
+            }
             tokio::select! {
                 () = tokio::time::sleep_until(next.into()) => {}
                 () = earlier => {}
@@ -280,12 +289,35 @@ impl Broker {
     /// The rules of the [access control](Access) have changed, or what clients have shown to be let in is no longer good:
     /// ends connections that may not go on with DISCONNECT 0x87, and subscriptions of the others that are no longer allowed.
     /// What comes in after the change is under the new rules anyway. Sessions without a connection are looked at when they
-    /// are resumed. Others are served meanwhile.
+    /// are resumed. Others are served meanwhile. For a thread that may block.
     pub fn recheck(&self) {
         // Many certificates are verified here, or many rules looked through.
-        let mut refused = self.lock().connected();
+        let mut refused = self.connected();
         refused.retain(|who| !self.0.access.may_connect(who));
-        self.lock().recheck(&refused, Instant::now());
+        self.end_refused(refused);
+    }
+
+    /// The connections that there are.
+    pub(crate) fn connected(&self) -> Vec<Origin> {
+        let mut connected = Vec::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = self.lock().connected(from, &mut connected);
+        }
+        connected
+    }
+
+    /// Ends these connections, and subscriptions of the others that are no longer allowed.
+    pub(crate) fn end_refused(&self, refused: Vec<Origin>) {
+        let refused = refused
+            .into_iter()
+            .map(|who| (who.connection, who))
+            .collect();
+        let mut next = self.lock().recheck(0, &refused, Instant::now());
+        while let Some(from) = next {
+            std::thread::sleep(PAUSE_BETWEEN_HOLDS);
+            next = self.lock().recheck(from, &refused, Instant::now());
+        }
     }
 
     /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`
@@ -415,6 +447,10 @@ impl Broker {
     /// Other packets that are not.
     pub(crate) fn packets(&self) -> &Arriving {
         &self.0.packets
+    }
+
+    pub(crate) fn cut_turns(&self) -> &Semaphore {
+        &self.0.cut_turns
     }
 
     pub(crate) fn rounds(&self) -> &Rounds {

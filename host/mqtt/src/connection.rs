@@ -5,7 +5,7 @@
 
 use std::{
     future::pending,
-    io,
+    io, mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -260,12 +260,19 @@ async fn read<R: AsyncRead + Unpin>(
     // Reset when it fires rather than at every packet.
     let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
     tokio::pin!(silence);
+    let mut cut = false;
     loop {
         loop {
             output.room().await;
+            // After a cut turn: one of these at a time, between the turns of the others.
+            let lane = match mem::take(&mut cut) {
+                true => broker.cut_turns().acquire().await.ok(),
+                false => None,
+            };
             let (before, now) = (buffer.len(), tokio::time::Instant::now());
             let round = broker.rounds().open(now.into_std());
             let turn = dispatch.turn(buffer, now.into_std());
+            drop(lane);
             if buffer.len() != before {
                 last_packet = now;
             }
@@ -278,6 +285,10 @@ async fn read<R: AsyncRead + Unpin>(
             match turn {
                 Turn::Drained => break,
                 Turn::More => tokio::task::yield_now().await,
+                Turn::Cut => {
+                    cut = true;
+                    tokio::task::yield_now().await;
+                }
                 Turn::Authenticate => {
                     let renewed = admission::renew(
                         broker,

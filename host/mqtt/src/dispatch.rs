@@ -5,7 +5,7 @@
 //! waits until the requests before it were handed over. Does no I/O.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -18,6 +18,7 @@ use crate::{
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
+    limits::{WORK_PER_TURN_MAX, work},
     router::SessionKey,
     topic,
 };
@@ -47,6 +48,8 @@ pub(crate) enum Turn {
     Drained,
     /// There may be more packets; others are to have their turn.
     More,
+    /// The same, and this turn has done as much work as it may.
+    Cut,
     /// The client authenticates anew ([`Dispatch::take_auth`]); what follows waits for that.
     Authenticate,
     /// The connection is over: by DISCONNECT of either side.
@@ -66,7 +69,10 @@ pub(crate) struct Dispatch {
     topic_alias_max: u16,
     aliases: HashMap<u16, Bytes>,
     publishes: Allowance,
-    packets: Vec<(Packet, Claim)>,
+    /// Packets that were decoded and not handled.
+    packets: VecDeque<(Packet, Claim)>,
+    /// How the turn ends once these are handled: what the buffer held behind them.
+    behind: Result<Turn, Violation>,
     requests: Vec<Request>,
     auth: Option<Auth>,
 }
@@ -93,50 +99,26 @@ impl Dispatch {
             topic_alias_max: limits.topic_alias_max,
             aliases: HashMap::new(),
             publishes: Allowance::default(),
-            packets: Vec::new(),
+            packets: VecDeque::new(),
+            behind: Ok(Turn::Drained),
             requests: Vec::new(),
             auth: None,
             broker,
         }
     }
 
-    /// Handles packets of the buffer, a bounded number.
+    /// Handles packets of the buffer, as many as a turn may have in number and in work.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
-        self.publishes
-            .set_per_second(self.broker.publishes_per_second_max());
-        let mut violation = None;
-        let mut turn = Turn::More;
-        while self.packets.len() < self.packets_max {
-            match self.decode(buffer, now) {
-                Ok(Some(packet)) => {
-                    // A SUBSCRIBE may have to look at every retained message, so nothing else is done under the same lock.
-                    let is_last = matches!(packet.0, Packet::Subscribe(_) | Packet::Auth(_));
-                    self.packets.push(packet);
-                    if is_last {
-                        if buffer.is_empty() {
-                            turn = Turn::Drained;
-                        }
-                        break;
-                    }
-                }
-                Ok(None) => {
-                    turn = Turn::Drained;
-                    break;
-                }
-                Err(fault) => {
-                    violation = Some(fault);
-                    break;
-                }
-            }
+        if self.packets.is_empty() {
+            self.publishes
+                .set_per_second(self.broker.publishes_per_second_max());
+            self.behind = self.fill(buffer, now);
         }
-        let mut packets = std::mem::take(&mut self.packets);
-        let handled = self.handle(&mut packets, now);
-        packets.clear();
-        self.packets = packets;
-        match handled.and_then(|over| violation.map_or(Ok(over), Err)) {
-            Ok(false) if self.auth.is_some() => Turn::Authenticate,
-            Ok(false) => turn,
-            Ok(true) => Turn::Over,
+        match self
+            .handle(now)
+            .and_then(|turn| turn.map_or(self.behind, Ok))
+        {
+            Ok(turn) => turn,
             Err(violation) => {
                 self.broker
                     .lock()
@@ -144,6 +126,21 @@ impl Dispatch {
                 Turn::Over
             }
         }
+    }
+
+    /// Decodes packets of the buffer, a bounded number.
+    fn fill(&mut self, buffer: &mut BytesMut, now: Instant) -> Result<Turn, Violation> {
+        while self.packets.len() < self.packets_max {
+            let Some(packet) = self.decode(buffer, now)? else {
+                return Ok(Turn::Drained);
+            };
+            let is_auth = matches!(packet.0, Packet::Auth(_));
+            self.packets.push_back(packet);
+            if is_auth {
+                return Ok(Turn::Authenticate);
+            }
+        }
+        Ok(Turn::More)
     }
 
     /// What the client shows to authenticate anew.
@@ -222,15 +219,11 @@ impl Dispatch {
         Ok(())
     }
 
-    /// True where the client has disconnected or the connection is over for another reason.
-    fn handle(
-        &mut self,
-        packets: &mut Vec<(Packet, Claim)>,
-        now: Instant,
-    ) -> Result<bool, Violation> {
+    /// How the turn ends, unless all packets were handled and it goes on as the buffer says.
+    fn handle(&mut self, now: Instant) -> Result<Option<Turn>, Violation> {
         let broker = self.broker.clone();
         let mut core = broker.lock();
-        let result = self.handle_locked(packets, now, &mut core);
+        let result = self.handle_locked(now, &mut core);
         drop(core);
         // Also in front of a violation: these were sent before it.
         self.hand_over();
@@ -239,15 +232,21 @@ impl Dispatch {
 
     fn handle_locked(
         &mut self,
-        packets: &mut Vec<(Packet, Claim)>,
         now: Instant,
         core: &mut Guard<'_>,
-    ) -> Result<bool, Violation> {
+    ) -> Result<Option<Turn>, Violation> {
         let (key, connection) = (self.session, self.origin.connection);
         if !core.is_open(key, connection) {
-            return Ok(true);
+            return Ok(Some(Turn::Over));
         }
-        for (packet, claim) in packets.drain(..) {
+        let work_end = core.work() + WORK_PER_TURN_MAX;
+        loop {
+            if !core.replay(key, connection, work_end, now) || core.work() >= work_end {
+                return Ok(Some(Turn::Cut));
+            }
+            let Some((packet, claim)) = self.packets.pop_front() else {
+                return Ok(None);
+            };
             core.checkpoint();
             let waits = match &packet {
                 Packet::Publish(_) => claim != Claim::Take,
@@ -260,52 +259,64 @@ impl Dispatch {
             if waits && !self.requests.is_empty() {
                 core.unlocked(|| self.hand_over());
                 if !core.is_open(key, connection) {
-                    return Ok(true);
+                    return Ok(Some(Turn::Over));
                 }
             }
-            match packet {
-                Packet::Publish(publish) => match claim {
-                    Claim::Take => {
-                        if let Begun::HandOver(token) =
-                            core.begin(key, connection, publish.packet_id, publish.qos)?
-                        {
-                            self.requests.push(request(publish, token, now));
-                        }
-                    }
-                    Claim::Refuse(reason, text) => {
-                        if claim == TOO_MANY || claim == TOO_MANY_TOGETHER {
-                            core.count_throttled();
-                        }
-                        match claim == FORBIDDEN {
-                            true => core.count_refused(Refused::Publish, reason),
-                            false => core.refused(key, Refused::Publish, reason, Some(text)),
-                        }
-                        core.refuse(key, connection, &publish, reason, text)?
-                    }
-                    Claim::Route => {
-                        let message = message(&publish, now);
-                        core.route(key, connection, &publish, &message, now)?;
-                    }
-                },
-                Packet::Puback(ack) => {
-                    core.acknowledged(key, connection, kind::PUBACK, ack, now)?
-                }
-                Packet::Pubrec(ack) => {
-                    core.acknowledged(key, connection, kind::PUBREC, ack, now)?
-                }
-                Packet::Pubcomp(ack) => {
-                    core.acknowledged(key, connection, kind::PUBCOMP, ack, now)?
-                }
-                Packet::Pubrel(ack) => core.released(key, connection, ack.packet_id),
-                Packet::Subscribe(subscribe) => core.subscribe(key, connection, &subscribe, now),
-                Packet::Unsubscribe(unsubscribe) => core.unsubscribe(key, connection, &unsubscribe),
-                Packet::Pingreq => core.ping(key, connection),
-                Packet::Disconnect(disconnect) => {
-                    core.client_disconnects(key, connection, disconnect)?;
-                    return Ok(true);
-                }
-                Packet::Auth(auth) => self.auth = Some(auth),
+            core.work_done(work::PACKET);
+            if matches!(packet, Packet::Disconnect(_)) {
+                self.packets.clear();
             }
+            if self.handle_packet(packet, claim, now, core)? {
+                return Ok(Some(Turn::Over));
+            }
+        }
+    }
+
+    /// True where the client has disconnected.
+    fn handle_packet(
+        &mut self,
+        packet: Packet,
+        claim: Claim,
+        now: Instant,
+        core: &mut Guard<'_>,
+    ) -> Result<bool, Violation> {
+        let (key, connection) = (self.session, self.origin.connection);
+        match packet {
+            Packet::Publish(publish) => match claim {
+                Claim::Take => {
+                    if let Begun::HandOver(token) =
+                        core.begin(key, connection, publish.packet_id, publish.qos)?
+                    {
+                        self.requests.push(request(publish, token, now));
+                    }
+                }
+                Claim::Refuse(reason, text) => {
+                    if claim == TOO_MANY || claim == TOO_MANY_TOGETHER {
+                        core.count_throttled();
+                    }
+                    match claim == FORBIDDEN {
+                        true => core.count_refused(Refused::Publish, reason),
+                        false => core.refused(key, Refused::Publish, reason, Some(text)),
+                    }
+                    core.refuse(key, connection, &publish, reason, text)?
+                }
+                Claim::Route => {
+                    let message = message(&publish, now);
+                    core.route(key, connection, &publish, &message, now)?;
+                }
+            },
+            Packet::Puback(ack) => core.acknowledged(key, connection, kind::PUBACK, ack, now)?,
+            Packet::Pubrec(ack) => core.acknowledged(key, connection, kind::PUBREC, ack, now)?,
+            Packet::Pubcomp(ack) => core.acknowledged(key, connection, kind::PUBCOMP, ack, now)?,
+            Packet::Pubrel(ack) => core.released(key, connection, ack.packet_id),
+            Packet::Subscribe(subscribe) => core.subscribe(key, connection, &subscribe),
+            Packet::Unsubscribe(unsubscribe) => core.unsubscribe(key, connection, &unsubscribe),
+            Packet::Pingreq => core.ping(key, connection),
+            Packet::Disconnect(disconnect) => {
+                core.client_disconnects(key, connection, disconnect)?;
+                return Ok(true);
+            }
+            Packet::Auth(auth) => self.auth = Some(auth),
         }
         Ok(false)
     }

@@ -131,6 +131,48 @@ impl Default for Limits {
     }
 }
 
+/// Work of one connection before other connections get their turn, in units of roughly a tenth of a microsecond: a quarter
+/// of a millisecond. A full turn of ordinary messages to one subscriber each stays below it. One packet may exceed it once.
+pub(crate) const WORK_PER_TURN_MAX: u64 = 2500;
+
+/// Sessions that are looked at in one hold of the lock, where each takes some tens of nanoseconds.
+pub(crate) const SESSIONS_PER_HOLD_MAX: usize = 1024;
+
+/// How long a thread that works through all sessions leaves the lock to others after each hold: a lock that is taken again at
+/// once would rarely be theirs.
+pub(crate) const PAUSE_BETWEEN_HOLDS: Duration = Duration::from_micros(250);
+
+/// What the operations of a turn cost, in the units of [`WORK_PER_TURN_MAX`]. Estimates are enough: they only decide
+/// where a turn ends.
+pub(crate) mod work {
+    /// A packet of any kind: its bytes are decoded, and its session is found.
+    pub(crate) const PACKET: u64 = 1;
+
+    /// A PUBLISH to route, beside the nodes and sessions that it visits.
+    pub(crate) const PUBLISH: u64 = 2;
+
+    /// A node of the router's tree.
+    pub(crate) const NODE: u64 = 1;
+
+    /// A member of a shared subscription that is considered for a message.
+    pub(crate) const GROUP_MEMBER: u64 = 1;
+
+    /// A filter that is subscribed to, unsubscribed from, or checked again: rules are evaluated and tables change.
+    pub(crate) const SUBSCRIPTION: u64 = 20;
+
+    /// A retained topic that a search looks at.
+    pub(crate) const RETAINED_LOOK: u64 = 4;
+
+    /// A message that goes into the output or the queue of a session; long payloads are copied.
+    pub(crate) fn delivery(payload_bytes: usize) -> u64 {
+        5 + payload_bytes as u64 / 1024
+    }
+}
+
+/// Members of a shared subscription that one message asks at most, of those who are connected and of the others: a group of
+/// thousands whose members all have full queues must not be searched for each message. The next message asks the next ones.
+pub(crate) const GROUP_MEMBERS_ASKED_MAX: usize = 64;
+
 /// What a message costs beside its bytes when it is kept: the structures around it, rounded up, so that a
 /// flood of empty messages is bounded as well.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;

@@ -25,6 +25,26 @@ pub(crate) struct Entry {
     pub(crate) from: Option<Arc<str>>,
 }
 
+/// What a search came to.
+pub(crate) struct Look<'a> {
+    /// The last topic that was looked at, with its message if it matches. None: nothing is left.
+    pub(crate) at: Option<(&'a Bytes, Option<&'a Entry>)>,
+    /// How many topics were looked at.
+    pub(crate) looks: usize,
+}
+
+/// Where the next topic is, in the order of their bytes, that may match a filter.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// This topic matches.
+    Here,
+    /// Behind this topic.
+    Behind,
+    /// Not before this one, which is behind this topic.
+    From(Vec<u8>),
+    Nowhere,
+}
+
 impl Retained {
     /// Sets the message of its topic; an empty payload removes it. False: there is no room, and the topic keeps what it
     /// had.
@@ -88,23 +108,41 @@ impl Retained {
             .map(|(_, entry)| entry)
     }
 
-    /// The messages whose topic matches a valid filter, expired ones left out.
-    pub(crate) fn matching<'a>(
-        &'a self,
-        filter: &'a [u8],
-        now: Instant,
-    ) -> impl Iterator<Item = &'a Entry> {
-        // What stands before the first wildcard bounds the search. `a/#` matches `a` too, so the slash before a
-        // wildcard is not part of it.
-        let wildcard = filter.iter().position(|byte| matches!(byte, b'+' | b'#'));
-        let prefix = &filter[..wildcard.map_or(filter.len(), |at| at.saturating_sub(1))];
-        self.messages
-            .range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded))
-            .take_while(move |(name, _)| name.starts_with(prefix))
-            .filter(move |(name, entry)| {
-                topic::matches(filter, name) && !entry.message.is_expired(now)
-            })
-            .map(|(_, entry)| entry)
+    /// The next message behind a topic whose own topic matches a valid filter, expired messages included. Looks at so many
+    /// topics at most, and passes over ranges of topics in which nothing can match.
+    pub(crate) fn find(&self, filter: &[u8], after: Option<&[u8]>, looks_max: usize) -> Look<'_> {
+        let start = first_match(filter);
+        let from = match after {
+            Some(after) if after >= start => Bound::Excluded(after),
+            _ => Bound::Included(start),
+        };
+        let mut topics = self.messages.range::<[u8], _>((from, Bound::Unbounded));
+        let mut looks = 0;
+        while let Some((topic, entry)) = topics.next() {
+            looks += 1;
+            let next = next_match(filter, topic);
+            if matches!(next, Next::Here) {
+                return Look {
+                    at: Some((topic, Some(entry))),
+                    looks,
+                };
+            }
+            if matches!(next, Next::Nowhere) {
+                break;
+            }
+            if looks >= looks_max {
+                return Look {
+                    at: Some((topic, None)),
+                    looks,
+                };
+            }
+            if let Next::From(bound) = next {
+                topics = self
+                    .messages
+                    .range::<[u8], _>((Bound::Included(&bound[..]), Bound::Unbounded));
+            }
+        }
+        Look { at: None, looks }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -145,9 +183,65 @@ impl Retained {
     }
 }
 
+/// Sorts right behind every topic below another: the byte behind the slash.
+const BEHIND_SLASH: u8 = b'/' + 1;
+
+/// No topic before this one matches a filter.
+fn first_match(filter: &[u8]) -> &[u8] {
+    // `a/#` matches `a` too, so the slash before a wildcard is not part of it.
+    let wildcard = filter.iter().position(|byte| matches!(byte, b'+' | b'#'));
+    &filter[..wildcard.map_or(filter.len(), |at| at.saturating_sub(1))]
+}
+
+/// Compares level by level. In the order of bytes all topics below one, `a/...`, stand together, and topics like `a-b` may
+/// stand between `a` and these.
+fn next_match(filter: &[u8], name: &[u8]) -> Next {
+    if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
+        return Next::From(vec![b'$' + 1]);
+    }
+    let behind_all_below = |end: usize| {
+        let mut bound = name[..end].to_vec();
+        bound.push(BEHIND_SLASH);
+        Next::From(bound)
+    };
+    let mut names = topic::levels(name);
+    // Where the level of the name begins, and where the last one ended that a `+` stood for.
+    let (mut at, mut plus_end) = (0, None);
+    for level in topic::levels(filter) {
+        if level == b"#" {
+            return Next::Here;
+        }
+        let Some(own) = names.next() else {
+            return Next::Behind;
+        };
+        let end = at + own.len();
+        if level == b"+" {
+            plus_end = Some(end);
+        } else if level != own {
+            let mut bound = [&name[..at], level].concat();
+            if bound.as_slice() > name {
+                return Next::From(bound);
+            }
+            bound.push(b'/');
+            if bound.as_slice() > name {
+                return Next::From(bound);
+            }
+            // All with this level have passed: another value of the last `+`, if there is one.
+            return plus_end.map_or(Next::Nowhere, behind_all_below);
+        }
+        at = end + 1;
+    }
+    match names.next() {
+        None => Next::Here,
+        Some(_) => behind_all_below(at - 1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use proptest::prelude::*;
 
     use super::*;
     use crate::{QoS, clock::Clock};
@@ -158,6 +252,75 @@ mod tests {
 
     fn message(topic: &'static str, payload: &'static str) -> Message {
         Message::new(topic, payload, QoS::AtMostOnce)
+    }
+
+    /// All topics that match, found with so many looks at a time, and all looks.
+    fn found(retained: &Retained, filter: &str, looks_max: usize) -> (Vec<String>, usize) {
+        let (mut topics, mut looks) = (Vec::new(), 0);
+        let mut after: Option<Bytes> = None;
+        loop {
+            let look = retained.find(filter.as_bytes(), after.as_deref(), looks_max);
+            looks += look.looks;
+            let Some((topic, entry)) = look.at else {
+                return (topics, looks);
+            };
+            if entry.is_some() {
+                topics.push(String::from_utf8_lossy(topic).into_owned());
+            }
+            after = Some(topic.clone());
+        }
+    }
+
+    fn with_topics(topics: impl IntoIterator<Item = String>) -> Retained {
+        let mut retained = Retained::default();
+        for topic in topics {
+            let message = Message::new(topic, "x", QoS::AtMostOnce);
+            retained.insert(message, None);
+        }
+        retained
+    }
+
+    proptest! {
+        #[test]
+        fn a_search_agrees_with_comparing_every_topic(
+            topics in prop::collection::btree_set("[a!/0-]{1,6}|\\$a(/a)?", 0..30),
+            filter in prop::collection::vec("a|a!|-|\\+|\\+|", 1..5),
+            hash in any::<bool>(),
+            looks_max in 1..5_usize,
+        ) {
+            let mut filter = filter.join("/");
+            if hash { filter.push_str(if filter.is_empty() { "#" } else { "/#" }) }
+            prop_assume!(!filter.is_empty());
+            let retained = with_topics(topics.clone());
+            let expected: Vec<_> = topics
+                .into_iter()
+                .filter(|topic| topic::matches(filter.as_bytes(), topic.as_bytes()))
+                .collect();
+            prop_assert_eq!(found(&retained, &filter, looks_max).0, expected, "{}", filter);
+        }
+    }
+
+    #[test]
+    fn a_search_passes_over_topics_that_cannot_match() {
+        let devices = (0..50).flat_map(|device| {
+            (0..100).map(move |sensor| format!("site/{device:02}/sensors/{sensor:02}/value"))
+        });
+        let retained = with_topics(devices.chain(["site/07/state".to_owned()]));
+        assert_eq!(
+            found(&retained, "site/+/state", usize::MAX),
+            (vec!["site/07/state".to_owned()], 51)
+        );
+        let (topics, looks) = found(&retained, "site/+/sensors/42/#", usize::MAX);
+        assert_eq!(topics.len(), 50);
+        assert!(looks <= 3 * 50 + 2, "{looks}");
+    }
+
+    #[test]
+    fn a_search_looks_at_no_more_topics_than_it_may() {
+        let retained = with_topics((0..1000).map(|number| format!("{number}/b/c")));
+        let look = retained.find(b"+/+/x", None, 10);
+        assert_eq!(look.looks, 10);
+        assert!(look.at.is_some_and(|(_, entry)| entry.is_none()));
     }
 
     #[test]
@@ -172,12 +335,7 @@ mod tests {
                 &mut unrecorded()
             ));
         }
-        let found = |filter: &str| -> Vec<String> {
-            let entries = retained.matching(filter.as_bytes(), now);
-            entries
-                .map(|entry| String::from_utf8_lossy(&entry.message.topic).into_owned())
-                .collect()
-        };
+        let found = |filter: &str| found(&retained, filter, usize::MAX).0;
         assert_eq!(found("a"), ["a"]);
         assert_eq!(found("a/#"), ["a", "a/b", "a/b/c"]);
         assert_eq!(found("a/+"), ["a/b"]);

@@ -2,11 +2,18 @@
 //!
 //! In come filters with a session's number; out go matches for a topic name: sessions, and groups of shared subscriptions
 //! (section 4.8.2), which choose one of theirs. The cost of a match depends on the filters that share levels with the name,
-//! not on the number of all filters. Knows nothing of sessions but their numbers.
+//! not on the number of all filters. Each different level of a filter is a number, and a run of levels without a branch is one
+//! node, so that a filter of many levels costs a match one visit and a comparison of numbers. Knows nothing of sessions but
+//! their numbers.
+
+mod levels;
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
+use levels::{Level, Levels, PLUS};
 
 use crate::{
     QoS,
@@ -36,20 +43,30 @@ pub(crate) struct Matches {
     pub(crate) sessions: Vec<Match>,
     /// Groups by their filters, which begin with `$share/NAME/`; one message of each is for one of its sessions.
     pub(crate) groups: Vec<Bytes>,
+    /// How many nodes of the tree were visited for it.
+    pub(crate) visited: usize,
+    /// The levels of the name; kept for their memory.
+    path: Vec<Level>,
 }
 
 impl Matches {
     pub(crate) fn clear(&mut self) {
         self.sessions.clear();
         self.groups.clear();
+        self.visited = 0;
     }
 }
+
+/// Levels of a run that a match compares in about the time of a visit to a node.
+const LEVELS_PER_VISIT: usize = 16;
 
 /// All subscriptions of all sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Router {
     exact: HashMap<Bytes, Subscribers>,
     wild: Node,
+    /// The levels of the filters in the tree.
+    levels: Levels,
     /// By filter, with `$share/NAME/`.
     groups: HashMap<Bytes, Group>,
     count: usize,
@@ -101,11 +118,13 @@ enum Subscriber<'a> {
     Group(&'a Bytes),
 }
 
+/// A run of levels, and what is behind it. Only the root has an empty run. Any other node is the end of a filter or has two
+/// children at least, so there are at most twice as many nodes as filters.
 #[derive(Debug, Default)]
 struct Node {
-    children: HashMap<Box<[u8]>, Node>,
-    /// `+`
-    any: Option<Box<Node>>,
+    run: Box<[Level]>,
+    /// By the first level of their runs.
+    children: FxHashMap<Level, Node>,
     /// Filters that end here.
     here: Subscribers,
     /// Filters that end here with `#`.
@@ -113,30 +132,33 @@ struct Node {
 }
 
 impl Router {
-    /// Adds or replaces the subscription of a session to a valid filter.
+    /// Adds or replaces the subscription of a session, whose client is connected or not, to a valid filter.
     pub(crate) fn subscribe(
         &mut self,
         filter: &Bytes,
         session: SessionKey,
         subscription: Subscription,
+        is_connected: bool,
     ) {
         let new = if !topic::is_shared(filter) {
-            let list = &mut self.subscribers(filter).sessions;
-            let known = list.iter_mut().find(|(key, _)| *key == session);
-            match known {
+            let known = self.known(filter);
+            let list = known.map(|entries| &mut entries.sessions);
+            let own = list.and_then(|list| list.iter_mut().find(|(key, _)| *key == session));
+            match own {
                 Some((_, options)) => {
                     *options = subscription;
                     false
                 }
                 None => {
-                    list.push((session, subscription));
+                    let entries = self.subscribers(filter);
+                    entries.sessions.push((session, subscription));
                     true
                 }
             }
         } else if let Some(group) = self.groups.get_mut(filter) {
-            group.join(session, subscription)
+            group.join((session, subscription), is_connected)
         } else {
-            let group = Group::new((session, subscription));
+            let group = Group::new((session, subscription), is_connected);
             self.groups.insert(filter.clone(), group);
             let topics = filter.slice_ref(topic::of_topics(filter));
             self.subscribers(&topics).groups.push(filter.clone());
@@ -146,12 +168,31 @@ impl Router {
         self.bytes += if new { cost_bytes(filter) } else { 0 };
     }
 
+    /// Where a new entry of a filter belongs.
     fn subscribers(&mut self, topics: &Bytes) -> &mut Subscribers {
         if topic::has_wildcard(topics) {
-            self.wild.subscribers(topics)
+            let (path, hash) = self.levels.take(topics);
+            let node = self.wild.insert(&path);
+            match hash {
+                true => &mut node.below,
+                false => &mut node.here,
+            }
         } else {
             self.exact.entry(topics.clone()).or_default()
         }
+    }
+
+    /// The entries of a filter, if there are some.
+    fn known(&mut self, topics: &[u8]) -> Option<&mut Subscribers> {
+        if !topic::has_wildcard(topics) {
+            return self.exact.get_mut(topics);
+        }
+        let (path, hash) = self.levels.find(topics)?;
+        let node = self.wild.get_mut(&path)?;
+        Some(match hash {
+            true => &mut node.below,
+            false => &mut node.here,
+        })
     }
 
     /// Removes the subscription of a session to a filter.
@@ -174,8 +215,14 @@ impl Router {
 
     fn remove(&mut self, topics: &[u8], subscriber: Subscriber<'_>) -> bool {
         if topic::has_wildcard(topics) {
-            let levels: Vec<&[u8]> = topic::levels(topics).collect();
-            return self.wild.remove(&levels, subscriber);
+            let Some((path, hash)) = self.levels.find(topics) else {
+                return false;
+            };
+            let removed = self.wild.remove(&path, hash, &subscriber);
+            if removed {
+                self.levels.give_back(topics);
+            }
+            return removed;
         }
         let Some(subscribers) = self.exact.get_mut(topics) else {
             return false;
@@ -187,13 +234,24 @@ impl Router {
         removed
     }
 
-    /// The session of a group that is to have a message, if one is ready for it; see [`Group::choose`].
+    /// The client of a member of a group has connected, or its connection has ended.
+    pub(crate) fn set_connected(&mut self, group: &[u8], session: SessionKey, is_connected: bool) {
+        if let Some(group) = self.groups.get_mut(group) {
+            group.set_connected(session, is_connected);
+        }
+    }
+
+    /// The session of a group that is to have a message, if one is ready for it, and how many were asked; see
+    /// [`Group::choose`].
     pub(crate) fn choose(
         &mut self,
         group: &Bytes,
         readiness: impl FnMut(&Match) -> Option<Readiness>,
-    ) -> Option<Match> {
-        self.groups.get_mut(group)?.choose(readiness)
+    ) -> (Option<Match>, usize) {
+        match self.groups.get_mut(group) {
+            Some(group) => group.choose(readiness),
+            None => (None, 0),
+        }
     }
 
     /// Appends every subscription that matches a valid topic name.
@@ -201,11 +259,23 @@ impl Router {
         if let Some(subscribers) = self.exact.get(name) {
             subscribers.add_to(found);
         }
-        if !self.wild.is_empty() {
-            // A leading wildcard does not match a name that begins with `$` (section 4.7.2).
-            self.wild
-                .matches(&mut topic::levels(name), name.first() == Some(&b'$'), found);
+        if self.wild.is_empty() {
+            return;
         }
+        // A leading wildcard does not match a name that begins with `$` (section 4.7.2).
+        let dollar = name.first() == Some(&b'$');
+        let mut levels = topic::levels(name);
+        let first = levels.next().map_or(Level::NONE, |it| self.levels.get(it));
+        let is_deeper = self.wild.children.contains_key(&first)
+            || !dollar && self.wild.children.contains_key(&PLUS);
+        let mut path = std::mem::take(&mut found.path);
+        path.clear();
+        path.push(first);
+        if is_deeper {
+            path.extend(levels.map(|level| self.levels.get(level)));
+        }
+        self.wild.matches(&path, dollar, found);
+        found.path = path;
     }
 
     /// What the subscriptions of all sessions cost.
@@ -221,75 +291,110 @@ impl Router {
 
 impl Node {
     fn is_empty(&self) -> bool {
-        self.children.is_empty()
-            && self.any.is_none()
-            && self.here.is_empty()
-            && self.below.is_empty()
+        self.children.is_empty() && self.here.is_empty() && self.below.is_empty()
     }
 
-    /// Where a filter's subscriptions are, with the nodes to it.
-    fn subscribers(&mut self, filter: &[u8]) -> &mut Subscribers {
-        let mut node = self;
-        for level in topic::levels(filter) {
-            node = match level {
-                b"#" => return &mut node.below,
-                b"+" => node.any.get_or_insert_default(),
-                _ => node.children.entry(level.into()).or_default(),
-            };
-        }
-        &mut node.here
-    }
-
-    /// Removes an entry and the nodes that are empty without it.
-    fn remove(&mut self, levels: &[&[u8]], subscriber: Subscriber<'_>) -> bool {
-        let Some((level, rest)) = levels.split_first() else {
-            return self.here.remove(&subscriber);
+    /// The node at the end of a path, which is made where there is none.
+    fn insert(&mut self, path: &[Level]) -> &mut Self {
+        let Some(first) = path.first() else {
+            return self;
         };
-        match *level {
-            b"#" => self.below.remove(&subscriber),
-            b"+" => {
-                let Some(child) = &mut self.any else {
-                    return false;
-                };
-                let removed = child.remove(rest, subscriber);
-                if child.is_empty() {
-                    self.any = None;
-                }
-                removed
-            }
-            level => {
-                let Some(child) = self.children.get_mut(level) else {
-                    return false;
-                };
-                let removed = child.remove(rest, subscriber);
-                if child.is_empty() {
-                    self.children.remove(level);
-                }
-                removed
-            }
+        let child = self.children.entry(*first).or_insert_with(|| Self {
+            run: path.into(),
+            ..Self::default()
+        });
+        let common = child.common(path);
+        if common < child.run.len() {
+            child.split(common);
+        }
+        child.insert(&path[common..])
+    }
+
+    /// Of how many levels of its run a path consists too.
+    fn common(&self, path: &[Level]) -> usize {
+        let pairs = self.run.iter().zip(path);
+        pairs.take_while(|(own, other)| own == other).count()
+    }
+
+    /// Ends the run here; what was behind becomes the only child.
+    fn split(&mut self, at: usize) {
+        let mut behind = std::mem::take(self);
+        let (run, rest) = behind.run.split_at(at);
+        self.run = run.into();
+        behind.run = rest.into();
+        if let Some(first) = behind.run.first() {
+            self.children.insert(*first, behind);
         }
     }
 
-    /// One call per level; names with too many levels do not come here.
-    fn matches<'a>(
-        &self,
-        levels: &mut (impl Iterator<Item = &'a [u8]> + Clone),
-        dollar: bool,
-        found: &mut Matches,
-    ) {
+    fn get_mut(&mut self, path: &[Level]) -> Option<&mut Self> {
+        let Some(first) = path.first() else {
+            return Some(self);
+        };
+        let child = self.children.get_mut(first)?;
+        let rest = path.strip_prefix(&*child.run)?;
+        child.get_mut(rest)
+    }
+
+    /// Removes an entry, and the nodes that are nothing without it.
+    fn remove(&mut self, path: &[Level], hash: bool, subscriber: &Subscriber<'_>) -> bool {
+        let Some(first) = path.first() else {
+            return match hash {
+                true => self.below.remove(subscriber),
+                false => self.here.remove(subscriber),
+            };
+        };
+        let Some(child) = self.children.get_mut(first) else {
+            return false;
+        };
+        let Some(rest) = path.strip_prefix(&*child.run) else {
+            return false;
+        };
+        let removed = child.remove(rest, hash, subscriber);
+        if child.is_empty() {
+            self.children.remove(first);
+        } else {
+            child.join();
+        }
+        removed
+    }
+
+    /// One node with its only child, where nothing ends between them.
+    fn join(&mut self) {
+        if !(self.here.is_empty() && self.below.is_empty() && self.children.len() == 1) {
+            return;
+        }
+        let only = self.children.drain().next();
+        if let Some((_, child)) = only {
+            let run = [&*self.run, &*child.run].concat().into();
+            *self = Self { run, ..child };
+        }
+    }
+
+    /// What matches the levels behind this node. One call for each branch on the way; names with too many levels do not
+    /// come here.
+    fn matches(&self, name: &[Level], dollar: bool, found: &mut Matches) {
+        found.visited += 1 + self.run.len() / LEVELS_PER_VISIT;
         if !dollar {
             self.below.add_to(found);
         }
-        let Some(level) = levels.next() else {
+        let Some(level) = name.first() else {
             self.here.add_to(found);
             return;
         };
-        if let Some(child) = self.any.as_ref().filter(|_| !dollar) {
-            child.matches(&mut levels.clone(), false, found);
+        let wild = self.children.get(&PLUS).filter(|_| !dollar);
+        for child in wild.into_iter().chain(self.children.get(level)) {
+            if let Some((own, rest)) = name.split_at_checked(child.run.len())
+                && child.agrees(own)
+            {
+                child.matches(rest, false, found);
+            }
         }
-        if let Some(child) = self.children.get(level) {
-            child.matches(levels, false, found);
-        }
+    }
+
+    fn agrees(&self, name: &[Level]) -> bool {
+        let mut pairs = self.run.iter().zip(name);
+        pairs.all(|(own, level)| own == level || *own == PLUS)
     }
 }
 
@@ -345,7 +450,7 @@ mod tests {
         fn agrees_with_plain_matching(filters in subscriptions(), name in "(a|b|\\$s|/){1,6}") {
             let mut router = Router::default();
             for (key, filter) in filters.iter().enumerate() {
-                router.subscribe(&Bytes::from(filter.clone()), key as u32, SUBSCRIPTION);
+                router.subscribe(&Bytes::from(filter.clone()), key as u32, SUBSCRIPTION, true);
             }
             let mut found = Matches::default();
             router.matches(name.as_bytes(), &mut found);
@@ -364,15 +469,42 @@ mod tests {
                 router.unsubscribe(&Bytes::from(filter.clone()), key as u32);
             }
             prop_assert!(router.exact.is_empty() && router.wild.is_empty() && router.groups.is_empty());
+            prop_assert!(router.levels.is_empty());
             prop_assert_eq!((router.count(), router.bytes()), (0, 0));
         }
+    }
+
+    #[test]
+    fn deep_filters_cost_a_match_one_visit_each() {
+        let mut router = Router::default();
+        // Every name of these levels matches all of them.
+        let filters: Vec<_> = (0..256_u32)
+            .map(|number| {
+                let branches = (0..8).map(|bit| if number >> bit & 1 == 0 { "+" } else { "a" });
+                let levels = branches.chain(std::iter::repeat_n("a/+/b", 16));
+                Bytes::from(levels.collect::<Vec<_>>().join("/"))
+            })
+            .collect();
+        for filter in &filters {
+            router.subscribe(filter, 1, SUBSCRIPTION, true);
+        }
+        let name = ["a"; 8].iter().chain(&["a/b/b"; 16]).copied();
+        let mut found = Matches::default();
+        router.matches(name.collect::<Vec<_>>().join("/").as_bytes(), &mut found);
+        assert_eq!(found.sessions.len(), filters.len());
+        let levels = filters.len() * (8 + 3 * 16);
+        assert!(
+            found.visited <= 6 * filters.len(),
+            "{} of {levels}",
+            found.visited
+        );
     }
 
     #[test]
     fn a_second_subscription_to_a_filter_replaces_the_first() {
         let mut router = Router::default();
         let filter = Bytes::from_static(b"a/+");
-        router.subscribe(&filter, 1, SUBSCRIPTION);
+        router.subscribe(&filter, 1, SUBSCRIPTION, true);
         router.subscribe(
             &filter,
             1,
@@ -380,6 +512,7 @@ mod tests {
                 qos: QoS::ExactlyOnce,
                 ..SUBSCRIPTION
             },
+            true,
         );
         let mut found = Matches::default();
         router.matches(b"a/b", &mut found);

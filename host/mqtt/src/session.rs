@@ -3,7 +3,7 @@
 //! Every change of what a session has to remember is a method of this file or of outbox.rs, and recorded there.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, atomic::AtomicUsize},
     time::{Duration, Instant},
 };
@@ -43,6 +43,9 @@ pub(crate) struct Session {
     /// How many of these are shared.
     shared: usize,
     pub(crate) outbox: Outbox,
+    /// Searches for retained messages that a SUBSCRIBE has begun, in their order. The connection handles no other packet
+    /// before they have ended.
+    pub(crate) replays: VecDeque<Replay>,
     received: FxHashMap<u16, Received>,
     /// Most of these. Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
     received_max: usize,
@@ -62,6 +65,15 @@ pub(crate) struct Session {
     pub(crate) searched: Option<Instant>,
     /// Whether a dropped message was logged since the last connection.
     pub(crate) drop_logged: bool,
+}
+
+/// Retained messages that a new subscription is still to be sent.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    pub(crate) filter: Bytes,
+    pub(crate) subscription: Subscription,
+    /// The topic that was looked at last.
+    pub(crate) after: Option<Bytes>,
 }
 
 /// What is to be done with a QoS 2 PUBLISH.
@@ -104,6 +116,7 @@ impl Session {
             wildcards: 0,
             shared: 0,
             outbox: Outbox::new(total_bytes),
+            replays: VecDeque::new(),
             received: FxHashMap::default(),
             received_max: 0,
             restored: 0,
@@ -340,6 +353,15 @@ impl Session {
 
     pub(crate) fn filters(&self) -> impl Iterator<Item = &Bytes> {
         self.subscriptions.keys()
+    }
+
+    /// The filters of its shared subscriptions.
+    pub(crate) fn shared_filters(&self) -> impl Iterator<Item = &Bytes> {
+        let shared = (self.shared > 0).then(|| self.filters());
+        shared
+            .into_iter()
+            .flatten()
+            .filter(|filter| topic::is_shared(filter))
     }
 
     /// What all its subscriptions cost.

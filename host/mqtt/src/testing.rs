@@ -301,13 +301,25 @@ impl Peer {
     }
 
     pub(crate) fn send_raw(&mut self, bytes: &[u8], now: Instant) -> Turn {
+        self.turns(bytes, now).0
+    }
+
+    /// How the last turn ends that these bytes need, and the work of each.
+    pub(crate) fn turns(&mut self, bytes: &[u8], now: Instant) -> (Turn, Vec<u64>) {
         let mut bytes = BytesMut::from(bytes);
+        let mut works = Vec::new();
         loop {
-            match self.dispatch.turn(&mut bytes, now) {
-                Turn::More => {}
-                turn => return turn,
+            let before = self.broker.lock().work();
+            let turn = self.turn(&mut bytes, now);
+            works.push(self.broker.lock().work() - before);
+            if !matches!(turn, Turn::More | Turn::Cut) {
+                return (turn, works);
             }
         }
+    }
+
+    pub(crate) fn turn(&mut self, bytes: &mut BytesMut, now: Instant) -> Turn {
+        self.dispatch.turn(bytes, now)
     }
 
     /// Everything that the broker has sent by now.

@@ -58,7 +58,7 @@ fn check_topics(filter: &[u8]) -> Result<(), Fault> {
 }
 
 /// The levels between the slashes; there is always one, maybe empty.
-pub(crate) fn levels(topic: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
+pub(crate) fn levels(topic: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> + Clone {
     topic.split(|byte| *byte == b'/')
 }
 
@@ -86,7 +86,8 @@ pub(crate) fn of_topics(filter: &[u8]) -> &[u8] {
 }
 
 /// Whether a valid filter, which is not that of a shared subscription, matches a valid name. A leading wildcard matches nothing that begins with `$`
-/// (section 4.7.2).
+/// (section 4.7.2). The router and the search for retained messages are compared with it.
+#[cfg(test)]
 pub(crate) fn matches(filter: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
         return false;

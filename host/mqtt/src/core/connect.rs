@@ -11,7 +11,7 @@ use super::{Core, publish::Source, session_at};
 use crate::{
     Identity, Limits, Origin, ReasonCode, Refusal, Refused,
     codec::{self, Connack, Connect, Disconnect, Violation},
-    limits::PACKET_BYTES_MAX,
+    limits::{PACKET_BYTES_MAX, work},
     link::{Link, LinkOptions},
     output::Output,
     router::SessionKey,
@@ -159,6 +159,9 @@ impl Core {
             options,
         );
         session.connect(link);
+        for group in session.shared_filters() {
+            self.router.set_connected(group, key, true);
+        }
         if present {
             self.forbid_subscriptions(key, &origin, now);
         }
@@ -280,6 +283,9 @@ impl Core {
             return;
         };
         let dropped = session.detach(now, shutting_down, &mut self.recorder);
+        for group in session.shared_filters() {
+            self.router.set_connected(group, key, false);
+        }
         let (ended, will) = (session.expiry_s() == 0, session.is_will_due(now));
         self.counts.connections -= 1;
         self.counts.dropped += dropped as u64;
@@ -331,6 +337,7 @@ impl Core {
             return;
         };
         let Some(session) = slot else { return };
+        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
         for filter in session.filters() {
             self.router.unsubscribe(filter, key);
         }

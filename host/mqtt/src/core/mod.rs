@@ -34,6 +34,7 @@ use crate::{
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
+    limits::{SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
     output::Output,
     persist::Recorder,
     refusal::Refusals,
@@ -70,6 +71,8 @@ pub(crate) struct Core {
     earlier: bool,
     shutting_down: bool,
     matches: Matches,
+    /// Work done since the start, in the units of [`WORK_PER_TURN_MAX`].
+    work: u64,
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +130,18 @@ impl Core {
             earlier: false,
             shutting_down: false,
             matches: Matches::default(),
+            work: 0,
         }
+    }
+
+    /// Counts work that the core does not see.
+    pub(crate) fn work_done(&mut self, units: u64) {
+        self.work += units;
+    }
+
+    /// Work done since the start: a difference of two says how long the lock was held, but not on which machine.
+    pub(crate) fn work(&self) -> u64 {
+        self.work
     }
 
     /// Before the lock is given back: appends the changes made under it, and says what is to be done after it. What is to be
@@ -276,17 +290,34 @@ impl Core {
         }
     }
 
-    /// The connections that there are, to ask about them when some may be gone: without the number of their session.
-    pub(crate) fn connected(&self) -> Vec<Origin> {
-        let sessions = self.sessions.iter().flatten();
-        let connected = sessions.filter_map(|session| session.origin());
-        connected.map(|who| Origin { session: 0, ..who }).collect()
+    /// Adds connections that there are, to ask about them when some may be gone: without the number of their session. Looks at
+    /// some sessions from this one on; returns the next one.
+    pub(crate) fn connected(
+        &self,
+        from: SessionKey,
+        connected: &mut Vec<Origin>,
+    ) -> Option<SessionKey> {
+        let rest = self.sessions.get(from as usize..)?;
+        let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
+        let origins = some.iter().flatten().filter_map(|session| session.origin());
+        connected.extend(origins.map(|who| Origin { session: 0, ..who }));
+        (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
     }
 
-    /// Ends what the access control no longer allows to those who are connected. These it has refused.
-    pub(crate) fn recheck(&mut self, refused: &[Origin], now: Instant) {
-        let refused: HashMap<_, _> = refused.iter().map(|who| (who.connection, who)).collect();
-        for key in 0..self.sessions.len() as SessionKey {
+    /// Ends what the access control no longer allows to those who are connected; these, by connection, it has refused. Looks
+    /// at some sessions from this one on; returns the next one.
+    pub(crate) fn recheck(
+        &mut self,
+        from: SessionKey,
+        refused: &HashMap<u64, Origin>,
+        now: Instant,
+    ) -> Option<SessionKey> {
+        let work_end = self.work + WORK_PER_TURN_MAX;
+        for key in from..self.sessions.len() as SessionKey {
+            if self.work >= work_end {
+                return Some(key);
+            }
+            self.work += work::PACKET;
             let Some(who) = self.session(key).and_then(|session| session.origin()) else {
                 continue;
             };
@@ -299,6 +330,7 @@ impl Core {
             self.forbid_subscriptions(key, &who, now);
             self.checkpoint();
         }
+        None
     }
 
     /// Ends a connection that the access control no longer allows.
@@ -378,9 +410,11 @@ impl Core {
         self.recorder.set_clock(clock);
     }
 
-    /// Does what is due, a bounded number of things; returns when to come again.
+    /// Does what is due, as much as a turn may; returns when to come again.
     pub(crate) fn run_deadlines(&mut self, now: Instant) -> Option<Instant> {
-        for _ in 0..self.limits.packets_per_turn_max {
+        let work_end = self.work + WORK_PER_TURN_MAX;
+        while self.work < work_end {
+            self.work += work::PACKET;
             let (at, key) = *self.deadlines.first()?;
             if at > now {
                 return Some(at);

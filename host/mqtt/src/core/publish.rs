@@ -7,6 +7,7 @@ use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
     gate::BatchNumber,
+    limits::work,
     outbox::{Queued, Scope},
     router::{Matches, SessionKey},
     session::Arrival,
@@ -156,7 +157,10 @@ impl Core {
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
         self.router.matches(&message.topic, &mut matches);
-        let Matches { sessions, groups } = &mut matches;
+        self.work += work::PUBLISH + work::NODE * matches.visited as u64;
+        let Matches {
+            sessions, groups, ..
+        } = &mut matches;
         sessions.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
         sessions.sort_by_key(|(key, _)| *key);
         let mut count = groups.len();
@@ -211,6 +215,7 @@ impl Core {
         scope: Scope,
         now: Instant,
     ) {
+        self.work += work::delivery(message.payload.len());
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, delivery, now) {
             return;
         }
@@ -282,6 +287,7 @@ impl Core {
         if let Some(session) = self.session(key) {
             if session.has_wildcards() {
                 self.router.matches(&message.topic, &mut matches);
+                self.work += work::NODE * matches.visited as u64;
                 matches.sessions.retain(|(other, _)| *other == key);
             } else {
                 matches.sessions.extend(

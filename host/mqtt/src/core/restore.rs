@@ -189,7 +189,7 @@ impl Core {
             && self.router.bytes() + cost <= self.limits.subscription_bytes_total_max;
         if fits {
             session.restore_subscription(filter, subscription);
-            self.router.subscribe(filter, key, subscription);
+            self.router.subscribe(filter, key, subscription, false);
         } else {
             dropped.subscriptions += 1;
             session

@@ -19,6 +19,7 @@ use crate::{
     Message, QoS,
     codec::{self, Delivery},
     group::Readiness,
+    limits::work,
     outbox::{Orphan, Queued, Scope, Shared},
     router::{Match, Subscription},
     session::Session,
@@ -39,6 +40,7 @@ impl Core {
             return;
         };
         let delivery = delivery(message, &subscription, now);
+        self.work += work::delivery(message.payload.len());
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, &delivery, now) {
             return;
         }
@@ -80,7 +82,7 @@ impl Core {
             counts,
             ..
         } = self;
-        router.choose(group, |(key, subscription)| {
+        let (chosen, asked) = router.choose(group, |(key, subscription)| {
             let session = session_at(sessions, *key)?;
             let delivery = delivery(message, subscription, now);
             let ids = size_of_val(delivery.subscription_ids);
@@ -89,7 +91,9 @@ impl Core {
             let is_free = ready == Readiness::Now && delivery.qos == QoS::AtMostOnce;
             let has_room = is_free || make_room(session, cost_bytes, limits, recorder, counts, now);
             has_room.then_some(ready)
-        })
+        });
+        self.work += work::GROUP_MEMBER * asked as u64;
+        chosen
     }
 }
 

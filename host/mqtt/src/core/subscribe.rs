@@ -1,28 +1,23 @@
 //! SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer a SUBSCRIBE (sections 3.8 to 3.11).
 
-use std::{borrow::Cow, mem, time::Instant};
-
-use bytes::Bytes;
+use std::{borrow::Cow, mem, sync::Arc, time::Instant};
 
 use super::{Core, session_at};
 use crate::{
     Origin, ReasonCode, Refused,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
+    limits::work,
     outbox::Scope,
+    retained::Entry,
     router::{SessionKey, Subscription, cost_bytes},
+    session::Replay,
     topic,
 };
 
 impl Core {
-    /// The SUBACK goes out first, then the retained messages.
-    pub(crate) fn subscribe(
-        &mut self,
-        key: SessionKey,
-        connection: u64,
-        subscribe: &Subscribe,
-        now: Instant,
-    ) {
+    /// The SUBACK goes out first; the retained messages are left to [`replay`](Self::replay).
+    pub(crate) fn subscribe(&mut self, key: SessionKey, connection: u64, subscribe: &Subscribe) {
         if !self.is_open(key, connection) {
             return;
         }
@@ -31,12 +26,17 @@ impl Core {
         };
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
         let mut replay = Vec::new();
+        self.work += work::SUBSCRIPTION * subscribe.filters.len() as u64;
         for filter in &subscribe.filters {
             match self.subscribe_one(key, &who, filter, subscribe.subscription_id) {
                 Ok((subscription, wants_retained)) => {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
-                        replay.push((filter, subscription));
+                        replay.push(Replay {
+                            filter: filter.filter.clone(),
+                            subscription,
+                            after: None,
+                        });
                     }
                 }
                 Err(reason) => {
@@ -51,8 +51,8 @@ impl Core {
             }
         }
         self.tell(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
-        for (filter, subscription) in replay {
-            self.replay(key, &filter.filter, subscription, now);
+        if let Some(session) = self.session(key) {
+            session.replays.extend(replay);
         }
     }
 
@@ -105,7 +105,8 @@ impl Core {
             id,
         };
         let new = session.subscribe(&filter.filter, subscription, &mut self.recorder);
-        self.router.subscribe(&filter.filter, key, subscription);
+        self.router
+            .subscribe(&filter.filter, key, subscription, true);
         let wants_retained = match filter.retain_handling {
             // A group is sent none (section 3.8.4).
             _ if shared => false,
@@ -116,37 +117,72 @@ impl Core {
         Ok((subscription, wants_retained))
     }
 
-    /// Sends the retained messages of a filter.
-    fn replay(
+    /// Sends the next retained messages that new subscriptions of the session wait for, until the work done since the start
+    /// reaches `work_end`. False where there are more.
+    pub(crate) fn replay(
         &mut self,
         key: SessionKey,
-        filter: &Bytes,
-        subscription: Subscription,
+        connection: u64,
+        work_end: u64,
+        now: Instant,
+    ) -> bool {
+        while self.is_open(key, connection)
+            && let Some(session) = self.session(key)
+            && let Some(mut replay) = session.replays.pop_front()
+        {
+            let client = session.client.clone();
+            // Cloned bytes are shared, and what is in the queue counts against its bound.
+            let retained = mem::take(&mut self.retained);
+            let ended = loop {
+                if self.work >= work_end {
+                    break false;
+                }
+                let looks_max = 1 + (work_end - self.work) / work::RETAINED_LOOK;
+                let look =
+                    retained.find(&replay.filter, replay.after.as_deref(), looks_max as usize);
+                self.work += work::RETAINED_LOOK * look.looks as u64;
+                let Some((topic, entry)) = look.at else {
+                    break true;
+                };
+                replay.after = Some(topic.clone());
+                if let Some(entry) = entry {
+                    self.send_retained(key, &client, entry, &replay.subscription, now);
+                }
+            };
+            self.retained = retained;
+            if !ended {
+                if let Some(session) = self.session(key) {
+                    session.replays.push_front(replay);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    fn send_retained(
+        &mut self,
+        key: SessionKey,
+        client: &Arc<str>,
+        entry: &Entry,
+        subscription: &Subscription,
         now: Instant,
     ) {
-        let Some(client) = self.session(key).map(|session| session.client.clone()) else {
+        let message = &entry.message;
+        if message.is_expired(now) || subscription.no_local && entry.from.as_ref() == Some(client) {
             return;
-        };
-        // Cloned bytes are shared, and what is in the queue counts against its bound.
-        let retained = mem::take(&mut self.retained);
-        for entry in retained.matching(filter, now) {
-            if subscription.no_local && entry.from.as_ref() == Some(&client) {
-                continue;
-            }
-            let message = &entry.message;
-            let delivery = Delivery {
-                qos: message.qos.min(subscription.qos),
-                dup: false,
-                retain: true,
-                packet_id: 0,
-                subscription_ids: subscription.id.as_slice(),
-                expiry_s: remaining_s(message, now),
-            };
-            // Retained messages own their bytes, so they are kept as they are.
-            let mut message = Cow::Owned(message.clone());
-            self.forward(key, &mut message, true, &delivery, Scope::Session, now);
         }
-        self.retained = retained;
+        let delivery = Delivery {
+            qos: message.qos.min(subscription.qos),
+            dup: false,
+            retain: true,
+            packet_id: 0,
+            subscription_ids: subscription.id.as_slice(),
+            expiry_s: remaining_s(message, now),
+        };
+        // Retained messages own their bytes, so they are kept as they are.
+        let mut message = Cow::Owned(message.clone());
+        self.forward(key, &mut message, true, &delivery, Scope::Session, now);
     }
 
     /// Ends subscriptions of a session that its client may not have any more. What they have queued is not sent either: of
@@ -155,6 +191,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
+        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
         let access = &*self.access;
         let filters = session.filters().cloned();
         let forbidden: Vec<_> = filters
@@ -172,6 +209,7 @@ impl Core {
         for filter in forbidden {
             tracing::info!(client = %who.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.recorder);
+            session.replays.retain(|replay| replay.filter != filter);
             self.router.unsubscribe(&filter, key);
         }
         self.hand_over(orphans, now);
@@ -186,6 +224,7 @@ impl Core {
         if !self.is_open(key, connection) {
             return;
         }
+        self.work += work::SUBSCRIPTION * unsubscribe.filters.len() as u64;
         let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
             let existed = session_at(&mut self.sessions, key)

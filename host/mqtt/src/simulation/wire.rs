@@ -106,7 +106,7 @@ impl Wire {
             let turn = self.dispatch.turn(&mut bytes, now);
             drop(round);
             match turn {
-                Turn::More => {}
+                Turn::More | Turn::Cut => {}
                 Turn::Drained => return !self.output.is_closing(),
                 // Nobody is here to say who it is.
                 Turn::Authenticate | Turn::Over => return false,

@@ -138,10 +138,10 @@ fn a_client_that_shows_anew_what_was_just_revoked_is_disconnected() {
     let key = Key::new();
     reauthenticate(&client, &key);
     assert_eq!(client.output.drain()[0], 0xf0, "an AUTH");
-    let asked = broker.lock().connected();
+    let asked = broker.connected();
     key.revoke();
     reauthenticate(&client, &key);
-    broker.lock().recheck(&asked, now);
+    broker.end_refused(asked);
     assert_eq!(
         disconnected(&client.receive()),
         Some(DisconnectReasonCode::NotAuthorized)

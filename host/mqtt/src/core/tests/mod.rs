@@ -10,3 +10,4 @@ mod restart;
 mod routing;
 mod sessions;
 mod shared;
+mod turns;

@@ -1,0 +1,179 @@
+//! How much work one turn of a connection may do.
+
+use std::{collections::HashMap, time::Instant};
+
+use bytes::BytesMut;
+use wire::Packet;
+
+use crate::{
+    Limits, Message, QoS,
+    dispatch::Turn,
+    limits::{WORK_PER_TURN_MAX, work},
+    testing::*,
+};
+
+/// The broker with so many retained messages under `r/NUMBER/NUMBER`.
+fn with_retained(count: usize) -> crate::Broker {
+    let broker = broker(Limits::default());
+    broker.batch(|batch| {
+        for number in 0..count {
+            let mut message =
+                Message::new(format!("r/{number:05}/{number}"), "x", QoS::AtLeastOnce);
+            message.retain = true;
+            batch.publish(message);
+        }
+    });
+    assert_eq!(broker.stats().retained, count);
+    broker
+}
+
+fn bytes(packets: &[Packet]) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    for packet in packets {
+        packet.write(&mut bytes, None).unwrap();
+    }
+    bytes
+}
+
+fn subscribe(filters: &[&str]) -> Packet {
+    let filters = filters
+        .iter()
+        .map(|it| wire::Filter::new(*it, Q::AtMostOnce));
+    let mut subscribe = wire::Subscribe::new_many(filters.collect::<Vec<_>>(), None);
+    subscribe.pkid = 1;
+    Packet::Subscribe(subscribe)
+}
+
+/// Whether no turn did more than it may, but for its last operation of this much work.
+fn are_bounded(works: &[u64], last: u64) -> bool {
+    works.iter().all(|work| *work <= WORK_PER_TURN_MAX + last)
+}
+
+#[test]
+fn a_search_for_retained_messages_is_cut_into_turns() {
+    const RETAINED: usize = 4000;
+    let (broker, now) = (with_retained(RETAINED), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    let filters: Vec<_> = (0..20).map(|number| format!("+/+/x{number}/#")).collect();
+    let filters: Vec<_> = filters.iter().map(String::as_str).collect();
+    let packets = bytes(&[
+        subscribe(&filters),
+        subscribe(&["#"]),
+        Packet::PingReq(wire::PingReq),
+    ]);
+    let (turn, works) = peer.turns(&packets, now);
+    assert_eq!(turn, Turn::Drained);
+    let found = work::delivery(1) + work::RETAINED_LOOK;
+    let subscribed = work::PACKET + work::SUBSCRIPTION * filters.len() as u64;
+    assert!(are_bounded(&works, found.max(subscribed)), "{works:?}");
+    assert!(
+        works.len() > 21 * RETAINED * work::RETAINED_LOOK as usize / WORK_PER_TURN_MAX as usize / 2
+    );
+    let received = peer.receive();
+    assert!(matches!(
+        received[..3],
+        [Packet::SubAck(_), Packet::SubAck(_), Packet::Publish(_)]
+    ));
+    assert!(matches!(received.last(), Some(Packet::PingResp(_))));
+    assert_eq!(received.len(), RETAINED + 3);
+}
+
+#[test]
+fn a_resumed_session_is_sent_the_rest_of_its_retained_messages() {
+    const RETAINED: usize = 2000;
+    let (broker, now) = (with_retained(RETAINED), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    let turn = peer.turn(&mut bytes(&[subscribe(&["r/#"])]), now);
+    assert_eq!(turn, Turn::Cut);
+    let before = peer.messages().len();
+    assert!((1..RETAINED).contains(&before));
+    peer.lose(now);
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(peer.send(&[], now), Turn::Drained);
+    assert_eq!(before + peer.messages().len(), RETAINED);
+}
+
+#[test]
+fn a_flood_through_many_wildcards_is_cut_into_turns() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut subscriber = Peer::new(&broker, &Hello::new("a"), now);
+    for number in 0..512_u32 {
+        let levels = (0..9).map(|bit| if number >> bit & 1 == 0 { "+" } else { "a" });
+        let filter = levels.collect::<Vec<_>>().join("/") + "/never";
+        subscriber.subscribe(&filter, Q::AtMostOnce, now);
+    }
+    let mut publisher = Peer::new(&broker, &Hello::new("b"), now);
+    let flood = vec![Packet::Publish(publish(&["a"; 9].join("/"), Q::AtMostOnce, 0, "")); 200];
+    let (turn, works) = publisher.turns(&bytes(&flood), now);
+    assert_eq!(turn, Turn::Drained);
+    assert!(works.len() >= 20, "{works:?}");
+    // The nodes of the tree: each level doubles them.
+    assert!(are_bounded(&works, 2 * 1024), "{works:?}");
+    assert_eq!(broker.stats().messages_in, 200);
+}
+
+#[test]
+fn a_full_turn_of_ordinary_messages_is_not_cut() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let mut subscriber = Peer::new(&broker, &Hello::new("a"), now);
+    subscriber.subscribe("a", Q::AtMostOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("b"), now);
+    let count = broker.limits().packets_per_turn_max;
+    let packets = vec![Packet::Publish(publish("a", Q::AtMostOnce, 0, "payload")); count];
+    let turn = publisher.turn(&mut bytes(&packets), now);
+    assert_eq!(turn, Turn::More);
+    assert_eq!(subscriber.messages().len(), count);
+}
+
+/// Sessions with this many subscriptions each.
+fn with_sessions(
+    broker: &crate::Broker,
+    sessions: usize,
+    filters: usize,
+    now: Instant,
+) -> Vec<Peer> {
+    let filters: Vec<_> = (0..filters).map(|number| format!("t/{number}")).collect();
+    let filters: Vec<_> = filters.iter().map(String::as_str).collect();
+    let connect = |number| {
+        let mut peer = Peer::new(broker, &Hello::new(&format!("c{number}")), now);
+        peer.send(&[subscribe(&filters)], now);
+        peer
+    };
+    (0..sessions).map(connect).collect()
+}
+
+#[test]
+fn a_recheck_of_all_sessions_is_cut_into_holds() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let _peers = with_sessions(&broker, 50, 32, now);
+    assert_eq!(broker.connected().len(), 50);
+    let (mut holds, mut next) = (0, Some(0));
+    while let Some(from) = next {
+        let mut core = broker.lock();
+        let before = core.work();
+        next = core.recheck(from, &HashMap::new(), now);
+        assert!(core.work() - before <= WORK_PER_TURN_MAX + 33 * work::SUBSCRIPTION);
+        holds += 1;
+    }
+    assert!(holds >= 10, "{holds}");
+    assert_eq!(broker.stats().subscriptions, 50 * 32);
+}
+
+#[test]
+fn the_end_of_many_sessions_is_cut_into_holds() {
+    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let peers = with_sessions(&broker, 50, 32, now);
+    peers.into_iter().for_each(|peer| peer.lose(now));
+    let later = now + 2 * OPEN;
+    let mut holds = 0;
+    while broker.stats().sessions > 0 {
+        let mut core = broker.lock();
+        let before = core.work();
+        core.run_deadlines(later);
+        assert!(core.work() - before <= WORK_PER_TURN_MAX + 33 * work::SUBSCRIPTION);
+        drop(core);
+        holds += 1;
+    }
+    assert!(holds >= 10, "{holds}");
+    assert_eq!(broker.stats().subscriptions, 0);
+}
