@@ -100,15 +100,6 @@ impl Glob {
         })
     }
 
-    /// Whether the pattern names one key only.
-    pub(crate) fn is_one_key(&self) -> bool {
-        self.back.is_none()
-            && self
-                .front
-                .iter()
-                .all(|element| matches!(element, Element::Byte(_)))
-    }
-
     /// Whether the pattern names this key.
     pub(crate) fn matches(&self, key: &[u8]) -> bool {
         let Some((front, rest)) = key.split_at_checked(self.front.len()) else {
@@ -432,24 +423,6 @@ mod tests {
         assert!(!Glob::new(b"?").expect("small").matches("ä".as_bytes()));
     }
 
-    #[test]
-    fn a_pattern_of_one_key() {
-        for (pattern, one) in [
-            ("a", true),
-            ("a\\*", true),
-            ("a[b", true),
-            ("a*", false),
-            ("a?", false),
-            ("a[b]", false),
-        ] {
-            assert_eq!(
-                Glob::new(pattern.as_bytes()).expect("small").is_one_key(),
-                one,
-                "{pattern}"
-            );
-        }
-    }
-
     /// Were every `[` to look for its `]`, this would take the square of the length.
     #[test]
     fn a_row_of_brackets_is_read_once() {
@@ -510,7 +483,7 @@ mod tests {
         fn an_escaped_key_names_itself(key in proptest::collection::vec(any::<u8>(), 0..60)) {
             let pattern: Vec<u8> = key.iter().flat_map(|&byte| [b'\\', byte]).collect();
             let glob = Glob::new(&pattern).expect("small");
-            prop_assert!(glob.matches(&key) && glob.is_one_key());
+            prop_assert!(glob.matches(&key));
         }
 
         #[test]

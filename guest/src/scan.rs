@@ -57,8 +57,9 @@ pub(crate) fn scan(
                 count += 1;
             }
         }
-        // Keys come in order, so where the pattern is one key it is the first with that prefix.
-        if glob.is_one_key() && !page.keys.is_empty() {
+        // Keys come in order, so a pattern that is all prefix can name only the first key of a page.
+        // A pattern with an escape names one key too, but its prefix ends before the escape.
+        if special.is_empty() && !page.keys.is_empty() {
             cursor = None;
         }
         // An empty page cost the host as much as it gives to one: the client may ask again.

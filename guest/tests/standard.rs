@@ -460,6 +460,32 @@ fn a_long_scan_lists_every_key_once() {
     assert_eq!(scan_all(&mut table, b"key24"), (Vec::new(), 1));
 }
 
+/// Each pattern names one key, and the keys with its literal prefix fill more than one page.
+#[test]
+fn scan_of_an_escaped_key_looks_beyond_the_first_page() {
+    let mut table = Table::new(cases::NOW_MS);
+    let odd: [&[u8]; 4] = [b"sensor[1]", b"sensor\\", b"sensor]", b"sensor{"];
+    let plain = (0..40).map(|n| format!("sensor/{n:02}").into_bytes());
+    for key in plain.chain(odd.map(<[u8]>::to_vec)) {
+        call(&mut table, &[b"SET", &key, b"v"]);
+    }
+    for (pattern, key) in [
+        (&br"sensor\[1]"[..], &b"sensor[1]"[..]),
+        (br"sensor\[1\]", b"sensor[1]"),
+        (br"sensor\\", b"sensor\\"),
+        (br"sensor\", b"sensor\\"),
+        (br"sensor\]", b"sensor]"),
+        (br"sensor\{", b"sensor{"),
+        (br"\sensor/39", b"sensor/39"),
+    ] {
+        let (listed, _) = scan_all(&mut table, pattern);
+        assert_eq!(listed, [key], "{}", pattern.escape_ascii());
+    }
+    // An open bracket means itself.
+    call(&mut table, &[b"SET", b"sensor[x", b"v"]);
+    assert_eq!(scan_all(&mut table, b"sensor[x").0, [b"sensor[x"]);
+}
+
 #[test]
 fn a_scan_survives_changes_between_its_pages() {
     let mut table = Table::new(cases::NOW_MS);
