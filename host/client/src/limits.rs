@@ -49,5 +49,9 @@ pub(crate) const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// must not become a busy loop.
 pub(crate) const LOCK_RETRY_MIN: Duration = Duration::from_millis(100);
 
+/// A lock counts as acquired only if at least a third of its lease remains when the answer arrives.
+/// With less there is no time for a renewal by a store that just took two thirds for an answer.
+pub(crate) const LOCK_LEASE_LEFT_DIVISOR: u32 = 3;
+
 /// Longest time that is counted, a hundred years: adding more to an instant could overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);

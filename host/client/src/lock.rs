@@ -50,11 +50,12 @@ pub struct Lock {
 
 impl Client {
     /// Acquires a lock, waiting for its holder to release it or for its lease to end. `None` where
-    /// [`LockOptions::wait`] is over before.
+    /// [`LockOptions::wait`] is over before. At least a third of the lease remains on return: an
+    /// answer that arrives later is no lock, and the client tries again.
     ///
     /// # Errors
-    /// See [`Error`]. After one the lock may be held until its lease ends, for the request may have
-    /// arrived.
+    /// See [`Error`]. After one, and after `None`, the lock may be held until its lease ends, for the
+    /// request may have arrived.
     pub async fn lock(
         &self,
         name: impl AsRef<[u8]>,
@@ -72,7 +73,8 @@ impl Client {
         loop {
             let asked_at = Instant::now();
             let set = self.hold(&name, &holder, lease).await?;
-            if set.applied {
+            let spent_max = lease - lease / limits::LOCK_LEASE_LEFT_DIVISOR;
+            if set.applied && asked_at.elapsed() <= spent_max {
                 return Ok(Some(Lock {
                     client: self.clone(),
                     name,
@@ -82,7 +84,11 @@ impl Client {
                     held_until: later(asked_at, lease),
                 }));
             }
-            let mut pause = lease.max(limits::LOCK_RETRY_MIN);
+            let mut pause = match set.applied {
+                // The answer was late, and nobody else has the lock.
+                true => limits::LOCK_RETRY_MIN,
+                false => lease.max(limits::LOCK_RETRY_MIN),
+            };
             if let Some(give_up) = give_up {
                 let left = give_up.saturating_duration_since(Instant::now());
                 if left.is_zero() {

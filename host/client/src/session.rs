@@ -271,6 +271,11 @@ impl Session {
             return;
         }
         state.watches.remove(key);
+        self.unregister(&mut state, key);
+    }
+
+    /// Asks the store to end a registration, and waits for no answer.
+    fn unregister(&self, state: &mut State, key: &Bytes) {
         let timestamp = state.clock.read(now_ms());
         let payload = resp::command(&[b"KEYNOTIFY", key, b"STOP"]);
         state
@@ -278,15 +283,32 @@ impl Session {
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
+    /// Whether a key has lost its last watch while [`Self::watch_again`] registered it. That watch
+    /// sent its STOP too early, or without a connection, so this sends another one.
+    fn unregister_unwatched(&self, key: &Bytes) -> bool {
+        let mut state = self.state();
+        let is_unwatched = !state.watches.contains_key(key);
+        if is_unwatched {
+            self.unregister(&mut state, key);
+        }
+        is_unwatched
+    }
+
     /// Registers the watches of an earlier connection with this one (section 8: they ended with
     /// it), and tells their readers that changes may be missing.
     async fn watch_again(self: Arc<Self>, epoch: u64) {
         let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
-        for key in keys {
+        'keys: for key in keys {
             let notice = loop {
+                if !self.state().watches.contains_key(&key) {
+                    continue 'keys;
+                }
                 let answer = self
                     .request(resp::command(&[b"KEYNOTIFY", &key]), None)
                     .await;
+                if self.unregister_unwatched(&key) {
+                    continue 'keys;
+                }
                 let over = {
                     let state = self.state();
                     state.epoch != epoch || matches!(state.connection, Connection::Closed(_))

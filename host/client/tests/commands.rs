@@ -362,3 +362,56 @@ async fn a_renewal_that_comes_too_late_is_a_lost_lock() {
         () = store => {}
     }
 }
+
+/// Answers that take most of a lease, or longer than it, leave nothing that could be held.
+#[tokio::test]
+async fn lock_whose_answer_is_late_is_tried_again() {
+    let (_broker, mut peer, client) = connected().await;
+    let lease = Duration::from_millis(600);
+    let store = async {
+        peer.serve(b"*2\r\n$9\r\nKEYNOTIFY\r\n$4\r\nlock\r\n", b"+OK\r\n", None)
+            .await;
+        for (delay, version) in [
+            (2 * lease, "1:0:n"),
+            (lease * 3 / 4, "2:0:n"),
+            (Duration::ZERO, "3:0:n"),
+        ] {
+            let request = peer.request().await;
+            assert!(request.payload.starts_with(b"*6\r\n$3\r\nSET"));
+            tokio::time::sleep(delay).await;
+            peer.answer(&request, b"+OK\r\n", Some(version)).await;
+        }
+    };
+    let options = LockOptions {
+        lease,
+        ..LockOptions::default()
+    };
+    let (lock, ()) = tokio::join!(client.lock("lock", options), store);
+    let lock = lock.unwrap().unwrap();
+    assert_eq!(lock.fencing_token(), &"3:0:n".parse().unwrap());
+    assert!(lock.held_until() > tokio::time::Instant::now());
+}
+
+#[tokio::test]
+async fn lock_whose_answers_are_all_late_is_not_acquired() {
+    let (_broker, mut peer, client) = connected().await;
+    let lease = Duration::from_millis(100);
+    let store = async {
+        loop {
+            let request = peer.request().await;
+            if request.payload.starts_with(b"*6\r\n$3\r\nSET") {
+                tokio::time::sleep(lease).await;
+            }
+            peer.answer(&request, b"+OK\r\n", Some(VERSION)).await;
+        }
+    };
+    let options = LockOptions {
+        lease,
+        wait: Some(5 * lease),
+        ..LockOptions::default()
+    };
+    tokio::select! {
+        lock = client.lock("lock", options) => assert!(lock.unwrap().is_none()),
+        () = store => {}
+    }
+}

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use common::{Broker, Greeting, Peer, VERSION, correlation, property};
@@ -25,9 +26,23 @@ async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
 }
 
 async fn watch(peer: &mut Peer, client: &Client) -> Watch {
-    let keynotify = b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n";
-    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(keynotify, b"+OK\r\n", None));
+    watch_key(peer, client, "k").await
+}
+
+async fn watch_key(peer: &mut Peer, client: &Client, key: &str) -> Watch {
+    let registered = keynotify(key, "");
+    let (watch, ()) = tokio::join!(client.watch(key), peer.serve(&registered, b"+OK\r\n", None));
     watch.unwrap()
+}
+
+/// The request that registers a key of one byte, or with `STOP` ends that.
+fn keynotify(key: &str, stop: &str) -> Vec<u8> {
+    let request = format!("$9\r\nKEYNOTIFY\r\n$1\r\n{key}\r\n");
+    match stop {
+        "" => format!("*2\r\n{request}"),
+        stop => format!("*3\r\n{request}$4\r\n{stop}\r\n"),
+    }
+    .into_bytes()
 }
 
 /// A SET whose answer is lost must not run twice: the store knows it again by packet id or DUP, and
@@ -174,6 +189,56 @@ async fn a_watch_is_registered_again_and_says_so() {
     let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     peer.notify("6B", delete, VERSION).await;
     assert!(matches!(watch.next().await, Ok(WatchEvent::Deleted { .. })));
+}
+
+/// Two watches are registered again one after the other. The second is dropped before its turn.
+#[tokio::test]
+async fn watch_dropped_before_its_turn_is_not_registered_again() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watches = HashMap::new();
+    for key in ["k", "j"] {
+        watches.insert(key, watch_key(&mut peer, &client, key).await);
+    }
+    drop(peer);
+    let mut peer = broker.accept(resumed()).await;
+    let first = peer.request().await;
+    let (again, other) = match first.payload == keynotify("k", "") {
+        true => ("k", "j"),
+        false => ("j", "k"),
+    };
+    assert_eq!(first.payload, keynotify(again, ""));
+    watches.remove(other);
+    peer.serve(&keynotify(other, "STOP"), b"+OK\r\n", None)
+        .await;
+    peer.answer(&first, b"+OK\r\n", None).await;
+    let gap = watches.get_mut(again).unwrap().next().await;
+    assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
+    assert_eq!(get, Ok(None));
+}
+
+/// The second registration was under way when the connection was lost, so it is sent again.
+#[tokio::test]
+async fn watch_dropped_while_disconnected_ends_its_second_registration() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(resumed()).await;
+    let first = peer.request().await;
+    assert_eq!(first.payload, keynotify("k", ""));
+    drop(peer);
+    let mut peer = broker.knock().await;
+    drop(watch);
+    peer.greet(resumed()).await;
+    let again = peer.request().await;
+    assert_eq!(correlation(&again), correlation(&first));
+    peer.grant().await;
+    peer.answer(&again, b"+OK\r\n", None).await;
+    peer.serve(&keynotify("k", "STOP"), b"+OK\r\n", None).await;
+    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
+    assert_eq!(get, Ok(None));
 }
 
 #[tokio::test]

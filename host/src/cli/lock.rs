@@ -11,7 +11,7 @@ use std::time::Duration;
 use statehouse_client::{Client, Lock, LockOptions, parse_duration};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::output::{Exit, Failure, notice, printable};
 use super::remote::Remote;
@@ -74,7 +74,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let Some(mut lock) = acquire(&client, &args, &mut signals).await? else {
         client.close().await;
         return Err(Failure::negative(format!(
-            "the lock {} is held by another, and the time to wait is over",
+            "the lock {} is held by another or the store answers too slowly, and the time to wait is over",
             printable(args.name.as_bytes())
         )));
     };
@@ -173,19 +173,21 @@ async fn supervise(
     }
 }
 
-/// Renews the lease at each third of it. Returns, with the reason, only when the lock is lost.
+/// Renews the lease whenever a third of what is left of it has passed: where an answer was late, that
+/// is less than a third of the lease. Returns, with the reason, only when the lock is lost.
 async fn keep(lock: &mut Lock, lease: Duration) -> String {
     loop {
-        sleep_until(Instant::now() + lease / 3).await;
+        let left = lock.held_until().saturating_duration_since(Instant::now());
+        sleep(left / 3).await;
         let mut failed = None;
         loop {
             match timeout_at(lock.held_until(), lock.renew()).await {
                 Ok(Ok(true)) => break,
-                Ok(Ok(false)) => {
+                Ok(Ok(false)) if Instant::now() < lock.held_until() => {
                     return failed.unwrap_or_else(|| "another holder has it".to_owned());
                 }
                 Ok(Err(error)) => failed = Some(format!("its lease cannot be renewed: {error}")),
-                Err(_) => {
+                Ok(Ok(false)) | Err(_) => {
                     return failed
                         .unwrap_or_else(|| "its lease ended without an answer".to_owned());
                 }
