@@ -144,6 +144,9 @@ pub(crate) fn is_closed(pattern: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use statehouse_guest::Standard;
+    use statehouse_policy::testing::{Table, cases};
+    use statehouse_policy::{Dialect, Policy, Request, resp};
 
     use super::*;
 
@@ -257,6 +260,27 @@ mod tests {
         }
     }
 
+    /// Whether a SCAN with this pattern lists a key, where there is no other.
+    fn scan_lists(pattern: &[u8], key: &[u8]) -> bool {
+        let policy = Standard::configure(&[]).unwrap();
+        let mut table = Table::new(cases::NOW_MS);
+        let mut call = |words: &[&[u8]]| {
+            let request = Request {
+                payload: resp::request(words),
+                dialect: Dialect::Sdk,
+                timestamp: Some(format!("{}:0:client", cases::NOW_MS)),
+                fencing_token: None,
+                client: Some("client".to_owned()),
+                now: cases::NOW_MS,
+            };
+            table.call(&policy, &request).bytes
+        };
+        assert_eq!(call(&[b"SET", key, b"v"]), b"+OK\r\n");
+        let answer = call(&[b"SCAN", pattern]);
+        assert!(answer.starts_with(b"*1\r\n*"), "{}", answer.escape_ascii());
+        answer != b"*1\r\n*0\r\n"
+    }
+
     proptest! {
         #[test]
         fn going_back_to_the_last_star_is_enough(
@@ -265,6 +289,15 @@ mod tests {
         ) {
             let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
             prop_assert_eq!(matches(pattern, text), naive(pattern, text));
+        }
+
+        /// An operator may test a pattern of the rules with SCAN.
+        #[test]
+        fn scan_and_rules_read_a_pattern_the_same_way(
+            pattern in proptest::collection::vec(prop::sample::select(&b"ab*?[]!\\-\x00\x80\xff"[..]), 1..10),
+            text in proptest::collection::vec(prop::sample::select(&b"ab*[]!\\-\x7f\x80\xff"[..]), 1..6),
+        ) {
+            prop_assert_eq!(matches(&pattern, &text), scan_lists(&pattern, &text));
         }
 
         #[test]

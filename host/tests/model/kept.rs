@@ -15,10 +15,10 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 use crate::{Records, START_MS, policies, promote, quiet, records, retention};
 
 /// A store whose records are kept, and nothing between it and the test.
-struct Kept {
+pub(crate) struct Kept {
     mode: Mode,
     run: u32,
-    store: Store,
+    pub(crate) store: Store,
     recorder: Recorder,
     records: Arc<Records>,
     /// What the start found to tell again.
@@ -28,7 +28,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn new(mode: Mode) -> Self {
+    pub(crate) fn new(mode: Mode) -> Self {
         let records = Arc::new(Records::default());
         // So that no answer rests on nothing by chance.
         records.append(&[&[5, 0]], false);
@@ -77,14 +77,14 @@ impl Kept {
     }
 
     /// A new request; what the store makes of it, and the record that its answer rests on.
-    fn ask(&mut self, client: u64, words: &[&str]) -> (Effects, Position) {
+    pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, client: u64, words: &[A]) -> (Effects, Position) {
         self.next_id += 1;
         self.ask_as(client, self.next_id, words)
     }
 
-    fn ask_as(&mut self, client: u64, id: u64, words: &[&str]) -> (Effects, Position) {
+    fn ask_as<A: AsRef<[u8]>>(&mut self, client: u64, id: u64, words: &[A]) -> (Effects, Position) {
         let peer = self.peer(client);
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let words: Vec<&[u8]> = words.iter().map(AsRef::as_ref).collect();
         let payload = Bytes::from(statehouse_policy::resp::request(&words));
         let timestamp = format!("{START_MS}:0:n");
         let properties = PropertiesBuilder::new()

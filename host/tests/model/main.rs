@@ -9,6 +9,7 @@
 mod kept;
 mod ops;
 mod oracle;
+mod scan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -74,6 +74,10 @@ const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &["FOO"],
     &["STOP", "STOP"],
 ];
+const PATTERNS: &[&str] = &[
+    "*", "a*", "?", "a?", "", "[a-c]", "[!a]", "[c-a]*", "[", "[a", "\\a", "a\\b", "*[]", "*[!]",
+    "\\",
+];
 const MISCOUNTED: &[&[&str]] = &[
     &["GET"],
     &["GET", "a", "b"],
@@ -123,7 +127,7 @@ fn words() -> impl Strategy<Value = Vec<&'static str>> {
         2 => key().prop_map(|key| vec!["del", key]),
         2 => (key(), value()).prop_map(|(key, value)| vec!["VDEL", key, value]),
         3 => (key(), stop).prop_map(|(key, stop)| [&["KEYNOTIFY", key], stop].concat()),
-        1 => prop::sample::select(&["*", "a*", "?", "a?", ""][..]).prop_map(|pattern| vec!["SCAN", pattern]),
+        1 => prop::sample::select(PATTERNS).prop_map(|pattern| vec!["SCAN", pattern]),
         1 => prop::sample::select(MISCOUNTED).prop_map(<[_]>::to_vec),
     ]
 }

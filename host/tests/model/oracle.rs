@@ -487,15 +487,51 @@ fn keynotify_options(words: &[&[u8]]) -> Option<bool> {
     (stops <= 1 && gets <= 1 && stops + gets == words.len()).then_some(stops == 1)
 }
 
-/// `*` and `?` of a glob.
-fn matches(pattern: &[u8], key: &[u8]) -> bool {
+/// A glob by its definition: tries every way to cut the key.
+pub(crate) fn matches(pattern: &[u8], key: &[u8]) -> bool {
     match (pattern, key) {
-        ([], []) => true,
+        ([], _) => key.is_empty(),
         ([b'*', rest @ ..], _) => (0..=key.len()).any(|at| matches(rest, &key[at..])),
-        ([b'?', rest @ ..], [_, key @ ..]) => matches(rest, key),
-        ([a, rest @ ..], [b, key @ ..]) => a == b && matches(rest, key),
-        _ => false,
+        (_, []) => false,
+        (_, [byte, behind @ ..]) => {
+            let (named, width) = first_element(pattern, *byte);
+            named && matches(&pattern[width..], behind)
+        }
     }
+}
+
+/// Whether the first element of a pattern names a byte, and how much of the pattern it takes.
+fn first_element(pattern: &[u8], byte: u8) -> (bool, usize) {
+    match pattern {
+        [b'?', ..] => (true, 1),
+        [b'[', members @ ..] => class(members, byte).unwrap_or((byte == b'[', 1)),
+        [b'\\', escaped, ..] => (*escaped == byte, 2),
+        _ => (pattern.first() == Some(&byte), 1),
+    }
+}
+
+/// The same for a class; `members` follow its `[`. None if no `]` follows that has no `\` before it.
+fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
+    // Each member, and whether it is escaped.
+    let mut found = Vec::new();
+    let mut at = 0;
+    while !members[at..].starts_with(b"]") {
+        let escape = usize::from(matches!(members[at..], [b'\\', _, ..]));
+        found.push((*members.get(at + escape)?, escape == 1));
+        at += escape + 1;
+    }
+    let is_negated = found.first() == Some(&(b'!', false));
+    let mut left = &found[usize::from(is_negated)..];
+    let mut named = false;
+    while let [(first, _), rest @ ..] = left {
+        let (last, rest) = match rest {
+            [(b'-', false), (last, _), rest @ ..] => (last, rest),
+            rest => (first, rest),
+        };
+        named |= (first.min(last)..=first.max(last)).contains(&&byte);
+        left = rest;
+    }
+    Some((named != is_negated, at + 2))
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -2,13 +2,17 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::Path,
     process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Hlc, Ran, Server, client::PATIENCE, command, command::finish, server};
+use statehouse_tests::{
+    Fate, Hlc, Proxy, Ran, Server, Way, client::PATIENCE, command, command::finish, packet::kind,
+    server,
+};
 
 fn locked(
     server: &Server,
@@ -16,8 +20,18 @@ fn locked(
     options: &[&str],
     script: &str,
 ) -> std::process::Command {
-    let port = server.port().to_string();
-    let mut all = vec!["lock", "--port", &port];
+    let at = server.address();
+    locked_at(at, directory, options, script)
+}
+
+fn locked_at(
+    at: SocketAddr,
+    directory: &Path,
+    options: &[&str],
+    script: &str,
+) -> std::process::Command {
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let mut all = vec!["lock", "--host", &host, "--port", &port];
     all.extend(options);
     all.extend(["--", "sh", "-c", script]);
     let mut command = command(&all);
@@ -192,4 +206,55 @@ fn a_lost_lease_stops_the_command() {
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
     // It took nothing from the new holder.
     assert_eq!(server.store("reader").get("lock"), Some(b"thief".to_vec()));
+}
+
+/// The answers of the store to a SET of the lock take longer than its lease. The command must not run.
+#[test]
+fn answers_after_the_lease_are_no_lock() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let mut locks = 0;
+    proxy.script(move |seen| {
+        let is_answer = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;
+        // The first answer is that to KEYNOTIFY.
+        locks += usize::from(is_answer);
+        match is_answer && locks > 1 {
+            true => Fate::Delay(Duration::from_millis(600)),
+            false => Fate::Pass,
+        }
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let options = ["lock", "--lease", "400ms", "--wait", "1s"];
+    let late = locked_at(proxy.address(), directory.path(), &options, "touch ran");
+    finish(late, b"").code(1).says("answers too slowly");
+    assert!(!directory.path().join("ran").exists());
+    // With answers in time it is a lock again.
+    proxy.pass();
+    let early = locked_at(proxy.address(), directory.path(), &options, "touch ran");
+    finish(early, b"").code(0);
+}
+
+/// Renewals are sent, and no answer arrives: the command is stopped when the lease ends.
+#[test]
+fn renewals_without_answers_stop_the_command() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let directory = tempfile::tempdir().unwrap();
+    let mut holder = locked_at(
+        proxy.address(),
+        directory.path(),
+        &["lock", "--lease", "1500ms"],
+        "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
+    )
+    .stdin(Stdio::null())
+    .spawn()
+    .unwrap();
+    wait_for(&directory.path().join("begun"));
+    proxy.script(|seen| match seen.way {
+        Way::FromBroker => Fate::Hold,
+        Way::ToBroker => Fate::Pass,
+    });
+    let status = server::wait(&mut holder, Duration::from_secs(20)).expect("it ends");
+    assert_eq!(status.code(), Some(3));
+    assert!(directory.path().join("stopped").exists(), "no SIGTERM");
 }

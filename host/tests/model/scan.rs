@@ -1,0 +1,189 @@
+//! SCAN over all its pages against a glob by its definition: hundreds of keys, escapes, classes and open brackets.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, OnceLock};
+
+use proptest::prelude::*;
+use statehouse::store::Mode;
+
+use crate::kept::Kept;
+use crate::oracle::matches;
+
+/// All bytes with a meaning in a pattern, and two without. The key `/` comes before them, `~` behind.
+const ALPHABET: &[u8] = b"a*?[]!\\-~";
+
+/// Every key of at most two bytes of the alphabet, behind each of these.
+const BEGINNINGS: [&[u8]; 3] = [b"", b"s", b"\xff\x80"];
+
+/// More keys with one beginning than one request examines.
+const MANY: usize = 1100;
+
+fn keys() -> BTreeSet<Vec<u8>> {
+    let ends = ALPHABET.iter().flat_map(|&first| {
+        let two = ALPHABET.iter().map(move |&second| vec![first, second]);
+        two.chain([vec![first]])
+    });
+    let mut keys: BTreeSet<Vec<u8>> = ends
+        .flat_map(|end| BEGINNINGS.map(|beginning| [beginning, &end].concat()))
+        .collect();
+    keys.extend((0..MANY).map(|n| format!("s/{n:04}").into_bytes()));
+    keys
+}
+
+/// One store with all keys, for all cases.
+fn with_store<T>(work: impl FnOnce(&mut Kept) -> T) -> T {
+    static STORE: OnceLock<Mutex<Kept>> = OnceLock::new();
+    let store = STORE.get_or_init(|| {
+        let mut kept = Kept::new(Mode::Embedded);
+        let quota = kept.store.quota();
+        (quota.keys_max, quota.client_keys_max) = (10_000, 10_000);
+        for key in keys() {
+            kept.ask(1, &[b"SET", &key[..], b"v"]);
+        }
+        Mutex::new(kept)
+    });
+    work(&mut store.lock().expect("no case panics with it"))
+}
+
+/// The keys of all pages.
+fn scan(kept: &mut Kept, pattern: &[u8]) -> Vec<Vec<u8>> {
+    let mut listed = Vec::new();
+    let mut token: Option<Vec<u8>> = None;
+    loop {
+        let mut words = vec![&b"SCAN"[..], pattern];
+        words.extend(token.as_deref());
+        let (effects, _) = kept.ask(1, &words);
+        let answer = effects.answer.expect("every request has one");
+        let mut rest = &answer.payload[..];
+        let parts = number(&mut rest, b'*');
+        let count = number(&mut rest, b'*');
+        listed.extend((0..count).map(|_| bulk(&mut rest)));
+        let next = (parts == 2).then(|| bulk(&mut rest));
+        assert!(next.is_none() || next != token, "the same page again");
+        token = next;
+        if token.is_none() {
+            return listed;
+        }
+    }
+}
+
+fn number(rest: &mut &[u8], kind: u8) -> usize {
+    let end = rest.iter().position(|&byte| byte == b'\r');
+    let (line, behind) = rest.split_at(end.expect("a whole line"));
+    assert_eq!(line[0], kind, "{}", line.escape_ascii());
+    *rest = &behind[2..];
+    let digits = std::str::from_utf8(&line[1..]).expect("digits");
+    digits.parse().expect("a number")
+}
+
+fn bulk(rest: &mut &[u8]) -> Vec<u8> {
+    let len = number(rest, b'$');
+    let bytes = rest[..len].to_vec();
+    *rest = &rest[len + 2..];
+    bytes
+}
+
+/// Compares with the definition.
+fn check(pattern: &[u8]) {
+    let expected: Vec<Vec<u8>> = keys()
+        .into_iter()
+        .filter(|key| matches(pattern, key))
+        .collect();
+    let listed = with_store(|kept| scan(kept, pattern));
+    let shown = |keys: &[Vec<u8>]| -> Vec<String> {
+        keys.iter()
+            .map(|key| key.escape_ascii().to_string())
+            .collect()
+    };
+    assert_eq!(
+        shown(&listed),
+        shown(&expected),
+        "{}",
+        pattern.escape_ascii()
+    );
+}
+
+#[test]
+fn scan_agrees_with_the_definition_where_patterns_are_odd() {
+    for pattern in [
+        &b"s\\[\\["[..],
+        b"s\\[]",
+        b"s[",
+        b"s[a",
+        b"s[]",
+        b"s[]a]",
+        b"s[!]",
+        b"s[!]a]",
+        b"s[!!]",
+        b"s[z-a]",
+        b"s[~-a]",
+        b"s[a-]",
+        b"s[-a]",
+        b"s[a-\\]]",
+        b"s[\\]",
+        b"s[\\]]",
+        b"s\\",
+        b"s\\\\",
+        b"\\s",
+        b"\\",
+        b"[",
+        b"[[",
+        b"[\\[]",
+        b"\xff\x80[\x80-\xff]",
+        b"\xff[\x80-\xff]?",
+        b"\xff\\\x80~",
+        b"[\x7f-\xff]*",
+        b"[!\x00-\x7f]*\\~",
+        b"s/*",
+        b"s/1???",
+        b"s/109\\9",
+        b"\\s/0999",
+        b"*",
+        b"*[*]*",
+    ] {
+        check(pattern);
+    }
+}
+
+/// The pattern of a key: each byte as it is, escaped, any byte, in a class, or behind a star.
+fn pattern_of_a_key() -> impl Strategy<Value = Vec<u8>> {
+    let keys: Vec<Vec<u8>> = keys().into_iter().collect();
+    let ways = proptest::collection::vec(0..8u8, 6);
+    (prop::sample::select(keys), ways).prop_map(|(key, ways)| {
+        let mut pattern = Vec::new();
+        for (byte, way) in key.into_iter().zip(ways) {
+            match way {
+                0..3 => pattern.push(byte),
+                3 => pattern.extend([b'\\', byte]),
+                4 => pattern.push(b'?'),
+                5 => pattern.extend([b'[', b'\\', byte, b']']),
+                6 => pattern.extend([b'[', byte, b'-', b'~', b']']),
+                _ => pattern.extend([b'*', byte]),
+            }
+        }
+        pattern
+    })
+}
+
+fn pattern() -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![
+        8 => prop::sample::select(ALPHABET),
+        2 => prop::sample::select(&b"s/01\xff\x80"[..]),
+    ];
+    let any = (
+        prop::sample::select(&BEGINNINGS[..]),
+        proptest::collection::vec(byte, 0..7),
+    );
+    let any = any.prop_map(|(beginning, end)| [beginning, &end].concat());
+    // The store refuses an empty pattern.
+    prop_oneof![any, pattern_of_a_key()].prop_filter("empty", |it| !it.is_empty())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn scan_agrees_with_the_definition(pattern in pattern()) {
+        check(&pattern);
+    }
+}
