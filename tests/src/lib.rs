@@ -15,6 +15,7 @@ pub mod client;
 pub mod command;
 pub mod connect;
 pub mod dice;
+pub mod example;
 pub mod histories;
 pub mod hlc;
 pub mod linearizable;

@@ -27,7 +27,11 @@ ctrl addClientRole statehouse statehouse
 ctrl createRole "store-client-$client"
 ctrl addRoleACL "store-client-$client" publishClientSend "$ID/command/invoke" allow
 ctrl addRoleACL "store-client-$client" publishClientSend '$services/statestore/_any_/command/invoke/request' allow
+# Responses: the id as written (Rust, .NET) and in hexadecimal (Go). Notifications: in hexadecimal; .NET also subscribes to the id
+# as written, where nothing is published.
 ctrl addRoleACL "store-client-$client" subscribePattern "clients/$client/#" allow
+ctrl addRoleACL "store-client-$client" subscribePattern "clients/$hex/#" allow
 ctrl addRoleACL "store-client-$client" subscribePattern "clients/$ID/$hex/command/notify/+" allow
+ctrl addRoleACL "store-client-$client" subscribeLiteral "clients/$ID/$client/command/notify" allow
 ctrl createClient "$client" -p "$password" -c "$client"
 ctrl addClientRole "$client" "store-client-$client"

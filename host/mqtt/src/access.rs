@@ -210,6 +210,13 @@ pub trait Access: Send + Sync + 'static {
     /// `$share/NAME/`. A session that may not have it any more asks the same of the topics of its messages.
     fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
 
+    /// Whether this client may receive the answer to a request of another client at this topic. Only asked about clients that
+    /// subscribed to the topic; `asker` is none if the session of the request has ended.
+    fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
+        _ = (client, asker, topic);
+        true
+    }
+
     /// The broker has refused something that this access control was not asked about, or ends a connection: for a log. As
     /// many come as hostile clients care to provoke.
     fn refused(&self, refusal: &Refusal<'_>) {

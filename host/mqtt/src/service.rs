@@ -98,6 +98,8 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     pub(crate) session: u32,
+    /// The number of the session: a later one may have the same place.
+    pub(crate) number: u64,
     pub(crate) connection: u64,
     pub(crate) sequence: u64,
     pub(crate) packet_id: u16,

@@ -374,6 +374,12 @@ impl Access for AccessControl {
         self.0.allows(who, "subscribe", filter, may)
     }
 
+    fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
+        // Without either, everybody may receive everything.
+        let is_bound = self.0.own_topics || self.0.rules.is_some();
+        !is_bound || own_topics::may_have_answer(client, asker, topic)
+    }
+
     fn refused(&self, refusal: &BrokerRefusal<'_>) {
         self.0.audit.refused_by_broker(&Refused {
             what: refusal.what.name(),

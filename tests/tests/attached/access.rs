@@ -5,10 +5,9 @@ use std::{process::Command, time::Duration};
 use statehouse_tests::{
     Client, Heard, Mosquitto, Publish,
     command::finish,
+    example::{self, STORE},
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic},
 };
-
-use crate::example::{self, STORE};
 
 const ALLOWED: u8 = 0;
 const NOBODY_SUBSCRIBED: u8 = 0x10;

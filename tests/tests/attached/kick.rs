@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use statehouse_tests::{Mosquitto, Server, store::REQUEST_TOPIC};
-
-use crate::{
+use statehouse_tests::{
+    Mosquitto, Server,
     example::{self, STORE},
-    scene::{eventually, figure},
+    store::REQUEST_TOPIC,
 };
+
+use crate::scene::{eventually, figure};
 
 /// MQTT 5 section 3.14.2.1.
 const ADMINISTRATIVE_ACTION: u8 = 0x98;

@@ -6,7 +6,6 @@ mod access;
 mod asker;
 mod cuts;
 mod doors;
-mod example;
 mod histories;
 mod kick;
 mod kills;

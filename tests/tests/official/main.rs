@@ -2,6 +2,7 @@
 //! examples check is checked here, and the versions besides: on the embedded broker, and behind a Mosquitto.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod access;
 mod leases;
 mod locks;
 mod operations;

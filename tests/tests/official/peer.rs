@@ -43,14 +43,32 @@ impl Peer {
 
     /// The same to whatever is there.
     pub(crate) fn connect_to(host: &str, port: u16, id: &str) -> Peer {
+        Peer::connect_with(host, port, id, |settings| settings)
+    }
+
+    /// Connects as the user of the same name.
+    pub(crate) fn connect_as(server: &Server, id: &str, password: &str) -> Peer {
+        let (host, port) = (server.address().ip().to_string(), server.address().port());
+        Peer::connect_with(&host, port, id, |settings| {
+            settings
+                .username(id.to_owned())
+                .password(password.to_owned())
+        })
+    }
+
+    fn connect_with(
+        host: &str,
+        port: u16,
+        id: &str,
+        change: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,
+    ) -> Peer {
         let settings = MqttConnectionSettingsBuilder::default()
             .client_id(id)
             .hostname(host)
             .tcp_port(port)
             .keep_alive(Duration::from_secs(5))
-            .use_tls(false)
-            .build()
-            .unwrap();
+            .use_tls(false);
+        let settings = change(settings).build().unwrap();
         let options = SessionOptionsBuilder::default()
             .connection_settings(settings)
             .build()

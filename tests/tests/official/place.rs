@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use statehouse_tests::{Mosquitto, Server};
+use tempfile::TempDir;
 
 /// Where a case runs.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,28 @@ pub(crate) struct Site {
     // First, so that it is gone before its broker.
     server: Server,
     _broker: Option<Mosquitto>,
+    /// Files that the server reads.
+    _files: Option<TempDir>,
+}
+
+impl Site {
+    /// A server with files of its own.
+    pub(crate) fn with_files(server: Server, files: TempDir) -> Site {
+        Site {
+            server,
+            _broker: None,
+            _files: Some(files),
+        }
+    }
+
+    /// A server that is attached to a broker.
+    pub(crate) fn behind(server: Server, broker: Mosquitto) -> Site {
+        Site {
+            server,
+            _broker: Some(broker),
+            _files: None,
+        }
+    }
 }
 
 impl Place {
@@ -27,6 +50,7 @@ impl Place {
             Place::Embedded => Site {
                 server: Server::restartable(settings),
                 _broker: None,
+                _files: None,
             },
             Place::Attached => {
                 // One client writes three thousand keys as fast as the broker takes them; it drops by itself what
@@ -34,10 +58,8 @@ impl Place {
                 let broker = Mosquitto::with(&["max_queued_messages 10000"]);
                 // Finding out how to learn who has gone takes two seconds.
                 let settings = [&[("presence", "off")], settings].concat();
-                Site {
-                    server: Server::attached(&broker.url(), broker.address(), &settings),
-                    _broker: Some(broker),
-                }
+                let server = Server::attached(&broker.url(), broker.address(), &settings);
+                Site::behind(server, broker)
             }
         }
     }

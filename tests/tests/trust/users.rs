@@ -17,6 +17,7 @@ use statehouse_tests::{
     command::finish,
     packet::{Ack, Publish, kind},
     run,
+    store::{Store, hex},
 };
 use tempfile::TempDir;
 
@@ -223,6 +224,36 @@ fn nobody_subscribes_to_the_answers_of_another() {
         ("$share/group/clients/me/answers", 1),
     ] {
         assert_eq!(client.subscribe(filter, 1), expected, "{filter}");
+    }
+}
+
+/// The Go client has its responses below its client id in hexadecimal, which another client may have as its id.
+#[test]
+fn a_client_named_by_the_hex_of_another_receives_no_response_of_it() {
+    let file = UsersFile::new(&[("anna", "a"), ("eve", "e")]);
+    let server = file.server(&[]);
+    let name = hex(b"press-4");
+    let mut clients =
+        [("press-4", "anna", "a"), (&*name, "eve", "e")].map(|(id, user, password)| {
+            let mut client = connected(&server, id, user, password);
+            let granted = client.subscribe(&format!("clients/{name}/#"), 1);
+            assert_eq!(granted, 1, "{id} owns the topic");
+            let granted = client.subscribe(&format!("$share/g/clients/{name}/#"), 1);
+            assert_eq!(granted, 1, "{id} owns the topic");
+            Store::on(client, id)
+        });
+    for asker in [0, 1] {
+        for _ in 0..3 {
+            let mut request = clients[asker].command(&["GET", "key"]);
+            request.response_topic = Some(format!("clients/{name}/answers"));
+            let id = clients[asker].client.start(request.publish());
+            // To itself and to its group.
+            for _ in 0..2 {
+                clients[asker].client.take_publish("clients/");
+            }
+            clients[asker].client.take_ack(kind::PUBACK, id);
+        }
+        clients[1 - asker].client.expect_nothing();
     }
 }
 

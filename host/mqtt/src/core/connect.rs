@@ -324,7 +324,7 @@ impl Core {
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
         let source = Source {
             from: Some(key),
-            asker: None,
+            ..Source::default()
         };
         if self.publish(Cow::Owned(message), source, now).is_err() {
             self.counts.dropped += 1;

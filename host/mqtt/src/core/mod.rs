@@ -4,6 +4,7 @@
 //! outputs of connections, and changes of durable state to the recorder. Does no I/O, reads no clock and waits for
 //! nothing, so tests need no sockets and no sleeping.
 
+mod answers;
 mod connect;
 mod publish;
 mod restore;

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, mem, time::Instant};
 
-use super::{Core, session_at, window::remaining_s};
+use super::{Core, answers::Answers, session_at, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
@@ -29,6 +29,8 @@ pub(crate) struct Source {
     pub(crate) from: Option<SessionKey>,
     /// The session whose request it answers, over the connection that is open.
     pub(crate) asker: Option<SessionKey>,
+    /// Whose request it answers, connected or not.
+    pub(crate) answers: Answers,
 }
 
 impl Core {
@@ -47,6 +49,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Ok(Begun::Repeated);
         };
+        let number = session.number;
         let sequence = match qos {
             QoS::AtMostOnce => return Ok(Begun::HandOver(None)),
             QoS::AtLeastOnce => match &mut session.link {
@@ -64,6 +67,7 @@ impl Core {
         let exactly_once = qos == QoS::ExactlyOnce;
         Ok(Begun::HandOver(Some(Token {
             session: key,
+            number,
             connection,
             sequence,
             packet_id,
@@ -141,7 +145,11 @@ impl Core {
         source: Source,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
-        let Source { from, asker } = source;
+        let Source {
+            from,
+            asker,
+            answers,
+        } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
@@ -161,7 +169,10 @@ impl Core {
         let Matches {
             sessions, groups, ..
         } = &mut matches;
-        sessions.retain(|(key, subscription)| !(subscription.no_local && from == Some(*key)));
+        sessions.retain(|(key, subscription)| {
+            !(subscription.no_local && from == Some(*key))
+                && answers.may_reach(*key, &message.topic, &self.sessions, &*self.access)
+        });
         sessions.sort_by_key(|(key, _)| *key);
         let mut count = groups.len();
         let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
@@ -198,7 +209,7 @@ impl Core {
         let mut groups = groups.iter().peekable();
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            self.share(group, &mut message, last, now);
+            self.share(group, &mut message, last, answers, now);
         }
         self.matches = matches;
         Ok(count)
@@ -340,7 +351,11 @@ impl Core {
             .filter(|token| !token.exactly_once)
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
-        let source = Source { from: None, asker };
+        let source = Source {
+            from: None,
+            asker,
+            answers: Answers::of(token, &self.sessions),
+        };
         let recorded = self.recorder.count();
         let sessions = self.publish(Cow::Owned(message), source, now);
         let told = self.told_since(recorded);

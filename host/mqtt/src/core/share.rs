@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use super::{
     Core,
+    answers::Answers,
     publish::kept,
     session_at,
     window::{make_room, remaining_s},
@@ -32,9 +33,10 @@ impl Core {
         group: &Bytes,
         message: &mut Cow<'_, Message>,
         last: bool,
+        answers: Answers,
         now: Instant,
     ) {
-        let Some((key, subscription)) = self.choose(group, message, now) else {
+        let Some((key, subscription)) = self.choose(group, message, answers, now) else {
             // Nobody waits for a QoS 0 message to absent clients (section 4.3.1).
             self.counts.dropped += u64::from(message.qos > QoS::AtMostOnce);
             return;
@@ -67,22 +69,34 @@ impl Core {
             if message.is_expired(now) {
                 self.counts.dropped += 1;
             } else {
-                self.share(&filter, &mut Cow::Owned(message), true, now);
+                // Whether it is an answer, and to whom, is no longer known.
+                let message = &mut Cow::Owned(message);
+                self.share(&filter, message, true, Answers::Ended, now);
             }
         }
     }
 
     /// The member of a group whose turn it is, among those that can take the message best.
-    fn choose(&mut self, group: &Bytes, message: &Message, now: Instant) -> Option<Match> {
+    fn choose(
+        &mut self,
+        group: &Bytes,
+        message: &Message,
+        answers: Answers,
+        now: Instant,
+    ) -> Option<Match> {
         let Self {
             router,
             sessions,
             limits,
             recorder,
             counts,
+            access,
             ..
         } = self;
         let (chosen, asked) = router.choose(group, |(key, subscription)| {
+            if !answers.may_reach(*key, &message.topic, sessions, &**access) {
+                return None;
+            }
             let session = session_at(sessions, *key)?;
             let delivery = delivery(message, subscription, now);
             let ids = size_of_val(delivery.subscription_ids);

@@ -7,7 +7,7 @@ use super::principal::Principal;
 use super::seal::Seal;
 use super::topics::TopicSet;
 use super::{Kind, Resource};
-use crate::request::NOTIFICATION_TOPICS;
+use crate::access::own_topics;
 
 /// What one client may do. Rules that change do not change it: a new one is worked out.
 #[derive(Debug)]
@@ -18,10 +18,10 @@ pub struct Grants {
     shared: Arc<Index>,
     /// What holds for what this client is called.
     own: Index,
-    /// What only its own topics begin with: `clients/{its id}/`. None where its id is no level of a topic.
-    own_topics: Option<Box<[u8]>>,
-    /// The topics on which it hears of keys.
-    notifications: Box<[u8]>,
+    /// What its own topics begin with.
+    own_topics: Box<[Box<[u8]>]>,
+    /// What the topics of its notifications begin with, as clients subscribe to them.
+    notifications: Box<[Box<[u8]>]>,
     seal: Arc<Seal>,
 }
 
@@ -94,25 +94,18 @@ impl Grants {
         own: Index,
         seal: Arc<Seal>,
     ) -> Self {
-        use std::fmt::Write;
-
-        let mut notifications = format!("{NOTIFICATION_TOPICS}/");
-        for byte in who.client.bytes() {
-            // Writing to a string cannot fail.
-            let _ = write!(notifications, "{byte:02X}");
-        }
-        notifications.push('/');
-        // With a slash in it, `victim/x` would have topics of `victim`.
-        let is_a_level = !who.client.is_empty() && !who.client.contains(['/', '+', '#']);
-        // The store's own topics are below it: no client has those by its name.
-        let is_free = is_a_level && who.client != "statestore";
+        let bytes = |text: String| text.into_bytes().into_boxed_slice();
         Self {
             user: who.user.map(Into::into),
             may_connect,
             shared,
             own,
-            own_topics: is_free.then(|| format!("clients/{}/", who.client).into_bytes().into()),
-            notifications: notifications.into_bytes().into(),
+            own_topics: own_topics::response_prefixes(who.client)
+                .map(bytes)
+                .collect(),
+            notifications: own_topics::notification_prefixes(who.client)
+                .map(bytes)
+                .collect(),
             seal,
         }
     }
@@ -137,7 +130,7 @@ impl Grants {
     ///
     /// Who may touch any key may hear the answers: on its own topics, and on those of its notifications.
     pub fn may_subscribe(&self, filter: &[u8]) -> bool {
-        let is_own = self.owns(filter) || filter.starts_with(&self.notifications);
+        let is_own = self.owns(filter) || begins_with_one_of(filter, &self.notifications);
         (is_own && self.may_touch_keys())
             || self.shared.subscribe.cover(filter)
             || self.own.subscribe.cover(filter)
@@ -181,11 +174,15 @@ impl Grants {
     }
 
     fn owns(&self, topic: &[u8]) -> bool {
-        (self.own_topics.as_ref()).is_some_and(|prefix| topic.starts_with(prefix))
+        begins_with_one_of(topic, &self.own_topics)
     }
 
     #[cfg(test)]
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
+}
+
+fn begins_with_one_of(topic: &[u8], prefixes: &[Box<[u8]>]) -> bool {
+    prefixes.iter().any(|prefix| topic.starts_with(prefix))
 }

@@ -12,7 +12,7 @@ use crate::store::{Mode, Peer};
 const SOURCE: &str = "__srcId";
 
 /// The client that a request claims to be of: `__srcId`, else the second level of a Response Topic `clients/{id}/...`
-/// as written. Where neither is there the client id is empty, and the requests of one Response Topic belong together.
+/// as written. All official clients send `__srcId`, the Go client too, whose second level is its id in hexadecimal. Where neither is there the client id is empty, and the requests of one Response Topic belong together.
 pub(super) fn peer(properties: &Properties) -> Peer {
     let response_topic = properties.response_topic().unwrap_or_default();
     match claimed(properties, response_topic) {

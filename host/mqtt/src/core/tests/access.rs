@@ -12,7 +12,8 @@ use std::{
 use wire::{DisconnectReasonCode, Packet, PubAckReason};
 
 use crate::{
-    Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Options, Origin, Proof, testing::*,
+    Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Message, Options, Origin, Proof,
+    QoS, testing::*,
 };
 
 /// Lets everybody do everything but publish below `forbidden/`, as long as what they have shown is good and nobody has
@@ -38,16 +39,24 @@ impl Access for Rules {
     fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
         true
     }
+
+    fn may_have_answer(&self, client: &str, asker: Option<&str>, _: &[u8]) -> bool {
+        client != "neighbour" || asker == Some("friend")
+    }
 }
 
 fn ruled(limits: Limits) -> (Broker, Arc<Rules>) {
+    serving(limits, Arc::new(Recorder::default()))
+}
+
+fn serving(limits: Limits, service: Arc<Recorder>) -> (Broker, Arc<Rules>) {
     let rules = Arc::new(Rules::default());
     let options = Options {
         limits,
         access: rules.clone(),
         ..Options::default()
     };
-    (Broker::new(options, Arc::new(Recorder::default())), rules)
+    (Broker::new(options, service), rules)
 }
 
 /// A key, as long as it is there.
@@ -158,4 +167,54 @@ fn a_client_that_authenticates_anew_after_rules_have_forbidden_it_is_disconnecte
         disconnected(&client.receive()),
         Some(DisconnectReasonCode::NotAuthorized)
     );
+}
+
+/// Sends a request, which the service has to answer.
+fn ask(peer: &mut Peer, service: &Recorder, now: Instant) -> crate::Token {
+    peer.send(
+        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
+        now,
+    );
+    let (_, request) = service.requests.lock().unwrap().pop().unwrap();
+    request.token.unwrap()
+}
+
+fn answer(broker: &Broker, token: crate::Token) {
+    broker
+        .batch(|batch| batch.answer(Some(&token), Message::new("answers", "x", QoS::AtLeastOnce)));
+}
+
+#[test]
+fn an_answer_reaches_no_client_that_may_not_have_it() {
+    let service = Arc::new(Recorder::default());
+    let (broker, _) = serving(Limits::default(), service.clone());
+    let now = Instant::now();
+    let mut clients = ["asker", "friend", "neighbour"].map(|name| {
+        let mut peer = Peer::new(&broker, &Hello::new(name).expiry(0), now);
+        peer.subscribe("answers", Q::AtLeastOnce, now);
+        peer.subscribe("$share/g/answers", Q::AtLeastOnce, now);
+        peer
+    });
+    let mut received = |asker: usize, count: usize| {
+        for _ in 0..count {
+            let token = ask(&mut clients[asker], &service, now);
+            answer(&broker, token);
+        }
+        clients.each_mut().map(|it| it.payloads().len())
+    };
+    // The members of the group but one take turns.
+    assert_eq!(received(0, 6), [6 + 3, 6 + 3, 0]);
+    // Here all of them do.
+    assert_eq!(received(1, 6), [6 + 2, 6 + 2, 6 + 2]);
+    // Once its session has ended, another one has the asker's place.
+    let token = ask(&mut clients[0], &service, now);
+    let [asker, _friend, mut neighbour] = clients;
+    let place = asker.session;
+    asker.lose(now);
+    let mut late = Peer::new(&broker, &Hello::new("late"), now);
+    assert_eq!(late.session, place);
+    late.subscribe("answers", Q::AtLeastOnce, now);
+    answer(&broker, token);
+    assert_eq!(late.payloads(), ["x"]);
+    assert_eq!(neighbour.payloads(), [""; 0]);
 }

@@ -3,15 +3,13 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use statehouse_tests::{
-    Client, Connect, Mosquitto, Server, command::finish, packet::Ack, store::Store,
-};
+use crate::{Client, Connect, Mosquitto, Server, command::finish, packet::Ack, store::Store};
 
 /// The store's user, which is its client id too.
-pub(crate) const STORE: &str = "statehouse";
+pub const STORE: &str = "statehouse";
 
 /// Everybody's password.
-pub(crate) const PASSWORD: &str = "secret";
+pub const PASSWORD: &str = "secret";
 
 /// A file of the page.
 fn file(name: &str) -> PathBuf {
@@ -20,7 +18,7 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// A block of the page, by a word of its first line, with everybody's password for the page's placeholders.
-pub(crate) fn block(word: &str) -> String {
+pub fn block(word: &str) -> String {
     let page = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../host/docs/foreign-brokers.md"
@@ -37,7 +35,7 @@ pub(crate) fn block(word: &str) -> String {
 }
 
 /// Mosquitto with the page's configuration and access file, and these users besides the store's.
-pub(crate) fn mosquitto(users: &[&str]) -> Mosquitto {
+pub fn mosquitto(users: &[&str]) -> Mosquitto {
     Mosquitto::set_up(|directory, _| {
         let passwords = directory.join("passwords");
         fs::write(&passwords, "").unwrap();
@@ -67,7 +65,7 @@ fn plug_in() -> PathBuf {
 }
 
 /// Mosquitto with dynamic security, set up by the page's script for the store and one client.
-pub(crate) fn dynamic_security(client: &str) -> Mosquitto {
+pub fn dynamic_security(client: &str) -> Mosquitto {
     let broker = Mosquitto::set_up(|directory, _| {
         let mut command = Command::new("mosquitto_ctrl");
         command
@@ -94,7 +92,7 @@ pub(crate) fn dynamic_security(client: &str) -> Mosquitto {
 }
 
 /// How a user connects: its name is its client id.
-pub(crate) fn connect(user: &str) -> Connect {
+pub fn connect(user: &str) -> Connect {
     Connect {
         user_name: Some(user.into()),
         password: Some(PASSWORD.into()),
@@ -103,17 +101,17 @@ pub(crate) fn connect(user: &str) -> Connect {
 }
 
 /// A user's client.
-pub(crate) fn client(broker: &Mosquitto, user: &str) -> Client {
+pub fn client(broker: &Mosquitto, user: &str) -> Client {
     Client::connect(broker.address(), &connect(user))
 }
 
 /// What the broker says to a user who wants in.
-pub(crate) fn attempt(broker: &Mosquitto, user: &str) -> Ack {
+pub fn attempt(broker: &Mosquitto, user: &str) -> Ack {
     Client::try_connect(broker.address(), &connect(user)).1
 }
 
 /// The store, as its user, with these settings more.
-pub(crate) fn attached(broker: &Mosquitto, settings: &[(&str, &str)]) -> Server {
+pub fn attached(broker: &Mosquitto, settings: &[(&str, &str)]) -> Server {
     let url = format!("mqtt://{STORE}:{PASSWORD}@{}", broker.address());
     let mut all = vec![("broker_client_id", STORE)];
     all.extend(settings);
@@ -121,6 +119,6 @@ pub(crate) fn attached(broker: &Mosquitto, settings: &[(&str, &str)]) -> Server 
 }
 
 /// A user as a client of the store.
-pub(crate) fn store(broker: &Mosquitto, user: &str) -> Store {
+pub fn store(broker: &Mosquitto, user: &str) -> Store {
     Store::behind(client(broker, user), user)
 }
