@@ -222,6 +222,12 @@ pub fn doubts(rules: &Rules) -> Vec<(usize, String)> {
                 let what = "none of the clients that the rule is for has one of the clientIds of this resource, so it allows nothing";
                 doubts.push((rule.line, what.to_owned()));
             }
+            for (line, text) in resource.open_places(rule.line) {
+                let what = format!(
+                    "`{text}` also matches names that only begin or end like the client's, such as `press-10` for `press-1`: put a separator that no name holds beside the place, such as `{{principal.username}}:*`"
+                );
+                doubts.push((line, what));
+            }
             for (line, text) in resource.texts(Action::Publish) {
                 if text.starts_with(NOTIFICATION_TOPICS) {
                     let what = format!("only the store publishes to `{text}`, whatever rules say");
@@ -326,6 +332,19 @@ impl Resource {
         };
         let topics = topics.iter().map(|it| (it.line, it.template.text()));
         topics.chain(keys.iter().map(|it| (it.line, it.template.text())))
+    }
+
+    /// Patterns of client ids and keys in which nothing separates a place from a wildcard, each with its line.
+    fn open_places(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
+        let keys = match &self.kind {
+            Kind::Keys { keys, .. } => &keys[..],
+            _ => &[],
+        };
+        let keys = keys.iter().filter(|it| it.is_pattern);
+        let keys = keys.map(|it| (it.line, &it.template));
+        let clients = self.clients.iter().map(move |it| (line, it));
+        let open = clients.chain(keys).filter(|(_, it)| it.has_open_place());
+        open.map(|(line, it)| (line, it.text()))
     }
 
     /// Whether it may be for a client of which nothing but the id is known.

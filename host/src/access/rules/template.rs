@@ -138,6 +138,27 @@ impl Template {
         self.parts.iter().all(|it| matches!(it, Part::Bytes(_)))
     }
 
+    /// Whether a place of this pattern has no end: a wildcard or another place stands directly beside it. `{principal.username}*`
+    /// means all names that begin with the user's: for `press-1` also those of `press-10`.
+    pub(in crate::access) fn has_open_place(&self) -> bool {
+        let is_place = |part: &Part| !matches!(part, Part::Bytes(_));
+        let opens_to = |left: &Part, right: &Part| match (left, right) {
+            (Part::Bytes(left), right) if is_place(right) => ends_with_wildcard(left),
+            (left, Part::Bytes(right)) if is_place(left) => {
+                matches!(right.first(), Some(b'*' | b'?' | b'['))
+            }
+            _ => false,
+        };
+        let parts = self.parts.iter();
+        let parts: Vec<_> = parts
+            .filter(|it| !matches!(it, Part::Bytes(bytes) if bytes.is_empty()))
+            .collect();
+        parts.windows(2).any(|pair| {
+            let [left, right] = pair else { return false };
+            is_place(left) && is_place(right) || opens_to(left, right)
+        })
+    }
+
     /// The bytes, with what is known of a client.
     pub(in crate::access) fn exact(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -177,4 +198,13 @@ impl Template {
         }
         Some(filter)
     }
+}
+
+/// Whether the last of these bytes of a pattern is a wildcard, and not an escaped character.
+fn ends_with_wildcard(bytes: &[u8]) -> bool {
+    let Some((last, before)) = bytes.split_last() else {
+        return false;
+    };
+    let escapes = before.iter().rev().take_while(|byte| **byte == b'\\');
+    matches!(last, b'*' | b'?' | b']') && escapes.count() % 2 == 0
 }

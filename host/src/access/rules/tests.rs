@@ -323,6 +323,42 @@ fn rules_that_can_never_match_are_told() {
     assert_eq!(explain::doubts(&rules()), []);
 }
 
+#[test]
+fn a_place_without_a_separator_is_doubted() {
+    let doubts = |pattern: &str| {
+        let text = format!(
+            "[[rules]]\nprincipals.usernames = [\"*\"]\n\
+             brokerResources = [{{ method = \"Connect\", clientIds = ['{pattern}'] }}]\n\
+             stateStoreResources = [\n{{ method = \"Read\", keyType = \"Pattern\", keys = ['{pattern}'] }}]\n"
+        );
+        let doubts = explain::doubts(&Rules::parse(&text).unwrap());
+        doubts.iter().map(|(line, _)| *line).collect::<Vec<_>>()
+    };
+    for open in [
+        "{principal.username}*",
+        "{principal.clientId}?",
+        "{principal.username}[0-9]",
+        "*{principal.username}",
+        "a?{principal.clientId}/b",
+        "[a-z]{principal.username}",
+        "{principal.clientId}{principal.username}",
+        "\\\\*{principal.username}",
+    ] {
+        assert_eq!(doubts(open), [1, 5], "{open}");
+    }
+    for closed in [
+        "{principal.username}",
+        "{principal.username}:*",
+        "*/{principal.clientId}/*",
+        "{principal.clientId}:{principal.username}",
+        "{principal.username}\\*",
+        "\\*{principal.username}",
+        "press-*",
+    ] {
+        assert_eq!(doubts(closed), [0; 0], "{closed}");
+    }
+}
+
 fn any_rules() -> impl Strategy<Value = String> {
     let name = "[ab*]";
     let key =
@@ -375,6 +411,7 @@ fn the_example_of_the_documentation_means_what_it_says() {
     let press = [pair("machine", "press")];
     let press = rules.grants(Principal {
         attributes: &press,
+        user: Some("press-4"),
         ..who("press-4")
     });
     assert!(press.may_connect() && press.may_publish(b"telemetry/press-4/speed"));
@@ -388,4 +425,62 @@ fn the_example_of_the_documentation_means_what_it_says() {
         maintenance.may_subscribe(b"telemetry/+/speed") && maintenance.may_read(b"press-4/speed")
     );
     assert!(maintenance.may_write(b"limits/speed") && !maintenance.may_write(b"press-4/speed"));
+}
+
+const PAGE: &str = include_str!("../../../docs/trust.md");
+const EXAMPLE: &str = include_str!("../../../docs/trust/rules.toml");
+
+/// All rules that the documents show, and a rule of its own for each list of client ids in them.
+fn documented() -> Vec<String> {
+    let blocks = PAGE.split("```toml\n").skip(1);
+    let blocks = blocks.filter_map(|it| it.split("```").next());
+    let mut all: Vec<String> = blocks
+        .filter(|it| it.contains("[[rules]]"))
+        .map(Into::into)
+        .collect();
+    all.push(EXAMPLE.into());
+    let lists = [PAGE, EXAMPLE].map(|text| text.split("clientIds = [").skip(1));
+    all.extend(lists.into_iter().flatten().map(|rest| {
+        let (list, _) = rest.split_once(']').unwrap();
+        format!(
+            "[[rules]]\nprincipals.usernames = [\"*\"]\n\
+             brokerResources = [{{ method = \"Connect\", clientIds = [{list}] }}]\n\
+             stateStoreResources = [{{ method = \"Read\", keyType = \"Pattern\", keys = [\"{{principal.clientId}}/*\"] }}]\n"
+        )
+    }));
+    all
+}
+
+#[test]
+fn documented_rules_keep_a_neighbour_out() {
+    let all = documented();
+    assert!(all.len() >= 5, "{} examples", all.len());
+    let attributes = [pair("machine", "press"), pair("building", "17")];
+    for text in all {
+        let rules = Rules::parse(&text).unwrap();
+        assert_eq!(explain::doubts(&rules), [], "{text}");
+        let press = |user: &str, client: &str| {
+            rules.grants(Principal {
+                client,
+                user: Some(user),
+                attributes: &attributes,
+            })
+        };
+        assert!(press("press-1", "press-1").may_connect(), "{text}");
+        for (user, other) in [("press-1", "press-10"), ("press-10", "press-1")] {
+            assert!(
+                !press(user, other).may_connect(),
+                "{user} as {other}: {text}"
+            );
+            let key = format!("{other}/speed").into_bytes();
+            let own = format!("{user}:second");
+            for client in [user, &own] {
+                let grants = press(user, client);
+                assert!(!grants.may_read(&key), "{client} reads: {text}");
+                assert!(!grants.may_write(&key), "{client} writes: {text}");
+                let topic = format!("telemetry/{other}/speed").into_bytes();
+                assert!(!grants.may_publish(&topic), "{client} publishes: {text}");
+            }
+        }
+    }
 }
