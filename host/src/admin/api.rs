@@ -37,6 +37,7 @@ use tokio::sync::Mutex;
 use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
+use super::seat::Seat;
 use super::{Sources, metrics, path, usage};
 use crate::audit::{self, Refused};
 use crate::control::Control;
@@ -87,7 +88,9 @@ impl Api {
     pub(super) async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
+        seat: &Seat,
     ) -> Result<Answer, Infallible> {
+        seat.arrived();
         if let Some(answer) = self.probe(&request) {
             return Ok(last(answer));
         }
@@ -105,6 +108,12 @@ impl Api {
                 answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
             }
             return Ok(last(answer));
+        }
+        if !seat.take() {
+            let text = "too many operators are connected: try again later";
+            return Ok(last(
+                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer(),
+            ));
         }
         // A body that was not read to its end cannot be followed by another request.
         let act = (request.method() != Method::GET)

@@ -6,7 +6,7 @@
 use std::fs;
 use std::future::Future;
 use std::io;
-use std::net;
+use std::net::{self, IpAddr, Ipv4Addr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -76,12 +76,18 @@ impl Listener {
         }
     }
 
-    /// The next connection.
-    pub(super) async fn accept(&self) -> io::Result<Box<dyn Stream>> {
-        Ok(match self {
-            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
-            Self::Unix { listener, .. } => Box::new(listener.accept().await?.0),
-        })
+    /// The next connection, and the address of its client; all that come through a socket of the file system have the same.
+    pub(super) async fn accept(&self) -> io::Result<(Box<dyn Stream>, IpAddr)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (socket, client) = listener.accept().await?;
+                Ok((Box::new(socket), client.ip()))
+            }
+            Self::Unix { listener, .. } => {
+                let (socket, _) = listener.accept().await?;
+                Ok((Box::new(socket), Ipv4Addr::LOCALHOST.into()))
+            }
+        }
     }
 }
 

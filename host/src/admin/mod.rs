@@ -12,6 +12,7 @@ mod client;
 mod listener;
 mod metrics;
 mod path;
+mod seat;
 mod usage;
 
 use std::io;
@@ -35,12 +36,14 @@ use crate::access::AccessControl;
 use crate::audit::Audit;
 use crate::config::AdminPlace;
 use crate::limits;
+use crate::listener::handshakes::Handshakes;
 use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::Gate;
 use access::Access;
 use api::Api;
 use listener::Listener;
+use seat::Seat;
 
 /// What the administration tells of, beside policies.
 pub struct Sources {
@@ -91,26 +94,23 @@ impl Admin {
             gate,
             sources,
         ));
-        let connections = Arc::new(Semaphore::new(limits::ADMIN_CONNECTIONS_MAX));
+        let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
+        let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
         loop {
-            let socket = match listener.accept().await {
-                Ok(socket) => socket,
+            let (socket, client) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "the administration cannot accept a connection");
                     tokio::time::sleep(limits::ADMIN_ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            // One too many is closed at once: whoever holds the others cannot be told from an operator.
-            let Ok(permit) = connections.clone().try_acquire_owned() else {
-                continue;
-            };
+            let seat = Arc::new(Seat::new(arriving.begin(client), operators.clone()));
             let api = api.clone();
             tokio::spawn(async move {
-                let _permit = permit;
-                let service = service_fn(move |request| {
-                    let api = api.clone();
-                    async move { api.answer(request).await }
+                let service = service_fn(|request| {
+                    let (api, seat) = (api.clone(), seat.clone());
+                    async move { api.answer(request, &seat).await }
                 });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -118,7 +118,12 @@ impl Admin {
                     .max_headers(limits::ADMIN_HEADERS_MAX)
                     .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
                     .serve_connection(TokioIo::new(socket), service);
-                match tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection).await {
+                let connection = tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection);
+                let ended = tokio::select! {
+                    ended = connection => ended,
+                    () = seat.lost() => return,
+                };
+                match ended {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => {
                         tracing::debug!(%error, "a connection of the administration broke");

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-/// Connections of the administration: some operators, a scraper of metrics, and a few that hang.
-pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// Connections that have shown the token: some operators, a scraper of metrics, and a few that hang.
+pub const ADMIN_OPERATORS_MAX: usize = 16;
+
+/// Connections whose first request is not whole. Beyond it the address with most of them loses its oldest. A probe that is sent in
+/// one packet needs its place for some milliseconds, so so many keep it there during a flood of new connections.
+pub const ADMIN_ARRIVING_MAX: usize = 128;
 
 /// How long the head of a request to the administration may take.
 pub const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Connections that are not ones yet: TLS or WebSocket is still being agreed on.
+//! Connections that are not ones yet: TLS or WebSocket is still being agreed on, or no request to the administration has come.
 //!
 //! What enters: who begins. What leaves: a place for each, and the order to give it up. There are so many places; where they
 //! are taken, the address that holds most of them loses its oldest. So neither memory nor the broker's own places go to
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 /// The places.
-pub(super) struct Handshakes {
+pub(crate) struct Handshakes {
     max: usize,
     waiting: Mutex<Waiting>,
 }
@@ -24,14 +24,14 @@ struct Waiting {
 }
 
 /// A place, given back where it is dropped.
-pub(super) struct Place {
+pub(crate) struct Place {
     handshakes: Arc<Handshakes>,
     number: u64,
     lost: Arc<Notify>,
 }
 
 impl Handshakes {
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self {
             max: max.max(1),
             waiting: Mutex::default(),
@@ -39,7 +39,7 @@ impl Handshakes {
     }
 
     /// Takes a place, if need be somebody's.
-    pub(super) fn begin(self: &Arc<Self>, peer: IpAddr) -> Place {
+    pub(crate) fn begin(self: &Arc<Self>, peer: IpAddr) -> Place {
         let mut waiting = self.waiting();
         if waiting.places.len() >= self.max {
             waiting.push_out();
@@ -80,18 +80,23 @@ impl Waiting {
 
 impl Place {
     /// Waits until somebody else has it.
-    pub(super) async fn lost(&self) {
+    pub(crate) async fn lost(&self) {
         self.lost.notified().await;
     }
-}
 
-impl Drop for Place {
-    fn drop(&mut self) {
+    /// Gives it back: nobody else can take it any more.
+    pub(crate) fn leave(&self) {
         let mut waiting = self.handshakes.waiting();
         // Numbers only grow.
         if let Ok(index) = waiting.places.binary_search_by_key(&self.number, |it| it.0) {
             waiting.places.remove(index);
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

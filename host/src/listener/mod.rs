@@ -5,7 +5,7 @@
 //! an encryption or a framing, in bounded number and time, before the broker hears of him.
 
 mod frames;
-mod handshakes;
+pub(crate) mod handshakes;
 mod tls;
 mod websocket;
 

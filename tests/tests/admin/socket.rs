@@ -2,7 +2,11 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileTypeExt, PermissionsExt},
+    io::Write,
+    os::unix::{
+        fs::{FileTypeExt, PermissionsExt},
+        net::UnixStream,
+    },
     path::PathBuf,
     time::Duration,
 };
@@ -48,6 +52,24 @@ fn all_commands_work_through_it_without_a_token() {
     let url = Admin::of(&server).url();
     assert!(url.starts_with("unix:/"), "{url}");
     policy(&server, &["rollback"]).code(1);
+}
+
+#[test]
+fn half_sent_requests_keep_no_probe_out() {
+    let (server, path) = server();
+    let held: Vec<UnixStream> = (0..200)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            _ = stream.write_all(b"GET /livez HTTP/1.1\r\n");
+            stream
+        })
+        .collect();
+    for path in ["/livez", "/metrics"] {
+        for _ in 0..50 {
+            assert_eq!(Admin::of(&server).ask("GET", path, b"").0, 200);
+        }
+    }
+    drop(held);
 }
 
 #[test]
