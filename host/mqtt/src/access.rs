@@ -190,8 +190,8 @@ pub type Deciding = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 /// with a lock of the broker held: they have to be quick, and may not call the broker.
 pub trait Access: Send + Sync + 'static {
     /// Who is this? Asked before the broker knows of the client, and again where it authenticates anew; dropped where the
-    /// time for a CONNECT is over. A bounded number of attempts is undecided at once
-    /// ([`Limits::admissions_max`](crate::Limits::admissions_max)).
+    /// time for a CONNECT is over. An answer that is ready when it is first polled is taken at once. A bounded number of the
+    /// others is undecided at a time ([`Limits::admissions_max`](crate::Limits::admissions_max)); one more is dropped.
     fn admit(&self, attempt: Attempt) -> Deciding;
 
     /// Whether this client may be connected, as things are by now. Asked for every new connection, for one whose client has

@@ -2,12 +2,15 @@
 
 use std::{
     borrow::Cow,
-    fmt, io,
+    fmt,
+    future::poll_fn,
+    io,
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -433,10 +436,19 @@ impl Broker {
         &self.0.refusals
     }
 
-    /// Asks who this is; none where too many are asked about already.
+    /// Asks who this is; none where too many are asked about already. An attempt that is decided at once needs no place, so a
+    /// flood of attempts that wait refuses no client whose password is known.
     pub(crate) async fn admit(&self, attempt: Attempt) -> Option<Verdict> {
+        let mut deciding = self.0.access.admit(attempt);
+        let at_once = poll_fn(|context| match deciding.as_mut().poll(context) {
+            Poll::Ready(verdict) => Poll::Ready(Some(verdict)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        if let Some(verdict) = at_once.await {
+            return Some(verdict);
+        }
         let _permit = self.0.admissions.try_acquire().ok()?;
-        Some(self.0.access.admit(attempt).await)
+        Some(deciding.await)
     }
 
     /// CONNECTs that are not whole yet.

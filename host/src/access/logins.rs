@@ -13,6 +13,7 @@ use bytes::Bytes;
 use statehouse_mqtt::{Identity, Proof, ReasonCode};
 use tokio::sync::Semaphore;
 
+use super::places::Places;
 use super::throttle::Throttle;
 use super::users::Users;
 use crate::limits;
@@ -27,6 +28,10 @@ pub(super) struct Logins {
     checks: Arc<Semaphore>,
     by_address: Throttle,
     by_user: Throttle,
+    /// Of guesses at a password that is remembered.
+    by_remembered: Throttle,
+    /// Users and the networks where they have logged in.
+    places: Places,
 }
 
 impl Logins {
@@ -39,6 +44,8 @@ impl Logins {
             )),
             by_address: Throttle::new(limits::LOGIN_BURST, limits::LOGIN_INTERVAL),
             by_user: Throttle::new(limits::LOGIN_BURST_USER, limits::LOGIN_INTERVAL),
+            by_remembered: Throttle::new(limits::LOGIN_BURST_REMEMBERED, limits::LOGIN_INTERVAL),
+            places: Places::new(),
         }
     }
 
@@ -71,10 +78,10 @@ impl Logins {
             })
         };
         let users = self.users.current();
-        if users.remembers(name, &password) {
+        let (address, now) = (network(address), Instant::now());
+        if self.is_remembered(&users, name, &password, address, now) {
             return identity(&users);
         }
-        let (address, now) = (network(address), Instant::now());
         if !self.by_address.allows(address, now) {
             let text = "too many wrong passwords came from this address: try again later";
             return Err((ReasonCode::CONNECTION_RATE_EXCEEDED, text));
@@ -113,7 +120,35 @@ impl Logins {
         }
         self.by_address.forgives(address);
         self.by_user.forgives(name);
+        self.places.insert((name, address));
         identity(&users)
+    }
+
+    /// Whether the password was right before. Never waits. A right one passes whatever else the address and the user are
+    /// throttled for. Wrong ones are bounded, or a guesser could try as many as it has connections; but not where the user has
+    /// logged in, or a guesser at its address could keep it out.
+    fn is_remembered(
+        &self,
+        users: &Users,
+        name: &str,
+        password: &[u8],
+        address: IpAddr,
+        now: Instant,
+    ) -> bool {
+        if !users.knows(name) || password.len() > limits::PASSWORD_BYTES_MAX {
+            return false;
+        }
+        let place = (name, address);
+        let is_known = self.places.contains(place);
+        if !is_known && !self.by_remembered.allows(name, now) {
+            return false;
+        }
+        let is_right = users.remembers(name, password);
+        if is_right && !is_known {
+            self.by_remembered.forgives(name);
+            self.places.insert(place);
+        }
+        is_right
     }
 }
 
@@ -196,6 +231,36 @@ mod tests {
         assert_eq!(code(&logins, "anna", "right", elsewhere).await, 0);
         // The password is known now, so the guesser cannot keep its owner out even from there.
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_known_user_passes_every_throttle_and_guesses_do_not() {
+        let logins = logins();
+        let elsewhere = |last| IpAddr::from([192, 0, 2, last]);
+        assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
+        // Throttled by user and, here, by address.
+        for guess in 0..2 * limits::LOGIN_BURST_USER {
+            let from = if guess < 100 {
+                HERE
+            } else {
+                elsewhere(guess as u8)
+            };
+            let long = Bytes::from(vec![b'x'; limits::PASSWORD_BYTES_MAX + 1]);
+            _ = logins.check("anna", long, from).await;
+        }
+        assert_eq!(code(&logins, "anna", "wrong", HERE).await, 0x9F);
+        assert_eq!(code(&logins, "anna", "wrong", elsewhere(1)).await, 0x9F);
+        assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
+        assert_eq!(code(&logins, "anna", "right", elsewhere(1)).await, 0);
+
+        // A guesser who has found the password after so many guesses does not learn it, but its user is not kept out.
+        for _ in 0..2 * limits::LOGIN_BURST_REMEMBERED {
+            assert_ne!(code(&logins, "anna", "wrong", elsewhere(2)).await, 0);
+        }
+        assert_eq!(code(&logins, "anna", "right", elsewhere(2)).await, 0x9F);
+        for known in [HERE, elsewhere(1)] {
+            assert_eq!(code(&logins, "anna", "right", known).await, 0);
+        }
     }
 
     #[test]

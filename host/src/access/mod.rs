@@ -8,6 +8,7 @@ pub mod certificates;
 pub mod explain;
 mod logins;
 mod own_topics;
+mod places;
 pub mod rules;
 mod throttle;
 pub mod tokens;

@@ -143,6 +143,13 @@ impl Users {
         self.users.get(name).map(|user| user.credential)
     }
 
+    /// Whether the password of this user is known by an earlier success.
+    #[must_use]
+    pub fn knows(&self, name: &str) -> bool {
+        let user = self.users.get(name);
+        user.is_some_and(|user| user.shown.get().is_some())
+    }
+
     /// Whether this password is known to be right by an earlier success. Takes microseconds.
     #[must_use]
     pub fn remembers(&self, name: &str, password: &[u8]) -> bool {

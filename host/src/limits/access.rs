@@ -50,6 +50,14 @@ pub const LOGIN_BURST: u32 = 16;
 /// connected before.
 pub const LOGIN_BURST_USER: u32 = 128;
 
+/// The same for one user whose password is remembered: wrong guesses that are compared with it in microseconds, from addresses
+/// where the user has not logged in. Far more than a flood that is meant to keep a user out has to send.
+pub const LOGIN_BURST_REMEMBERED: u32 = 4096;
+
+/// Pairs of a user and an address where it has logged in that are remembered: 32 KiB. Each forgotten one, such as one that
+/// another pair has replaced, is bound by [`LOGIN_BURST_REMEMBERED`].
+pub const LOGIN_PLACES: usize = 4096;
+
 /// After which one more may be wrong: 86 400 guesses a day find no password that is worth the name.
 pub const LOGIN_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -27,6 +27,7 @@ const OK: u8 = 0;
 const BAD_CLIENT_ID: u8 = 0x85;
 const WRONG: u8 = 0x86;
 const NOT_AUTHORIZED: u8 = 0x87;
+const BUSY: u8 = 0x89;
 const TOO_OFTEN: u8 = 0x9F;
 
 /// A users file in a directory of its own.
@@ -207,6 +208,50 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
     // Her password is known by now, so not even from where the guesses come is she kept out.
     connected(&server, "another", "anna", "secret").ping();
     other.ping();
+}
+
+/// The flood takes every place in the queue of passwords, and every guess that its addresses and the user have.
+#[test]
+fn a_flood_of_wrong_passwords_refuses_no_known_user() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let address = server.address();
+    connected(&server, "first", "anna", "secret").disconnect();
+    let mut flood: Vec<_> = (0..400_u16)
+        .map(|number| {
+            // No address comes to its bound, except that of the user.
+            let from = match number {
+                0..40 => address.ip(),
+                _ => IpAddr::from([127, 0, 1, (number / 15) as u8]),
+            };
+            let mut client = open_from(from, address);
+            let name = format!("name-{number}");
+            let user = if number % 2 == 0 { "anna" } else { &name };
+            client.send(&login(&name, Some(user), Some("wrong")).bytes());
+            client
+        })
+        .collect();
+    for again in 0..50 {
+        let connect = login(&format!("again-{again}"), Some("anna"), Some("secret"));
+        assert_eq!(connack(&server, &connect).reason, OK, "try {again}");
+    }
+    // The last ones found no place, so they are not waited for.
+    let reasons: Vec<_> = flood[350..]
+        .iter_mut()
+        .map(|it| {
+            it.take("CONNACK", |it| it.kind() == kind::CONNACK)
+                .ack()
+                .reason
+        })
+        .collect();
+    assert!(
+        reasons.contains(&BUSY),
+        "the queue was never full: {reasons:x?}"
+    );
+    assert!(
+        reasons.contains(&TOO_OFTEN) && !reasons.contains(&OK),
+        "{reasons:x?}"
+    );
 }
 
 #[test]
