@@ -98,6 +98,10 @@ impl Host for There {
     fn fuel_max(&self) -> u64 {
         FUEL
     }
+
+    fn take_looks(&mut self) -> u64 {
+        0
+    }
 }
 
 /// What goes in with a request, besides its payload.

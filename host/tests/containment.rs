@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use common::{NOW_MS, faulty, module};
-use statehouse::policy::{Engine, LoadError, Policy, Registry};
+use statehouse::policy::{Engine, Failure, LoadError, Policy, Registry};
 use statehouse::store::{Effects, Event, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
 
@@ -81,6 +81,43 @@ fn every_fault_is_contained() {
                 "{mode}"
             );
         }
+    }
+}
+
+/// Host calls burnt no fuel, so a loop over them held every client up until the watchdog came.
+#[test]
+fn a_loop_over_an_import_ends_when_its_fuel_has_paid_for_the_hosts_work() {
+    const MEGABYTE: u64 = 1 << 20;
+    let fuel = limits::FUEL_PER_CALL_DEFAULT;
+    let moving = fuel * limits::MOVED_BYTES_PER_FUEL / MEGABYTE;
+    let named = fuel / (limits::FUEL_PER_KEY_BYTE * MEGABYTE);
+    let small = fuel / limits::FUEL_PER_IMPORT;
+    // Also on a busy machine it is the fuel that ends it.
+    let engine = Engine::without_watchdog().expect("an engine");
+    let policy = Arc::new(engine.load(faulty()).expect("a policy"));
+    let mut store = store_under(policy.clone(), None);
+    let mut before = 0;
+    for (import, calls_max) in [
+        ("load", moving),
+        ("matches", moving),
+        ("log", moving),
+        ("long-key", named),
+        ("property", named),
+        ("count", named),
+        ("unwatch", named),
+        ("random", fuel / 1024),
+        ("head", small),
+        ("keys", small),
+    ] {
+        let (effects, answer) = ask(&mut store, &["SET", "k", "repeat", import], NOW_MS);
+        assert_eq!(answer, "-ERR internal error\r\n", "{import}");
+        assert_eq!(effects.failed, Some(Failure::Fuel), "{import}");
+        assert!(effects.fuel >= fuel, "{import}: {}", effects.fuel);
+        // The last one of them was not paid for any more.
+        let calls = policy.counters.all()["repeated"] - before;
+        before += calls;
+        assert!((1..=calls_max + 1).contains(&calls), "{import}: {calls}");
+        assert_eq!(store.state().table.keys(), 0, "{import}");
     }
 }
 

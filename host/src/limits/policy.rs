@@ -17,6 +17,22 @@ pub const FUEL_PER_CALL_MAX: u64 = 40_000_000;
 /// (nothing but empty strings, six bytes each) burns about a quarter of it.
 pub const FUEL_PER_PAYLOAD_BYTE: u64 = 64;
 
+/// Fuel of an import, beside what it moves and examines: a call of the host takes some hundred
+/// nanoseconds, as long as this many instructions at the 2.5 ns each that the default budget assumes.
+pub const FUEL_PER_IMPORT: u64 = 128;
+
+/// Fuel of each byte of a key that an import is about: the host hashes it, and compares it with up to a
+/// few hundred keys of the same request.
+pub const FUEL_PER_KEY_BYTE: u64 = 1;
+
+/// Bytes that go from the guest to the host or back for one unit of fuel. Copying a megabyte takes some
+/// hundred microseconds, and the default budget buys sixteen.
+pub const MOVED_BYTES_PER_FUEL: u64 = 4;
+
+/// Fuel of each key of a page, each pattern of a client's rights and each 32 bytes of user properties
+/// that the host examines. A SCAN of 32 pages burns a million in the worst case.
+pub const FUEL_PER_LOOK: u64 = 16;
+
 /// Fuel of `describe` and `configure`: interpreters start up there.
 pub const FUEL_SETUP: u64 = 2_000_000_000;
 
@@ -88,8 +104,9 @@ pub const CANARY_PATTERN_BYTES_MAX: usize = 256;
 /// Requests that the guard over a policy looks back on.
 pub const GUARD_WINDOW_REQUESTS: usize = 1000;
 
-/// Default bound of failed ones among them (`guard_failures`): a broken policy reaches it at once. A client with one bad
-/// habit does too, but where others are answered well it brings at most half of them.
+/// Default bound of failed ones among them (`guard_failures`): a broken policy reaches it at once. Of the failures that cost
+/// little, one client brings at most half while the policy answers other clients well. A failure that used up the fuel of a
+/// call counts in full, since every client waits for it.
 pub const GUARD_FAILURES_DEFAULT: u32 = 10;
 
 /// Requests among them that the watchdog may stop, before that is the policy's fault: they hold everybody up for five
@@ -178,8 +195,9 @@ pub const PAGE_KEYS_MAX: u32 = 1024;
 /// Bytes of the keys of one page, beyond its first: what a guest must hold at once.
 pub const PAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Keys looked at for one page: hidden and expired ones are passed over, and a page may be empty.
-pub const PAGE_KEYS_EXAMINED_MAX: usize = 4096;
+/// Keys examined for one page: unreadable and expired ones are passed over, and a page may be empty. The
+/// 32 pages of a SCAN are within the fuel of one call, whatever the standard policy burns beside them.
+pub const PAGE_KEYS_EXAMINED_MAX: usize = 2048;
 
 /// Bytes that a policy may draw at once from the seeded generator.
 pub const RANDOM_BYTES_MAX: u32 = 1024;

@@ -41,6 +41,50 @@ impl Share {
     }
 }
 
+/// What the host's work for one call costs, in fuel. wasmtime counts only instructions of the guest, so
+/// imports keep this account beside it, and a call has used up its fuel when both together have.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// What the call may burn.
+    fuel: u64,
+    charged: u64,
+}
+
+impl Account {
+    /// That of a call which may burn so much.
+    pub(super) fn of(fuel: u64) -> Self {
+        Self { fuel, charged: 0 }
+    }
+
+    /// What was charged so far.
+    pub(super) fn charged(&self) -> u64 {
+        self.charged
+    }
+
+    /// An import, with the bytes of the key or name that it is about.
+    pub(super) fn import(&mut self, key_bytes: usize) -> wasmtime::Result<()> {
+        self.charge(limits::FUEL_PER_IMPORT + limits::FUEL_PER_KEY_BYTE * key_bytes as u64)
+    }
+
+    /// Bytes that went from the guest to the host or back.
+    pub(super) fn moved(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        self.charge(bytes as u64 / limits::MOVED_BYTES_PER_FUEL)
+    }
+
+    /// Keys and patterns that the host examined.
+    pub(super) fn looks(&mut self, looks: u64) -> wasmtime::Result<()> {
+        self.charge(limits::FUEL_PER_LOOK * looks)
+    }
+
+    fn charge(&mut self, fuel: u64) -> wasmtime::Result<()> {
+        self.charged = self.charged.saturating_add(fuel);
+        match self.charged > self.fuel {
+            true => Err(Trap::OutOfFuel.into()),
+            false => Ok(()),
+        }
+    }
+}
+
 /// What an instance may hold. The bytes of all its memories are counted together: interpreters come with several, of
 /// which one grows.
 #[derive(Debug, Default)]

@@ -42,6 +42,8 @@ pub struct Policy<H: Host> {
     pub tag: String,
     /// How many bytes its file has.
     pub bytes: u64,
+    /// The fuel that an instance burns until it can be called.
+    pub start_fuel: u64,
     /// What it counts.
     pub counters: Arc<Counters>,
     /// What it has done.
@@ -189,11 +191,13 @@ impl<H: Host> Engine<H> {
             digest,
             tag: String::new(),
             bytes: file.len() as u64,
+            start_fuel: 0,
             work: Arc::default(),
             counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
-        let (_, info) = Instance::start(&policy, 0, false)?;
+        let (live, info) = Instance::start(&policy, 0, false)?;
+        policy.start_fuel = live.burnt(limits::FUEL_SETUP);
         if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
             return Err(LoadError::Description(
                 "its name is empty or longer than 64 bytes",

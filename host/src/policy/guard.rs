@@ -1,5 +1,8 @@
 //! Watches over a policy that answers: fails it too often, or burns it too much, then the host goes back.
 //!
+//! A failure that held every client up counts in full. Of cheap ones a single client brings at most half of those that it
+//! takes, so that it cannot switch off a policy that answers the others well.
+//!
 //! What enters: the end of each request of one policy. What leaves: once, why it may not go on.
 
 use std::collections::HashMap;
@@ -11,8 +14,9 @@ use crate::limits;
 /// What an operator tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardSettings {
-    /// Failed requests among the last thousand; zero tolerates all. Of one client half as many count, once the policy
-    /// has answered another one well: whoever finds a payload that it fails at could switch it off for everybody else.
+    /// Failed requests among the last thousand; zero tolerates all. Of cheap failures of one client half as many count, once
+    /// the policy has answered another one well: whoever finds a payload that it fails at could switch it off for everybody
+    /// else.
     pub failures_max: u32,
     /// Fuel of a request, on average over the last thousand; zero tolerates all.
     pub fuel_mean_max: u64,
@@ -45,15 +49,21 @@ pub enum How {
     Well,
     /// The policy failed, and would again.
     Failed,
+    /// It failed after it used up the fuel of a call, or its next call does while it starts again.
+    Exhausted,
     /// The watchdog stopped it: once that is the machine's slowness, again and again it is the policy's.
     Stopped,
 }
 
-impl From<&Failure> for How {
-    fn from(failure: &Failure) -> Self {
+impl How {
+    /// How a call went that failed. After it another instance has to start, which takes `start_fuel`; a call may burn
+    /// `fuel_max`.
+    pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Self {
         match failure {
             Failure::Watchdog => Self::Stopped,
-            Failure::Fuel | Failure::Trap(_) | Failure::Malformed(_) => Self::Failed,
+            Failure::Fuel => Self::Exhausted,
+            Failure::Trap(_) | Failure::Malformed(_) if start_fuel > fuel_max => Self::Exhausted,
+            Failure::Trap(_) | Failure::Malformed(_) => Self::Failed,
         }
     }
 }
@@ -67,12 +77,13 @@ pub struct Guard {
     next: usize,
     fuel: u64,
     failed: Tally,
-    stopped: Tally,
+    exhausted: u32,
+    stopped: u32,
     /// Two clients that this policy has answered well. For each client that is enough to say whether there is another.
     content: [Option<u64>; 2],
 }
 
-/// Requests of the window that went wrong in one way, by their clients.
+/// Requests of the window that failed and cost little, by their clients.
 #[derive(Debug, Default)]
 struct Tally(HashMap<u64, u32>);
 
@@ -94,8 +105,8 @@ impl Tally {
         self.0.values().sum()
     }
 
-    /// Whether these are too many, where no client with a content one beside it can bring more than half of them.
-    fn reaches(&self, max: u32, content: &[Option<u64>; 2]) -> bool {
+    /// How many of these count towards `max`: no client with a content one beside it can bring more than half of that.
+    fn counted(&self, max: u32, content: &[Option<u64>; 2]) -> u32 {
         let counted = self.0.iter().map(|(client, count)| {
             let beside = content.iter().flatten().any(|it| it != client);
             match beside {
@@ -103,7 +114,7 @@ impl Tally {
                 false => *count,
             }
         });
-        counted.sum::<u32>() >= max
+        counted.sum()
     }
 }
 
@@ -133,7 +144,8 @@ impl Guard {
             match old.how {
                 How::Well => {}
                 How::Failed => self.failed.remove(old.client),
-                How::Stopped => self.stopped.remove(old.client),
+                How::Exhausted => self.exhausted -= 1,
+                How::Stopped => self.stopped -= 1,
             }
         }
         // A call burns far less than a thousandth of what a u64 holds.
@@ -141,7 +153,8 @@ impl Guard {
         match ended.how {
             How::Well => self.is_content(ended.client),
             How::Failed => self.failed.add(ended.client),
-            How::Stopped => self.stopped.add(ended.client),
+            How::Exhausted => self.exhausted += 1,
+            How::Stopped => self.stopped += 1,
         }
         let why = self.verdict(settings, ended.how)?;
         self.policy = None;
@@ -160,15 +173,17 @@ impl Guard {
     fn verdict(&self, settings: GuardSettings, last: How) -> Option<String> {
         let requests = self.window.len();
         let max = settings.failures_max;
-        if max > 0 && last == How::Failed && self.failed.reaches(max, &self.content) {
-            let failed = self.failed.all();
-            return Some(format!(
-                "it failed at {failed} of its last {requests} requests"
-            ));
+        if max > 0 && matches!(last, How::Failed | How::Exhausted) {
+            let counted = self.failed.counted(max, &self.content) + self.exhausted;
+            let failed = self.failed.all() + self.exhausted;
+            if counted >= max {
+                return Some(format!(
+                    "it failed at {failed} of its last {requests} requests"
+                ));
+            }
         }
-        let stops_max = limits::GUARD_WATCHDOG_MAX;
-        if max > 0 && last == How::Stopped && self.stopped.reaches(stops_max, &self.content) {
-            let stopped = self.stopped.all();
+        let stopped = self.stopped;
+        if max > 0 && last == How::Stopped && stopped >= limits::GUARD_WATCHDOG_MAX {
             return Some(format!(
                 "the watchdog stopped it at {stopped} of its last {requests} requests"
             ));
@@ -182,7 +197,7 @@ impl Guard {
 
 #[cfg(test)]
 mod tests {
-    use super::How::{Failed, Stopped, Well};
+    use super::How::{Exhausted, Failed, Stopped, Well};
     use super::*;
 
     const THREE: GuardSettings = GuardSettings {
@@ -240,6 +255,58 @@ mod tests {
         }
         let why = note(3, Failed).unwrap();
         assert_eq!(why, "it failed at 1000 of its last 1000 requests");
+    }
+
+    #[test]
+    fn failures_that_hold_every_client_up_count_in_full() {
+        let settings = GuardSettings {
+            failures_max: 10,
+            fuel_mean_max: 0,
+        };
+        for how in [Exhausted, Stopped] {
+            let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+            let mut note = |client, how| guard.note(settings, policy, of(client, how));
+            for client in [1, 2] {
+                assert_eq!(note(client, Well), None);
+            }
+            for _ in 1..10 {
+                assert_eq!(note(1, how), None);
+            }
+            // Cheap ones of the same client would count as half of the bound and no more.
+            assert!(note(1, how).is_some(), "{how:?}");
+        }
+    }
+
+    #[test]
+    fn cheap_and_costly_failures_add_up_and_leave_the_window() {
+        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
+        for client in [1, 2] {
+            assert_eq!(note(client, Well), None);
+        }
+        for how in [Exhausted, Exhausted] {
+            assert_eq!(note(1, how), None);
+        }
+        for _ in 0..limits::GUARD_WINDOW_REQUESTS {
+            assert_eq!(note(2, Well), None);
+        }
+        for how in [Failed, Failed, Failed, Exhausted] {
+            let why = note(1, how);
+            assert_eq!(
+                why.is_some(),
+                how == Exhausted,
+                "two of three failures count"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failure_costs_what_the_next_start_costs() {
+        let trap = Failure::Trap("unreachable".into());
+        assert_eq!(How::failed(&trap, 1_000, 1_000), Failed);
+        assert_eq!(How::failed(&trap, 1_001, 1_000), Exhausted);
+        assert_eq!(How::failed(&Failure::Fuel, 0, 1_000), Exhausted);
+        assert_eq!(How::failed(&Failure::Watchdog, 1_001, 1_000), Stopped);
     }
 
     #[test]

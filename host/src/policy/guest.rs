@@ -2,10 +2,14 @@
 //!
 //! What enters: calls from the guest, all of it hostile. What leaves: what a [`Host`] says. Spans
 //! are resolved here, so that a [`Host`] only ever sees slices that exist.
+//!
+//! Invariant: every import must be charged for each byte that it moves and each key that it examines,
+//! before it moves the next. Otherwise a loop over a cheap call would hold the store up for as long as
+//! the watchdog allows. The charge depends on bytes and on the table, never on time.
 
 use std::sync::Arc;
 
-use super::budget::Bounds;
+use super::budget::{Account, Bounds};
 use bytes::Bytes;
 
 use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
@@ -41,6 +45,9 @@ pub trait Host: Send + 'static {
     fn now_ms(&self) -> u64;
     /// What a call may burn, beside the part for each byte of its payload.
     fn fuel_max(&self) -> u64;
+    /// The keys and patterns that the host has examined for this call since it was last asked. A call
+    /// that is re-executed examines no more than it did the first time.
+    fn take_looks(&mut self) -> u64;
 }
 
 /// A write as a policy asks for it.
@@ -84,6 +91,8 @@ pub(super) struct Guest<H> {
     pub(super) bytes: Bytes,
     pub(super) phase: Phase,
     pub(super) bounds: Bounds,
+    /// What the host's work for the current call costs.
+    pub(super) account: Account,
     pub(super) counters: Arc<Counters>,
     /// The store's time, for the log's rate limit only; zero where nobody knows it.
     pub(super) now_ms: u64,
@@ -98,6 +107,7 @@ impl<H: Host> Guest<H> {
             bytes: Bytes::new(),
             phase: Phase::Setup,
             bounds: Bounds::default(),
+            account: Account::of(limits::FUEL_SETUP),
             counters,
             now_ms,
             silent,
@@ -122,6 +132,33 @@ impl<H: Host> Guest<H> {
             Given::Span(span) => slice(&self.bytes, span).ok_or_else(outside),
             Given::Owned(bytes) => Ok(Bytes::from(bytes)),
         }
+    }
+
+    /// A key that an import is about. Charges the import, which has this one key.
+    fn key(&mut self, given: Given) -> wasmtime::Result<Bytes> {
+        let key = self.resolve(given)?;
+        self.account.import(key.len())?;
+        Ok(key)
+    }
+
+    /// A value that an import is given.
+    fn value(&mut self, given: Given) -> wasmtime::Result<Bytes> {
+        let value = self.resolve(given)?;
+        self.account.moved(value.len())?;
+        Ok(value)
+    }
+
+    /// The answer of the host to an import that is allowed at the moment, charged for what it examined.
+    fn ask<T>(
+        &mut self,
+        writes: bool,
+        import: impl FnOnce(&mut H) -> Result<T, Denial>,
+    ) -> wasmtime::Result<Result<T, Fault>> {
+        let host = self.touch(writes)?;
+        let result = import(host);
+        let looks = host.take_looks();
+        self.account.looks(looks)?;
+        answer(result)
     }
 }
 
@@ -156,8 +193,8 @@ impl<H: Host> table::Host for Guest<H> {
         key: Given,
         access: Access,
     ) -> wasmtime::Result<Result<Option<Entry>, Fault>> {
-        let key = self.resolve(key)?;
-        answer(self.touch(false)?.head(&key, access))
+        let key = self.key(key)?;
+        self.ask(false, |host| host.head(&key, access))
     }
 
     fn load(
@@ -166,14 +203,17 @@ impl<H: Host> table::Host for Guest<H> {
         at: u32,
         len: u32,
     ) -> wasmtime::Result<Result<Option<Vec<u8>>, Fault>> {
-        let key = self.resolve(key)?;
-        let loaded = answer(self.touch(false)?.load(&key, at, len))?;
+        let key = self.key(key)?;
+        let loaded = self.ask(false, |host| host.load(&key, at, len))?;
+        if let Ok(Some(part)) = &loaded {
+            self.account.moved(part.len())?;
+        }
         Ok(loaded.map(|part| part.map(Vec::from)))
     }
 
     fn matches(&mut self, key: Given, value: Given) -> wasmtime::Result<Result<bool, Fault>> {
-        let (key, value) = (self.resolve(key)?, self.resolve(value)?);
-        answer(self.touch(false)?.matches(&key, &value))
+        let (key, value) = (self.key(key)?, self.value(value)?);
+        self.ask(false, |host| host.matches(&key, &value))
     }
 
     fn put(
@@ -184,7 +224,9 @@ impl<H: Host> table::Host for Guest<H> {
         fence: Option<Hlc>,
         expires_ms: Option<u64>,
     ) -> wasmtime::Result<Result<Stamp, Fault>> {
-        let (key, value) = (self.resolve(key)?, self.resolve(value)?);
+        let (key, value) = (self.key(key)?, self.value(value)?);
+        let node = fence.as_ref().map_or(0, |fence| fence.node.len());
+        self.account.moved(node)?;
         let put = Put {
             key: &key,
             value: &value,
@@ -192,12 +234,13 @@ impl<H: Host> table::Host for Guest<H> {
             fence: fence.map(Into::into),
             expires_ms,
         };
-        answer(self.touch(true)?.put(put).map(Into::into))
+        let stamped = self.ask(true, |host| host.put(put))?;
+        Ok(stamped.map(Into::into))
     }
 
     fn delete(&mut self, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
-        let key = self.resolve(key)?;
-        answer(self.touch(true)?.delete(&key))
+        let key = self.key(key)?;
+        self.ask(true, |host| host.delete(&key))
     }
 
     fn keys(
@@ -206,31 +249,43 @@ impl<H: Host> table::Host for Guest<H> {
         cursor: Option<Vec<u8>>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, Fault>> {
-        let prefix = self.resolve(prefix)?;
-        answer(self.touch(false)?.keys(&prefix, cursor.as_deref(), limit))
+        let prefix = self.key(prefix)?;
+        self.account.moved(cursor.as_ref().map_or(0, Vec::len))?;
+        let page = self.ask(false, |host| host.keys(&prefix, cursor.as_deref(), limit))?;
+        if let Ok(page) = &page {
+            let keys: usize = page.keys.iter().map(Vec::len).sum();
+            self.account.moved(keys)?;
+        }
+        Ok(page)
     }
 }
 
 impl<H: Host> watch::Host for Guest<H> {
     fn add(&mut self, key: Given) -> wasmtime::Result<Result<(), Fault>> {
-        let key = self.resolve(key)?;
-        answer(self.touch(true)?.watch(&key))
+        let key = self.key(key)?;
+        self.ask(true, |host| host.watch(&key))
     }
 
     fn remove(&mut self, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
-        let key = self.resolve(key)?;
-        answer(self.touch(true)?.unwatch(&key))
+        let key = self.key(key)?;
+        self.ask(true, |host| host.unwatch(&key))
     }
 }
 
 impl<H: Host> property::Host for Guest<H> {
     fn get(&mut self, name: String) -> wasmtime::Result<Option<String>> {
-        Ok(self.touch(false)?.property(&name))
+        self.account.import(name.len())?;
+        let host = self.touch(false)?;
+        let (value, looks) = (host.property(&name), host.take_looks());
+        self.account.looks(looks)?;
+        self.account.moved(value.as_ref().map_or(0, String::len))?;
+        Ok(value)
     }
 }
 
 impl<H: Host> log::Host for Guest<H> {
     fn enabled(&mut self, level: log::Level) -> wasmtime::Result<bool> {
+        self.account.import(0)?;
         Ok(match level {
             log::Level::Debug => tracing::enabled!(tracing::Level::DEBUG),
             log::Level::Info => tracing::enabled!(tracing::Level::INFO),
@@ -240,6 +295,8 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
+        self.account.import(0)?;
+        self.account.moved(message.len())?;
         if self.silent || !self.counters.may_log(self.now_ms) {
             return Ok(());
         }
@@ -256,6 +313,7 @@ impl<H: Host> log::Host for Guest<H> {
     }
 
     fn count(&mut self, name: String, by: u64) -> wasmtime::Result<()> {
+        self.account.import(name.len())?;
         if !self.silent {
             self.counters.add(&name, by);
         }
@@ -270,6 +328,7 @@ impl<H: Host> seeded::Host for Guest<H> {
                 "a draw of more random bytes than a policy may ask for",
             ));
         }
+        self.account.import(len as usize)?;
         Ok(self.touch(false)?.random(len as usize))
     }
 }

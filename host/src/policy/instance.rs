@@ -9,7 +9,7 @@ use bytes::Bytes;
 use wasmtime::Store;
 
 use super::bindings;
-use super::budget::{self, Failure};
+use super::budget::{self, Account, Failure};
 use super::digest::Digest;
 use super::engine::{LoadError, Policy};
 use super::guest::{self, Guest, Host, Phase};
@@ -26,6 +26,15 @@ pub struct Instance<H: Host> {
 pub(super) struct Live<H: Host> {
     store: Store<Guest<H>>,
     bindings: bindings::Policy,
+}
+
+impl<H: Host> Live<H> {
+    /// What a call that began with `fuel` has burnt: instructions, and the work of the host.
+    pub(super) fn burnt(&self, fuel: u64) -> u64 {
+        // An engine of ours always counts fuel.
+        let instructions = fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));
+        instructions.saturating_add(self.store.data().account.charged())
+    }
 }
 
 impl<H: Host> Instance<H> {
@@ -78,13 +87,14 @@ impl<H: Host> Instance<H> {
         let data = live.store.data_mut();
         (data.phase, data.now_ms) = (Phase::Setup, now_ms);
         let fuel = budget::fuel(fuel_max, payload.len());
+        data.account = Account::of(fuel);
         let filled = live.store.set_fuel(fuel);
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
         let routed = filled.and_then(|()| handler.call_route(&mut live.store, payload));
-        // An engine of ours always counts fuel.
-        let burnt = fuel.saturating_sub(live.store.get_fuel().unwrap_or(0));
+        let burnt = live.burnt(fuel);
         let key = match routed {
+            Ok(_) if burnt > fuel => Err(Failure::Fuel),
             Ok(span) => span.map(|span| slice(payload, span)).transpose(),
             Err(error) => Err(Failure::of(&error)),
         };
@@ -108,6 +118,8 @@ impl<H: Host> Instance<H> {
         let guest = Guest::new(policy.counters.clone(), now_ms, silent);
         let mut store = Store::new(policy.pre.engine(), guest);
         store.limiter(|guest| &mut guest.bounds);
+        // Lists of the guest may overlap, so that one call could copy its memory several times.
+        store.set_hostcall_fuel(limits::GUEST_MEMORY_BYTES_MAX);
         let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
         store
             .set_fuel(limits::FUEL_SETUP)
@@ -154,6 +166,7 @@ impl<H: Host> Instance<H> {
                 live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
                 let data = live.store.data_mut();
                 data.host = Some(host);
+                data.account = Account::of(call.fuel);
                 data.bytes = bytes;
                 data.phase = Phase::Handle;
                 (data.now_ms, data.silent) = (now_ms, silent);
@@ -187,9 +200,13 @@ impl<H: Host> Call<'_, H> {
     /// Lets the policy decide.
     pub fn handle(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
         self.enter(|live| {
-            live.bindings
-                .statehouse_policy_handler()
-                .call_handle(&mut live.store, request)
+            let handler = live.bindings.statehouse_policy_handler();
+            let outcome = handler.call_handle(&mut live.store, request)?;
+            live.store
+                .data_mut()
+                .account
+                .moved(outcome.reply.head.len())?;
+            Ok(outcome)
         })
     }
 
@@ -204,9 +221,13 @@ impl<H: Host> Call<'_, H> {
             let data = live.store.data_mut();
             data.phase = Phase::Notify;
             data.bytes = key.clone();
-            live.bindings
-                .statehouse_policy_handler()
-                .call_notify(&mut live.store, change, dialect)
+            let handler = live.bindings.statehouse_policy_handler();
+            let said = handler.call_notify(&mut live.store, change, dialect)?;
+            let topic = said.topic_prefix.len() + said.topic_suffix.len();
+            let account = &mut live.store.data_mut().account;
+            account.import(0)?;
+            account.moved(topic + said.payload.head.len())?;
+            Ok(said)
         })
     }
 
@@ -222,8 +243,7 @@ impl<H: Host> Call<'_, H> {
     /// The fuel that it has burnt by now: the same on every machine.
     pub fn burnt(&self) -> u64 {
         match &self.instance.live {
-            // An engine of ours always counts fuel.
-            Some(live) => self.fuel.saturating_sub(live.store.get_fuel().unwrap_or(0)),
+            Some(live) => live.burnt(self.fuel),
             None => self.burnt,
         }
     }
@@ -257,7 +277,12 @@ impl<H: Host> Call<'_, H> {
         let Some(live) = &mut self.instance.live else {
             return Err(Failure::Trap("there is no instance".into()));
         };
-        call(live).map_err(|error| self.fail(Failure::of(&error)))
+        let done = call(live).map_err(|error| Failure::of(&error));
+        match done {
+            // Neither account is used up, and both together are.
+            Ok(_) if live.burnt(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
+            done => done.map_err(|failure| self.fail(failure)),
+        }
     }
 
     /// Throws the instance away, keeps the host.

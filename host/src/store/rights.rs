@@ -52,6 +52,19 @@ impl Rights {
         }
     }
 
+    /// How many patterns a key may be compared with to find out whether they include this.
+    pub(super) fn tries(&self, right: Right) -> usize {
+        match (self, right) {
+            (Self::All | Self::Recorded(None), _) => 0,
+            (Self::Granted(grants) | Self::Recorded(Some(grants)), Right::Read) => {
+                grants.read_tries()
+            }
+            (Self::Granted(grants) | Self::Recorded(Some(grants)), Right::Write) => {
+                grants.write_tries()
+            }
+        }
+    }
+
     /// Whether they include this.
     pub(super) fn include(
         &self,

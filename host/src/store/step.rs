@@ -436,7 +436,8 @@ impl Store {
             let client = request.peer.client.escape_debug();
             tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
         }
-        let ended = (fuel, How::from(failure));
+        let how = How::failed(failure, policy.start_fuel, self.quota.fuel_max);
+        let ended = (fuel, how);
         self.guard(who.part, &policy, request.peer, ended, effects);
     }
 

@@ -53,6 +53,8 @@ pub struct Transaction {
     denied: Option<(Key, Right)>,
     /// The first bound that said no.
     exceeded: Option<Exceeded>,
+    /// Keys and patterns that were examined, until the policy is charged for them.
+    looks: u64,
 }
 
 /// Whose request it is. A sweep has none.
@@ -137,6 +139,7 @@ impl Transaction {
             rights,
             denied: None,
             exceeded: None,
+            looks: 0,
         }
     }
 
@@ -309,6 +312,7 @@ impl Transaction {
         }
         let payload = self.origin.as_ref().map(|it| &it.payload[..]);
         let payload = payload.unwrap_or_default();
+        self.looks += self.rights.tries(right) as u64;
         if self.rights.include(key, right, &self.capture, payload) {
             return Ok(());
         }
@@ -439,5 +443,21 @@ mod tests {
         let (state, ..) = transaction.commit();
         assert_eq!(state.hlc, Hlc::default());
         assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");
+    }
+
+    /// A policy is charged for these, or a page of keys that nobody may see would cost it nothing.
+    #[test]
+    fn every_key_that_a_page_examines_counts_as_a_look() {
+        let mut state = Box::<State>::default();
+        for (n, key) in [b"a", b"b", b"c", b"d"].into_iter().enumerate() {
+            let expires_ms = (n % 2 == 0).then_some(5);
+            let entry = Entry::new(key, b"", Stamp::default(), None, expires_ms);
+            state.table.insert(entry);
+        }
+        let mut transaction = Transaction::sweep(state, Quota::default(), 10);
+        let page = transaction.keys(b"", None, 10).unwrap();
+        assert_eq!(page.keys, [b"b", b"d"]);
+        assert_eq!(transaction.take_looks(), 4);
+        assert_eq!(transaction.take_looks(), 0);
     }
 }

@@ -257,21 +257,25 @@ fn a_policy_that_fails_to_tell_keys_is_rolled_back() {
     assert_eq!(why, "it failed at 10 of its last 19 requests");
 }
 
-/// What blocks for half a second each time once went on for ever: only the watchdog ended it, which was never counted.
+/// Each such request took half a second, and the guard counted one client's as half of what it takes.
 #[test]
-fn a_policy_that_blocks_again_and_again_is_rolled_back() {
+fn a_policy_that_holds_everybody_up_for_one_client_is_rolled_back() {
     let faulty = digest(&policies().faulty);
     let mut store = store(loaded().promote(faulty).unwrap());
-    let bytes = "x".repeat(1 << 20);
-    let mut trips = Vec::new();
-    for _ in 0..10 {
-        let (effects, _) = ask(&mut store, "c", &["SET", "k", "block", &bytes]);
-        assert_eq!(effects.failed, Some(Failure::Watchdog));
-        trips.extend(effects.tripped);
+    for client in ["c", "d"] {
+        let (effects, _) = ask(&mut store, client, &["SET", "k", "fine"]);
+        assert_eq!(effects.failed, None);
     }
-    let why = "the watchdog stopped it at 10 of its last 10 requests";
-    assert_eq!(trips.len(), 1);
-    assert_eq!(trips[0].why, why);
+    // On a busy machine the watchdog may come first, and has a bound of its own.
+    let most = 9 + limits::GUARD_WATCHDOG_MAX;
+    let trip = (0..most).find_map(|_| {
+        let (effects, _) = ask(&mut store, "c", &["SET", "k", "repeat", "load"]);
+        let how = effects.failed.expect("no megabytes without end");
+        assert!(matches!(how, Failure::Fuel | Failure::Watchdog), "{how}");
+        effects.tripped
+    });
+    let why = trip.expect("one client was enough").why;
+    assert!(why.contains("at 10 of its last"), "{why}");
 }
 
 #[test]

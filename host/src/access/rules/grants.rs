@@ -157,6 +157,11 @@ impl Grants {
         self.shared.write.holds(key) || self.own.write.holds(key)
     }
 
+    /// The same of a key that it wants to change.
+    pub(crate) fn write_tries(&self) -> usize {
+        self.shared.write.tries() + self.own.write.tries()
+    }
+
     /// A cursor that does not show the key that it stands for.
     pub(crate) fn seal(&self, key: &[u8]) -> Vec<u8> {
         self.seal.close(key)

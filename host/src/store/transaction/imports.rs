@@ -13,6 +13,9 @@ use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
 
+/// Bytes of user properties that the host reads in the time in which it examines a key.
+const PROPERTY_BYTES_PER_LOOK: u64 = 32;
+
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
 }
@@ -122,7 +125,9 @@ impl Host for Transaction {
             Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
             Cue::Live => {}
         }
-        let page = self.page(prefix, cursor, limit);
+        let mut looks = 0;
+        let page = self.page(prefix, cursor, limit, &mut looks);
+        self.looks += looks;
         match &page {
             Ok(page) => self.capture.imported(|| Imported::Page(page.clone())),
             Err(Denial::Fault(fault)) => {
@@ -168,6 +173,8 @@ impl Host for Transaction {
             return recorded;
         }
         let origin = self.origin.as_ref()?;
+        // Each question goes through all of them.
+        self.looks += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_LOOK;
         let mut user = origin.properties.user();
         let value = user
             .find(|(found, _)| *found == name)
@@ -204,6 +211,10 @@ impl Host for Transaction {
 
     fn fuel_max(&self) -> u64 {
         self.quota.fuel_max
+    }
+
+    fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.looks)
     }
 }
 
@@ -251,7 +262,13 @@ impl Transaction {
         }
     }
 
-    fn page(&self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
+    fn page(
+        &self,
+        prefix: &[u8],
+        cursor: Option<&[u8]>,
+        limit: u32,
+        looked: &mut u64,
+    ) -> Result<Page, Denial> {
         let grants = match &self.rights {
             Rights::All => None,
             Rights::Granted(grants) => Some(grants),
@@ -283,6 +300,7 @@ impl Transaction {
         let mut next = None;
         for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
             let key = entry.key();
+            *looked += looks as u64;
             if keys.len() == limit
                 || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)

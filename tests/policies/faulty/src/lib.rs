@@ -3,6 +3,7 @@
 //! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well, or another one that is named behind it. `GET key` works.
 //! `SET key long` answers some hundred bytes, and so does `SET key burn` after some hundred thousand units of fuel, or after so
 //! many rounds of a loop as are named behind it.
+//! `SET key repeat import` calls this import again and again and counts the calls as `repeated`.
 //! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
 //! `HIDE key` writes a hidden key that lives for a second.
 //! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
@@ -124,6 +125,33 @@ fn answer(head: &[u8], body: Body) -> Outcome {
     }
 }
 
+/// Calls an import without end, on a megabyte where it takes or gives that much.
+fn repeat(host: &mut impl Host, import: &[u8], key: &Bytes) -> ! {
+    let megabyte = Bytes::Owned(vec![b'x'; 1 << 20]);
+    host.put(key, &megabyte, None, None, None)
+        .expect("writing is allowed");
+    let Bytes::Owned(long) = &megabyte else {
+        unreachable!("it was just made");
+    };
+    let text = str::from_utf8(long).expect("it is ASCII");
+    loop {
+        host.count("repeated", 1);
+        match import {
+            b"head" => drop(host.head(key, Access::Read)),
+            b"load" => drop(host.load(key, 0, u32::MAX)),
+            b"matches" => drop(host.matches(key, &megabyte)),
+            b"keys" => drop(host.keys(&Bytes::Owned(Vec::new()), None, 1)),
+            b"long-key" => drop(host.head(&megabyte, Access::Read)),
+            b"property" => drop(host.property(text)),
+            b"log" => host.log(Level::Info, text),
+            b"count" => host.count(text, 1),
+            b"random" => drop(host.random(1024)),
+            b"unwatch" => drop(host.unwatch(&megabyte)),
+            _ => panic!("no such import"),
+        }
+    }
+}
+
 /// So many rounds of a loop.
 fn burn(rounds: u32) {
     for round in 0..rounds {
@@ -169,6 +197,7 @@ fn go_wrong(
                 drop(host.matches(key, &bytes));
             }
         }
+        b"repeat" => repeat(host, arguments.get(3), key),
         b"panic" => panic!("asked to panic"),
         b"loop" => loop {
             std::hint::black_box(mode);
