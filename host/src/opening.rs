@@ -52,7 +52,10 @@ impl Unloaded {
             }
             Self::Module(error) => matches!(
                 error,
-                LoadError::Engine(_) | LoadError::Trial(_, Failure::Watchdog)
+                LoadError::Engine(_)
+                    | LoadError::Costly(_)
+                    | LoadError::Compiler(_)
+                    | LoadError::Trial(_, Failure::Watchdog)
             ),
         }
     }

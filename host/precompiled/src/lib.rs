@@ -15,6 +15,7 @@
 
 #![deny(unsafe_code)]
 
+mod compiler;
 mod directory;
 mod settings;
 
@@ -25,6 +26,7 @@ use std::time::Instant;
 use wasmtime::component::Component;
 use wasmtime::{Config, Engine};
 
+pub use compiler::{CompileBounds, CompileError, Compiler, child, encode};
 pub use directory::{Bounds, Directory, Error};
 
 /// The standard policy as a component: built from `guest/` by the build script.
@@ -60,26 +62,27 @@ impl Precompiled {
         self.compiled.load(Relaxed)
     }
 
-    /// A component, by the shortest way there is. The engine's configuration begins with [`config`].
+    /// A component of a policy's file, by the shortest way there is. The engine's configuration begins with [`config`].
     ///
     /// # Errors
-    /// What the compiler says of it.
-    pub fn component(&self, engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Component> {
-        if wasm == STANDARD_POLICY
+    /// [`CompileError`].
+    pub fn component(&self, engine: &Engine, file: &[u8]) -> Result<Component, CompileError> {
+        if file == STANDARD_POLICY
             && let Ok(component) = run(engine, STANDARD_CODE)
         {
             return Ok(component);
         }
         let Some(directory) = &self.directory else {
-            return self.compile(engine, wasm);
+            let code = self.compile(engine, file)?;
+            return run(engine, &code).map_err(refused);
         };
-        let (engine_digest, digest) = (digest_of(engine), blake3::hash(wasm));
+        let (engine_digest, digest) = (digest_of(engine), blake3::hash(file));
         let kept = directory.load(&engine_digest, &digest);
         if let Some(component) = kept.and_then(|code| run(engine, &code).ok()) {
             return Ok(component);
         }
-        let component = self.compile(engine, wasm)?;
-        let code = component.serialize()?;
+        let code = self.compile(engine, file)?;
+        let component = run(engine, &code).map_err(refused)?;
         if let Err(error) = directory.save(&engine_digest, &digest, &code)
             && !self.told.swap(true, Relaxed)
         {
@@ -88,22 +91,28 @@ impl Precompiled {
         Ok(component)
     }
 
-    fn compile(&self, engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Component> {
+    fn compile(&self, engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError> {
         let begun = Instant::now();
-        let component = Component::new(engine, wasm)?;
+        let code = compiler::code(engine, file)?;
         self.compiled.fetch_add(1, Relaxed);
         let ms = begun.elapsed().as_millis();
-        tracing::info!(bytes = wasm.len(), ms, "compiled a policy");
-        Ok(component)
+        tracing::info!(bytes = file.len(), ms, "compiled a policy");
+        Ok(code)
     }
 }
 
-/// Makes a component of machine code that is trusted: of the program's own, or what [`Directory::load`] gives.
+fn refused(error: wasmtime::Error) -> CompileError {
+    CompileError::Refused(error.root_cause().to_string())
+}
+
+/// Makes a component of machine code that is trusted: of the program's own, what [`Directory::load`] gives, or what was
+/// compiled just now, by this process or by a child of the same program.
 #[allow(unsafe_code)]
 fn run(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: these are bytes that `Engine::precompile_component` or `Component::serialize` returned, unchanged. Those of
-    // the program are a private constant, which the build script wrote. Those of a directory have the digest that
-    // `Directory::save` gave them, in a file that nobody but this account could write. That they are of this very
+    // SAFETY: these are bytes that `Engine::precompile_component` returned, unchanged. Those of the program are a private
+    // constant, which the build script wrote. Those of a directory have the digest that `Directory::save` gave them, in a
+    // file that nobody but this account could write. Those of a child came through a pipe that only this program's own
+    // child could write to, and the child ended well after the last of them. That they are of this very
     // engine's kind wasmtime checks by itself: its version, the target, the processor's features and all settings.
     unsafe { Component::deserialize(engine, code) }
 }

@@ -41,6 +41,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Flags;
+use crate::limits;
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
@@ -95,6 +96,11 @@ is on disk is recovered.")]
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    // The command line of a child is not for people.
+    if let Some(code) = statehouse_precompiled::child() {
+        return code;
+    }
+    statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     match Cli::parse().command {
         Command::Serve(flags) => serve::run(*flags),
         Command::Get(args) => output::finish(get::run(args)),

@@ -118,7 +118,7 @@ fn interfaces(file: &[u8], kind: Kind) -> Option<(Vec<String>, Vec<String>)> {
     let encoded;
     let component = match kind {
         Kind::Module => {
-            encoded = policy::encode(file).ok()?;
+            encoded = statehouse_precompiled::encode(file).ok()?;
             &encoded[..]
         }
         Kind::Component => file,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use statehouse_precompiled::CompileBounds;
+
 /// Default bound of the fuel of one call (`max_fuel`), about a thousand times what a SET burns: room for a page of SCAN,
 /// and at most some ten milliseconds of a runaway loop.
 pub const FUEL_PER_CALL_DEFAULT: u64 = 4_000_000;
@@ -70,6 +72,20 @@ pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
 
 /// A policy file: Python policies with their interpreter are 18 MB.
 pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// What compiling a policy may take, in a process of its own. Of the policies in `examples/set-point` the one in Rust takes
+/// 15 MB, that with QuickJS (1.6 MB) 95 MB and that with CPython (18 MB) 350 MB and ten seconds; a file of half a megabyte that
+/// is made to be costly takes a gigabyte. Time is twelve times that of CPython, and more by the clock, since requests come
+/// first. Machine code is about three times as long as the policy.
+pub const COMPILE: CompileBounds = CompileBounds {
+    memory_bytes: 256 << 20,
+    memory_per_file_byte: 32,
+    memory_bytes_max: 1 << 30,
+    cpu: Duration::from_secs(120),
+    wall: Duration::from_secs(300),
+    threads_max: 4,
+    code_bytes_max: 192 << 20,
+};
 
 /// Policies that are held ready at once. Each costs the memory of its machine code, some hundred kilobytes or,
 /// with an interpreter in it, some ten megabytes.

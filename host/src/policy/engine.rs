@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use statehouse_precompiled::{Directory, Precompiled};
+use statehouse_precompiled::{CompileError, Directory, Precompiled};
 use wasmtime::component::{Component, HasSelf, Linker};
 
 use super::bindings::{self, PolicyPre};
@@ -87,6 +87,12 @@ pub enum LoadError {
     /// Cranelift or the linker refused it.
     #[error("the policy does not fit this host: {0}")]
     Compile(String),
+    /// Compiling it takes more than a policy may.
+    #[error("the policy is refused: {0}; make it smaller, or split its largest functions")]
+    Costly(CompileError),
+    /// The compiler did not come to its end.
+    #[error(transparent)]
+    Compiler(CompileError),
     /// Its trial instance failed.
     #[error("the policy failed in {0}: {1}")]
     Trial(&'static str, Failure),
@@ -99,6 +105,17 @@ pub enum LoadError {
     /// It describes itself in a way that cannot be logged.
     #[error("the policy describes itself badly: {0}")]
     Description(&'static str),
+}
+
+impl From<CompileError> for LoadError {
+    fn from(error: CompileError) -> Self {
+        match error {
+            CompileError::NoComponent(text) => Self::Encode(text),
+            CompileError::Refused(text) => Self::Compile(text),
+            CompileError::Exceeded(_) => Self::Costly(error),
+            CompileError::Crashed(_) | CompileError::Machine(_) => Self::Compiler(error),
+        }
+    }
 }
 
 impl From<LoadError> for Failure {
@@ -166,20 +183,10 @@ impl<H: Host> Engine<H> {
         if sections::of(file).is_some() && !sections::are_whole(file) {
             return Err(LoadError::Cut);
         }
-        let encoded;
-        // \0asm, then the version and the layer: 1 and 0 for a module, 13 and 1 for a component.
-        let component = match file {
-            [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
-                encoded = encode(file).map_err(|e| LoadError::Encode(e.to_string()))?;
-                &encoded[..]
-            }
-            [0, b'a', b's', b'm', ..] => file,
-            _ => return Err(LoadError::NotWasm),
-        };
-        let component = self
-            .precompiled
-            .component(&self.engine, component)
-            .map_err(|e| LoadError::Compile(e.root_cause().to_string()))?;
+        if !file.starts_with(b"\0asm") {
+            return Err(LoadError::NotWasm);
+        }
+        let component = self.precompiled.component(&self.engine, file)?;
         self.check_interfaces(&component)?;
         let compile = |e: wasmtime::Error| LoadError::Compile(format!("{e:#}"));
         let pre = self.linker.instantiate_pre(&component).map_err(compile)?;
@@ -274,14 +281,6 @@ impl<H: Host> std::fmt::Display for Policy<H> {
             &self.digest.to_hex()[..8]
         )
     }
-}
-
-/// Makes a component of a core module, all of which has to be there.
-pub(crate) fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
-    wit_component::ComponentEncoder::default()
-        .module(module)?
-        .validate(true)
-        .encode()
 }
 
 #[cfg(test)]

@@ -35,7 +35,6 @@ pub use budget::Failure;
 pub(crate) use budget::{Share, fuel};
 pub use counters::Counters;
 pub use digest::Digest;
-pub(crate) use engine::encode;
 pub use engine::{Engine, LoadError, Policy};
 pub use file::read_file;
 pub use guard::{Ended, Guard, GuardSettings, How};

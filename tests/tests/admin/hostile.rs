@@ -1,6 +1,6 @@
 //! Policies that go wrong in every known way, as candidates: who is only tried harms nobody.
 
-use std::fs::File;
+use std::fs::{self, File};
 
 use serde_json::Value as Json;
 use statehouse_tests::{Server, policies};
@@ -74,4 +74,48 @@ fn a_file_of_a_hundred_megabytes() {
     assert!(server.runs());
     // Nobody read it into memory.
     assert!(server.memory_kib() < before_kib + (64 << 10));
+}
+
+/// A component with one function of so many calls, which costs the compiler a thousand times its length.
+fn bomb(calls: usize) -> Vec<u8> {
+    let section = |id: u8, content: &[u8]| {
+        let mut bytes = vec![id];
+        let mut number = content.len();
+        while number >= 0x80 {
+            bytes.push((number & 0x7f) as u8 | 0x80);
+            number >>= 7;
+        }
+        bytes.push(number as u8);
+        [&bytes, content].concat()
+    };
+    let body = [&[0][..], &[0x10, 0].repeat(calls), &[0x0b]].concat();
+    // A body has its length before it, as a section has.
+    let code = [&[1][..], &section(0, &body)[1..]].concat();
+    let module = [
+        b"\0asm\x01\0\0\0".to_vec(),
+        section(1, &[1, 0x60, 0, 0]),
+        section(3, &[1, 0]),
+        section(10, &code),
+    ]
+    .concat();
+    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module)].concat()
+}
+
+/// Half a megabyte took the store more than a gigabyte while it compiled.
+#[test]
+fn a_policy_that_is_costly_to_compile_costs_the_store_nothing() {
+    let mut server = Server::start();
+    let mut store = server.store("client");
+    store.set("kept", "still there");
+    let path = server.directory().join("bomb.wasm");
+    fs::write(&path, bomb(270_000)).unwrap();
+    let before_kib = server.memory_peak_kib();
+    policy(&server, &["load", path.to_str().unwrap()])
+        .code(4)
+        .says("bytes of memory");
+    let grown_kib = server.memory_peak_kib() - before_kib;
+    assert!(grown_kib < (32 << 10), "{grown_kib} KiB");
+    assert_eq!(store.get("kept"), Some(b"still there".to_vec()));
+    policy(&server, &["load", policies::faulty()]).code(0);
+    assert!(server.runs());
 }

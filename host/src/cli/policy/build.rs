@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value as Json;
+use statehouse_precompiled::encode;
 
 use super::check::text;
 use crate::cli::output::{Exit, Failure, emit};
 use crate::kit::check::check;
 use crate::kit::project::{Language, is_name};
-use crate::policy::encode;
 
 /// What Rust builds policies for: a target without WASI.
 const TARGET: &str = "wasm32-unknown-unknown";

@@ -1,0 +1,120 @@
+//! Policies are compiled in a process of its own, so that one which is made to be costly takes nothing from the store.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::time::Duration;
+
+use statehouse::{STANDARD_POLICY, limits};
+use statehouse_precompiled::{CompileBounds, CompileError, Compiler};
+
+/// Compiles a file with the program of this package.
+fn compile(bounds: CompileBounds, file: &[u8]) -> Result<Vec<u8>, CompileError> {
+    Compiler::new(env!("CARGO_BIN_EXE_statehouse"), bounds).compile(file)
+}
+
+fn leb(mut number: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+fn section(id: u8, content: &[u8]) -> Vec<u8> {
+    [&[id][..], &leb(content.len()), content].concat()
+}
+
+/// A component with one function of so many calls: each costs the compiler more than a kilobyte.
+fn bomb(calls: usize) -> Vec<u8> {
+    let body = [&[0][..], &[0x10, 0].repeat(calls), &[0x0b]].concat();
+    let code = [&[1][..], &leb(body.len()), &body].concat();
+    let module = [
+        b"\0asm\x01\0\0\0".to_vec(),
+        section(1, &[1, 0x60, 0, 0]),
+        section(3, &[1, 0]),
+        section(10, &code),
+    ]
+    .concat();
+    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module)].concat()
+}
+
+/// Half a megabyte.
+const CALLS: usize = 270_000;
+
+#[test]
+fn an_honest_policy_is_compiled_within_the_bounds() {
+    let code = compile(limits::COMPILE, STANDARD_POLICY).unwrap();
+    assert!(code.len() > STANDARD_POLICY.len());
+    // And the bomb's form is no fault.
+    compile(limits::COMPILE, &bomb(10)).unwrap();
+}
+
+#[test]
+fn a_file_that_the_compiler_refuses_is_refused_in_its_words() {
+    let module = compile(limits::COMPILE, b"\0asm\x01\0\0\0\x01").unwrap_err();
+    assert!(matches!(module, CompileError::NoComponent(_)), "{module}");
+    let component = compile(limits::COMPILE, b"\0asm\x0d\0\x01\0\x7f\0").unwrap_err();
+    assert!(matches!(component, CompileError::Refused(_)), "{component}");
+}
+
+#[test]
+fn a_compilation_ends_at_each_of_its_bounds() {
+    let all = limits::COMPILE;
+    let memory = CompileBounds {
+        memory_bytes: 64 << 20,
+        ..all
+    };
+    let wall = CompileBounds {
+        wall: Duration::from_millis(200),
+        ..all
+    };
+    let code = CompileBounds {
+        code_bytes_max: 1000,
+        ..all
+    };
+    for (bounds, file, what) in [
+        (memory, &bomb(CALLS)[..], "bytes of memory"),
+        (wall, &bomb(CALLS), "200ms"),
+        (code, STANDARD_POLICY, "1000 bytes of machine code"),
+    ] {
+        let error = compile(bounds, file).unwrap_err();
+        assert!(
+            matches!(error, CompileError::Exceeded(_)),
+            "{what}: {error}"
+        );
+        assert!(error.to_string().contains(what), "{error}");
+    }
+}
+
+/// A bomb, by the bounds of a store.
+#[test]
+fn half_a_megabyte_of_calls_takes_too_much_memory() {
+    let error = compile(limits::COMPILE, &bomb(CALLS)).unwrap_err();
+    let CompileError::Exceeded(what) = error else {
+        panic!("{error}");
+    };
+    assert!(what.contains("bytes of memory"), "{what}");
+}
+
+#[test]
+fn processor_time_is_bounded_too() {
+    let bounds = CompileBounds {
+        cpu: Duration::from_secs(1),
+        memory_bytes: 4 << 30,
+        memory_bytes_max: 4 << 30,
+        ..limits::COMPILE
+    };
+    let error = compile(bounds, &bomb(2 * CALLS)).unwrap_err();
+    assert!(
+        error.to_string().contains("1s of processor time"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_the_machines_fault() {
+    let compiler = Compiler::new("/nowhere/at/all", limits::COMPILE);
+    let error = compiler.compile(STANDARD_POLICY).unwrap_err();
+    assert!(matches!(error, CompileError::Machine(_)), "{error}");
+}
