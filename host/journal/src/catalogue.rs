@@ -11,6 +11,7 @@ use crate::disk::{Disk, File};
 use crate::error::Error;
 use crate::files;
 use crate::limits;
+use crate::newest::Newest;
 use crate::segment::{Header, Magic};
 use crate::survey::{Link, SnapshotInfo, Survey};
 
@@ -32,6 +33,8 @@ pub(crate) struct Catalogue {
     pub(crate) next_spare: u64,
     /// Snapshots that were put aside.
     pub(crate) damaged: Vec<u64>,
+    /// The record of the newest segment; none before the first, or if there is no room for it.
+    pub(crate) newest: Option<Newest>,
     /// The time, as of the last call that told it.
     pub(crate) now_ms: u64,
 }
@@ -67,6 +70,7 @@ impl Catalogue {
             unsynced: false,
             next_spare: survey.spares.last().map_or(0, |last| last + 1),
             damaged: survey.damaged.into_iter().collect(),
+            newest: None,
             now_ms,
         })
     }
@@ -100,7 +104,7 @@ impl Catalogue {
         header: Header,
         segment_bytes: u64,
         bytes: u64,
-    ) -> Result<(Arc<dyn File>, u64), Error> {
+    ) -> Result<(Arc<dyn File>, Header), Error> {
         let name = files::segment(header.number);
         let (from, file, bytes) = match self.spares.pop() {
             Some(spare) if bytes <= segment_bytes => {
@@ -114,16 +118,33 @@ impl Catalogue {
                 (files::SEGMENT_TEMPORARY.to_owned(), file, bytes)
             }
         };
-        let activate = || {
+        let header = Header { bytes, ..header };
+        let mut activate = || {
             file.write_at(&header.encode(Magic::Segment), 0)?;
             file.sync()?;
             disk.rename(&from, &name)?;
-            disk.sync_directory()
+            disk.sync_directory()?;
+            self.record_newest(disk, header)
         };
         // From here on a full disk would leave things half done: that is a failure like any other.
         activate().map_err(|error| Error::io("begin", &name)(io::Error::other(error)))?;
         self.segments.push_back(Link { header, bytes });
-        Ok((file, bytes))
+        Ok((file, header))
+    }
+
+    /// Records a segment durably before a frame is written to it.
+    fn record_newest(&mut self, disk: &dyn Disk, header: Header) -> io::Result<()> {
+        if let Some(newest) = &mut self.newest {
+            return newest.record(header);
+        }
+        match Newest::begin(disk, header) {
+            Ok(newest) => self.newest = Some(newest),
+            Err(error) if crate::error::is_full(&error) => {
+                tracing::warn!(%error, file = files::NEWEST, "no room to record the newest segment: its removal would not be noticed");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 

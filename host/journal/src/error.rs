@@ -145,7 +145,7 @@ impl fmt::Display for Damage {
         }
         write!(
             f,
-            "Nothing was changed. `statehouse doctor DIR` looks at every file; a copy of the directory or a backup can take its place"
+            "Nothing was changed. `statehouse doctor DIR` looks at every file, `statehouse doctor DIR --salvage FILE` saves what can still be read; a copy of the directory or a backup can take its place"
         )
     }
 }

@@ -4,6 +4,8 @@
 pub(crate) const LOCK: &str = "lock";
 /// Written at a clean close: up to where the log reaches.
 pub(crate) const CLOSED: &str = "closed";
+/// Which segment is the newest (see [`crate::newest`]).
+pub(crate) const NEWEST: &str = "newest";
 // Files that are being written, of no meaning until they are renamed. Others of such names are not the journal's.
 
 /// The marker file while it is written.
@@ -30,6 +32,8 @@ pub enum Kind {
     DamagedSnapshot(u64),
     /// The marker of a clean close.
     Closed,
+    /// The record of the newest segment.
+    Newest,
     /// The lock file.
     Lock,
     /// Left over from a write that a crash ended.
@@ -58,6 +62,7 @@ pub(crate) fn kind(name: &str) -> Kind {
     match name {
         LOCK => return Kind::Lock,
         CLOSED => return Kind::Closed,
+        NEWEST => return Kind::Newest,
         CLOSED_TEMPORARY | SNAPSHOT_TEMPORARY | SEGMENT_TEMPORARY | SPARE_TEMPORARY
         | TAIL_TEMPORARY => return Kind::Temporary,
         _ => {}

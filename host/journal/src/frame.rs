@@ -122,6 +122,15 @@ pub(crate) fn begins(bytes: &[u8], place: Place) -> bool {
         && u64_at(bytes, 8) == place.segment
 }
 
+/// Where the frame that `bytes` begins with says that it stands.
+pub(crate) fn claimed_place(bytes: &[u8]) -> Option<Place> {
+    (bytes.len() >= HEADER_BYTES).then(|| Place {
+        segment: u64_at(bytes, 8),
+        store: u64_at(bytes, STORE_AT),
+        offset: u64_at(bytes, 24),
+    })
+}
+
 /// The frame that `bytes` begins with, if it is whole and stands where it says.
 pub(crate) fn parse(bytes: &[u8], place: Place) -> Option<Frame<'_>> {
     if !begins(bytes, place) {

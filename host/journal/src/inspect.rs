@@ -9,6 +9,7 @@ use crate::disk::{Disk, read_whole};
 use crate::error::Error;
 use crate::files::{self, Kind};
 use crate::limits;
+use crate::newest;
 use crate::position::Position;
 use crate::recovery::{self, Base, Range, Sink};
 use crate::segment::{Frames, Header, HeaderFault, Magic};
@@ -138,9 +139,12 @@ pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     names.sort();
     let mut files = Vec::new();
     let mut content = Vec::new();
+    let is_segment = |name: &&String| matches!(files::kind(name), Kind::Segment(_));
+    let last = names.iter().rfind(is_segment).cloned();
     for name in names {
+        let is_last = last.as_ref() == Some(&name);
         // A file that is gone by now was recycled or finished meanwhile.
-        if let Some(report) = file_report(disk, name, &mut content) {
+        if let Some(report) = file_report(disk, name, is_last, &mut content) {
             files.push(report);
         }
     }
@@ -159,7 +163,12 @@ fn damaged(offset: u64, reason: impl Into<String>) -> Verdict {
     }
 }
 
-fn file_report(disk: &dyn Disk, name: String, content: &mut Vec<u8>) -> Option<FileReport> {
+fn file_report(
+    disk: &dyn Disk,
+    name: String,
+    is_last: bool,
+    content: &mut Vec<u8>,
+) -> Option<FileReport> {
     let kind = files::kind(&name);
     let mut report = FileReport {
         name,
@@ -184,11 +193,12 @@ fn file_report(disk: &dyn Disk, name: String, content: &mut Vec<u8>) -> Option<F
         Kind::Other => Verdict::Foreign,
         Kind::Temporary => Verdict::Leftover,
         Kind::Spare(_) => Verdict::Spare,
-        Kind::Closed | Kind::Segment(_) => {
+        Kind::Closed | Kind::Newest | Kind::Segment(_) => {
             match read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content) {
                 Err(error) => damaged(0, format!("it cannot be read: {error}")),
                 Ok(()) if kind == Kind::Closed => closed(&mut report, content),
-                Ok(()) => segment(&mut report, content),
+                Ok(()) if kind == Kind::Newest => newest(&mut report, content),
+                Ok(()) => segment(&mut report, content, is_last),
             }
         }
         Kind::Snapshot(position) | Kind::DamagedSnapshot(position) => {
@@ -230,7 +240,22 @@ fn closed(report: &mut FileReport, content: &[u8]) -> Verdict {
     }
 }
 
-fn segment(report: &mut FileReport, content: &[u8]) -> Verdict {
+fn newest(report: &mut FileReport, content: &[u8]) -> Verdict {
+    match newest::decode(content) {
+        Ok(Some(header)) => {
+            report.last = Some(Position(header.position));
+            report.created_ms = Some(header.created_ms);
+            Verdict::Clean
+        }
+        // A crash while it was created.
+        Ok(None) if content.iter().all(|&byte| byte == 0) => Verdict::Leftover,
+        Ok(None) => damaged(0, "it is not what was written"),
+        Err(format) => Verdict::UnknownFormat { format },
+    }
+}
+
+/// `is_last`: nothing but its length says where its records ended.
+fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
     let header = match Header::decode(content, Magic::Segment) {
         Ok(header) => header,
         Err(fault) => return header_verdict(fault),
@@ -252,6 +277,15 @@ fn segment(report: &mut FileReport, content: &[u8]) -> Verdict {
         report.last = Some(Position(next - 1));
     }
     let (rest, offset) = (frames.rest(), frames.offset as u64);
+    if let Some(reason) = header.wrong_length(report.bytes).filter(|_| is_last) {
+        return damaged(offset, reason);
+    }
+    if let Some(at) = rest.moved {
+        return damaged(
+            offset,
+            format!("a frame that stands at byte {at} was written elsewhere"),
+        );
+    }
     if rest.synced >= next {
         return Verdict::Damaged {
             offset,
@@ -287,10 +321,10 @@ fn judge_together(files: &mut [FileReport]) {
             .map(|p| p.0)
             .min()
     };
-    let closed = files
+    let markers = files
         .iter()
-        .find(|file| file.kind == Kind::Closed)
-        .and_then(|file| file.last);
+        .filter(|file| matches!(file.kind, Kind::Closed | Kind::Newest));
+    let closed = markers.filter_map(|file| file.last).max();
     let segments: Vec<usize> = (0..files.len())
         .filter(|&at| matches!(files[at].kind, Kind::Segment(_)) && files[at].first.is_some())
         .collect();

@@ -14,6 +14,7 @@
 //! * [`Journal`]: a log with its threads. One commit per wake-up; appenders wait for the disk only where
 //!   it is so far behind that what is unwritten would fill the memory.
 //! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go.
+//! * `newest`: which segment is the newest, so that a missing one is recognized.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.
 //! * [`inspect`]: looks at every file and judges it.
@@ -32,6 +33,7 @@ mod frame;
 mod inspect;
 pub mod limits;
 mod log;
+mod newest;
 mod options;
 mod pending;
 mod position;

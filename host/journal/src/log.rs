@@ -187,9 +187,11 @@ impl Log {
             number,
             position: position + 1,
             created_ms: now_ms,
+            bytes: 0,
         };
-        let (file, bytes) =
+        let (file, header) =
             catalogue.activate(&*disk, header, options.segment_bytes, options.segment_bytes)?;
+        let bytes = header.bytes;
         let free_bytes = disk
             .free_bytes()
             .map_err(Error::io("ask for free space in", "the data directory"))?;
@@ -405,6 +407,7 @@ impl Log {
             number: tail.header.number + 1,
             position: tail.written + 1,
             created_ms: catalogue.now_ms,
+            bytes: 0,
         };
         let activated = catalogue.activate(
             &*self.disk,
@@ -416,7 +419,7 @@ impl Log {
         drop(catalogue);
         self.spare_bytes
             .store(spares * self.options.segment_bytes, Ordering::Release);
-        let (file, bytes) = match activated {
+        let (file, header) = match activated {
             Ok(activated) => activated,
             Err(error) if error.is_full() => {
                 self.free_bytes.store(0, Ordering::Release);
@@ -432,10 +435,10 @@ impl Log {
         self.segments.fetch_add(1, Ordering::AcqRel);
         tail.file = file;
         tail.header = header;
-        tail.bytes = bytes;
+        tail.bytes = header.bytes;
         tail.offset = HEADER_BYTES as u64;
         self.tail_bytes
-            .store(bytes - tail.offset, Ordering::Release);
+            .store(tail.bytes - tail.offset, Ordering::Release);
         Ok(())
     }
 
@@ -540,6 +543,7 @@ impl Log {
             number: 0,
             position,
             created_ms: locked(&self.catalogue).now_ms,
+            bytes: 0,
         };
         let write = || {
             let file = self.disk.create(files::CLOSED_TEMPORARY)?;

@@ -116,7 +116,7 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
         if let Some(damage) = chain.broken {
             return Err(Error::Damaged(damage));
         }
-        if survey.witness() == 0 && survey.snapshots.is_empty() && survey.damaged.is_empty() {
+        if survey.is_empty() {
             return Ok(None);
         }
         let mut damage = damage(files::segment(1), 0, "the whole log is missing");
@@ -130,6 +130,12 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
             "the marker of a clean close is another store's; the log is read without it"
         );
         survey.closed = None;
+    }
+    if survey.newest.is_some_and(|newest| newest.store != store) {
+        tracing::warn!(
+            "the record of the newest segment belongs to another store; the log is read without it"
+        );
+        survey.newest = None;
     }
     let (mut snapshots, mut damaged) = (Vec::new(), Vec::new());
     for &position in &survey.snapshots {
@@ -309,20 +315,13 @@ impl Plan {
             let next = links.get(index + 1).map(|next| next.header.position);
             replay.segment(&name, link.header, &content, next, sink)?;
         }
-        let mut end = replay.next - 1;
-        if until == Position::END && end < replay.witness {
-            let name = links
-                .last()
-                .map_or_else(String::new, |link| files::segment(link.header.number));
-            return Err(Error::Damaged(Damage {
-                file: name,
-                offset: replay.end_offset as u64,
-                reason: "the log ends here, and went on once".to_owned(),
-                lost_from: Some(Position(end + 1)),
-                lost_to: Some(Position(replay.witness)),
-            }));
+        let end = replay.next - 1;
+        if until == Position::END
+            && let Some(damage) = self.missing_end(&replay)
+        {
+            return Err(Error::Damaged(damage));
         }
-        end = end.min(until.0).max(base);
+        let end = end.min(until.0).max(base);
         let range = Range {
             base: Position(base),
             base_ms: start.map_or(0, |info| info.created_ms),
@@ -342,6 +341,30 @@ impl Plan {
             records: replay.records,
             bytes: replay.bytes,
         })
+    }
+}
+
+impl Plan {
+    /// What is missing behind the last record, if a witness says that the log went on.
+    fn missing_end(&self, replay: &Replay) -> Option<Damage> {
+        let end = replay.next - 1;
+        let last = self.chain.links.last()?.header.number;
+        let mut damage = if self
+            .survey
+            .newest
+            .is_some_and(|newest| newest.number > last)
+        {
+            damage(files::segment(last + 1), 0, "the file is missing")
+        } else if end < replay.witness {
+            let offset = replay.end_offset as u64;
+            let reason = "the log ends here, and went on once";
+            damage(files::segment(last), offset, reason)
+        } else {
+            return None;
+        };
+        damage.lost_from = Some(Position(end + 1));
+        damage.lost_to = (end < replay.witness).then_some(Position(replay.witness));
+        Some(damage)
     }
 }
 
@@ -421,8 +444,19 @@ impl Replay {
                 Some(follows - 1),
             )),
             Some(_) => Ok(()),
+            // Until here all was there that was asked for.
+            None if self.next > self.until => Ok(()),
             None => {
+                let to = (self.witness >= self.next).then_some(self.witness);
+                // A segment is created with its whole length, so a crash never shortens one.
+                if let Some(reason) = header.wrong_length(content.len() as u64) {
+                    return Err(lost(self.end_offset, &reason, self.next, to));
+                }
                 let rest = frames.rest();
+                if let Some(at) = rest.moved {
+                    let reason = format!("a frame that stands at byte {at} was written elsewhere");
+                    return Err(lost(self.end_offset, &reason, self.next, to));
+                }
                 self.torn = rest.torn;
                 self.witness = self.witness.max(rest.synced);
                 Ok(())

@@ -11,6 +11,8 @@ pub(crate) const FORMAT: u16 = 1;
 const MAGIC: &[u8; 4] = b"SHLG";
 /// Header of the marker of a clean close.
 const CLOSED_MAGIC: &[u8; 4] = b"SHCL";
+/// Header of the record of the newest segment.
+const NEWEST_MAGIC: &[u8; 4] = b"SHNW";
 /// Header of a snapshot.
 pub(crate) const SNAPSHOT_MAGIC: &[u8; 4] = b"SHSN";
 
@@ -22,7 +24,7 @@ pub(crate) struct StoreId(pub(crate) u64, pub(crate) u64);
 /// format: so a later format is told from damage.
 ///
 /// ```text
-/// magic 4 | format u16 | 0 u16 | store 16 | number u64 | position u64 | created_ms u64 | 0 12 | crc32c u32
+/// magic 4 | format u16 | 0 u16 | store 16 | number u64 | position u64 | created_ms u64 | bytes u64 | 0 4 | crc32c u32
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -32,6 +34,8 @@ pub(crate) struct Header {
     /// Segment: of its first record. Snapshot: where it began. Marker: the last durable one.
     pub(crate) position: u64,
     pub(crate) created_ms: u64,
+    /// Segment: the length of its file, which never changes. 0 elsewhere, and in segments of earlier versions.
+    pub(crate) bytes: u64,
 }
 
 /// Which kind of file a header begins.
@@ -40,6 +44,7 @@ pub(crate) enum Magic {
     Segment,
     Snapshot,
     Closed,
+    Newest,
 }
 
 impl Magic {
@@ -48,6 +53,7 @@ impl Magic {
             Self::Segment => MAGIC,
             Self::Snapshot => SNAPSHOT_MAGIC,
             Self::Closed => CLOSED_MAGIC,
+            Self::Newest => NEWEST_MAGIC,
         }
     }
 }
@@ -72,6 +78,7 @@ impl Header {
             self.number,
             self.position,
             self.created_ms,
+            self.bytes,
         ];
         for (at, field) in (8..).step_by(8).zip(fields) {
             bytes[at..at + 8].copy_from_slice(&field.to_le_bytes());
@@ -93,19 +100,26 @@ impl Header {
         if format != FORMAT {
             return Err(HeaderFault::Format(format));
         }
-        let mut fields = [0; 5];
+        let mut fields = [0; 6];
         for (at, field) in (8..).step_by(8).zip(&mut fields) {
             let mut eight = [0; 8];
             eight.copy_from_slice(&bytes[at..at + 8]);
             *field = u64::from_le_bytes(eight);
         }
-        let [high, low, number, position, created_ms] = fields;
+        let [high, low, number, position, created_ms, bytes] = fields;
         Ok(Self {
             store: StoreId(high, low),
             number,
             position,
             created_ms,
+            bytes,
         })
+    }
+
+    /// What is wrong with the length of the segment's file, if it is known and another.
+    pub(crate) fn wrong_length(&self, bytes: u64) -> Option<String> {
+        let is_wrong = self.bytes != 0 && self.bytes != bytes;
+        is_wrong.then(|| format!("it has {bytes} bytes and was created with {}", self.bytes))
     }
 
     /// Where a frame of this segment stands.
@@ -141,6 +155,7 @@ impl<'a> Frames<'a> {
         let mut rest = Rest {
             torn: false,
             synced: 0,
+            moved: None,
         };
         let Some(bytes) = self.content.get(self.offset..) else {
             return rest;
@@ -153,12 +168,28 @@ impl<'a> Frames<'a> {
             if self.content[offset + frame::STORE_AT] != mark {
                 continue;
             }
-            if let Some(frame) = frame::parse(&self.content[offset..], self.header.place(offset)) {
+            let bytes = &self.content[offset..];
+            if let Some(frame) = frame::parse(bytes, self.header.place(offset)) {
                 rest.torn = true;
                 rest.synced = rest.synced.max(frame.synced);
+            } else if rest.moved.is_none() && self.is_moved(bytes, offset) {
+                rest.moved = Some(offset);
             }
         }
         rest
+    }
+
+    /// Whether these bytes are a frame of this segment that belongs to another offset. No crash moves a frame: some
+    /// program inserted or removed bytes.
+    fn is_moved(&self, bytes: &[u8], offset: usize) -> bool {
+        let Some(place) = frame::claimed_place(bytes) else {
+            return false;
+        };
+        let own = self.header.place(offset);
+        let is_elsewhere = place.offset != own.offset;
+        is_elsewhere
+            && (place.store, place.segment) == (own.store, own.segment)
+            && frame::parse(bytes, place).is_some()
     }
 }
 
@@ -182,6 +213,8 @@ pub(crate) struct Rest {
     pub(crate) torn: bool,
     /// Up to where a whole frame there says that everything was durable.
     pub(crate) synced: u64,
+    /// Where a whole frame of this segment stands that was written elsewhere.
+    pub(crate) moved: Option<usize>,
 }
 
 #[cfg(test)]
@@ -193,6 +226,7 @@ mod tests {
         number: 3,
         position: 4,
         created_ms: 5,
+        bytes: 6,
     };
 
     #[test]

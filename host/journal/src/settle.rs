@@ -8,12 +8,12 @@
 use std::io;
 
 use crate::catalogue::Catalogue;
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, File, read_whole};
 use crate::error::Error;
 use crate::files;
 use crate::limits;
 use crate::recovery::Recovered;
-use crate::segment::HEADER_BYTES;
+use crate::segment::{HEADER_BYTES, Header, Magic};
 
 pub(crate) fn settle(
     disk: &dyn Disk,
@@ -48,8 +48,9 @@ pub(crate) fn settle(
         let wasteful = last.bytes.saturating_sub(used) > limits::TAIL_WASTE_BYTES_MAX;
         if recovered.end_offset > HEADER_BYTES && (unvouched || wasteful) {
             let name = files::segment(last.header.number);
-            match copy(disk, &name, recovered.end_offset, &mut catalogue.spares) {
-                Ok(bytes) => last.bytes = bytes,
+            let used = recovered.end_offset;
+            match copy(disk, last.header, used, &mut catalogue.spares) {
+                Ok(header) => (last.header, last.bytes) = (header, header.bytes),
                 Err(error) if crate::error::is_full(&error) && !unvouched => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),
             }
@@ -66,23 +67,33 @@ pub(crate) fn settle(
     Ok(catalogue)
 }
 
-/// Replaces a segment by a file with the same frames and nothing behind them; returns its length.
-fn copy(disk: &dyn Disk, name: &str, used: usize, spares: &mut Vec<String>) -> io::Result<u64> {
+/// Replaces a segment by a file with the same frames and nothing behind them; returns its header.
+fn copy(
+    disk: &dyn Disk,
+    header: Header,
+    used: usize,
+    spares: &mut Vec<String>,
+) -> io::Result<Header> {
+    let name = files::segment(header.number);
     let mut content = Vec::new();
     read_whole(
-        &*disk.open_read_only(name)?,
+        &*disk.open_read_only(&name)?,
         limits::SEGMENT_FILE_BYTES_MAX,
         &mut content,
     )?;
     content.truncate(used);
-    let fresh = || {
-        let file = disk.create(files::TAIL_TEMPORARY)?;
+    let mut write = |file: &dyn File, bytes: u64| {
+        let header = Header { bytes, ..header };
+        content[..HEADER_BYTES].copy_from_slice(&header.encode(Magic::Segment));
         file.write_at(&content, 0)?;
         file.sync()?;
-        Ok(used as u64)
+        Ok(header)
     };
-    let (from, bytes) = match fresh() {
-        Ok(bytes) => (files::TAIL_TEMPORARY.to_owned(), bytes),
+    let fresh = disk
+        .create(files::TAIL_TEMPORARY)
+        .and_then(|file| write(&*file, used as u64));
+    let (from, header) = match fresh {
+        Ok(header) => (files::TAIL_TEMPORARY.to_owned(), header),
         Err(error) => {
             // It may not even have been created; the first error is the one to tell.
             let _ = disk.remove(files::TAIL_TEMPORARY);
@@ -97,12 +108,10 @@ fn copy(disk: &dyn Disk, name: &str, used: usize, spares: &mut Vec<String>) -> i
             }
             let spare = spare.clone();
             spares.pop();
-            file.write_at(&content, 0)?;
-            file.sync()?;
-            (spare, bytes)
+            (spare, write(&*file, bytes)?)
         }
     };
-    disk.rename(&from, name)?;
+    disk.rename(&from, &name)?;
     disk.sync_directory()?;
-    Ok(bytes)
+    Ok(header)
 }

@@ -74,6 +74,7 @@ impl Writer {
             number: 0,
             position,
             created_ms,
+            bytes: 0,
         };
         let buffer = header.encode(Magic::Snapshot).to_vec();
         Self {

@@ -9,6 +9,7 @@ use std::io;
 use crate::disk::Disk;
 use crate::error::{Damage, Error};
 use crate::files::{self, Kind};
+use crate::newest;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
 
 /// What a directory holds, by name alone.
@@ -20,11 +21,17 @@ pub(crate) struct Survey {
     pub(crate) damaged: BTreeSet<u64>,
     pub(crate) temporaries: Vec<String>,
     pub(crate) closed: Option<Header>,
+    /// The newest segment that was recorded.
+    pub(crate) newest: Option<Header>,
 }
 
 impl Survey {
     pub(crate) fn of(disk: &dyn Disk) -> Result<Self, Error> {
-        let mut survey = Self::default();
+        let mut survey = Self {
+            // Before the list: a process that writes beside this one may record another segment meanwhile.
+            newest: newest::read(disk)?,
+            ..Self::default()
+        };
         for name in disk
             .list()
             .map_err(Error::io("list", "the data directory"))?
@@ -36,10 +43,19 @@ impl Survey {
                 Kind::DamagedSnapshot(position) => _ = survey.damaged.insert(position),
                 Kind::Temporary => survey.temporaries.push(name),
                 Kind::Closed => survey.closed = read_closed(disk)?,
-                Kind::Lock | Kind::Other => {}
+                Kind::Newest | Kind::Lock | Kind::Other => {}
             }
         }
         Ok(survey)
+    }
+
+    /// Whether nothing says that there ever was a journal.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+            && self.snapshots.is_empty()
+            && self.damaged.is_empty()
+            && self.closed.is_none()
+            && self.newest.is_none()
     }
 
     /// Up to where the log reached once, as far as names and the marker tell.
@@ -50,9 +66,8 @@ impl Survey {
             .copied()
             .unwrap_or(0)
             .max(self.damaged.last().copied().unwrap_or(0));
-        self.closed
-            .map_or(0, |closed| closed.position)
-            .max(snapshots)
+        let marked = |marker: Option<Header>| marker.map_or(0, |marker| marker.position);
+        marked(self.closed).max(marked(self.newest)).max(snapshots)
     }
 }
 

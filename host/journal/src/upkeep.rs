@@ -246,10 +246,16 @@ impl Log {
     /// The first thing that could not be done; the log is not hurt by it.
     pub fn maintain(&self, now_ms: u64) -> Result<(), Error> {
         self.check()?;
-        let snapshot_bytes = {
+        let (snapshot_bytes, noted) = {
             let mut catalogue = locked(&self.catalogue);
             catalogue.now_ms = catalogue.now_ms.max(now_ms);
-            catalogue.snapshots.back().map_or(0, |last| last.bytes)
+            // A claim about what is durable already: when it reaches the disk does not matter.
+            let noted = match &mut catalogue.newest {
+                Some(newest) => newest.note(self.durable().0),
+                None => Ok(()),
+            };
+            let bytes = catalogue.snapshots.back().map_or(0, |last| last.bytes);
+            (bytes, noted.map_err(Error::io("write", files::NEWEST)))
         };
         self.snapshot_bytes.store(snapshot_bytes, Ordering::Release);
         let retired = self.retire(now_ms).and_then(|()| self.trim());
@@ -272,7 +278,7 @@ impl Log {
             Ordering::Release,
         );
         free?;
-        retired.and(prepared)
+        retired.and(prepared).and(noted)
     }
 
     fn prepare(&self) -> Result<(), Error> {

@@ -144,6 +144,7 @@ fn file_text(file: &FileReport) -> String {
         Kind::Spare(_) => "spare log",
         Kind::DamagedSnapshot(_) => "snapshot put aside",
         Kind::Closed => "marker of a clean end",
+        Kind::Newest => "record of the newest log file",
         Kind::Lock => "lock",
         Kind::Temporary => "temporary",
         Kind::Other => "of no store",
@@ -152,7 +153,7 @@ fn file_text(file: &FileReport) -> String {
         (Kind::Segment(_), Some(first), Some(last)) => format!(", records {first} to {last}"),
         (Kind::Segment(_), Some(_), None) => ", no records".to_owned(),
         (Kind::Snapshot(_), Some(first), _) => format!(", as of record {first}"),
-        (Kind::Closed, _, Some(last)) => format!(", at record {last}"),
+        (Kind::Closed | Kind::Newest, _, Some(last)) => format!(", at record {last}"),
         _ => String::new(),
     };
     let name = printable(file.name.as_bytes());

@@ -42,6 +42,8 @@ impl Past {
             }
         }
         ends.sort_unstable();
+        // All of the log without the markers that say how far it went.
+        ends.extend(ends.last().map(|last| last + 1));
         // All of the log, then without its last segment, and so on: what is behind a gap hides what is before it.
         let cuts = std::iter::once(u64::MAX).chain(ends.into_iter().rev());
         for end in cuts {
@@ -103,7 +105,10 @@ impl Past {
     }
 }
 
-/// A directory without the segments from some number on, and without the marker that tells of them.
+/// The files that say how far the log went.
+const MARKERS: [&str; 2] = ["closed", "newest"];
+
+/// A directory without the segments from some number on, and without the markers that tell of them.
 struct View<'a> {
     disk: &'a dyn Disk,
     end: u64,
@@ -139,13 +144,17 @@ impl Disk for View<'_> {
         if self.end < u64::MAX {
             names.retain(|name| {
                 let number = name.strip_suffix(".log").and_then(|it| it.parse().ok());
-                number.is_none_or(|number: u64| number < self.end) && name != "closed"
+                number.is_none_or(|number: u64| number < self.end)
             });
+            names.retain(|name| !MARKERS.contains(&name.as_str()));
         }
         Ok(names)
     }
 
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        if self.end < u64::MAX && MARKERS.contains(&name) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         self.disk.open_read_only(name)
     }
 

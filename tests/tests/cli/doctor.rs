@@ -83,6 +83,8 @@ fn a_torn_tail_is_no_damage() {
     let mut server = Server::restartable(&[]);
     fill(&server, 10);
     server.kill();
+    // It may say that the write was durable, which a write that a crash tore is not.
+    fs::remove_file(data(&server).join("newest")).unwrap();
     let content = fs::read(log(&data(&server))).unwrap();
     let last = content.iter().rposition(|byte| *byte != 0).unwrap();
     flip(&log(&data(&server)), last as u64);
@@ -156,9 +158,45 @@ fn a_log_that_is_cut_off() {
         .unwrap();
     let found = doctor(&server, 1);
     let refused = found["refused"].as_str().unwrap();
-    assert!(refused.contains("went on once"), "{refused}");
+    assert!(refused.contains("was created with"), "{refused}");
     let (_, keys) = salvage(&server, 1);
     assert_eq!(keys, 12);
+}
+
+/// After kill -9, too, a start refuses a log that was cut, shifted or removed, and says what to do.
+#[test]
+fn a_log_that_is_cut_off_or_removed_after_a_kill() {
+    let mut server = Server::restartable(&[]);
+    fill(&server, 20);
+    server.kill();
+    let path = log(&data(&server));
+    let content = fs::read(&path).unwrap();
+    let cut = find(&path, value(12).as_bytes()) as usize;
+    let shifted = [&content[..cut], b"inserted", &content[cut..]].concat();
+    for spoiled in [&content[..cut], &shifted] {
+        fs::write(&path, spoiled).unwrap();
+        let refused = doctor(&server, 1)["refused"].to_string();
+        assert!(refused.contains("000000000001.log"), "{refused}");
+        let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
+        serve.arg("--data").arg(data(&server));
+        let started = serve.output().unwrap();
+        let error = String::from_utf8_lossy(&started.stderr).into_owned();
+        assert!(!started.status.success(), "{error}");
+        for says in ["000000000001.log", "statehouse doctor", "--salvage"] {
+            assert!(error.contains(says), "no {says:?} in\n{error}");
+        }
+        let (_, keys) = salvage(&server, 1);
+        assert_eq!(keys, 12);
+        fs::remove_file(server.directory().join("salvaged")).unwrap();
+        fs::remove_dir_all(server.directory().join("mended")).unwrap();
+    }
+    fs::remove_file(&path).unwrap();
+    let refused = doctor(&server, 1)["refused"].to_string();
+    assert!(refused.contains("missing"), "{refused}");
+    // All is well again with the file as it was.
+    fs::write(&path, content).unwrap();
+    server.restart();
+    assert_eq!(server.store("client").get("key 19"), Some(value(19).into()));
 }
 
 /// Nothing can be read without the beginning: it is said, and nothing is written.

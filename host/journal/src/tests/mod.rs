@@ -8,6 +8,7 @@ mod crash;
 mod damage;
 mod faults;
 mod history;
+mod mutation;
 mod reading;
 mod telling;
 mod threads;
