@@ -1,7 +1,7 @@
 //! A small file that others read at any time.
 //!
 //! What enters: a path and what is to be there. What leaves: the file, which is the old one or the new one for whoever
-//! reads it meanwhile. It is not durable when this returns.
+//! reads it meanwhile. It is not durable when this returns; [`sync_name`] and a sync of the file make it so.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -35,6 +35,12 @@ pub(crate) fn replace_with(
     file.write_all(bytes)?;
     finish(&file)?;
     fs::rename(&new, path)
+}
+
+/// Makes the name of a file durable.
+pub(crate) fn sync_name(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]

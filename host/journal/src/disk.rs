@@ -7,7 +7,7 @@
 use std::fs::{self, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,6 +35,11 @@ pub trait Disk: Send + Sync {
     fn free_bytes(&self) -> io::Result<u64>;
     /// A number that nobody else can guess.
     fn entropy(&self) -> u64;
+    /// Why this process must not go on with the directory, if it was removed, replaced or unlocked behind its back:
+    /// another process may use it.
+    fn displaced(&self) -> io::Result<Option<String>> {
+        Ok(None)
+    }
 }
 
 /// One file.
@@ -47,14 +52,27 @@ pub trait File: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// The length of the file.
     fn bytes(&self) -> io::Result<u64>;
+    /// False once the file was removed or replaced: what is written to it now is lost with its handle.
+    fn is_linked(&self) -> io::Result<bool> {
+        Ok(true)
+    }
 }
 
 /// A directory of the file system, only for its owner (mode 0700).
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Held, never used: the lock ends with the handle.
-    lock: Option<fs::File>,
+    /// None where it was opened for reading.
+    locks: Option<Locks>,
+}
+
+/// Both are locked; the locks end with the handles.
+#[derive(Debug)]
+struct Locks {
+    /// The directory itself, which cannot be removed without what is in it.
+    directory: fs::File,
+    /// The file in it: earlier versions lock nothing else, and some network file systems lock no directories.
+    file: fs::File,
 }
 
 impl Directory {
@@ -65,37 +83,38 @@ impl Directory {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         let shown = path.display().to_string();
-        if !path.is_dir() {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&path)
-                .map_err(Error::io("create", &shown))?;
-            if let Some(parent) = path.parent() {
-                let parent = if parent.as_os_str().is_empty() {
-                    Path::new(".")
-                } else {
-                    parent
-                };
-                fs::File::open(parent)
-                    .and_then(|parent| parent.sync_all())
-                    .map_err(Error::io("sync", &shown))?;
+        // Behind the lock file's creation every parent is durable.
+        if !path.join(files::LOCK).exists() {
+            create_durably(&path, &mut sync).map_err(Error::io("create", &shown))?;
+        }
+        let directory = fs::File::open(&path).map_err(Error::io("open", &shown))?;
+        match directory.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!(%error, directory = shown, "this file system locks no directories: only the file `lock` keeps other processes out, so never remove it");
             }
         }
-        let lock = fs::OpenOptions::new()
+        let file = fs::OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
             .open(path.join(files::LOCK))
             .map_err(Error::io("open the lock file of", &shown))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                path,
-                lock: Some(lock),
-            }),
-            Err(TryLockError::WouldBlock) => Err(Error::Locked { directory: shown }),
-            Err(TryLockError::Error(source)) => Err(Error::io("lock", &shown)(source)),
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
+            Err(TryLockError::Error(source)) => return Err(Error::io("lock", &shown)(source)),
+        }
+        let locked = Self {
+            path,
+            locks: Some(Locks { directory, file }),
+        };
+        match locked.displaced() {
+            Ok(None) => Ok(locked),
+            Ok(Some(reason)) => Err(Error::io("lock", &shown)(io::Error::other(reason))),
+            Err(error) => Err(Error::io("lock", &shown)(error)),
         }
     }
 
@@ -106,7 +125,7 @@ impl Directory {
     pub fn read_only(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         fs::read_dir(&path).map_err(Error::io("read", &path.display().to_string()))?;
-        Ok(Self { path, lock: None })
+        Ok(Self { path, locks: None })
     }
 
     /// The path that was opened.
@@ -116,7 +135,7 @@ impl Directory {
     }
 
     fn writable(&self) -> io::Result<()> {
-        match self.lock {
+        match self.locks {
             Some(_) => Ok(()),
             None => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
@@ -182,6 +201,60 @@ impl Disk for Directory {
     fn entropy(&self) -> u64 {
         entropy()
     }
+
+    fn displaced(&self) -> io::Result<Option<String>> {
+        let Some(locks) = &self.locks else {
+            return Ok(None);
+        };
+        if let Some(change) = changed(&locks.directory, &self.path)? {
+            return Ok(Some(format!("the directory was {change}")));
+        }
+        let change = changed(&locks.file, &self.path.join(files::LOCK))?;
+        Ok(change.map(|change| format!("the file `lock` in it was {change}")))
+    }
+}
+
+/// What happened to an open file, if another one or none is found under its path.
+fn changed(file: &fs::File, path: &Path) -> io::Result<Option<&'static str>> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(None),
+        Ok(_) => Ok(Some("replaced")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some("removed")),
+        Err(error) => Err(error),
+    }
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    let directory = match directory.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => directory,
+    };
+    fs::File::open(directory)?.sync_all()
+}
+
+/// Creates a directory and its missing parents, for the owner alone. Each name is durable when this returns: a power cut
+/// that took one would take everything below it.
+fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    let missing = |directory: &&Path| !directory.as_os_str().is_empty() && !directory.is_dir();
+    let missing: Vec<&Path> = path.ancestors().take_while(missing).collect();
+    for directory in missing.iter().rev() {
+        let created = fs::DirBuilder::new().mode(0o700).create(directory);
+        created.or_else(|error| match error.kind() {
+            // Another process was faster.
+            io::ErrorKind::AlreadyExists if directory.is_dir() => Ok(()),
+            _ => Err(error),
+        })?;
+    }
+    for (parent, child) in path.ancestors().skip(1).zip(path.ancestors()) {
+        match sync(parent) {
+            Err(error) if missing.contains(&child) => return Err(error),
+            // An earlier start may have created the child and ended here. One that is older needs no sync, and this
+            // account may have no right to read its parent.
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The standard library's only random number: the keys of its hash tables come from the system.
@@ -234,6 +307,10 @@ impl File for PlainFile {
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
+
+    fn is_linked(&self) -> io::Result<bool> {
+        Ok(self.0.metadata()?.nlink() > 0)
+    }
 }
 
 /// Reads a whole file into `buffer`, which is reused from file to file.
@@ -250,4 +327,37 @@ pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) 
     let read = file.read_at(buffer, 0)?;
     buffer.truncate(read);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parent_of_a_created_directory_is_synced_after_its_creation() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("a/b/c");
+        for attempt in ["new", "after a start that ended early"] {
+            let mut synced = Vec::new();
+            create_durably(&path, &mut |parent| {
+                assert!(path.is_dir(), "{attempt}");
+                synced.push(parent.to_owned());
+                sync(parent)
+            })
+            .expect("created");
+            for parent in ["a/b", "a", ""] {
+                let parent = place.path().join(parent);
+                assert!(synced.contains(&parent), "{attempt}: {synced:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_parent_that_cannot_be_synced_fails_only_below_a_new_directory() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("a/b");
+        let mut fail = |_: &Path| Err(io::Error::other("no"));
+        create_durably(&path, &mut fail).expect_err("its name may be lost");
+        create_durably(&path, &mut fail).expect("it is older");
+    }
 }

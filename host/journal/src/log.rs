@@ -7,6 +7,7 @@
 //! Architecture invariant: locks are taken in the order tail, catalogue, pending; appenders take the
 //! last one only.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -399,6 +400,7 @@ impl Log {
 
     /// Goes on in another segment with room for a frame of `bytes`.
     fn rotate(&self, tail: &mut Tail, bytes: u64) -> Result<(), Error> {
+        self.check_place()?;
         // A segment's header says that everything before it is durable.
         self.sync_tail(tail)?;
         let mut catalogue = locked(&self.catalogue);
@@ -449,6 +451,12 @@ impl Log {
             tail.file
                 .sync()
                 .map_err(|error| self.fail("sync", name(), &error))?;
+            // Nothing is acknowledged that is in no directory.
+            let is_linked = tail.file.is_linked();
+            if !is_linked.map_err(|error| self.fail("look at", name(), &error))? {
+                let removed = "it was removed or replaced while this process wrote to it";
+                return Err(self.fail("write to", name(), &io::Error::other(removed)));
+            }
             tail.dirty = false;
             self.publish(tail.written);
         }
@@ -473,13 +481,21 @@ impl Log {
             .map_or(Ok(()), |failure| Err(Error::Failed(failure.clone())))
     }
 
+    /// Fails for good if the directory is not this process's alone any more.
+    pub(crate) fn check_place(&self) -> Result<(), Error> {
+        let directory = "the data directory";
+        match self.disk.displaced() {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => {
+                let reason = format!("{reason} while this process used it");
+                Err(self.fail("write to", directory.to_owned(), &io::Error::other(reason)))
+            }
+            Err(error) => Err(Error::io("look at", directory)(error)),
+        }
+    }
+
     /// Fails for good, and tells whoever asked to be told.
-    pub(crate) fn fail(
-        &self,
-        operation: &'static str,
-        file: String,
-        error: &std::io::Error,
-    ) -> Error {
+    pub(crate) fn fail(&self, operation: &'static str, file: String, error: &io::Error) -> Error {
         self.fail_for(Failure {
             operation,
             file,

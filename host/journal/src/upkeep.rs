@@ -216,6 +216,7 @@ impl Log {
         if self.durable().0 < complete {
             self.commit()?;
         }
+        self.check_place()?;
         let (from, to) = (files::SNAPSHOT_TEMPORARY, files::snapshot(position));
         let bytes = writer.finish(complete).map_err(Error::io("write", from))?;
         self.disk
@@ -246,6 +247,7 @@ impl Log {
     /// The first thing that could not be done; the log is not hurt by it.
     pub fn maintain(&self, now_ms: u64) -> Result<(), Error> {
         self.check()?;
+        self.check_place()?;
         let (snapshot_bytes, noted) = {
             let mut catalogue = locked(&self.catalogue);
             catalogue.now_ms = catalogue.now_ms.max(now_ms);

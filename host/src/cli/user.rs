@@ -12,7 +12,7 @@ use clap::Subcommand;
 use super::output::{self, Exit, Failure};
 use crate::access::users::{self, Users, check_name};
 use crate::limits;
-use crate::replace::replace_with;
+use crate::replace::{replace_with, sync_name};
 
 /// Say who may log in with a name and a password
 #[derive(clap::Args)]
@@ -241,6 +241,8 @@ impl Lines {
             }
             file.sync_all()
         });
+        // Without it a power cut brings a removed user back.
+        let written = written.and_then(|()| sync_name(&self.path));
         written.map_err(|error| {
             let path = self.path.display();
             Failure::usage(format!("cannot write {path}: {error}"))

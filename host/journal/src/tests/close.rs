@@ -162,6 +162,79 @@ fn a_directory_has_one_process_and_any_number_of_readers() {
 }
 
 #[test]
+fn a_removed_lock_file_lets_no_second_process_in() {
+    let place = tempfile::tempdir().expect("a directory");
+    let first = Directory::open(place.path()).expect("free");
+    std::fs::remove_file(place.path().join(files::LOCK)).expect("there");
+    let error = Directory::open(place.path()).expect_err("still in use");
+    assert!(matches!(error, Error::Locked { .. }), "{error}");
+    let why = first.displaced().expect("looked").expect("removed");
+    assert!(why.contains("`lock`") && why.contains("removed"), "{why}");
+    drop(first);
+    let second = Directory::open(place.path()).expect("free");
+    assert_eq!(second.displaced().expect("looked"), None);
+}
+
+/// A log in a real directory, with a record in it.
+fn in_use(path: &std::path::Path) -> Log {
+    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
+    let (log, ..) = Log::open(disk, small(), 1, &mut Records::default()).expect("opens");
+    log.append(&[b"one"]).expect("small");
+    log.commit().expect("on disk");
+    log
+}
+
+#[test]
+fn a_log_acknowledges_nothing_in_a_removed_segment() {
+    for replaced in [false, true] {
+        let place = tempfile::tempdir().expect("a directory");
+        let log = in_use(place.path());
+        let segment = place.path().join(files::segment(1));
+        if replaced {
+            // As a second process does that opens the journal.
+            let copy = place.path().join("copy");
+            std::fs::copy(&segment, &copy).expect("copied");
+            std::fs::rename(&copy, &segment).expect("renamed");
+        } else {
+            std::fs::remove_file(&segment).expect("there");
+        }
+        log.append(&[b"two"]).expect("small");
+        let error = log.commit().expect_err("lost").to_string();
+        assert!(error.contains(&files::segment(1)), "{error}");
+        assert_eq!((log.durable(), log.released()), (Position(1), Position(1)));
+    }
+}
+
+#[test]
+fn a_log_fails_once_its_directory_or_lock_is_not_its_own() {
+    type Change = fn(&std::path::Path);
+    let changes: [(&str, Change); 3] = [
+        ("removed", |path| {
+            std::fs::remove_file(path.join(files::LOCK)).expect("there");
+        }),
+        ("removed", |path| {
+            std::fs::rename(path, path.with_extension("old")).expect("there");
+        }),
+        ("replaced", |path| {
+            std::fs::rename(path, path.with_extension("old")).expect("there");
+            std::fs::create_dir(path).expect("free");
+        }),
+    ];
+    for (what, change) in changes {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("data");
+        let log = in_use(&path);
+        log.maintain(1).expect("nothing changed");
+        change(&path);
+        let error = log.maintain(2).expect_err("changed").to_string();
+        assert!(error.contains(what), "{error}");
+        assert!(log.failure().is_some() && log.append(&[b"two"]).is_ok());
+        assert!(log.commit().is_err());
+        assert_eq!(log.released(), Position(1));
+    }
+}
+
+#[test]
 fn a_backup_is_one_file_and_begins_a_journal() {
     let place = tempfile::tempdir().expect("a directory");
     let file = place.path().join("backup");
