@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::limits;
+
 const NANOS_PER_MS: u64 = 1_000_000;
 
 /// Where time comes from.
@@ -91,11 +93,17 @@ impl Source for ManualSource {
 
 /// The store's `now`: the wall clock, never below an earlier `now`; where the wall was stepped
 /// back, `now` goes on at the pace of the monotonic clock until the wall has caught up.
+///
+/// If the wall is stepped ahead, `now` follows at once, so that versions and clients' clocks agree with it. No time has
+/// passed, so [`Reading::stepped_ms`] says by how much every deadline in this time has to move.
 pub struct Clock {
     source: Arc<dyn Source>,
     /// `now` at the last moment the wall clock was ahead of everything known.
     anchor_ns: u64,
     anchor_monotonic_ns: u64,
+    /// What `now` would be at `start_monotonic_ns`, had the wall always shown what it shows since the last reported step.
+    start_ns: u64,
+    start_monotonic_ns: u64,
 }
 
 impl Clock {
@@ -112,6 +120,8 @@ impl Clock {
             source,
             anchor_ns,
             anchor_monotonic_ns,
+            start_ns: anchor_ns,
+            start_monotonic_ns: anchor_monotonic_ns,
         }
     }
 
@@ -129,9 +139,18 @@ impl Clock {
             self.anchor_monotonic_ns = monotonic_ns;
         }
         let now_ns = carried_ns.max(wall_ns);
+        let paced_ns = self
+            .start_ns
+            .saturating_add(monotonic_ns - self.start_monotonic_ns);
+        let mut stepped_ms = now_ns.saturating_sub(paced_ns) / NANOS_PER_MS;
+        if stepped_ms < limits::CLOCK_STEP_MS_MIN {
+            stepped_ms = 0;
+        }
+        self.start_ns += stepped_ms * NANOS_PER_MS;
         Reading {
             now_ms: now_ns / NANOS_PER_MS,
             wall_behind_ms: (now_ns - wall_ns) / NANOS_PER_MS,
+            stepped_ms,
         }
     }
 }
@@ -143,6 +162,8 @@ pub struct Reading {
     pub now_ms: u64,
     /// How far the wall clock lies behind it: more than a second means it was stepped back.
     pub wall_behind_ms: u64,
+    /// How far `now` went ahead without time passing, since the reading that last said so.
+    pub stepped_ms: u64,
 }
 
 /// A version of this store: a reading of its hybrid logical clock. Ordered by wall, then counter.
@@ -261,7 +282,8 @@ mod tests {
             clock.read(),
             Reading {
                 now_ms: 10_000_000,
-                wall_behind_ms: 0
+                wall_behind_ms: 0,
+                stepped_ms: 0
             }
         );
         source.advance(5);
@@ -280,9 +302,32 @@ mod tests {
             clock.read(),
             Reading {
                 now_ms: 20_000_000,
-                wall_behind_ms: 0
+                wall_behind_ms: 0,
+                stepped_ms: 20_000_000 - 10_000_015
             }
         );
+        assert_eq!(clock.read().stepped_ms, 0, "said once");
+    }
+
+    #[test]
+    fn steps_ahead_add_up_to_what_the_clocks_differ_by() {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let mut clock = Clock::new(source.clone());
+        let mut stepped_ms = 0;
+        for round in 1..=100 {
+            source.advance(1_000);
+            source.set_wall(10_000_000 + round * 1_030);
+            let reading = clock.read();
+            assert_eq!(reading.now_ms, 10_000_000 + round * 1_030);
+            stepped_ms += reading.stepped_ms;
+            let missed_ms = round * 30 - stepped_ms;
+            assert!(missed_ms < limits::CLOCK_STEP_MS_MIN, "{missed_ms} ms");
+        }
+        // A wall that was stepped back and ahead again shows no more than what passed.
+        source.set_wall(1);
+        assert_eq!(clock.read().stepped_ms, 0);
+        source.set_wall(10_000_000 + 103_000);
+        assert_eq!(clock.read().stepped_ms, 0);
     }
 
     #[test]

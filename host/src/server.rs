@@ -195,7 +195,9 @@ impl Server {
 
     /// What has been done so far.
     pub fn stats(&self) -> Stats {
-        let core = self.lock();
+        let mut core = self.lock();
+        // It looks at the system clock.
+        core.now();
         let state = core.store.state();
         Stats {
             keys: state.table.keys(),
@@ -213,11 +215,20 @@ impl Server {
             Some("the store is stopping")
         } else if self.lock().journal_full {
             Some("the disk is full: only removals are taken")
+        } else if self.is_clock_behind() {
+            Some("the system clock is behind the store's time: it was stepped back")
         } else if self.link().is_some_and(|link| !link.connected) {
             Some("there is no connection to the broker")
         } else {
             None
         }
+    }
+
+    /// Whether the system clock was stepped back so far that this is worth a look.
+    fn is_clock_behind(&self) -> bool {
+        let mut core = self.lock();
+        core.now();
+        core.wall_behind
     }
 
     /// What the connection to a foreign broker can be judged by, where there is one.

@@ -114,6 +114,11 @@ fn store(page: &mut Page, stats: &Stats) {
         ("keys", "Keys", stats.keys),
         ("key_bytes", "What the keys weigh, in bytes", stats.bytes),
         ("watches", "Watches", stats.watches),
+        (
+            "clock_behind_ms",
+            "How far the system clock is behind the store's time, in milliseconds",
+            stats.clock_behind_ms,
+        ),
     ];
     page.gauges(&gauges);
 }

@@ -7,11 +7,9 @@ use super::{AssignError, Stats};
 use crate::clock::{Clock, Reading};
 use crate::journal::record::PolicyRecord;
 use crate::journal::{Journal, Position, Recorder};
+use crate::limits;
 use crate::policy::{Assignment, Instance, Part, Policy, Swaps};
 use crate::store::{Store, Transaction, Trip};
-
-/// A wall clock this far behind the store's time was stepped back by somebody.
-const WALL_BEHIND_MS: u64 = 1_000;
 
 /// What decides, under one lock.
 pub(super) struct Core {
@@ -100,12 +98,31 @@ impl Core {
         }
     }
 
+    /// The system clock was stepped ahead, and no time has passed: what expires keeps the time that it has left.
+    fn postpone(&mut self, now_ms: u64, stepped_ms: u64) {
+        tracing::warn!(
+            stepped_ms,
+            "the system clock was stepped ahead: the store's time follows, and the deadlines of keys move with it"
+        );
+        let Self {
+            store, recorder, ..
+        } = self;
+        store.postpone(now_ms, stepped_ms, |effects| {
+            recorder.step(None, &effects, false);
+        });
+    }
+
     pub(super) fn now(&mut self) -> u64 {
         let Reading {
             now_ms,
             wall_behind_ms,
+            stepped_ms,
         } = self.clock.read();
-        let behind = wall_behind_ms > WALL_BEHIND_MS;
+        if stepped_ms > 0 {
+            self.postpone(now_ms, stepped_ms);
+        }
+        self.stats.clock_behind_ms = wall_behind_ms;
+        let behind = wall_behind_ms > limits::CLOCK_UNHEALTHY_MS_MIN;
         if behind != self.wall_behind {
             self.wall_behind = behind;
             if behind {

@@ -34,4 +34,6 @@ pub struct Stats {
     pub bytes: u64,
     /// Watches at the moment.
     pub watches: u64,
+    /// How far the system clock is behind the store's time.
+    pub clock_behind_ms: u64,
 }

@@ -1,3 +1,5 @@
+mod clock;
+
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 use super::*;

@@ -169,6 +169,13 @@ impl Duplicates {
         now_ms.saturating_add(self.retention.of(properties))
     }
 
+    /// Time went ahead by so much without passing: what is remembered stays so for as long as before.
+    pub(super) fn postpone(&mut self, by_ms: u64) {
+        for slot in &mut self.window {
+            slot.until_ms = slot.until_ms.saturating_add(by_ms);
+        }
+    }
+
     /// Takes note of a request. True where it may have come before; most cannot, and what they are need not
     /// be found out.
     pub(super) fn arrive(&mut self, delivery: &Delivery) -> bool {

@@ -80,14 +80,14 @@ pub enum RestsOn {
     Everything,
 }
 
-/// Keys that went because their time was over.
+/// Keys that went because their time was over, or that hold the same with a later deadline.
 #[derive(Debug)]
 pub struct Swept {
     /// The store's time.
     pub now_ms: u64,
     /// The store's clock after it.
     pub clock: Stamp,
-    /// The removals.
+    /// The removals, or the entries.
     pub writes: Vec<Write>,
 }
 

@@ -93,6 +93,19 @@ impl Entry {
         )
     }
 
+    /// The same with a deadline that is so much later, if it has one.
+    pub(super) fn postponed(&self, by_ms: u64) -> Self {
+        let expires_ms = self.expires_ms().map(|ms| ms.saturating_add(by_ms));
+        let fence = self.fence();
+        Self::new(
+            self.key(),
+            self.value(),
+            self.version(),
+            fence.as_ref(),
+            expires_ms,
+        )
+    }
+
     /// The key.
     pub fn key(&self) -> &[u8] {
         &self.0.slice[..self.key_bytes()]

@@ -31,6 +31,34 @@ pub(super) fn tell_again(
     state
 }
 
+/// Moves the deadline of every key, since time went ahead by so much without passing. `each` gets the writes to record, in
+/// parts that are small enough for a record.
+pub(super) fn postpone(state: &mut State, now_ms: u64, by_ms: u64, each: &mut dyn FnMut(Swept)) {
+    for hidden in [false, true] {
+        let expiring: Vec<Entry> = state.part(hidden).expired(u64::MAX).cloned().collect();
+        let mut entries = expiring.iter().peekable();
+        while entries.peek().is_some() {
+            let (mut writes, mut bytes) = (Vec::new(), 0);
+            while let Some(entry) = entries.next_if(|_| {
+                writes.len() < limits::POSTPONED_KEYS_PER_RECORD_MAX
+                    && bytes < limits::POSTPONED_BYTES_PER_RECORD_MAX
+            }) {
+                bytes += entry.weight();
+                writes.push(Write {
+                    hidden,
+                    ..Write::of(Change::Set(entry.postponed(by_ms)))
+                });
+            }
+            state.write_by(&writes, None);
+            each(Swept {
+                now_ms,
+                clock: state.hlc.last(),
+                writes,
+            });
+        }
+    }
+}
+
 /// Removes keys that have expired, at most one step's worth.
 pub(super) fn sweep(
     mut state: Box<State>,

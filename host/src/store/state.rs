@@ -107,11 +107,22 @@ impl State {
         self.write_as(write, NOBODY);
     }
 
-    /// Makes writes of a client's request real, or what no client asked for.
+    /// Makes writes of a client's request real, or what no client asked for: then a key that is put keeps its owner.
     pub fn write_by(&mut self, writes: &[Write], client: Option<&str>) {
+        let Some(client) = client else {
+            for write in writes {
+                let held = self.part(write.hidden).owned(write.key());
+                let owner = held.filter(|_| write.entry().is_some());
+                self.write_as(write, owner.map_or(NOBODY, |(_, owner)| owner));
+            }
+            return;
+        };
         let puts = writes.iter().any(|it| it.entry().is_some());
-        let owner = client.filter(|_| puts);
-        let owner = owner.map_or(NOBODY, |client| self.owners.enter(client));
+        let owner = if puts {
+            self.owners.enter(client)
+        } else {
+            NOBODY
+        };
         self.write_all(writes, owner);
     }
 

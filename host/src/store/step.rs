@@ -189,6 +189,22 @@ impl Store {
         next_expiry_ms(self.state())
     }
 
+    /// Moves every deadline to as much later as time went ahead without passing. `each` gets effects to record.
+    pub fn postpone(&mut self, now_ms: u64, by_ms: u64, mut each: impl FnMut(Effects)) {
+        self.duplicates.postpone(by_ms);
+        let mut state = self
+            .state
+            .take()
+            .expect("every step puts the state back before it returns");
+        expiry::postpone(&mut state, now_ms, by_ms, &mut |swept| {
+            each(Effects {
+                swept: Some(swept),
+                ..Effects::default()
+            });
+        });
+        self.state = Some(state);
+    }
+
     /// Whether this is a request that an earlier run handled, whose notifications may not have left.
     pub fn may_be_untold(&self, request: &Request<'_>) -> bool {
         self.state().watches.are_kept()
