@@ -296,3 +296,20 @@ fn what_a_watcher_may_read_is_told_by_a_writer_who_may_not_read_it() {
         .collect();
     assert_eq!(told, ["reader"]);
 }
+
+#[test]
+fn a_scan_looks_at_a_bounded_number_of_bytes_of_keys() {
+    let mut world = World::new();
+    for number in 0..100 {
+        let key = format!("k{number:02}{}", "x".repeat(20_000));
+        let (_, answer) = world.ask("owner", None, &[b"SET", key.as_bytes(), b"v"]);
+        assert_eq!(answer, "+OK\r\n");
+    }
+    let (listed, tokens) = scan(&mut world, "picky", b"*");
+    assert_eq!(listed, [""; 0]);
+    assert!(
+        tokens.len() >= 3,
+        "2 MB of keys in {} pages",
+        tokens.len() + 1
+    );
+}

@@ -2,11 +2,11 @@
 //!
 //! A payload enters [`parse`] and its [`Arguments`] leave, as spans of that payload: no argument is ever
 //! copied. The writers append to the bytes of a reply. The reader is total: every payload gives arguments
-//! or [`Malformed`], in one pass, in constant memory.
+//! or [`Malformed`], in one pass, in constant memory, in a bounded number of steps.
 
 use std::ops::Range;
 
-use crate::limits::{ARGUMENTS_KEPT, PAYLOAD_BYTES_MAX};
+use crate::limits::{ARGUMENTS_CHECKED_MAX, ARGUMENTS_KEPT, PAYLOAD_BYTES_MAX};
 use crate::{Bytes, Span};
 
 /// The payload is not one array of bulk strings and nothing else.
@@ -63,18 +63,20 @@ pub fn range(span: Span) -> Range<usize> {
 /// # Errors
 ///
 /// [`Malformed`] for everything else: no element, an element that is no bulk string, a length that is not
-/// plain decimal (a sign, a zero in front, a null) or that lies, bytes behind the end.
+/// plain decimal (a sign, a zero in front, a null) or that lies, bytes behind the end. If there are more than
+/// [`ARGUMENTS_CHECKED_MAX`] elements, the rest is taken to be well formed: no command takes so many, so the request is
+/// refused in any case.
 pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(Malformed);
     }
     let (count, mut rest) = length(payload, b'*')?;
-    if count == 0 {
+    // A count that not even empty elements would fill lies.
+    if count == 0 || count > rest.len() / BULK_BYTES_MIN {
         return Err(Malformed);
     }
     let mut kept = [Span { at: 0, len: 0 }; ARGUMENTS_KEPT];
-    // Ends with the payload at the latest, however large the count: every element takes bytes of it.
-    for index in 0..count {
+    for index in 0..count.min(ARGUMENTS_CHECKED_MAX) {
         let (len, behind) = length(rest, b'$')?;
         if let Some(slot) = kept.get_mut(index) {
             *slot = span(payload.len() - behind.len(), len)?;
@@ -82,7 +84,7 @@ pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
         let behind = behind.get(len..).ok_or(Malformed)?;
         rest = behind.strip_prefix(b"\r\n").ok_or(Malformed)?;
     }
-    if !rest.is_empty() {
+    if count <= ARGUMENTS_CHECKED_MAX && !rest.is_empty() {
         return Err(Malformed);
     }
     Ok(Arguments {
@@ -91,6 +93,9 @@ pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
         count,
     })
 }
+
+/// The shortest bulk string: `$0\r\n\r\n`.
+const BULK_BYTES_MIN: usize = 6;
 
 fn span(at: usize, len: usize) -> Result<Span, Malformed> {
     let at = u32::try_from(at).map_err(|_| Malformed)?;
@@ -246,6 +251,19 @@ mod tests {
         let last = payload.len() - 1;
         payload[last] = b'x';
         assert!(parse(&payload).is_err());
+    }
+
+    #[test]
+    fn elements_behind_the_checked_ones_are_counted_only() {
+        for count in [ARGUMENTS_CHECKED_MAX, ARGUMENTS_CHECKED_MAX + 1, 300_000] {
+            let mut payload = request(&vec![b"" as &[u8]; count]);
+            assert_eq!(parse(&payload).expect("well formed").count(), count);
+            let last = payload.len() - 1;
+            payload[last] = b'x';
+            assert_eq!(parse(&payload).is_ok(), count > ARGUMENTS_CHECKED_MAX);
+            payload.truncate(last);
+            assert!(parse(&payload).is_err(), "the count lies");
+        }
     }
 
     #[test]

@@ -215,6 +215,10 @@ pub const PAGE_BYTES_MAX: usize = 64 << 10;
 /// 32 pages of a SCAN are within the fuel of one call, whatever the standard policy burns beside them.
 pub const PAGE_KEYS_EXAMINED_MAX: usize = 2048;
 
+/// Bytes of the keys looked at for one page: a pattern of a rule may look at each byte of a key, so that long keys take as
+/// much time as many. Enough for all [`PAGE_KEYS_EXAMINED_MAX`] of ordinary length.
+pub const PAGE_BYTES_EXAMINED_MAX: usize = 512 << 10;
+
 /// Bytes that a policy may draw at once from the seeded generator.
 pub const RANDOM_BYTES_MAX: u32 = 1024;
 

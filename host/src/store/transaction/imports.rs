@@ -297,23 +297,26 @@ impl Transaction {
         let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
         let mut keys = Vec::new();
         let mut bytes = 0;
-        let mut next = None;
+        let mut examined_bytes = 0;
+        let mut next: Option<&[u8]> = None;
         for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
             let key = entry.key();
             *looked += looks as u64;
             if keys.len() == limit
                 || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
+                || examined_bytes >= limits::PAGE_BYTES_EXAMINED_MAX / looks
             {
-                let next = next.map(seal);
+                let next = next.map(|key| seal(key.to_vec()));
                 return Ok(Page { keys, next });
             }
+            examined_bytes += key.len();
             // Listed as of the beginning of this request; what it staged itself comes with the next.
             if !entry.expired(self.now_ms) && grants.is_none_or(|it| it.may_read(key)) {
                 bytes += key.len();
                 keys.push(key.to_vec());
             }
-            next = Some(key.to_vec());
+            next = Some(key);
         }
         Ok(Page { keys, next: None })
     }
