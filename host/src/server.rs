@@ -43,6 +43,9 @@ mod usage;
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
 pub(crate) const EXIT_STATE_LOST: i32 = 70;
 
+/// Steps of a batch between two looks at the clock.
+const STEPS_PER_LOOK: u32 = 4;
+
 /// A running store.
 pub struct Server {
     core: Mutex<Core>,
@@ -533,7 +536,9 @@ impl Server {
 }
 
 impl Intake for Server {
-    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let began = Instant::now();
+        let mut steps = 0_u32;
         let mut kicked = false;
         let mut more = true;
         while more {
@@ -546,6 +551,15 @@ impl Intake for Server {
                 core.swaps.begin();
                 // Answers are let go now and then, so that a client's own bound sees them in time.
                 while reply_bytes <= limits::BATCH_REPLY_BYTES_MAX {
+                    // Not at each step: most take some microseconds.
+                    steps += 1;
+                    if steps.is_multiple_of(STEPS_PER_LOOK)
+                        && !kicked
+                        && began.elapsed() >= time_max
+                    {
+                        more = false;
+                        break;
+                    }
                     let Some(inbound) = batch.next() else {
                         more = false;
                         break;

@@ -221,13 +221,23 @@ impl Dispatch {
 
     /// How the turn ends, unless all packets were handled and it goes on as the buffer says.
     fn handle(&mut self, now: Instant) -> Result<Option<Turn>, Violation> {
+        // What the service has left.
+        if !self.hand_over() {
+            return Ok(Some(Turn::Cut));
+        }
         let broker = self.broker.clone();
         let mut core = broker.lock();
         let result = self.handle_locked(now, &mut core);
         drop(core);
-        // Also in front of a violation: these were sent before it.
-        self.hand_over();
-        result
+        match result {
+            Ok(None) if self.behind.is_ok() => Ok((!self.hand_over()).then_some(Turn::Cut)),
+            Ok(Some(Turn::Cut)) => result,
+            // Behind the last packet of a connection, or a violation: these were sent before it.
+            _ => {
+                self.hand_over_all();
+                result
+            }
+        }
     }
 
     fn handle_locked(
@@ -257,9 +267,14 @@ impl Dispatch {
                 _ => false,
             };
             if waits && !self.requests.is_empty() {
-                core.unlocked(|| self.hand_over());
+                let mut all = false;
+                core.unlocked(|| all = self.hand_over());
                 if !core.is_open(key, connection) {
                     return Ok(Some(Turn::Over));
+                }
+                if !all {
+                    self.packets.push_front((packet, claim));
+                    return Ok(Some(Turn::Cut));
                 }
             }
             core.work_done(work::PACKET);
@@ -321,11 +336,31 @@ impl Dispatch {
         Ok(false)
     }
 
-    fn hand_over(&mut self) {
+    /// Hands requests to the service. False if it leaves some to the next turn.
+    fn hand_over(&mut self) -> bool {
         if !self.requests.is_empty() {
             self.service
                 .requests(&self.broker, &self.origin, &mut self.requests);
-            self.requests.clear();
+        }
+        self.requests.is_empty()
+    }
+
+    fn hand_over_all(&mut self) {
+        let mut left = usize::MAX;
+        while self.requests.len() < left {
+            left = self.requests.len();
+            self.hand_over();
+        }
+    }
+}
+
+/// A connection may end between two turns. The session remembers a QoS 2 request that has begun: one that nobody handed over
+/// would never be.
+impl Drop for Dispatch {
+    fn drop(&mut self) {
+        // The service may be what panics.
+        if !std::thread::panicking() {
+            self.hand_over_all();
         }
     }
 }

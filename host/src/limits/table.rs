@@ -53,6 +53,10 @@ pub const ENVELOPE_BYTES: u64 = 4096;
 /// the longest value, and a batch has hundreds.
 pub const BATCH_REPLY_BYTES_MAX: usize = 4 << 20;
 
+/// How long the requests of one connection may run before other connections get their turns: some hundred ordinary requests,
+/// or some pages of long keys.
+pub const REQUESTS_PER_TURN_TIME: Duration = Duration::from_micros(500);
+
 /// Default bound of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 

@@ -217,3 +217,29 @@ fn a_store_says_what_keeps_it_from_answering() {
     server.stop();
     assert!(server.impediment().unwrap().contains("stopping"));
 }
+
+#[test]
+fn a_batch_that_takes_longer_than_it_may_is_left() {
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let server = Server::new(
+        Store::new(Registry::new(policy, None), Quota::default()),
+        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+        Recorder::new(Arc::new(Memory), Vec::new(), None),
+        1,
+        Settings::default(),
+    );
+    let peer = |number| Peer {
+        client: "client".into(),
+        connection: number,
+        session: number,
+    };
+    let peers: Vec<_> = (0..100).map(peer).collect();
+    let mut batch = peers.iter().map(Inbound::Gone);
+    server.take_within(Duration::ZERO, &mut batch);
+    let left = batch.len();
+    assert!((90..100).contains(&left), "{left}");
+    server.take_within(Duration::ZERO, &mut batch);
+    assert!(batch.len() < left);
+    server.take_within(Duration::MAX, &mut batch);
+    assert_eq!(batch.len(), 0);
+}

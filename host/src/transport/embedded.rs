@@ -7,6 +7,7 @@ use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use crate::access::{Authorizer, Found};
+use crate::limits;
 use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -79,7 +80,9 @@ impl Service for StoreService {
         }
         let peer = peer(from);
         let mut found = Found::default();
-        self.intake.take(&mut requests.iter_mut().map(|request| {
+        let mut taken = 0;
+        let mut batch = requests.iter_mut().map(|request| {
+            taken += 1;
             let ticket = request.token.take().map(Ticket::Embedded);
             let incoming = Incoming {
                 // It was claimed, so it is one of the two.
@@ -102,8 +105,10 @@ impl Service for StoreService {
                 grants: (self.rules.as_ref()).map(|it| it.grants_again(from, &mut found)),
             };
             Inbound::Publish(incoming, ticket)
-        }));
-        requests.clear();
+        });
+        let time_max = limits::REQUESTS_PER_TURN_TIME;
+        self.intake.take_within(time_max, &mut batch);
+        requests.drain(..taken);
     }
 
     fn gone(&self, _broker: &Broker, who: &Origin) {

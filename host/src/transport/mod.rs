@@ -6,6 +6,8 @@
 pub mod embedded;
 pub mod foreign;
 
+use std::time::Duration;
+
 use statehouse_mqtt::{Message, ReasonCode, Token};
 
 use crate::request::Incoming;
@@ -50,7 +52,13 @@ pub enum Outbound {
 /// Takes what a transport brings: one call per socket read, in order.
 pub trait Intake: Send + Sync {
     /// Handles a batch. What it leads to comes back through [`Transport::deliver`].
-    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>);
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        self.take_within(Duration::MAX, batch);
+    }
+
+    /// The same, but it leaves the rest of the batch in the iterator once that has taken about so long. What follows a
+    /// request that ended its connection is never left.
+    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 }
 
 /// Carries things out.

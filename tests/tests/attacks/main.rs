@@ -6,7 +6,9 @@
 //! | attack | figure | asked |
 //! |---|---|---|
 //! | 252 connections do not read: [`readers`] | victim p99, memory | 1 s, 512 MiB |
+//! | searches, wildcards, groups, requests that take long: [`stalls`] | victim p99 | 10 ms |
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod helpers;
 mod readers;
+mod stalls;

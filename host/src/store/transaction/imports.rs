@@ -295,6 +295,7 @@ impl Transaction {
         // A look at a key is a look at the patterns that might allow it.
         let looks = 1 + grants.map_or(0, |it| it.read_tries());
         let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
+        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / looks).max(1);
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut examined_bytes = 0;
@@ -305,7 +306,7 @@ impl Transaction {
             if keys.len() == limit
                 || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
-                || examined_bytes >= limits::PAGE_BYTES_EXAMINED_MAX / looks
+                || examined_bytes >= examined_bytes_max
             {
                 let next = next.map(|key| seal(key.to_vec()));
                 return Ok(Page { keys, next });

@@ -377,7 +377,11 @@ mod tests {
     }
 
     impl crate::transport::Intake for Store {
-        fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        fn take_within(
+            &self,
+            _: std::time::Duration,
+            batch: &mut dyn Iterator<Item = Inbound<'_>>,
+        ) {
             let transport = lock(&self.transport).upgrade().unwrap();
             for _ in batch {
                 *lock(&self.told) += 1;

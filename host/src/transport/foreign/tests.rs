@@ -19,7 +19,7 @@ use crate::transport::{Inbound, Intake};
 struct Noted(Mutex<Vec<String>>);
 
 impl Intake for Noted {
-    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         for inbound in batch {
             if let Inbound::Gone(peer) = inbound {
                 lock(&self.0).push(peer.client.to_string());

@@ -1,12 +1,16 @@
 //! How much work one turn of a connection may do.
 
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use bytes::BytesMut;
 use wire::Packet;
 
 use crate::{
-    Limits, Message, QoS,
+    Claim, Limits, Message, Options, Origin, QoS, Request, Service,
     dispatch::Turn,
     limits::{WORK_PER_TURN_MAX, work},
     testing::*,
@@ -176,4 +180,76 @@ fn the_end_of_many_sessions_is_cut_into_holds() {
     }
     assert!(holds >= 10, "{holds}");
     assert_eq!(broker.stats().subscriptions, 0);
+}
+
+/// Takes one request at a time, and keeps what it was asked.
+#[derive(Default)]
+struct OneByOne(Mutex<Vec<u16>>);
+
+impl Service for OneByOne {
+    fn claim(&self, topic: &[u8]) -> Claim {
+        Recorder::default().claim(topic)
+    }
+
+    fn requests(&self, _: &crate::Broker, _: &Origin, requests: &mut Vec<Request>) {
+        self.0.lock().unwrap().push(requests.remove(0).packet_id);
+    }
+
+    fn gone(&self, _: &crate::Broker, _: &Origin) {}
+}
+
+impl OneByOne {
+    fn taken(&self) -> Vec<u16> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn requests(ids: std::ops::Range<u16>) -> Vec<Packet> {
+    let request = |id| Packet::Publish(publish("req/x", Q::ExactlyOnce, id, ""));
+    ids.map(request).collect()
+}
+
+#[test]
+fn requests_that_the_service_leaves_come_in_the_next_turns() {
+    let service = Arc::new(OneByOne::default());
+    let (broker, now) = (
+        crate::Broker::new(Options::default(), service.clone()),
+        Instant::now(),
+    );
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    let mut packets = requests(1..4);
+    packets.extend([subscribe(&["x"]), Packet::PingReq(wire::PingReq)]);
+    let mut buffer = bytes(&packets);
+    // A SUBSCRIBE waits for the requests before it.
+    for taken in 1..=2 {
+        assert_eq!(peer.turn(&mut buffer, now), Turn::Cut);
+        assert_eq!(service.taken().len(), taken);
+    }
+    assert!(peer.receive().is_empty());
+    assert_eq!(peer.send(&[], now), Turn::Drained);
+    assert_eq!(service.taken(), [1, 2, 3]);
+    assert!(matches!(
+        peer.receive()[..],
+        [Packet::SubAck(_), Packet::PingResp(_)]
+    ));
+}
+
+#[test]
+fn requests_that_are_left_when_the_connection_ends_are_handed_over() {
+    let service = Arc::new(OneByOne::default());
+    let (broker, now) = (
+        crate::Broker::new(Options::default(), service.clone()),
+        Instant::now(),
+    );
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(peer.turn(&mut bytes(&requests(1..6)), now), Turn::Cut);
+    assert!(service.taken().len() < 5);
+    peer.lose(now);
+    assert_eq!(service.taken(), [1, 2, 3, 4, 5]);
+    // Behind a violation too.
+    let mut peer = Peer::new(&broker, &Hello::new("b"), now);
+    let mut buffer = bytes(&requests(6..9));
+    buffer.extend_from_slice(&[0xf7, 0]);
+    assert_eq!(peer.turns(&buffer, now).0, Turn::Over);
+    assert_eq!(service.taken().len(), 8);
 }
