@@ -49,6 +49,13 @@ pub struct Options {
     pub run: u32,
     /// Who may connect, publish and subscribe. [`Anyone`], unless it is set.
     pub access: Arc<dyn Access>,
+    /// Ends the process: a panic has left the broker's state half changed. Nothing that was changed since the lock was taken is
+    /// appended or announced. Ends with code 70 (EX_SOFTWARE of sysexits.h), unless it is set.
+    pub state_lost: fn() -> !,
+}
+
+fn exit_state_lost() -> ! {
+    std::process::exit(70)
 }
 
 impl Default for Options {
@@ -58,6 +65,7 @@ impl Default for Options {
             persistence: None,
             run: 0,
             access: Arc::new(Anyone),
+            state_lost: exit_state_lost,
         }
     }
 }
@@ -92,6 +100,7 @@ struct Shared {
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     refusals: Arc<Refusals>,
+    state_lost: fn() -> !,
     core: Mutex<Core>,
     rounds: Rounds,
     gate: Arc<Gate>,
@@ -153,6 +162,7 @@ impl Broker {
             service,
             access,
             refusals,
+            state_lost: options.state_lost,
             core: Mutex::new(core),
             rounds: Rounds::default(),
             gate,
@@ -473,14 +483,20 @@ impl Broker {
         Guard {
             broker: self,
             core: Some(self.0.lock()),
+            panicking: std::thread::panicking(),
         }
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Core> {
-        // A panic under the lock is a bug; going on with the other clients is better than failing them all.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(|_| self.state_is_lost())
+    }
+
+    /// A panic under the lock left the state half changed. To go on would record and announce what never happened.
+    fn state_is_lost(&self) -> ! {
+        tracing::error!("the broker panicked; stopping, since its state is lost");
+        (self.state_lost)()
     }
 }
 
@@ -489,6 +505,8 @@ impl Shared {
 pub(crate) struct Guard<'a> {
     broker: &'a Broker,
     core: Option<MutexGuard<'a, Core>>,
+    /// Whether the thread was panicking when the lock was taken: the state was whole then.
+    panicking: bool,
 }
 
 impl Guard<'_> {
@@ -518,6 +536,9 @@ impl Guard<'_> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
+        if self.core.is_some() && !self.panicking && std::thread::panicking() {
+            self.broker.0.state_is_lost();
+        }
         self.give_back();
     }
 }

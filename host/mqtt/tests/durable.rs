@@ -15,7 +15,8 @@ use std::{
 use common::*;
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
 use statehouse_mqtt::{
-    Broker, Limits, Message, NoService, Options, Persistence, QoS, Recovery, Service,
+    Access, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options, Origin,
+    Persistence, QoS, Recovery, Service, Verdict,
 };
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use wire::{DisconnectReasonCode, Packet};
@@ -365,4 +366,74 @@ async fn a_log_with_a_thread_of_its_own_loses_no_wake_up() {
     }
     over.store(true, Ordering::Release);
     thread.join().unwrap();
+}
+
+/// Panics in the middle of a SUBSCRIBE, with the broker's lock held.
+struct Trap;
+
+impl Access for Trap {
+    fn admit(&self, _: Attempt) -> Deciding {
+        Box::pin(std::future::ready(Verdict::admit(Identity::anonymous())))
+    }
+
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_subscribe(&self, _: &Origin, filter: &[u8]) -> bool {
+        assert_ne!(filter, b"trap", "as the test wants");
+        true
+    }
+}
+
+/// Says on stdout what it is given.
+struct Telling(Journal);
+
+impl Persistence for Telling {
+    fn append(&self, changes: &[u8]) -> u64 {
+        println!("appended {}", changes.escape_ascii());
+        self.0.append(changes)
+    }
+
+    fn released(&self) -> u64 {
+        self.0.released()
+    }
+}
+
+const TRAPPED: &str = "STATEHOUSE_TEST_TRAPPED";
+
+#[test]
+fn a_panic_under_the_lock_ends_the_process_and_appends_nothing() {
+    if std::env::var_os(TRAPPED).is_some() {
+        Runtime::new().unwrap().block_on(walk_into_the_trap());
+        return;
+    }
+    let name = "a_panic_under_the_lock_ends_the_process_and_appends_nothing";
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(TRAPPED, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(said.contains("subscribed"), "{said}");
+    assert!(!said.contains("half"), "{said}");
+    assert_eq!(child.status.code(), Some(70), "{said}");
+}
+
+async fn walk_into_the_trap() {
+    let options = Options {
+        persistence: Some(Arc::new(Telling(Journal::default()))),
+        access: Arc::new(Trap),
+        ..Options::default()
+    };
+    let broker = Broker::new(options, Arc::new(NoService));
+    let mut client = Client::duplex(&broker, 4096).hello("a", 1000).await;
+    client.listen_to("whole", Q::AtLeastOnce).await;
+    println!("subscribed");
+    let mut both = wire::Subscribe::new(wire::Filter::new("half", Q::AtLeastOnce), None);
+    both.pkid = 2;
+    both.filters.push(wire::Filter::new("trap", Q::AtLeastOnce));
+    client.send(&[Packet::Subscribe(both)]).await;
+    // It ends with that, or the process does.
+    _ = client.rest().await;
 }

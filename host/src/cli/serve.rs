@@ -29,7 +29,7 @@ use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
 use crate::policy::{Digest, Engine, Modules};
 use crate::reload::Reloads;
-use crate::server::{Server, Settings};
+use crate::server::{EXIT_STATE_LOST, Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Listener, Recovered};
 use crate::store::{Store, Transaction};
@@ -257,6 +257,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
                 persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
                 run,
                 access: access.clone(),
+                state_lost: || logging::exit(EXIT_STATE_LOST),
             };
             let service = StoreService::new(server.clone())
                 .with_orders(orders)
