@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     client::PATIENCE,
+    connect::Connect,
     server::Server,
     victim::{Latencies, Victim, milliseconds},
 };
@@ -44,7 +45,17 @@ pub struct Outcome<T> {
 /// Measures a victim, then the victim under attack, then memory, then a restart after `kill -9`.
 /// The server must survive the attack; the test asserts all other requirements.
 pub fn run<T>(name: &str, server: &mut Server, attack: impl FnOnce(&Server) -> T) -> Outcome<T> {
-    let victim = Victim::start(server.address());
+    run_as(name, server, &Connect::new("victim"), attack)
+}
+
+/// The same with a victim that connects so.
+pub fn run_as<T>(
+    name: &str,
+    server: &mut Server,
+    victim: &Connect,
+    attack: impl FnOnce(&Server) -> T,
+) -> Outcome<T> {
+    let victim = Victim::start_as(server.address(), victim.clone());
     let before = victim.undisturbed(BASELINE);
     assert_eq!(before.failures(), 0, "before the attack: {before}");
     let rss_before_kib = server.memory_kib();

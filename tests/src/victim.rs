@@ -126,6 +126,7 @@ pub struct Victim {
 
 struct Shared {
     address: SocketAddr,
+    connect: Connect,
     over: AtomicBool,
     measured: Mutex<Measured>,
     changed: Condvar,
@@ -139,10 +140,16 @@ struct Measured {
 }
 
 impl Victim {
-    /// Of the server at this address. It uses the client id `victim` and the key `victim`.
+    /// Of the server at this address, with the client id `victim`.
     pub fn start(address: SocketAddr) -> Victim {
+        Victim::start_as(address, Connect::new("victim"))
+    }
+
+    /// The same with this CONNECT. It uses the key `victim`.
+    pub fn start_as(address: SocketAddr, connect: Connect) -> Victim {
         let shared = Arc::new(Shared {
             address,
+            connect,
             over: AtomicBool::new(false),
             measured: Mutex::new(Measured {
                 latencies: Latencies::new(),
@@ -199,7 +206,7 @@ impl Shared {
             let began = Instant::now();
             let outcome = match connection.take() {
                 Some(there) => Ok(there),
-                None => Honest::connect(self.address),
+                None => Honest::connect(self.address, &self.connect),
             }
             .and_then(|mut there| {
                 there.request(turn)?;
@@ -224,12 +231,12 @@ struct Honest {
 }
 
 impl Honest {
-    fn connect(address: SocketAddr) -> Result<Honest, String> {
+    fn connect(address: SocketAddr, connect: &Connect) -> Result<Honest, String> {
         let stream = TcpStream::connect_timeout(&address, PATIENCE)
             .map_err(|error| format!("cannot connect: {error}"))?;
         let mut client = Client::on(stream);
-        let id = "victim";
-        send(&mut client, &Connect::new(id).bytes())?;
+        let id = &*connect.client_id;
+        send(&mut client, &connect.bytes())?;
         match client.poll(PATIENCE) {
             Heard::Packet(packet) if packet.kind() == kind::CONNACK && packet.ack().reason == 0 => {
             }

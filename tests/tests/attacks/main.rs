@@ -1,14 +1,20 @@
 //! Attacks on a running server. `statehouse_tests::victim` measures an honest client during each.
 //!
 //! All but [`helpers`] take long and are `#[ignore]`d: `bash tests/run --all` runs them and prints
-//! one table of their costs. "Asked" is what a test asserts; the honest client never sees a failure.
+//! one table of their costs. "Asked" is what a test asserts. No honest client may fail.
 //!
 //! | attack | figure | asked |
 //! |---|---|---|
 //! | 252 connections do not read: [`readers`] | victim p99, memory | 1 s, 512 MiB |
 //! | searches, wildcards, groups, requests that take long: [`stalls`] | victim p99 | 10 ms |
+//! | 252 read buffers pinned by one byte: [`buffers`] | victim p99, RSS | 1 s, 128 MiB more |
+//! | password flood: [`passwords`] | victim p99, peak RSS | 2 s, 128 MiB more |
+//! | 16 half-sent admin requests: [`operators`] | an operator's wait | 15 s |
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod buffers;
 mod helpers;
+mod operators;
+mod passwords;
 mod readers;
 mod stalls;
