@@ -123,6 +123,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         ..Options::default()
     };
     let mut image = Image::new(storage.duplicates);
+    image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
     let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut image).map_err(failed)?;
     image.finish();
     let behind_ms = image.now_ms.saturating_sub(wall_ms);

@@ -100,7 +100,8 @@ pub(crate) async fn accept(
     };
     let method = connect.enhanced.as_ref().map(|it| it.method.clone());
     let mut core = broker.lock();
-    let accepted = core.connect(connect, admission.identity, output, Instant::now())?;
+    let peer = door.peer.ip();
+    let accepted = core.connect(connect, admission.identity, peer, output, Instant::now())?;
     let expires = admission.expires;
     let showing = (method.is_some() || expires.is_some()).then(|| Showing {
         method,

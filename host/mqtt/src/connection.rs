@@ -102,6 +102,7 @@ pub(crate) async fn run<R, W>(
     let Accepted {
         session,
         origin,
+        account,
         limits,
         silence_max,
         previous,
@@ -125,7 +126,7 @@ pub(crate) async fn run<R, W>(
     if let Some(previous) = previous {
         previous.ended().await;
     }
-    let mut dispatch = Dispatch::new(broker.clone(), session, origin, &limits);
+    let mut dispatch = Dispatch::new(broker.clone(), session, origin, &account, &limits);
     let expired = showing.as_ref().map(Showing::expired);
     let read = read(
         &attached,

@@ -18,7 +18,8 @@ use crate::{
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
-    limits::{WORK_PER_TURN_MAX, work},
+    ledger::{Account, Holding, Kind},
+    limits::{ALIAS_OVERHEAD_BYTES, STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work},
     router::SessionKey,
     topic,
 };
@@ -68,6 +69,10 @@ pub(crate) struct Dispatch {
     topic_levels_max: usize,
     topic_alias_max: u16,
     aliases: HashMap<u16, Bytes>,
+    /// What these take.
+    alias_bytes: Holding,
+    alias_bytes_max: usize,
+    state_bytes_total_max: usize,
     publishes: Allowance,
     /// Packets that were decoded and not handled.
     packets: VecDeque<(Packet, Claim)>,
@@ -83,6 +88,7 @@ impl Dispatch {
         broker: Broker,
         session: SessionKey,
         origin: Origin,
+        account: &Arc<Account>,
         limits: &Limits,
     ) -> Self {
         Self {
@@ -98,6 +104,9 @@ impl Dispatch {
             topic_levels_max: limits.topic_levels_max,
             topic_alias_max: limits.topic_alias_max,
             aliases: HashMap::new(),
+            alias_bytes: Holding::new(account, Kind::State),
+            alias_bytes_max: limits.alias_bytes_max,
+            state_bytes_total_max: limits.state_bytes_total_max,
             publishes: Allowance::default(),
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
@@ -213,9 +222,28 @@ impl Dispatch {
             })?;
             publish.topic = name.clone();
         } else {
-            self.aliases
-                .insert(alias, Bytes::copy_from_slice(&publish.topic));
+            self.set_alias(alias, &publish.topic)?;
         }
+        Ok(())
+    }
+
+    fn set_alias(&mut self, alias: u16, topic: &[u8]) -> Result<(), Violation> {
+        let old = self.aliases.get(&alias);
+        if old.is_some_and(|old| **old == *topic) {
+            return Ok(());
+        }
+        let old = old.map_or(0, |old| old.len() + ALIAS_OVERHEAD_BYTES);
+        let bytes = self.alias_bytes.amount() - old + topic.len() + ALIAS_OVERHEAD_BYTES;
+        let more = bytes.saturating_sub(self.alias_bytes.amount());
+        let fits = (self.alias_bytes).fits(more, self.state_bytes_total_max, STATE_BYTES_FLOOR);
+        if bytes > self.alias_bytes_max || more > 0 && !fits {
+            return Err(Violation {
+                reason: ReasonCode::QUOTA_EXCEEDED,
+                text: "topic aliases of this client, or of all clients, take more memory than they may",
+            });
+        }
+        self.aliases.insert(alias, Bytes::copy_from_slice(topic));
+        self.alias_bytes.set(bytes);
         Ok(())
     }
 

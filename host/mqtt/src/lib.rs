@@ -15,6 +15,7 @@
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
+//! * `ledger`: what clients hold of the memory, by owner and in total;
 //! * `output`: the bytes that wait for one socket; `round`: the sockets that are written to together;
 //! * `persist`, `change`: what is durable, as records; `gate`: what waits for them; `recovery`, `image`: back from them.
 //!
@@ -47,9 +48,11 @@ mod codec;
 mod connection;
 mod core;
 mod dispatch;
+mod exchanges;
 mod gate;
 mod group;
 mod image;
+mod ledger;
 mod limits;
 mod link;
 mod message;

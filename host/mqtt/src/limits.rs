@@ -49,6 +49,13 @@ pub struct Limits {
     /// Shared subscriptions of one session. Each may bring it a copy of its own of one message, where all its others
     /// together bring one, so that this is by how much a client can have a message multiplied. One more is answered 0x97.
     pub shared_subscriptions_per_session_max: usize,
+    /// Wills, packet ids of unfinished QoS 2 exchanges and topic aliases of all clients, in bytes: they last without a
+    /// connection, but for the aliases. Beyond it, or beyond an owner's share, a CONNECT with a will is refused with 0x97, a
+    /// QoS 2 PUBLISH with PUBREC 0x97, and a client that sets one more alias is disconnected with 0x97.
+    pub state_bytes_total_max: usize,
+    /// Topic aliases of one connection, in bytes: the longest topic name, and all other aliases with names of two kilobytes.
+    /// One more disconnects with 0x97.
+    pub alias_bytes_max: usize,
     /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker.
     pub filters_per_packet_max: usize,
     /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
@@ -111,6 +118,8 @@ impl Default for Limits {
             subscription_bytes_per_session_max: 8 << 20,
             subscription_bytes_total_max: 256 << 20,
             shared_subscriptions_per_session_max: 64,
+            state_bytes_total_max: 256 << 20,
+            alias_bytes_max: 128 << 10,
             filters_per_packet_max: 64,
             queue_bytes_max: 16 << 20,
             queue_bytes_total_max: 512 << 20,
@@ -176,6 +185,21 @@ pub(crate) const GROUP_MEMBERS_ASKED_MAX: usize = 64;
 /// What a message costs beside its bytes when it is kept: the structures around it, rounded up, so that a
 /// flood of empty messages is bounded as well.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
+
+/// One owner, a user or an address, may hold at most so many times what is free of a kind of memory: three quarters of it
+/// alone, and the more owners there are the less each.
+pub(crate) const SHARE_OF_FREE: usize = 3;
+
+/// What of wills, QoS 2 packet ids and topic aliases every owner may hold as long as there is room at all: one will of any
+/// size that a CONNECT can have.
+pub(crate) const STATE_BYTES_FLOOR: usize = 128 << 10;
+
+/// What a topic alias costs beside its name: its entry in the table and an allocation, rounded up.
+pub(crate) const ALIAS_OVERHEAD_BYTES: usize = 128;
+
+/// Entries that an empty queue or table of one client may keep allocated. More is given back, or each client could pin what
+/// its longest queue took.
+pub(crate) const SPARE_ENTRIES_MAX: usize = 64;
 
 /// The Remaining Length ends here (section 1.5.5: four bytes of seven bits), so no packet is larger than about this.
 pub(crate) const PACKET_BYTES_MAX: u32 = 268_435_455;

@@ -5,11 +5,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use rustc_hash::FxHashMap;
-
 use crate::{
     Identity, ReasonCode,
     codec::{self, Violation, packet_type as kind},
+    exchanges::Exchanges,
     gate::BatchNumber,
     output::Output,
     persist::Tape,
@@ -148,7 +147,7 @@ impl Link {
         &mut self,
         popped: u64,
         blocked: bool,
-        received: &mut FxHashMap<u16, Received>,
+        received: &mut Exchanges,
         tape: &mut Tape<'_>,
     ) -> bool {
         let mut wake = false;
@@ -176,11 +175,7 @@ impl Link {
                     self.packet_bytes_max,
                 );
             });
-            if ack.exactly_once
-                && let Some(entry) = received.get_mut(&packet_id)
-                && entry.counted_by != self.connection
-            {
-                entry.counted_by = self.connection;
+            if ack.exactly_once && received.leaves(packet_id) {
                 self.unreleased += 1;
             }
             self.acks.pop_front();
@@ -188,16 +183,4 @@ impl Link {
         }
         wake
     }
-}
-
-/// A QoS 2 message from the client between its PUBLISH and its PUBREL (section 4.3.3).
-#[derive(Debug)]
-pub(crate) struct Received {
-    /// Connection and sequence of the PUBLISH that was handed over.
-    pub(crate) asked: (u64, u64),
-    /// Connection and sequence of the PUBREC that is owed for it, which a repetition over a later connection moves.
-    pub(crate) owed: (u64, u64),
-    pub(crate) answer: Option<ReasonCode>,
-    /// The connection in whose `unreleased` it counts; 0: none.
-    pub(crate) counted_by: u64,
 }

@@ -4,19 +4,18 @@
 //! are given in a circle, so that one is used again as late as possible. What of it is durable is written to a [`Tape`] in
 //! the method that changes it. Never encodes and never decides when to send.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Instant,
-};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
-use crate::{Message, QoS, change::Part, persist::Tape};
+use crate::{
+    Message, QoS,
+    change::Part,
+    ledger::{Account, Holding},
+    limits::{MESSAGE_OVERHEAD_BYTES, SPARE_ENTRIES_MAX},
+    persist::Tape,
+};
 
 /// A message for one client. QoS and retain flag of the message are those to send it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,8 +140,7 @@ pub(crate) struct Recorded<'a> {
 pub(crate) struct Outbox {
     queue: VecDeque<Entry>,
     in_flight: FxHashMap<u16, InFlight>,
-    bytes: usize,
-    total_bytes: Arc<AtomicUsize>,
+    bytes: Holding,
     last_packet_id: u16,
     last_number: u64,
     pushed: u64,
@@ -150,13 +148,12 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// An empty one that counts into `total_bytes` too.
-    pub(crate) fn new(total_bytes: Arc<AtomicUsize>) -> Self {
+    /// An empty one.
+    pub(crate) fn new(bytes: Holding) -> Self {
         Self {
             queue: VecDeque::new(),
             in_flight: FxHashMap::default(),
-            bytes: 0,
-            total_bytes,
+            bytes,
             last_packet_id: 0,
             last_number: 0,
             pushed: 0,
@@ -174,7 +171,12 @@ impl Outbox {
             queued,
         } = restored;
         self.last_number = self.last_number.max(number);
-        self.count(queued.as_ref().map_or(0, Queued::cost_bytes));
+        let bytes = match (&queued, packet_id) {
+            (Some(queued), _) => queued.cost_bytes(),
+            (None, Some(_)) => MESSAGE_OVERHEAD_BYTES,
+            (None, None) => 0,
+        };
+        self.bytes.add(bytes);
         let free = packet_id.filter(|id| !self.in_flight.contains_key(id));
         match (free, queued) {
             (Some(packet_id), queued) => {
@@ -235,17 +237,22 @@ impl Outbox {
         bytes_max: usize,
         total_bytes_max: usize,
     ) -> bool {
-        self.bytes + cost_bytes <= bytes_max
-            && self.total_bytes.load(Ordering::Relaxed) + cost_bytes <= total_bytes_max
+        self.bytes.amount() + cost_bytes <= bytes_max
+            && self.bytes.fits_total(cost_bytes, total_bytes_max)
     }
 
     /// What is queued and in flight, with overhead.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes.amount()
+    }
+
+    /// It counts as this owner's from now on.
+    pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
+        self.bytes.transfer(account);
     }
 
     pub(crate) fn push(&mut self, queued: Queued, tape: &mut Tape<'_>) {
-        self.count(queued.cost_bytes());
+        self.bytes.add(queued.cost_bytes());
         self.pushed += 1;
         self.last_number += 1;
         let mut entry = Entry {
@@ -275,8 +282,9 @@ impl Outbox {
     pub(crate) fn pop(&mut self, tape: &mut Tape<'_>) {
         if let Some(entry) = self.queue.pop_front() {
             self.popped += 1;
-            self.discount(&entry.queued);
+            self.bytes.subtract(entry.queued.cost_bytes());
             gone(entry.number, entry.recorded, tape);
+            self.trim();
         }
     }
 
@@ -318,6 +326,7 @@ impl Outbox {
                     queued: Some(queued),
                 },
             );
+            self.trim();
         }
     }
 
@@ -328,14 +337,26 @@ impl Outbox {
     /// The exchange is over.
     pub(crate) fn complete(&mut self, packet_id: u16, tape: &mut Tape<'_>) -> Option<InFlight> {
         let entry = self.in_flight.remove(&packet_id)?;
-        if let Some(queued) = &entry.queued {
-            self.discount(queued);
-        }
+        let bytes = entry.queued.as_ref().map(Queued::cost_bytes);
+        self.bytes.subtract(bytes.unwrap_or(MESSAGE_OVERHEAD_BYTES));
         gone(entry.number, entry.recorded, tape);
+        self.trim();
         Some(entry)
     }
 
-    /// A PUBREC came: the message is not needed any more, its identifier is.
+    /// Gives room back that a burst has left.
+    fn trim(&mut self) {
+        let (len, capacity) = (self.queue.len(), self.queue.capacity());
+        if capacity > SPARE_ENTRIES_MAX && len < capacity / 8 {
+            self.queue.shrink_to(2 * len);
+        }
+        let (len, capacity) = (self.in_flight.len(), self.in_flight.capacity());
+        if capacity > SPARE_ENTRIES_MAX && len < capacity / 8 {
+            self.in_flight.shrink_to(2 * len);
+        }
+    }
+
+    /// A PUBREC came: the message is not needed any more, its identifier is. Its place costs the same until a PUBCOMP comes.
     pub(crate) fn release(&mut self, packet_id: u16, tape: &mut Tape<'_>) {
         let Some(entry) = self.in_flight.get_mut(&packet_id) else {
             return;
@@ -345,7 +366,8 @@ impl Outbox {
                 let number = entry.number;
                 tape.write(Part::Released { number, packet_id });
             }
-            self.discount(&queued);
+            self.bytes
+                .subtract(queued.cost_bytes() - MESSAGE_OVERHEAD_BYTES);
         }
     }
 
@@ -432,9 +454,9 @@ impl Outbox {
             }
             !goes
         });
-        self.bytes -= freed;
-        self.total_bytes.fetch_sub(freed, Ordering::Relaxed);
+        self.bytes.subtract(freed);
         self.popped = self.pushed - self.queue.len() as u64;
+        self.trim();
         before - self.queue.len()
     }
 
@@ -453,27 +475,10 @@ impl Outbox {
     pub(crate) fn is_queue_empty(&self) -> bool {
         self.queue.is_empty()
     }
-
-    fn count(&mut self, bytes: usize) {
-        self.bytes += bytes;
-        self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn discount(&mut self, queued: &Queued) {
-        let bytes = queued.cost_bytes();
-        self.bytes -= bytes;
-        self.total_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
 }
 
 fn gone(number: u64, recorded: bool, tape: &mut Tape<'_>) {
     if recorded {
         tape.write(Part::Gone { number });
-    }
-}
-
-impl Drop for Outbox {
-    fn drop(&mut self) {
-        self.total_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -1,8 +1,9 @@
 //! Changes back into state, before there is a broker.
 //!
 //! In come batches of changes and pieces of images, in their order; out goes what [`Broker::restore`](crate::Broker::restore)
-//! begins with. Takes any bytes, and no more memory than comes in. Knows no limits and no clock: what does not fit, and what
-//! has expired, is left out when the broker is made.
+//! begins with. Takes any bytes, and no more memory than comes in. Knows no clock. Of the limits it knows those without which
+//! a start could take more memory than there is ([`Recovery::within`]); what does not fit the others, and what has expired,
+//! is left out when the broker is made.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +13,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    Message, ReasonCode,
+    Limits, Message, ReasonCode,
     change::{Change, Content, CorruptChanges, Decoder, Part, Testament},
     codec::Will,
     outbox::Shared,
@@ -25,6 +26,34 @@ pub struct Recovery {
     /// By number, so a later session of a client comes behind an earlier one.
     pub(crate) sessions: BTreeMap<u64, SavedSession>,
     pub(crate) retained: BTreeMap<Bytes, SavedRetained>,
+    /// Sessions whose wills were dropped for the limit.
+    pub(crate) without_will: Vec<u64>,
+    /// Messages that were.
+    pub(crate) lost_messages: usize,
+    wills: Room,
+    messages: Room,
+}
+
+/// What there may be of something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Room {
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self::of(usize::MAX)
+    }
+}
+
+impl Room {
+    fn of(bytes_max: usize) -> Self {
+        Self {
+            bytes: 0,
+            bytes_max,
+        }
+    }
 }
 
 /// One session.
@@ -70,6 +99,17 @@ pub(crate) struct SavedRetained {
 }
 
 impl Recovery {
+    /// One that keeps no more than twice the wills, and the messages of sessions, that these limits allow. Twice, since the
+    /// pieces of an image are of different times, so that all of them together may hold more than there ever was.
+    #[must_use]
+    pub fn within(limits: &Limits) -> Self {
+        Self {
+            wills: Room::of(limits.state_bytes_total_max.saturating_mul(2)),
+            messages: Room::of(limits.queue_bytes_total_max),
+            ..Self::default()
+        }
+    }
+
     /// Applies one batch of changes, or one piece of an image; returns the numbers of sessions that ended in it. Where it
     /// fails nothing can be said of the state any more.
     pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<u64>, CorruptChanges> {
@@ -79,7 +119,10 @@ impl Recovery {
         for change in Decoder::new(changes)? {
             match change? {
                 Change::Session(number, Part::End) => {
-                    ended.extend(self.sessions.remove(&number).map(|_| number));
+                    if let Some(session) = self.sessions.remove(&number) {
+                        self.forget(&session);
+                        ended.push(number);
+                    }
                 }
                 Change::Session(
                     number,
@@ -99,7 +142,11 @@ impl Recovery {
                         messages: BTreeMap::new(),
                         received: BTreeMap::new(),
                     };
-                    self.sessions.insert(number, session);
+                    self.wills.bytes += session.will_bytes();
+                    if let Some(old) = self.sessions.insert(number, session) {
+                        self.forget(&old);
+                    }
+                    self.drop_wills();
                 }
                 Change::Session(
                     number,
@@ -125,17 +172,28 @@ impl Recovery {
                     };
                     // Read in any case: a message after it may share its bytes.
                     if let Some(session) = self.sessions.get_mut(&number) {
+                        let bytes = content.message.cost_bytes();
+                        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
+                            self.lost_messages += 1;
+                            continue;
+                        }
                         let saved = SavedMessage {
                             packet_id: None,
                             content: Some(content),
                         };
-                        session.messages.insert(message, saved);
+                        let old = session.messages.insert(message, saved);
+                        let old = old.map_or(0, |old| old.bytes());
+                        self.messages.bytes = self.messages.bytes + bytes - old;
                     }
                 }
                 Change::Session(number, part) => {
                     // Where it is not there, it had ended when the image was taken, and the record of that follows.
                     if let Some(session) = self.sessions.get_mut(&number) {
-                        session.apply(part)?;
+                        let old = session.will_bytes();
+                        let gone = session.apply(part)?;
+                        self.wills.bytes = self.wills.bytes + session.will_bytes() - old;
+                        self.messages.bytes -= gone;
+                        self.drop_wills();
                     }
                 }
                 Change::Retained { message, from } => {
@@ -152,6 +210,35 @@ impl Recovery {
             }
         }
         Ok(ended)
+    }
+
+    pub(crate) fn forget(&mut self, session: &SavedSession) {
+        self.wills.bytes -= session.will_bytes();
+        let messages = session.messages.values().map(SavedMessage::bytes);
+        self.messages.bytes -= messages.sum::<usize>();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.wills.bytes + self.messages.bytes
+    }
+
+    /// Drops wills of the oldest sessions while there are too many.
+    fn drop_wills(&mut self) {
+        if self.wills.bytes <= self.wills.bytes_max {
+            return;
+        }
+        // Down to half, so that few wills that come lead to a search.
+        for (number, session) in &mut self.sessions {
+            if self.wills.bytes <= self.wills.bytes_max / 2 {
+                return;
+            }
+            let bytes = session.will_bytes();
+            if session.will.take().is_some() {
+                self.wills.bytes -= bytes;
+                self.without_will.push(*number);
+            }
+        }
     }
 
     /// Whether there is a session of this number by now. Its beginning is recorded before anything that it asks for.
@@ -173,7 +260,14 @@ impl Recovery {
 }
 
 impl SavedSession {
-    fn apply(&mut self, part: Part<'_>) -> Result<(), CorruptChanges> {
+    fn will_bytes(&self) -> usize {
+        let will = self.will.as_ref();
+        will.map_or(0, |will| will.message.cost_bytes())
+    }
+
+    /// Returns the bytes of a message that is not needed any more.
+    fn apply(&mut self, part: Part<'_>) -> Result<usize, CorruptChanges> {
+        let mut gone = None;
         match part {
             Part::Attach { expiry_s, will } => {
                 self.expiry_s = expiry_s;
@@ -202,15 +296,22 @@ impl SavedSession {
                     packet_id: Some(packet_id),
                     content: None,
                 };
-                self.messages.insert(number, saved);
+                gone = self.messages.insert(number, saved);
             }
-            Part::Gone { number } => _ = self.messages.remove(&number),
+            Part::Gone { number } => gone = self.messages.remove(&number),
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
             Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
             // These are changes of the table of sessions.
             Part::Begin { .. } | Part::End | Part::Message { .. } => {}
         }
-        Ok(())
+        Ok(gone.map_or(0, |gone| gone.bytes()))
+    }
+}
+
+impl SavedMessage {
+    fn bytes(&self) -> usize {
+        let content = self.content.as_ref();
+        content.map_or(0, |content| content.message.cost_bytes())
     }
 }
 

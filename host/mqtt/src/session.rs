@@ -4,19 +4,21 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, atomic::AtomicUsize},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use rustc_hash::FxHashMap;
 
 use crate::{
-    Origin, ReasonCode,
+    Limits, Origin, ReasonCode,
     change::{Part, Testament},
     codec::{Violation, Will},
+    exchanges::{Exchanges, Known},
     gate::BatchNumber,
-    link::{Link, Received},
+    ledger::{Account, Holding, Kind},
+    limits::STATE_BYTES_FLOOR,
+    link::Link,
     outbox::Outbox,
     persist::{Recorder, Tape},
     router::{Subscription, cost_bytes},
@@ -46,12 +48,10 @@ pub(crate) struct Session {
     /// Searches for retained messages that a SUBSCRIBE has begun, in their order. The connection handles no other packet
     /// before they have ended.
     pub(crate) replays: VecDeque<Replay>,
-    received: FxHashMap<u16, Received>,
-    /// Most of these. Unfinished exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
-    received_max: usize,
-    /// How many of these an earlier run left.
-    restored: usize,
+    exchanges: Exchanges,
     will: Option<Will>,
+    /// What these two take.
+    state: Holding,
     /// When the connection was lost, while there is none.
     detached: Option<Instant>,
     /// When the will is to be sent, once the connection is lost.
@@ -83,13 +83,15 @@ pub(crate) enum Arrival {
     New(u64),
     /// A repetition: answered, or to be answered with the original.
     Repeated,
+    /// There is no room to remember it; the sequence of the PUBREC that refuses it.
+    Refused(u64),
 }
 
 /// What sending needs of a session, side by side.
 pub(crate) struct Sending<'a> {
     pub(crate) link: &'a mut Link,
     pub(crate) outbox: &'a mut Outbox,
-    pub(crate) received: &'a mut FxHashMap<u16, Received>,
+    pub(crate) exchanges: &'a mut Exchanges,
     pub(crate) tape: Tape<'a>,
 }
 
@@ -104,7 +106,7 @@ pub(crate) struct Standing {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<str>, number: u64, total_bytes: Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(client: Arc<str>, number: u64, account: &Arc<Account>) -> Self {
         Self {
             client,
             number,
@@ -115,12 +117,11 @@ impl Session {
             subscription_bytes: 0,
             wildcards: 0,
             shared: 0,
-            outbox: Outbox::new(total_bytes),
+            outbox: Outbox::new(Holding::new(account, Kind::Queues)),
             replays: VecDeque::new(),
-            received: FxHashMap::default(),
-            received_max: 0,
-            restored: 0,
+            exchanges: Exchanges::default(),
             will: None,
+            state: Holding::new(account, Kind::State),
             detached: None,
             will_due: None,
             ends: None,
@@ -155,6 +156,7 @@ impl Session {
         self.durable = expiry_s > 0;
         self.expiry_s = expiry_s;
         self.will = will;
+        self.count_state();
         (self.detached, self.will_due, self.ends) = (None, None, None);
         self.drop_logged = false;
         let clock = *recorder.clock();
@@ -168,6 +170,23 @@ impl Session {
         } else {
             Part::Attach { expiry_s, will }
         });
+    }
+
+    /// Everything that it holds counts as this owner's from now on.
+    pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
+        self.state.transfer(account);
+        self.outbox.transfer(account);
+    }
+
+    fn count_state(&mut self) {
+        self.state
+            .set(self.will_bytes() + self.exchanges.cost_bytes());
+    }
+
+    /// What its will takes.
+    pub(crate) fn will_bytes(&self) -> usize {
+        let will = self.will.as_ref();
+        will.map_or(0, |will| will.message.cost_bytes())
     }
 
     /// Whether it is another user's.
@@ -201,6 +220,7 @@ impl Session {
         self.will_due = None;
         let will = self.will.take();
         if will.is_some() {
+            self.count_state();
             self.tape(recorder).write(Part::NoWill);
         }
         will
@@ -232,6 +252,7 @@ impl Session {
         self.owner = standing.owner;
         self.expiry_s = standing.expiry_s;
         self.will = standing.will;
+        self.count_state();
         self.alone_since(standing.detached);
         self.will_due = self.will_due.map(|due| due.max(will_from));
     }
@@ -387,11 +408,9 @@ impl Session {
             .map(|(filter, own)| (filter, *own))
     }
 
-    /// It is connected by this link. A client that forgot a full window of exchanges has room for another one, what an earlier run
-    /// left aside, also where it is told less by now: those that it forgot end with the session only.
+    /// It is connected by this link.
     pub(crate) fn connect(&mut self, link: Link) {
-        let own = self.restored + 2 * link.receive_max;
-        self.received_max = self.received_max.max(own);
+        self.exchanges.connect(link.receive_max);
         self.link = Some(link);
     }
 
@@ -401,40 +420,27 @@ impl Session {
         Some(Sending {
             link: self.link.as_mut()?,
             outbox: &mut self.outbox,
-            received: &mut self.received,
+            exchanges: &mut self.exchanges,
             tape,
         })
     }
 
     /// QoS 2 messages of the client that have their answer.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
-        self.received
-            .iter()
-            .filter_map(|(id, entry)| Some((*id, entry.answer?)))
+        self.exchanges.answered()
     }
 
-    /// Puts back the QoS 2 messages of the client that recovery found. There is no bound but that of the identifiers: one
-    /// that is forgotten would be handed over twice.
+    /// Puts back the QoS 2 messages of the client that recovery found.
     pub(crate) fn restore_received(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
-        for (packet_id, answer) in found {
-            self.received.insert(
-                packet_id,
-                Received {
-                    // No connection has the number 0.
-                    asked: (0, 0),
-                    owed: (0, 0),
-                    answer: Some(answer),
-                    counted_by: 0,
-                },
-            );
-        }
-        self.restored = self.received.len();
+        self.exchanges.restore(found);
+        self.count_state();
     }
 
     /// A QoS 2 PUBLISH over the current connection.
     pub(crate) fn receive(
         &mut self,
         packet_id: u16,
+        limits: &Limits,
         recorder: &mut Recorder,
     ) -> Result<Arrival, Violation> {
         // An answer to an earlier connection may not be durable yet.
@@ -443,38 +449,35 @@ impl Session {
             return Ok(Arrival::Repeated);
         };
         let after = self.outbox.progress().0;
-        let full = self.received.len() >= self.received_max;
-        match self.received.get_mut(&packet_id) {
-            None if full => {
+        let full = self.exchanges.is_full();
+        match self.exchanges.get(packet_id) {
+            Known::Nothing if full => {
                 let text = "too many QoS 2 messages wait for their PUBREL";
                 Err(Violation {
                     reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
                     text,
                 })
             }
-            None => {
+            Known::Nothing => {
                 let sequence = link.owe(packet_id, true)?;
-                let owed = (link.connection, sequence);
-                self.received.insert(
-                    packet_id,
-                    Received {
-                        asked: owed,
-                        owed,
-                        answer: None,
-                        counted_by: 0,
-                    },
-                );
+                let more = self.exchanges.growth_bytes();
+                let max = limits.state_bytes_total_max;
+                if more > 0 && !self.state.fits(more, max, STATE_BYTES_FLOOR) {
+                    return Ok(Arrival::Refused(sequence));
+                }
+                self.exchanges.begin(packet_id, (link.connection, sequence));
+                self.count_state();
                 Ok(Arrival::New(sequence))
             }
-            Some(entry) => {
-                match entry.answer {
-                    Some(reason) => {
-                        let sequence = link.owe(packet_id, true)?;
-                        link.answer(sequence, reason, None, after, told);
-                    }
-                    // The PUBREC that this connection owes anyway answers both.
-                    None if entry.owed.0 == link.connection => {}
-                    None => entry.owed = (link.connection, link.owe(packet_id, true)?),
+            Known::Answered(reason) => {
+                let sequence = link.owe(packet_id, true)?;
+                link.answer(sequence, reason, None, after, told);
+                Ok(Arrival::Repeated)
+            }
+            Known::Pending(entry) => {
+                // The PUBREC that this connection owes anyway answers both.
+                if entry.owed.0 != link.connection {
+                    entry.owed = (link.connection, link.owe(packet_id, true)?);
                 }
                 Ok(Arrival::Repeated)
             }
@@ -493,20 +496,15 @@ impl Session {
         recorder: &mut Recorder,
     ) {
         let mut tape = self.tape(recorder);
-        let Some(entry) = self.received.get_mut(&packet_id) else {
+        let Some(owed) = self.exchanges.answer(packet_id, asked, reason) else {
             return;
         };
-        if entry.asked != asked || entry.answer.is_some() {
-            return;
-        }
-        let (owed, mut told) = (entry.owed, told);
-        entry.answer = Some(reason);
-        if reason.is_error() {
-            self.received.remove(&packet_id);
-        } else {
+        let mut told = told;
+        if !reason.is_error() {
             tape.write(Part::Received { packet_id, reason });
             told = told.max(tape.current());
         }
+        self.count_state();
         self.answer(owed, reason, text, told);
     }
 
@@ -526,19 +524,14 @@ impl Session {
 
     /// A PUBREL came. False where no answered message has that identifier.
     pub(crate) fn release_received(&mut self, packet_id: u16, recorder: &mut Recorder) -> bool {
-        if self
-            .received
-            .get(&packet_id)
-            .is_none_or(|entry| entry.answer.is_none())
-        {
+        let Some(counted) = self.exchanges.release(packet_id) else {
             return false;
-        }
+        };
         self.tape(recorder).write(Part::Completed { packet_id });
-        if let (Some(entry), Some(link)) = (self.received.remove(&packet_id), &mut self.link)
-            && entry.counted_by == link.connection
-        {
+        if let Some(link) = self.link.as_mut().filter(|_| counted) {
             link.unreleased -= 1;
         }
+        self.count_state();
         true
     }
 }

@@ -19,6 +19,8 @@ pub struct Stats {
     pub retained_bytes: usize,
     /// Bytes of messages that wait for a client or its acknowledgement.
     pub queued_bytes: usize,
+    /// Bytes of wills, packet ids of unfinished QoS 2 exchanges and topic aliases.
+    pub state_bytes: usize,
     /// PUBLISHes that came from clients since the start.
     pub messages_in: u64,
     /// PUBLISHes sent to clients since the start, repetitions included.

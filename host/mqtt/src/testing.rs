@@ -1,6 +1,7 @@
 //! A client without a socket for tests: packets in and out through rumqttc's codec, time as the test says.
 
 use std::{
+    net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -18,6 +19,9 @@ use crate::{
     output::Output,
     router::SessionKey,
 };
+
+/// Where clients of tests connect from.
+pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 pub(crate) const OPEN: Duration = Duration::from_secs(1000);
 
@@ -268,12 +272,13 @@ impl Peer {
         });
         let accepted = broker
             .lock()
-            .connect(connect, identity, &output, now)
+            .connect(connect, identity, LOOPBACK, &output, now)
             .unwrap();
         let dispatch = Dispatch::new(
             broker.clone(),
             accepted.session,
             accepted.origin.clone(),
+            &accepted.account,
             &accepted.limits,
         );
         Self {

@@ -199,6 +199,11 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
             "Messages that wait for a client or its acknowledgement, in bytes",
             broker.queued_bytes as u64,
         ),
+        (
+            "client_state_bytes",
+            "Wills, packet ids of unfinished QoS 2 exchanges and topic aliases, in bytes",
+            broker.state_bytes as u64,
+        ),
         ("retained", "Retained messages", broker.retained as u64),
         (
             "retained_bytes",

@@ -180,6 +180,7 @@ impl LimitFlags {
             queue_bytes_max,
             retained_bytes_max: default.retained_bytes_max.min(queue_bytes_max / 2),
             queue_bytes_total_max,
+            state_bytes_total_max: part(1, default.state_bytes_total_max),
             subscription_bytes_total_max,
             subscription_bytes_per_session_max: of_total(subscription_bytes_total_max)
                 .min(default.subscription_bytes_per_session_max),

@@ -133,6 +133,8 @@ pub struct Storage {
     pub history_bytes: u64,
     /// What is remembered of answered requests.
     pub duplicates: Retention,
+    /// What recovery may hold of the sessions of clients.
+    pub sessions: statehouse_mqtt::Limits,
     /// Start with a clock that went back.
     pub accept_clock: bool,
 }
@@ -228,6 +230,7 @@ impl Config {
                 .history_bytes
                 .or(file.history_bytes)
                 .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
+            sessions: bounds.broker.clone(),
             duplicates: Retention {
                 window_ms: time(
                     flags.duplicate_window.or(file.duplicate_window),

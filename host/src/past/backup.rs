@@ -235,6 +235,7 @@ fn unlimited() -> Limits {
         shared_subscriptions_per_session_max: max,
         subscription_bytes_per_session_max: max,
         subscription_bytes_total_max: max,
+        state_bytes_total_max: max,
         queue_bytes_max: max,
         queue_bytes_total_max: max,
         retained_max: max,

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     fmt::Write,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,8 +11,9 @@ use std::{
 use super::{Core, publish::Source, session_at};
 use crate::{
     Identity, Limits, Origin, ReasonCode, Refusal, Refused,
-    codec::{self, Connack, Connect, Disconnect, Violation},
-    limits::{PACKET_BYTES_MAX, work},
+    codec::{self, Connack, Connect, Disconnect, Violation, Will},
+    ledger::{Account, Kind, Owner},
+    limits::{PACKET_BYTES_MAX, STATE_BYTES_FLOOR, work},
     link::{Link, LinkOptions},
     output::Output,
     router::SessionKey,
@@ -23,6 +25,8 @@ use crate::{
 pub(crate) struct Accepted {
     pub(crate) session: SessionKey,
     pub(crate) origin: Origin,
+    /// What its owner holds of the memory.
+    pub(crate) account: Arc<Account>,
     /// The bounds that the CONNACK tells.
     pub(crate) limits: Arc<Limits>,
     /// Silence that ends the connection: one and a half times the Keep Alive.
@@ -40,6 +44,7 @@ impl Core {
         &mut self,
         connect: Connect,
         identity: Arc<Identity>,
+        peer: IpAddr,
         output: &Arc<Output>,
         now: Instant,
     ) -> Result<Accepted, TurnedAway> {
@@ -80,16 +85,12 @@ impl Core {
         // Who comes back has the place of the session that is there, also where that ends now: a bound that was lowered since
         // takes nothing away.
         if existing.is_none() && self.by_client.len() >= self.limits.sessions_max {
-            let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, "there are too many sessions");
-            self.refusals.tell(&Refusal {
-                what: Refused::Connect,
-                reason,
-                text: Some(text),
-                peer: None,
-                client: &client,
-                user: origin.identity.user.as_deref(),
-            });
-            return Err((reason, text));
+            return Err(self.turn_away(&origin, "there are too many sessions"));
+        }
+        let account = self.ledger.account(Owner::of(&origin.identity, peer));
+        if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
+            let text = "the wills of this user or address, or of all clients, take as much memory as they may";
+            return Err(self.turn_away(&origin, text));
         }
         let mut previous = None;
         if let Some(key) = existing {
@@ -117,8 +118,7 @@ impl Core {
             None => {
                 self.last_session += 1;
                 let number = self.last_session;
-                let bytes = self.queued_bytes.clone();
-                self.insert(Session::new(client.clone(), number, bytes))
+                self.insert(Session::new(client.clone(), number, &account))
             }
         };
 
@@ -142,6 +142,7 @@ impl Core {
             will.delay_s = will.delay_s.min(will_delay_max_s);
             will
         });
+        session.transfer(&account);
         session.attach(!present, session_expiry_s, will, &mut self.recorder);
         session.claim(origin.identity.user.as_deref(), &mut self.recorder);
         let options = LinkOptions {
@@ -194,10 +195,40 @@ impl Core {
         Ok(Accepted {
             session: key,
             origin,
+            account,
             limits: self.limits.clone(),
             silence_max,
             previous,
         })
+    }
+
+    /// Refuses a CONNECT because there is no room for it.
+    fn turn_away(&self, origin: &Origin, text: &'static str) -> TurnedAway {
+        let reason = ReasonCode::QUOTA_EXCEEDED;
+        self.refusals.tell(&Refusal {
+            what: Refused::Connect,
+            reason,
+            text: Some(text),
+            peer: None,
+            client: &origin.client,
+            user: origin.identity.user.as_deref(),
+        });
+        (reason, text)
+    }
+
+    /// Whether a will may replace that of the session that is there.
+    fn has_room_for_will(
+        &mut self,
+        will: Option<&Will>,
+        existing: Option<SessionKey>,
+        account: &Account,
+    ) -> bool {
+        let Some(will) = will else { return true };
+        let old = existing.and_then(|key| self.session(key));
+        let old = old.map_or(0, |session| session.will_bytes());
+        let more = will.message.cost_bytes().saturating_sub(old);
+        let max = self.limits.state_bytes_total_max;
+        more == 0 || account.fits(Kind::State, more, max, STATE_BYTES_FLOOR)
     }
 
     /// The client has authenticated anew, as the same but with another proof. Where that is no longer good by now, or rules

@@ -18,10 +18,7 @@ mod window;
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::Instant,
 };
 
@@ -35,6 +32,7 @@ use crate::{
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
+    ledger::{Kind, Ledger},
     limits::{SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
     output::Output,
     persist::Recorder,
@@ -62,7 +60,7 @@ pub(crate) struct Core {
     last_assigned_id: u64,
     /// Makes assigned client ids different from those of another run.
     run_id: u64,
-    queued_bytes: Arc<AtomicUsize>,
+    ledger: Ledger,
     recorder: Recorder,
     tenancies: Tenancies,
     counts: Counts,
@@ -123,7 +121,7 @@ impl Core {
             last_session: before,
             last_assigned_id: 0,
             run_id: RandomState::new().hash_one(0),
-            queued_bytes: Arc::default(),
+            ledger: Ledger::default(),
             recorder,
             tenancies: Tenancies::default(),
             counts: Counts::default(),
@@ -202,7 +200,8 @@ impl Core {
             subscriptions: self.router.count(),
             retained: self.retained.count(),
             retained_bytes: self.retained.bytes(),
-            queued_bytes: self.queued_bytes.load(Ordering::Relaxed),
+            queued_bytes: self.ledger.total(Kind::Queues),
+            state_bytes: self.ledger.total(Kind::State),
             messages_in: self.counts.messages_in,
             messages_out: self.counts.messages_out,
             dropped: self.counts.dropped,

@@ -18,9 +18,13 @@ use crate::{
 pub(crate) enum Begun {
     /// To be handed over; settled with the token, if there is one.
     HandOver(Option<Token>),
-    /// A repetition of a QoS 2 message that was handed over.
+    /// A repetition of a QoS 2 message that was handed over, or one that was refused.
     Repeated,
 }
+
+/// Why a QoS 2 PUBLISH is refused whose packet id cannot be remembered.
+const NO_ROOM_FOR_EXCHANGE: &str =
+    "too many QoS 2 messages of this user or address, or of all clients, wait for their PUBREL";
 
 /// Where a message comes from.
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,13 +60,22 @@ impl Core {
                 Some(link) => link.owe(packet_id, false)?,
                 None => return Ok(Begun::Repeated),
             },
-            QoS::ExactlyOnce => match session.receive(packet_id, &mut self.recorder)? {
-                Arrival::New(sequence) => sequence,
-                Arrival::Repeated => {
-                    self.flush_acks(key);
-                    return Ok(Begun::Repeated);
+            QoS::ExactlyOnce => {
+                match session.receive(packet_id, &self.limits, &mut self.recorder)? {
+                    Arrival::New(sequence) => sequence,
+                    Arrival::Refused(sequence) => {
+                        let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_FOR_EXCHANGE);
+                        session.answer((connection, sequence), reason, Some(text), 0);
+                        self.refused(key, Refused::Publish, reason, Some(text));
+                        self.flush_acks(key);
+                        return Ok(Begun::Repeated);
+                    }
+                    Arrival::Repeated => {
+                        self.flush_acks(key);
+                        return Ok(Begun::Repeated);
+                    }
                 }
-            },
+            }
         };
         let exactly_once = qos == QoS::ExactlyOnce;
         Ok(Begun::HandOver(Some(Token {

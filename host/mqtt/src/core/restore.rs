@@ -11,6 +11,7 @@ use super::{Core, session_at};
 use crate::{
     Message,
     change::{Change, Part},
+    ledger::{Kind, Owner},
     limits::WILL_GRACE,
     outbox::{Outbox, Queued, Restored, Scope},
     recovery::{Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession},
@@ -23,6 +24,7 @@ use crate::{
 #[derive(Debug, Default)]
 struct Dropped {
     sessions: usize,
+    wills: usize,
     subscriptions: usize,
     messages: usize,
     retained: usize,
@@ -31,7 +33,18 @@ struct Dropped {
 impl Core {
     /// Takes over what recovery found. A session that was connected is as if its connection ended now.
     pub(crate) fn restore(&mut self, recovery: Recovery) {
-        let mut dropped = Dropped::default();
+        let mut dropped = Dropped {
+            wills: recovery.without_will.len(),
+            messages: recovery.lost_messages,
+            ..Dropped::default()
+        };
+        for number in recovery.without_will {
+            // A later connection may have brought another will.
+            let session = recovery.sessions.get(&number);
+            if session.is_some_and(|session| session.will.is_none()) {
+                self.recorder.tape(number, true).write(Part::NoWill);
+            }
+        }
         for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
             self.restore_session(number, saved, &mut dropped);
             self.recorder.checkpoint();
@@ -42,13 +55,15 @@ impl Core {
         }
         let Dropped {
             sessions,
+            wills,
             subscriptions,
             messages,
             retained,
         } = dropped;
-        if sessions + subscriptions + messages + retained > 0 {
+        if sessions + wills + subscriptions + messages + retained > 0 {
             tracing::warn!(
                 sessions,
+                wills,
                 subscriptions,
                 messages,
                 retained,
@@ -59,7 +74,8 @@ impl Core {
         self.recorder.append();
     }
 
-    /// One session for each client, and no more than the limit: those last whose end is near.
+    /// One session for each client, and no more than the limit. Those that end first come last: they are dropped first, here
+    /// and for every other limit.
     fn fitting(
         &mut self,
         saved: impl IntoIterator<Item = (u64, SavedSession)>,
@@ -73,11 +89,12 @@ impl Core {
             over.extend(older.map(|(number, _)| number));
         }
         let mut sessions: Vec<_> = by_client.into_values().collect();
+        sessions.sort_by_key(|(number, session)| {
+            let detached_ms = session.detached_ms.unwrap_or(u64::MAX);
+            let ends_ms = detached_ms.saturating_add(u64::from(session.expiry_s) * 1000);
+            (Reverse(ends_ms), *number)
+        });
         if sessions.len() > self.limits.sessions_max {
-            sessions.sort_by_key(|(_, session)| {
-                let detached_ms = session.detached_ms.unwrap_or(u64::MAX);
-                Reverse(detached_ms.saturating_add(u64::from(session.expiry_s) * 1000))
-            });
             let surplus = sessions.split_off(self.limits.sessions_max);
             dropped.sessions += surplus.len();
             over.extend(surplus.into_iter().map(|(number, _)| number));
@@ -85,11 +102,27 @@ impl Core {
         for number in over {
             self.recorder.tape(number, true).write(Part::End);
         }
-        sessions.sort_by_key(|(number, _)| *number);
         sessions
     }
 
     fn restore_session(&mut self, number: u64, saved: SavedSession, dropped: &mut Dropped) {
+        let owner = saved.owner.clone().map_or(Owner::Unknown, Owner::User);
+        let account = self.ledger.account(owner);
+        let mut session = Session::new(saved.client, number, &account);
+        session.restore_received(saved.received);
+        let state_bytes_max = self.limits.state_bytes_total_max;
+        if self.ledger.total(Kind::State) > state_bytes_max {
+            // Without its packet ids the client's repetitions would be new messages, and the client would not know.
+            dropped.sessions += 1;
+            self.recorder.tape(number, true).write(Part::End);
+            return;
+        }
+        let mut will = saved.will;
+        let will_bytes = will.as_ref().map_or(0, |will| will.message.cost_bytes());
+        if self.ledger.total(Kind::State) + will_bytes > state_bytes_max {
+            (dropped.wills, will) = (dropped.wills + 1, None);
+            self.recorder.tape(number, true).write(Part::NoWill);
+        }
         let now = self.recorder.clock().taken();
         // A clock that was set back must not give it more time than it had.
         let detached = saved
@@ -105,15 +138,13 @@ impl Core {
                 .tape(number, true)
                 .write(Part::Expiry(expiry_s));
         }
-        let mut session = Session::new(saved.client, number, self.queued_bytes.clone());
         let standing = Standing {
             owner: saved.owner,
             expiry_s,
-            will: saved.will,
+            will,
             detached,
         };
         session.restore(standing, now + WILL_GRACE);
-        session.restore_received(saved.received);
         self.restore_messages(number, &mut session.outbox, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {

@@ -280,7 +280,7 @@ impl Sending<'_> {
         let blocked = waits_for_client(self.link, self.outbox);
         let popped = self.outbox.progress().1;
         self.link
-            .send_acks(popped, blocked, self.received, &mut self.tape)
+            .send_acks(popped, blocked, self.exchanges, &mut self.tape)
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::{
     fmt, io, mem,
+    net::Ipv4Addr,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -76,7 +77,13 @@ impl Wire {
         let output = Arc::new(output);
         let accepted = broker
             .lock()
-            .connect(connect, Identity::anonymous(), &output, Instant::now())
+            .connect(
+                connect,
+                Identity::anonymous(),
+                Ipv4Addr::LOCALHOST.into(),
+                &output,
+                Instant::now(),
+            )
             .map_err(|(reason, _)| reason)?;
         // What a connection's writer does first; from then on others write in its place.
         let connack = output.drain();
@@ -88,6 +95,7 @@ impl Wire {
                 broker.clone(),
                 accepted.session,
                 accepted.origin,
+                &accepted.account,
                 &accepted.limits,
             ),
             broker: broker.clone(),

@@ -5,6 +5,7 @@ mod crash;
 mod delivery;
 mod gating;
 mod images;
+mod ledger;
 mod requests;
 mod restart;
 mod routing;

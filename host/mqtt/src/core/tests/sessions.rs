@@ -328,7 +328,13 @@ fn connect_as(
         ..Identity::default()
     };
     let mut core = broker.lock();
-    let accepted = core.connect(connect.unwrap().unwrap(), identity.into(), output, now)?;
+    let accepted = core.connect(
+        connect.unwrap().unwrap(),
+        identity.into(),
+        LOOPBACK,
+        output,
+        now,
+    )?;
     Ok(accepted.origin.session)
 }
 

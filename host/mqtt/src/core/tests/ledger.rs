@@ -1,0 +1,262 @@
+//! What clients hold is counted, shared among owners and bounded, also after a restart.
+
+use std::{sync::Arc, time::Instant};
+
+use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason, PubRel};
+
+use crate::{
+    Broker, Identity, Limits, NoService, Recovery, core::TurnedAway, output::Output, testing::*,
+};
+
+const WILL_BYTES: usize = 60_000;
+
+/// Connects as a user and loses the connection again.
+fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), TurnedAway> {
+    let output = Arc::new(Output::new(broker.limits().output_bytes_high, None));
+    let connect = crate::codec::decode_connect(&mut hello.bytes(), 1 << 16);
+    let identity = Identity {
+        user: Some(user.into()),
+        ..Identity::default()
+    };
+    let connect = connect.unwrap().unwrap();
+    let mut core = broker.lock();
+    let accepted = core.connect(connect, identity.into(), LOOPBACK, &output, now)?;
+    core.detach(accepted.session, accepted.origin.connection, now);
+    Ok(())
+}
+
+fn with_large_will(client: &str) -> Hello {
+    Hello::new(client).will("gone", &"x".repeat(WILL_BYTES), 1000)
+}
+
+fn limits(state_bytes_total_max: usize) -> Limits {
+    Limits {
+        state_bytes_total_max,
+        ..Limits::default()
+    }
+}
+
+/// How many of so many visits with a large will are let in.
+fn visits(broker: &Broker, user: &str, count: usize, now: Instant) -> usize {
+    let clients = (0..count).map(|n| with_large_will(&format!("{user}-{n}")));
+    clients
+        .filter(|hello| match visit(broker, user, hello, now) {
+            Ok(()) => true,
+            Err((reason, _)) => {
+                assert_eq!(reason.0, 0x97);
+                false
+            }
+        })
+        .count()
+}
+
+#[test]
+fn wills_are_bounded_and_shared_among_users() {
+    let max = 1 << 20;
+    let (broker, now) = (broker(limits(max)), Instant::now());
+    let greedy = visits(&broker, "greedy", 100, now);
+    assert!((10..=13).contains(&greedy), "{greedy} of 17 that have room");
+    assert!(visits(&broker, "another", 100, now) >= 3);
+    assert!(broker.stats().state_bytes <= max);
+    // A client that replaces its own will needs no room, and one without a will needs none either.
+    visit(&broker, "greedy", &with_large_will("greedy-0"), now).unwrap();
+    visit(&broker, "greedy", &Hello::new("plain"), now).unwrap();
+    visit(
+        &broker,
+        "third",
+        &Hello::new("third").will("w", "small", 5),
+        now,
+    )
+    .unwrap();
+    for n in 0..greedy {
+        let hello = Hello::new(&format!("greedy-{n}")).clean().expiry(0);
+        visit(&broker, "greedy", &hello, now).unwrap();
+    }
+    assert_eq!(visits(&broker, "greedy", 5, now), 5, "there is room again");
+}
+
+fn reasons(packets: &[Packet]) -> Vec<PubRecReason> {
+    let reasons = packets.iter().filter_map(|packet| match packet {
+        Packet::PubRec(PubRec { reason, .. }) => Some(*reason),
+        _ => None,
+    });
+    reasons.collect()
+}
+
+#[test]
+fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
+    let max = 256 << 10;
+    let (broker, now) = (broker(limits(max)), Instant::now());
+    let mut peers = Vec::new();
+    for n in 0..40 {
+        let mut peer = Peer::new(&broker, &Hello::new(&format!("peer-{n}")), now);
+        for id in 1..=1024 {
+            peer.send(
+                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
+                now,
+            );
+        }
+        peers.push(peer);
+    }
+    assert!(broker.stats().state_bytes <= max);
+    let answers = reasons(&peers[0].receive());
+    assert_eq!(answers, [PubRecReason::NoMatchingSubscribers; 1024]);
+    let last = &mut peers[39];
+    let answers = reasons(&last.receive());
+    assert_eq!(answers.len(), 1024, "all are answered");
+    assert!(answers.contains(&PubRecReason::QuotaExceeded));
+    assert!(broker.lock().is_open(last.session, last.origin.connection));
+    // What was refused is not remembered, and there is room once other exchanges are over.
+    for peer in &mut peers[..20] {
+        for id in 1..=1024 {
+            peer.send(&[Packet::PubRel(PubRel::new(id, None))], now);
+        }
+    }
+    let last = &mut peers[39];
+    for id in 1..=1024 {
+        last.send(
+            &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
+            now,
+        );
+    }
+    let answers = reasons(&last.receive());
+    assert_eq!(answers, [PubRecReason::NoMatchingSubscribers; 1024]);
+    drop(peers);
+}
+
+/// A PUBLISH that sets an alias.
+fn aliased(topic: &str, alias: u16) -> Packet {
+    let mut publish = publish(topic, Q::AtMostOnce, 0, "");
+    let mut properties = wire::PublishProperties::default();
+    properties.topic_alias = Some(alias);
+    publish.properties = Some(properties);
+    Packet::Publish(publish)
+}
+
+#[test]
+fn topic_aliases_are_bounded_in_bytes() {
+    let quota = Some(DisconnectReasonCode::QuotaExceeded);
+    let (broker, now) = (broker(limits(1 << 20)), Instant::now());
+    let long = |n: usize| format!("{n:065000}");
+    let mut one = Peer::new(&broker, &Hello::new("one"), now);
+    one.send(&[aliased(&long(1), 1), aliased(&long(2), 1)], now);
+    assert_eq!(disconnected(&one.receive()), None, "it was replaced");
+    one.send(&[aliased(&long(3), 2), aliased(&long(4), 3)], now);
+    assert_eq!(disconnected(&one.receive()), quota);
+    drop(one);
+    assert_eq!(broker.stats().state_bytes, 0);
+    let mut all = Vec::new();
+    for n in 0..30 {
+        let mut peer = Peer::new(&broker, &Hello::new(&n.to_string()), now);
+        peer.send(&[aliased(&long(n), 1)], now);
+        all.push(peer);
+    }
+    assert!(broker.stats().state_bytes <= 1 << 20);
+    assert_eq!(disconnected(&all[0].receive()), None);
+    assert_eq!(disconnected(&all[29].receive()), quota);
+    // Aliases of ordinary length.
+    let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
+    for alias in 1..=32 {
+        honest.send(&[aliased(&format!("plant/{alias}"), alias)], now);
+    }
+    assert_eq!(disconnected(&honest.receive()), None);
+}
+
+/// It acknowledges by PUBREC alone, and forgets its window with each connection.
+#[test]
+fn unfinished_deliveries_count_against_the_queue() {
+    let limits = Limits {
+        queue_bytes_max: 100 << 10,
+        in_flight_max: 100,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
+    let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
+    reader.subscribe("t", Q::ExactlyOnce, now);
+    for _ in 0..10 {
+        for _ in 0..100 {
+            let message = publish("t", Q::ExactlyOnce, 1, "");
+            writer.send(&[Packet::Publish(message)], now);
+            writer.send(&[Packet::PubRel(PubRel::new(1, None))], now);
+        }
+        writer.receive();
+        for message in reader.messages() {
+            reader.send(&[Packet::PubRec(PubRec::new(message.pkid, None))], now);
+        }
+        reader.lose(now);
+        reader = Peer::new(&broker, &Hello::new("reader"), now);
+    }
+    let core = broker.lock();
+    let ids = core
+        .sessions
+        .iter()
+        .flatten()
+        .map(|it| it.outbox.in_order());
+    let kept = ids.map(|ids| ids.len()).sum::<usize>();
+    assert!((100..=400).contains(&kept), "{kept}");
+}
+
+#[test]
+fn a_store_that_holds_too_much_starts_and_drops_it() {
+    let (journal, now) = (Journal::new(true), Instant::now());
+    let start = |limits| restored(&journal, limits, Arc::new(NoService), now, now);
+    let before = start(Limits::default());
+    assert_eq!(visits(&before, "greedy", 100, now), 100);
+    for n in 0..40 {
+        let mut peer = Peer::new(&before, &Hello::new(&format!("exchanges-{n}")), now);
+        peer.begin_exchanges(1..1025, now);
+    }
+    drop(before);
+    let max = 256 << 10;
+    let after = start(limits(max));
+    let stats = after.stats();
+    assert!(stats.state_bytes <= max, "{stats:?}");
+    // Sessions stay without their wills, but not without the packet ids that they remember.
+    assert!((100..140).contains(&stats.sessions), "{stats:?}");
+    assert!(stats.state_bytes > max / 2, "it keeps what fits: {stats:?}");
+    // The log agrees.
+    let again = start(Limits::default());
+    assert_eq!(again.stats(), stats);
+}
+
+#[test]
+fn recovery_holds_no_more_wills_and_messages_than_it_may() {
+    let (journal, now) = (Journal::new(true), Instant::now());
+    let broker = restored(&journal, Limits::default(), Arc::new(NoService), now, now);
+    let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
+    reader.subscribe("t", Q::AtLeastOnce, now);
+    reader.lose(now);
+    let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
+    for id in 1..=100 {
+        let payload = "x".repeat(1000);
+        writer.send(
+            &[Packet::Publish(publish("t", Q::AtLeastOnce, id, &payload))],
+            now,
+        );
+    }
+    assert_eq!(visits(&broker, "greedy", 100, now), 100);
+    let limits = Limits {
+        state_bytes_total_max: 1 << 20,
+        queue_bytes_total_max: 50_000,
+        ..Limits::default()
+    };
+    let mut recovery = Recovery::within(&limits);
+    journal.replay(&mut recovery, 0);
+    let wills = recovery.sessions.values().filter(|it| it.will.is_some());
+    let wills = wills.count();
+    assert!((10..=35).contains(&wills), "{wills}");
+    assert_eq!(wills + recovery.without_will.len(), 100);
+    let messages = recovery.sessions.values().map(|it| it.messages.len());
+    assert_eq!(messages.sum::<usize>() + recovery.lost_messages, 100);
+    assert!(recovery.lost_messages > 50);
+    // The same sums as one that knows no limit has.
+    let mut unbounded = Recovery::within(&Limits::default());
+    journal.replay(&mut unbounded, 0);
+    assert_eq!(unbounded.counts(), recovery.counts());
+    for number in unbounded.session_numbers().collect::<Vec<_>>() {
+        let session = unbounded.sessions.remove(&number).unwrap();
+        unbounded.forget(&session);
+    }
+    assert_eq!(unbounded.held_bytes(), 0);
+}
