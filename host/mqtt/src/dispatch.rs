@@ -19,7 +19,7 @@ use crate::{
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
     ledger::{Account, Holding, Kind},
-    limits::{ALIAS_OVERHEAD_BYTES, STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work},
+    limits::{ALIAS_OVERHEAD_BYTES, SPARE_ENTRIES_MAX, STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work},
     router::SessionKey,
     topic,
 };
@@ -123,10 +123,11 @@ impl Dispatch {
                 .set_per_second(self.broker.publishes_per_second_max());
             self.behind = self.fill(buffer, now);
         }
-        match self
-            .handle(now)
-            .and_then(|turn| turn.map_or(self.behind, Ok))
-        {
+        let handled = self.handle(now);
+        if self.packets.is_empty() {
+            self.packets.shrink_to(SPARE_ENTRIES_MAX);
+        }
+        match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
             Ok(turn) => turn,
             Err(violation) => {
                 self.broker
@@ -369,6 +370,9 @@ impl Dispatch {
         if !self.requests.is_empty() {
             self.service
                 .requests(&self.broker, &self.origin, &mut self.requests);
+        }
+        if self.requests.is_empty() {
+            self.requests.shrink_to(SPARE_ENTRIES_MAX);
         }
         self.requests.is_empty()
     }

@@ -70,6 +70,10 @@ impl Exchanges {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.answered.is_empty()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.pending.len() + self.answered.len() >= self.max
     }

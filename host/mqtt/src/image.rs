@@ -71,7 +71,7 @@ pub(crate) fn next(
                 };
                 piece.write(&Change::Retained {
                     message: Content::new(&entry.message, clock),
-                    from: entry.from.as_deref(),
+                    from: entry.from.as_ref().map(|from| &*from.client),
                 });
                 *after = Some(entry.message.topic.clone());
             }

@@ -22,13 +22,21 @@ use crate::{Identity, limits::SHARE_OF_FREE};
 /// What is counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
+    /// Sessions.
+    Sessions,
     /// Wills, packet ids of unfinished QoS 2 exchanges, and topic aliases, in bytes.
     State,
+    /// Subscriptions beyond what each client may have of its own topics, in bytes.
+    Subscriptions,
     /// Messages that wait for a client or for its acknowledgement, in bytes.
     Queues,
+    /// Retained messages.
+    Retained,
+    /// Retained messages in bytes.
+    RetainedBytes,
 }
 
-const KINDS: usize = 2;
+const KINDS: usize = 6;
 
 /// Whose memory it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -75,12 +83,12 @@ impl Account {
         total <= max && (own <= floor || own <= (max - total).saturating_mul(SHARE_OF_FREE))
     }
 
-    fn add(&self, kind: Kind, more: usize) {
+    pub(crate) fn add(&self, kind: Kind, more: usize) {
         self.sums[kind as usize].fetch_add(more, Relaxed);
         self.total[kind as usize].fetch_add(more, Relaxed);
     }
 
-    fn subtract(&self, kind: Kind, less: usize) {
+    pub(crate) fn subtract(&self, kind: Kind, less: usize) {
         self.sums[kind as usize].fetch_sub(less, Relaxed);
         self.total[kind as usize].fetch_sub(less, Relaxed);
     }
@@ -136,6 +144,10 @@ impl Holding {
         }
     }
 
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
     pub(crate) fn amount(&self) -> usize {
         self.amount
     }
@@ -143,12 +155,6 @@ impl Holding {
     /// See [`Account::fits`].
     pub(crate) fn fits(&self, more: usize, max: usize, floor: usize) -> bool {
         self.account.fits(self.kind, more, max, floor)
-    }
-
-    /// Whether all owners together may hold so much more.
-    pub(crate) fn fits_total(&self, more: usize, max: usize) -> bool {
-        let total = self.account.total[self.kind as usize].load(Relaxed);
-        total.saturating_add(more) <= max
     }
 
     pub(crate) fn add(&mut self, more: usize) {

@@ -9,7 +9,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Sockets at once, those that have not sent their CONNECT included. One more is closed at accept.
     pub connections_max: usize,
-    /// Sessions at once, connected or not. A new one over it is refused with CONNACK 0x97.
+    /// Sessions at once, connected or not. A new one over it takes the place of the oldest one that is absent and empty;
+    /// without such a session it is refused with CONNACK 0x97.
     pub sessions_max: usize,
     /// From accept to a whole CONNECT packet and what the access control says of it. Slow links need a second; nobody
     /// needs ten.
@@ -44,7 +45,8 @@ pub struct Limits {
     /// What the subscriptions of one session may cost the router, in bytes: a thousand ordinary filters, or a hundred
     /// long ones. One more is answered 0x97.
     pub subscription_bytes_per_session_max: usize,
-    /// The same over all sessions, since they last without a connection.
+    /// The same over all sessions, since they last without a connection. Not counted are the first 4 KiB of each client for
+    /// topics of its own.
     pub subscription_bytes_total_max: usize,
     /// Shared subscriptions of one session. Each may bring it a copy of its own of one message, where all its others
     /// together bring one, so that this is by how much a client can have a message multiplied. One more is answered 0x97.
@@ -189,6 +191,26 @@ pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
 /// One owner, a user or an address, may hold at most so many times what is free of a kind of memory: three quarters of it
 /// alone, and the more owners there are the less each.
 pub(crate) const SHARE_OF_FREE: usize = 3;
+
+/// Sessions that every owner may have as long as there is room at all.
+pub(crate) const SESSIONS_FLOOR: usize = 16;
+
+/// What of subscriptions every owner may hold as long as there is room at all, in bytes: some hundred ordinary ones.
+pub(crate) const SUBSCRIPTION_BYTES_FLOOR: usize = 64 << 10;
+
+/// Retained messages that every owner may have as long as there is room at all, and their bytes.
+pub(crate) const RETAINED_FLOOR: usize = 64;
+pub(crate) const RETAINED_BYTES_FLOOR: usize = 64 << 10;
+
+/// Topics that begin with this and a client id are that client's own: responses go there (Azure IoT Operations).
+pub(crate) const OWN_TOPICS: &[u8] = b"clients/";
+
+/// Subscriptions of a client to its own topics that need no room among those of all clients, in bytes: one filter with a
+/// wildcard, or eight without. So a client that may connect can be answered.
+pub(crate) const OWN_SUBSCRIPTION_BYTES: usize = 4 << 10;
+
+/// Sessions of the same owner are looked for among so many that could be evicted: some microseconds.
+pub(crate) const EVICTION_LOOKS: usize = 64;
 
 /// What of wills, QoS 2 packet ids and topic aliases every owner may hold as long as there is room at all: one will of any
 /// size that a CONNECT can have.

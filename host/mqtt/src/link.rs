@@ -10,6 +10,7 @@ use crate::{
     codec::{self, Violation, packet_type as kind},
     exchanges::Exchanges,
     gate::BatchNumber,
+    limits::SPARE_ENTRIES_MAX,
     output::Output,
     persist::Tape,
 };
@@ -180,6 +181,9 @@ impl Link {
             }
             self.acks.pop_front();
             self.acks_from += 1;
+        }
+        if self.acks.is_empty() {
+            self.acks.shrink_to(SPARE_ENTRIES_MAX);
         }
         wake
     }

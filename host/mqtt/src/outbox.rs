@@ -230,15 +230,17 @@ impl Outbox {
         }))
     }
 
-    /// Whether a message of that cost fits both bounds.
+    /// Whether a message of that cost fits the bounds of the session, of all sessions, and of an owner that holds more than
+    /// `floor`.
     pub(crate) fn has_room(
         &self,
         cost_bytes: usize,
         bytes_max: usize,
         total_bytes_max: usize,
+        floor: usize,
     ) -> bool {
         self.bytes.amount() + cost_bytes <= bytes_max
-            && self.bytes.fits_total(cost_bytes, total_bytes_max)
+            && self.bytes.fits(cost_bytes, total_bytes_max, floor)
     }
 
     /// What is queued and in flight, with overhead.
@@ -470,6 +472,10 @@ impl Outbox {
         self.queue
             .front()
             .is_some_and(|entry| entry.queued.message.qos != QoS::AtMostOnce)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.in_flight.is_empty()
     }
 
     pub(crate) fn is_queue_empty(&self) -> bool {

@@ -7,6 +7,8 @@ use bytes::Bytes;
 use crate::{
     Limits, Message,
     change::{Change, Content},
+    ledger::{Account, Kind},
+    limits::{RETAINED_BYTES_FLOOR, RETAINED_FLOOR},
     persist::Recorder,
     topic,
 };
@@ -22,7 +24,40 @@ pub(crate) struct Retained {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) message: Message,
-    pub(crate) from: Option<Arc<str>>,
+    pub(crate) from: Option<Publisher>,
+}
+
+/// The client that published a retained message, and whose memory it takes.
+#[derive(Debug, Clone)]
+pub(crate) struct Publisher {
+    pub(crate) client: Arc<str>,
+    pub(crate) account: Arc<Account>,
+}
+
+impl Entry {
+    fn cost_bytes(&self) -> usize {
+        cost_bytes(&self.message, self.from.as_ref())
+    }
+
+    /// Whether this client published it.
+    pub(crate) fn is_from(&self, client: &Arc<str>) -> bool {
+        let from = self.from.as_ref();
+        from.is_some_and(|from| from.client == *client)
+    }
+
+    /// It is removed.
+    fn give_back(&self) {
+        if let Some(from) = &self.from {
+            from.account.subtract(Kind::Retained, 1);
+            from.account
+                .subtract(Kind::RetainedBytes, self.cost_bytes());
+        }
+    }
+}
+
+/// A session may end before what it has retained, which then is all that holds its client id.
+fn cost_bytes(message: &Message, from: Option<&Publisher>) -> usize {
+    message.cost_bytes() + from.map_or(0, |from| from.client.len())
 }
 
 /// What a search came to.
@@ -51,7 +86,7 @@ impl Retained {
     pub(crate) fn set(
         &mut self,
         message: &Message,
-        from: Option<Arc<str>>,
+        from: Option<Publisher>,
         limits: &Limits,
         now: Instant,
         recorder: &mut Recorder,
@@ -64,16 +99,16 @@ impl Retained {
             }
             return true;
         }
-        if !self.has_room(message, limits) {
+        if !self.has_room(message, from.as_ref(), limits) {
             self.remove_expired(now, recorder);
-            if !self.has_room(message, limits) {
+            if !self.has_room(message, from.as_ref(), limits) {
                 return false;
             }
         }
         let clock = *recorder.clock();
         recorder.write(&Change::Retained {
             message: Content::new(message, &clock),
-            from: from.as_deref(),
+            from: from.as_ref().map(|from| &*from.client),
         });
         self.insert(message.detached(), from);
         true
@@ -83,21 +118,26 @@ impl Retained {
     pub(crate) fn restore(
         &mut self,
         message: Message,
-        from: Option<Arc<str>>,
+        from: Option<Publisher>,
         limits: &Limits,
     ) -> bool {
-        let has_room = self.has_room(&message, limits);
+        let has_room = self.has_room_in_total(&message, from.as_ref(), limits);
         if has_room {
             self.insert(message, from);
         }
         has_room
     }
 
-    fn insert(&mut self, message: Message, from: Option<Arc<str>>) {
+    fn insert(&mut self, message: Message, from: Option<Publisher>) {
         self.remove(&message.topic);
-        self.bytes += message.cost_bytes();
-        self.messages
-            .insert(message.topic.clone(), Entry { message, from });
+        let entry = Entry { message, from };
+        let bytes = entry.cost_bytes();
+        self.bytes += bytes;
+        if let Some(from) = &entry.from {
+            from.account.add(Kind::Retained, 1);
+            from.account.add(Kind::RetainedBytes, bytes);
+        }
+        self.messages.insert(entry.message.topic.clone(), entry);
     }
 
     /// Messages in the order of their topics, behind this one.
@@ -153,19 +193,40 @@ impl Retained {
         self.bytes
     }
 
-    fn has_room(&self, message: &Message, limits: &Limits) -> bool {
-        let old = self
-            .messages
-            .get(&message.topic)
-            .map(|entry| entry.message.cost_bytes());
+    /// Whether all may have it, and its publisher's owner. A message that replaces another needs no more room than it takes
+    /// beyond that one, whoever published that.
+    fn has_room(&self, message: &Message, from: Option<&Publisher>, limits: &Limits) -> bool {
+        if !self.has_room_in_total(message, from, limits) {
+            return false;
+        }
+        let Some(Publisher { account, .. }) = from else {
+            return true;
+        };
+        let old = self.messages.get(&message.topic).map(Entry::cost_bytes);
+        let more = cost_bytes(message, from).saturating_sub(old.unwrap_or(0));
+        let (max, bytes_max) = (limits.retained_max, limits.retained_bytes_max);
+        (old.is_some() || account.fits(Kind::Retained, 1, max, RETAINED_FLOOR))
+            && (more == 0
+                || account.fits(Kind::RetainedBytes, more, bytes_max, RETAINED_BYTES_FLOOR))
+    }
+
+    fn has_room_in_total(
+        &self,
+        message: &Message,
+        from: Option<&Publisher>,
+        limits: &Limits,
+    ) -> bool {
+        let old = self.messages.get(&message.topic).map(Entry::cost_bytes);
         self.messages.len() + usize::from(old.is_none()) <= limits.retained_max
-            && self.bytes - old.unwrap_or(0) + message.cost_bytes() <= limits.retained_bytes_max
+            && self.bytes - old.unwrap_or(0) + cost_bytes(message, from)
+                <= limits.retained_bytes_max
     }
 
     fn remove(&mut self, name: &[u8]) -> bool {
         let old = self.messages.remove(name);
         if let Some(old) = &old {
-            self.bytes -= old.message.cost_bytes();
+            self.bytes -= old.cost_bytes();
+            old.give_back();
         }
         old.is_some()
     }
@@ -175,7 +236,8 @@ impl Retained {
         self.messages.retain(|topic, entry| {
             let keep = !entry.message.is_expired(now);
             if !keep {
-                *bytes -= entry.message.cost_bytes();
+                *bytes -= entry.cost_bytes();
+                entry.give_back();
                 recorder.write(&Change::Forgotten { topic });
             }
             keep

@@ -70,7 +70,6 @@ pub(crate) struct Router {
     /// By filter, with `$share/NAME/`.
     groups: HashMap<Bytes, Group>,
     count: usize,
-    bytes: usize,
 }
 
 /// What a subscription to a filter costs at most: the filter in two places, for one with wildcards a node of the tree for
@@ -165,7 +164,6 @@ impl Router {
             true
         };
         self.count += usize::from(new);
-        self.bytes += if new { cost_bytes(filter) } else { 0 };
     }
 
     /// Where a new entry of a filter belongs.
@@ -210,7 +208,6 @@ impl Router {
             false
         };
         self.count -= usize::from(removed);
-        self.bytes -= if removed { cost_bytes(filter) } else { 0 };
     }
 
     fn remove(&mut self, topics: &[u8], subscriber: Subscriber<'_>) -> bool {
@@ -276,11 +273,6 @@ impl Router {
         }
         self.wild.matches(&path, dollar, found);
         found.path = path;
-    }
-
-    /// What the subscriptions of all sessions cost.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Subscriptions of all sessions.
@@ -470,7 +462,7 @@ mod tests {
             }
             prop_assert!(router.exact.is_empty() && router.wild.is_empty() && router.groups.is_empty());
             prop_assert!(router.levels.is_empty());
-            prop_assert_eq!((router.count(), router.bytes()), (0, 0));
+            prop_assert_eq!(router.count(), 0);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     exchanges::{Exchanges, Known},
     gate::BatchNumber,
     ledger::{Account, Holding, Kind},
-    limits::STATE_BYTES_FLOOR,
+    limits::{OWN_SUBSCRIPTION_BYTES, STATE_BYTES_FLOOR, SUBSCRIPTION_BYTES_FLOOR},
     link::Link,
     outbox::Outbox,
     persist::{Recorder, Tape},
@@ -31,6 +31,8 @@ pub(crate) struct Session {
     pub(crate) client: Arc<str>,
     /// Never that of another one, over restarts too.
     pub(crate) number: u64,
+    /// Its place among all sessions.
+    place: Holding,
     /// The user who may resume it; anybody may where there is none.
     owner: Option<Box<str>>,
     /// Session Expiry Interval: how long it lives without a connection.
@@ -40,6 +42,10 @@ pub(crate) struct Session {
     subscriptions: HashMap<Bytes, Subscription>,
     /// What they cost the router, in bytes.
     subscription_bytes: usize,
+    /// What of this is for the client's own topics.
+    own_subscription_bytes: usize,
+    /// What of it counts as the owner's.
+    charged_subscriptions: Holding,
     /// How many of these hold a wildcard.
     wildcards: usize,
     /// How many of these are shared.
@@ -60,6 +66,8 @@ pub(crate) struct Session {
     ends: Option<Instant>,
     /// The entry of this session among the core's deadlines.
     pub(crate) deadline: Option<Instant>,
+    /// The entry of this session among those that may be evicted.
+    pub(crate) evictable: Option<Instant>,
     pub(crate) link: Option<Link>,
     /// When its full queue was last searched for expired messages.
     pub(crate) searched: Option<Instant>,
@@ -107,14 +115,19 @@ pub(crate) struct Standing {
 
 impl Session {
     pub(crate) fn new(client: Arc<str>, number: u64, account: &Arc<Account>) -> Self {
+        let mut place = Holding::new(account, Kind::Sessions);
+        place.set(1);
         Self {
             client,
             number,
+            place,
             owner: None,
             expiry_s: 0,
             durable: false,
             subscriptions: HashMap::new(),
             subscription_bytes: 0,
+            own_subscription_bytes: 0,
+            charged_subscriptions: Holding::new(account, Kind::Subscriptions),
             wildcards: 0,
             shared: 0,
             outbox: Outbox::new(Holding::new(account, Kind::Queues)),
@@ -126,6 +139,7 @@ impl Session {
             will_due: None,
             ends: None,
             deadline: None,
+            evictable: None,
             link: None,
             searched: None,
             drop_logged: false,
@@ -174,8 +188,28 @@ impl Session {
 
     /// Everything that it holds counts as this owner's from now on.
     pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
+        self.place.transfer(account);
         self.state.transfer(account);
+        self.charged_subscriptions.transfer(account);
         self.outbox.transfer(account);
+    }
+
+    /// Its owner's.
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        self.place.account()
+    }
+
+    /// Whether it counts as this owner's.
+    pub(crate) fn is_of(&self, account: &Arc<Account>) -> bool {
+        Arc::ptr_eq(self.account(), account)
+    }
+
+    /// Whether a client that begins afresh loses nothing: nothing waits in it, and it remembers nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.subscriptions.is_empty()
+            && self.outbox.is_empty()
+            && self.exchanges.is_empty()
+            && self.will.is_none()
     }
 
     fn count_state(&mut self) {
@@ -354,6 +388,34 @@ impl Session {
         self.wildcards += usize::from(topic::has_wildcard(filter));
         self.shared += usize::from(topic::is_shared(filter));
         self.subscription_bytes += cost_bytes(filter);
+        self.own_subscription_bytes += self.own_bytes(filter);
+        self.charged_subscriptions.set(self.to_charge());
+    }
+
+    /// What a subscription costs, if it is to the client's own topics.
+    fn own_bytes(&self, filter: &[u8]) -> usize {
+        match topic::is_own(filter, &self.client) {
+            true => cost_bytes(filter),
+            false => 0,
+        }
+    }
+
+    fn to_charge(&self) -> usize {
+        self.subscription_bytes - self.own_subscription_bytes.min(OWN_SUBSCRIPTION_BYTES)
+    }
+
+    /// Whether the owner's share, or for recovery what all owners may hold, has room for one more subscription.
+    pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
+        let own = self.own_subscription_bytes + self.own_bytes(filter);
+        let bytes = self.subscription_bytes + cost_bytes(filter);
+        let charge = bytes - own.min(OWN_SUBSCRIPTION_BYTES);
+        let more = charge.saturating_sub(self.charged_subscriptions.amount());
+        let floor = if shares {
+            SUBSCRIPTION_BYTES_FLOOR
+        } else {
+            usize::MAX
+        };
+        more == 0 || self.charged_subscriptions.fits(more, max, floor)
     }
 
     /// Removes a subscription. False where there was none.
@@ -364,7 +426,11 @@ impl Session {
         }
         self.wildcards -= usize::from(existed && topic::has_wildcard(filter));
         self.shared -= usize::from(existed && topic::is_shared(filter));
-        self.subscription_bytes -= if existed { cost_bytes(filter) } else { 0 };
+        if existed {
+            self.subscription_bytes -= cost_bytes(filter);
+            self.own_subscription_bytes -= self.own_bytes(filter);
+            self.charged_subscriptions.set(self.to_charge());
+        }
         existed
     }
 

@@ -31,6 +31,8 @@ pub struct Stats {
     pub throttled: u64,
     /// Connections ended by the broker for a violation of the protocol or a bound.
     pub disconnected: u64,
+    /// Sessions that were absent and empty, and ended to make room for others.
+    pub evicted: u64,
     /// Sockets closed at accept because there were too many.
     pub turned_away: u64,
 }

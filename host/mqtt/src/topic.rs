@@ -1,5 +1,7 @@
 //! Topic names and filters (MQTT 5 section 4.7): validity and matching, on bytes that are known to be UTF-8.
 
+use crate::limits::OWN_TOPICS;
+
 /// Why a topic name or filter is refused.
 pub(crate) type Fault = &'static str;
 
@@ -73,6 +75,14 @@ pub(crate) fn has_wildcard(filter: &[u8]) -> bool {
 
 /// What the filter of a shared subscription begins with (section 4.8.2).
 const SHARED: &[u8] = b"$share/";
+
+/// Whether a filter is for topics that are this client's own. A client id with a slash or a wildcard has none: it could be
+/// within another's.
+pub(crate) fn is_own(filter: &[u8], client: &str) -> bool {
+    let rest = filter.strip_prefix(OWN_TOPICS);
+    let rest = rest.and_then(|rest| rest.strip_prefix(client.as_bytes()));
+    rest.is_some_and(|rest| rest.first() == Some(&b'/')) && !client.contains(['/', '+', '#'])
+}
 
 pub(crate) fn is_shared(filter: &[u8]) -> bool {
     filter.starts_with(SHARED)

@@ -70,7 +70,7 @@ pub struct LimitFlags {
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
 
-    /// Most sessions, with those of clients that are away [default: 20000]
+    /// Most sessions, with those of clients that are away [default: one for each 128 KiB of memory, 20000 at most]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
     pub max_sessions: Option<NonZeroU64>,
 
@@ -185,7 +185,10 @@ impl LimitFlags {
             subscription_bytes_per_session_max: of_total(subscription_bytes_total_max)
                 .min(default.subscription_bytes_per_session_max),
             connections_max: size(self.max_connections, default.connections_max),
-            sessions_max: size(self.max_sessions, default.sessions_max),
+            sessions_max: size(
+                self.max_sessions,
+                part(1, default.sessions_max * limits::SESSION_BYTES) / limits::SESSION_BYTES,
+            ),
             subscriptions_per_session_max: size(
                 self.max_client_subscriptions,
                 default.subscriptions_per_session_max,

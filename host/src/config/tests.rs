@@ -186,6 +186,7 @@ fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
     assert_eq!(broker.packet_bytes_total_max, 16 << 20);
     assert_eq!(broker.subscription_bytes_total_max, 16 << 20);
     assert_eq!(broker.state_bytes_total_max, 8 << 20);
+    assert_eq!(broker.sessions_max, 2048);
     // One client leaves room for others.
     assert_eq!(quota.watch_bytes_per_connection_max(), 2 << 20);
     assert_eq!(broker.queue_bytes_max, 4 << 20);

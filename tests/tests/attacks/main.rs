@@ -10,10 +10,12 @@
 //! | 252 read buffers pinned by one byte: [`buffers`] | victim p99, RSS | 1 s, 128 MiB more |
 //! | password flood: [`passwords`] | victim p99, peak RSS | 2 s, 128 MiB more |
 //! | 16 half-sent admin requests: [`operators`] | an operator's wait | 15 s |
+//! | 64 clients fill each structure in 128, 256, 1024 MiB: [`memory`] | victim p99, newcomers | 5 s, served |
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod buffers;
 mod helpers;
+mod memory;
 mod operators;
 mod passwords;
 mod readers;

@@ -13,7 +13,7 @@ use crate::{
     Identity, Limits, Origin, ReasonCode, Refusal, Refused,
     codec::{self, Connack, Connect, Disconnect, Violation, Will},
     ledger::{Account, Kind, Owner},
-    limits::{PACKET_BYTES_MAX, STATE_BYTES_FLOOR, work},
+    limits::{PACKET_BYTES_MAX, SESSIONS_FLOOR, STATE_BYTES_FLOOR, work},
     link::{Link, LinkOptions},
     output::Output,
     router::SessionKey,
@@ -84,10 +84,11 @@ impl Core {
         let mut existing = self.by_client.get(&client).copied();
         // Who comes back has the place of the session that is there, also where that ends now: a bound that was lowered since
         // takes nothing away.
-        if existing.is_none() && self.by_client.len() >= self.limits.sessions_max {
-            return Err(self.turn_away(&origin, "there are too many sessions"));
-        }
         let account = self.ledger.account(Owner::of(&origin.identity, peer));
+        if existing.is_none() && !self.has_place(&account, now) {
+            let text = "there are too many sessions, of this user or address or of all clients";
+            return Err(self.turn_away(&origin, text));
+        }
         if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
             let text = "the wills of this user or address, or of all clients, take as much memory as they may";
             return Err(self.turn_away(&origin, text));
@@ -163,6 +164,7 @@ impl Core {
         for group in session.shared_filters() {
             self.router.set_connected(group, key, true);
         }
+        self.note_evictable(key);
         if present {
             self.forbid_subscriptions(key, &origin, now);
         }
@@ -214,6 +216,18 @@ impl Core {
             user: origin.identity.user.as_deref(),
         });
         (reason, text)
+    }
+
+    /// Whether there is a place for one more session, or an empty one gives way.
+    fn has_place(&mut self, account: &Arc<Account>, now: Instant) -> bool {
+        let max = self.limits.sessions_max;
+        if account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR) {
+            return true;
+        }
+        // A bound that was lowered takes nothing away.
+        self.ledger.total(Kind::Sessions) <= max
+            && self.evict(account, now)
+            && account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR)
     }
 
     /// Whether a will may replace that of the session that is there.
@@ -327,6 +341,7 @@ impl Core {
                 self.send_will(key, now);
             }
             self.schedule(key);
+            self.note_evictable(key);
         }
     }
 
@@ -374,6 +389,9 @@ impl Core {
         }
         if let Some(deadline) = session.deadline.take() {
             self.deadlines.remove(&(deadline, key));
+        }
+        if let Some(since) = session.evictable.take() {
+            self.evictable.remove(&(since, key));
         }
         if self.shutting_down {
             session.take_will(&mut self.recorder);

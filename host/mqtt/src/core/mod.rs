@@ -32,8 +32,8 @@ use crate::{
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
-    ledger::{Kind, Ledger},
-    limits::{SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
+    ledger::{Account, Kind, Ledger},
+    limits::{EVICTION_LOOKS, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
     output::Output,
     persist::Recorder,
     refusal::Refusals,
@@ -53,6 +53,8 @@ pub(crate) struct Core {
     by_client: HashMap<Arc<str>, SessionKey>,
     router: Router,
     retained: Retained,
+    /// Sessions that are absent and empty, the oldest first: they make room for new ones.
+    evictable: BTreeSet<(Instant, SessionKey)>,
     /// When something is to happen to a session without its client: at most one entry for each.
     deadlines: BTreeSet<(Instant, SessionKey)>,
     last_connection: u64,
@@ -82,6 +84,7 @@ struct Counts {
     dropped: u64,
     throttled: u64,
     disconnected: u64,
+    evicted: u64,
 }
 
 /// What has to be done after the lock is given back.
@@ -116,6 +119,7 @@ impl Core {
             by_client: HashMap::new(),
             router: Router::default(),
             retained: Retained::default(),
+            evictable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             last_connection: before,
             last_session: before,
@@ -207,6 +211,7 @@ impl Core {
             dropped: self.counts.dropped,
             throttled: self.counts.throttled,
             disconnected: self.counts.disconnected,
+            evicted: self.counts.evicted,
             turned_away: 0,
         }
     }
@@ -405,6 +410,37 @@ impl Core {
         }
     }
 
+    /// Puts a session among those that may be evicted, or takes it from there.
+    fn note_evictable(&mut self, key: SessionKey) {
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return;
+        };
+        let since = session.detached().filter(|_| session.is_empty());
+        if since == session.evictable {
+            return;
+        }
+        if let Some(old) = session.evictable {
+            self.evictable.remove(&(old, key));
+        }
+        session.evictable = since;
+        self.evictable.extend(since.map(|since| (since, key)));
+    }
+
+    /// Ends the oldest session that is absent and empty, of this owner if one is among the oldest. False: there is none.
+    fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
+        let mut oldest = self.evictable.iter().take(EVICTION_LOOKS);
+        let own = oldest.find(|(_, key)| {
+            let session = self.sessions.get(*key as usize);
+            session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_of(account)))
+        });
+        let Some((_, key)) = own.or(self.evictable.first()).copied() else {
+            return false;
+        };
+        self.counts.evicted += 1;
+        self.end_session(key, now);
+        true
+    }
+
     /// Times that are recorded from now on are by this reading.
     pub(crate) fn set_clock(&mut self, clock: Clock) {
         self.recorder.set_clock(clock);
@@ -424,6 +460,7 @@ impl Core {
             } else {
                 self.send_will(key, now);
                 self.schedule(key);
+                self.note_evictable(key);
             }
             self.checkpoint();
         }

@@ -9,6 +9,7 @@ use crate::{
     gate::BatchNumber,
     limits::work,
     outbox::{Queued, Scope},
+    retained::Publisher,
     router::{Matches, SessionKey},
     session::Arrival,
 };
@@ -167,11 +168,16 @@ impl Core {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
         if message.retain {
-            let client = from
-                .and_then(|key| self.session(key))
-                .map(|session| session.client.clone());
+            let publisher = from.and_then(|key| self.session(key));
+            let publisher = publisher.map(|session| Publisher {
+                client: session.client.clone(),
+                account: session.account().clone(),
+            });
             let (limits, recorder) = (&self.limits, &mut self.recorder);
-            if !self.retained.set(&message, client, limits, now, recorder) {
+            if !self
+                .retained
+                .set(&message, publisher, limits, now, recorder)
+            {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
         }

@@ -11,10 +11,11 @@ use super::{Core, session_at};
 use crate::{
     Message,
     change::{Change, Part},
-    ledger::{Kind, Owner},
+    ledger::{Account, Kind, Owner},
     limits::WILL_GRACE,
     outbox::{Outbox, Queued, Restored, Scope},
     recovery::{Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession},
+    retained::Publisher,
     router::{SessionKey, Subscription, cost_bytes},
     session::{Session, Standing},
     topic,
@@ -151,6 +152,7 @@ impl Core {
             self.restore_subscription(key, &filter, subscription, dropped);
         }
         self.schedule(key);
+        self.note_evictable(key);
     }
 
     fn restore_messages(
@@ -172,9 +174,9 @@ impl Core {
                 && queued
                     .as_ref()
                     .is_some_and(|queued| queued.message.is_expired(now));
-            let has_room = queued
-                .as_ref()
-                .is_none_or(|queued| outbox.has_room(queued.cost_bytes(), bytes_max, total_max));
+            let has_room = queued.as_ref().is_none_or(|queued| {
+                outbox.has_room(queued.cost_bytes(), bytes_max, total_max, usize::MAX)
+            });
             let mut restored = Restored {
                 number,
                 packet_id: saved.packet_id,
@@ -217,7 +219,11 @@ impl Core {
                 && session.shared_count() >= self.limits.shared_subscriptions_per_session_max)
             && session.subscription_bytes() + cost
                 <= self.limits.subscription_bytes_per_session_max
-            && self.router.bytes() + cost <= self.limits.subscription_bytes_total_max;
+            && session.has_room_to_subscribe(
+                filter,
+                self.limits.subscription_bytes_total_max,
+                false,
+            );
         if fits {
             session.restore_subscription(filter, subscription);
             self.router.subscribe(filter, key, subscription, false);
@@ -233,10 +239,22 @@ impl Core {
         let now = self.recorder.clock().taken();
         let message = self.expiring(saved.message, saved.expires_ms);
         let expired = message.is_expired(now);
-        if expired || !self.retained.restore(message, saved.from, &self.limits) {
+        let account = saved.from.as_ref().map(|client| self.account_of(client));
+        let publisher = saved
+            .from
+            .zip(account)
+            .map(|(client, account)| Publisher { client, account });
+        if expired || !self.retained.restore(message, publisher, &self.limits) {
             dropped.retained += usize::from(!expired);
             self.recorder.write(&Change::Forgotten { topic });
         }
+    }
+
+    /// The owner of a client's session. What a client without one has left is nobody's in particular.
+    fn account_of(&mut self, client: &str) -> Arc<Account> {
+        let key = self.by_client.get(client).copied();
+        let account = key.and_then(|key| Some(self.session(key)?.account().clone()));
+        account.unwrap_or_else(|| self.ledger.account(Owner::Unknown))
     }
 
     fn queued(&self, content: SavedContent) -> Queued {

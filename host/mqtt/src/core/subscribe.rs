@@ -81,14 +81,13 @@ impl Core {
             self.limits.subscription_bytes_per_session_max,
             self.limits.subscription_bytes_total_max,
         );
-        let all_bytes = self.router.bytes();
         let session = session_at(&mut self.sessions, key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
         let cost = cost_bytes(&filter.filter);
         if session.subscription(&filter.filter).is_none()
             && (session.subscription_count() >= subscriptions_max
                 || shared && session.shared_count() >= shared_max
                 || session.subscription_bytes() + cost > bytes_max
-                || all_bytes + cost > bytes_total_max)
+                || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
         {
             return Err(ReasonCode::QUOTA_EXCEEDED);
         }
@@ -169,7 +168,7 @@ impl Core {
         now: Instant,
     ) {
         let message = &entry.message;
-        if message.is_expired(now) || subscription.no_local && entry.from.as_ref() == Some(client) {
+        if message.is_expired(now) || subscription.no_local && entry.is_from(client) {
             return;
         }
         let delivery = Delivery {

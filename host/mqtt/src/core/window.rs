@@ -302,7 +302,9 @@ pub(super) fn make_room(
         true if session.outbox.bytes() + cost_bytes <= limits.queue_bytes_reserve => usize::MAX,
         true => limits.queue_bytes_total_max,
     };
-    let has_room = session.outbox.has_room(cost_bytes, bytes_max, total_max);
+    // An owner may always have what one client may have.
+    let floor = bytes_max;
+    let has_room = (session.outbox).has_room(cost_bytes, bytes_max, total_max, floor);
     let searched = session.searched;
     if has_room || searched.is_some_and(|at| now < at + EXPIRED_SEARCH_PERIOD) {
         return has_room;
@@ -310,7 +312,7 @@ pub(super) fn make_room(
     session.searched = Some(now);
     let mut tape = session.tape(recorder);
     counts.dropped += session.outbox.drop_expired(now, &mut tape) as u64;
-    session.outbox.has_room(cost_bytes, bytes_max, total_max)
+    (session.outbox).has_room(cost_bytes, bytes_max, total_max, floor)
 }
 
 /// Whether the next message waits for acknowledgements of the client.

@@ -260,3 +260,170 @@ fn recovery_holds_no_more_wills_and_messages_than_it_may() {
     }
     assert_eq!(unbounded.held_bytes(), 0);
 }
+
+fn sessions(sessions_max: usize) -> Limits {
+    Limits {
+        sessions_max,
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn empty_absent_sessions_give_way_to_new_ones() {
+    let (broker, now) = (broker(sessions(100)), Instant::now());
+    let later = |n: u64| now + std::time::Duration::from_millis(n);
+    let mut full = Peer::new(&broker, &Hello::new("subscribed"), now);
+    full.subscribe("t", Q::AtLeastOnce, now);
+    full.lose(now);
+    let connected = Peer::new(&broker, &Hello::new("connected"), now);
+    visit(
+        &broker,
+        "will",
+        &Hello::new("will").will("w", "w", 500),
+        now,
+    )
+    .unwrap();
+    let mut unreleased = Peer::new(&broker, &Hello::new("unreleased"), now);
+    unreleased.begin_exchanges(1..2, now);
+    unreleased.lose(now);
+    for n in 0..500 {
+        visit(&broker, "greedy", &Hello::new(&format!("g{n}")), later(n)).unwrap();
+    }
+    let stats = broker.stats();
+    assert_eq!((stats.sessions, stats.evicted), (76, 428));
+    for client in [
+        "subscribed",
+        "connected",
+        "will",
+        "unreleased",
+        "g499",
+        "g428",
+    ] {
+        assert!(broker.standing(client).is_some(), "{client}");
+    }
+    assert!(broker.standing("g427").is_none(), "the oldest are evicted");
+    for n in 0..50 {
+        visit(
+            &broker,
+            &format!("user-{n}"),
+            &Hello::new(&format!("u{n}")),
+            later(n),
+        )
+        .unwrap();
+    }
+    assert!(broker.stats().sessions <= 100);
+    drop(connected);
+}
+
+#[test]
+fn sessions_of_one_user_leave_places_for_others() {
+    let (journal, now) = (Journal::new(true), Instant::now());
+    let start = || restored(&journal, sessions(200), Arc::new(NoService), now, now);
+    let fill = |broker: &Broker, user: &str| {
+        let hello = |n| Hello::new(&format!("{user}-{n}")).will("w", "w", 500);
+        let visits = (0..200).map(|n| visit(broker, user, &hello(n), now));
+        visits.filter(Result::is_ok).count()
+    };
+    let broker = start();
+    assert_eq!(fill(&broker, "greedy"), 150);
+    assert_eq!(fill(&broker, "another"), 37);
+    drop(broker);
+    let broker = start();
+    assert_eq!(broker.stats().sessions, 187);
+    let newcomer = Hello::new("newcomer-0").will("w", "w", 500);
+    visit(&broker, "newcomer", &newcomer, now).unwrap();
+    let (reason, _) = visit(&broker, "greedy", &Hello::new("greedy-300"), now).unwrap_err();
+    assert_eq!(reason.0, 0x97);
+}
+
+#[test]
+fn a_client_can_subscribe_to_its_own_topics_when_others_took_all_room() {
+    let limits = Limits {
+        subscription_bytes_total_max: 20_000,
+        ..Limits::default()
+    };
+    let (journal, now) = (Journal::new(true), Instant::now());
+    let start = || restored(&journal, limits.clone(), Arc::new(NoService), now, now);
+    let broker = start();
+    let mut greedy = Peer::new(&broker, &Hello::new("greedy"), now);
+    let full = wire::SubscribeReasonCode::QuotaExceeded;
+    let granted =
+        |peer: &mut Peer, filter: &str| peer.subscribe(filter, Q::AtLeastOnce, now) != full;
+    let taken = (0..100).take_while(|n| granted(&mut greedy, &format!("all/{n}")));
+    assert!((50..100).contains(&taken.count()));
+    let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
+    assert!(!granted(&mut honest, "some/topic/of/others"));
+    assert!(!granted(&mut honest, "clients/other/response"));
+    assert!(!granted(&mut honest, "clients/honest"));
+    let own = (0..100).take_while(|n| granted(&mut honest, &format!("clients/honest/{n}")));
+    let own = own.count();
+    assert!((8..20).contains(&own), "{own}");
+    assert!(!granted(&mut greedy, "clients/greedy/#") || granted(&mut greedy, "clients/greedy/1"));
+    let before = broker.stats().subscriptions;
+    drop(broker);
+    assert_eq!(start().stats().subscriptions, before, "the log agrees");
+}
+
+#[test]
+fn subscriptions_of_one_user_leave_room_for_others() {
+    let limits = Limits {
+        subscription_bytes_total_max: 1 << 20,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let taken = |client: &str| {
+        let mut peer = Peer::new(&broker, &Hello::new(client), now);
+        let filters = (0..1024).map(|n| format!("{client}/{n}/{}", "x".repeat(500)));
+        let reasons = filters.map(|filter| peer.subscribe(&filter, Q::AtMostOnce, now));
+        let full = wire::SubscribeReasonCode::QuotaExceeded;
+        reasons.filter(|reason| *reason != full).count()
+    };
+    let (first, second, third) = (taken("a"), taken("b"), taken("c"));
+    assert!(
+        first > second && second > third && third > 10,
+        "{first} {second} {third}"
+    );
+}
+
+#[test]
+fn retained_messages_of_one_user_leave_room_for_others() {
+    let limits = Limits {
+        retained_max: 400,
+        ..Limits::default()
+    };
+    let (journal, now) = (Journal::new(true), Instant::now());
+    let start = |limits| restored(&journal, limits, Arc::new(NoService), now, now);
+    let broker = start(limits.clone());
+    let set = |peer: &mut Peer, topic: String, payload: &str| {
+        let mut message = publish(&topic, Q::AtLeastOnce, 1, payload);
+        message.retain = true;
+        peer.send(&[Packet::Publish(message)], now);
+        match peer.receive().pop() {
+            Some(Packet::PubAck(ack)) => ack.reason != wire::PubAckReason::QuotaExceeded,
+            other => panic!("{other:?} instead of PUBACK"),
+        }
+    };
+    let fill = |peer: &mut Peer, name: &str| {
+        let topics = (0..400).map(|n| format!("{name}/{n}"));
+        topics.filter(|topic| set(peer, topic.clone(), "x")).count()
+    };
+    let mut greedy = Peer::new(&broker, &Hello::new("greedy"), now);
+    assert_eq!(fill(&mut greedy, "greedy"), 300);
+    let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
+    assert_eq!(fill(&mut honest, "honest"), 75);
+    assert!(
+        set(&mut greedy, "honest/0".to_owned(), "y"),
+        "a replacement needs no room"
+    );
+    assert!(set(&mut greedy, "greedy/0".to_owned(), ""));
+    drop(broker);
+    let broker = start(limits);
+    assert_eq!(broker.stats().retained, 374);
+    let mut greedy = Peer::new(&broker, &Hello::new("greedy"), now);
+    assert!(
+        !set(&mut greedy, "greedy/400".to_owned(), "x"),
+        "they are still its own"
+    );
+    let mut third = Peer::new(&broker, &Hello::new("third"), now);
+    assert!(set(&mut third, "third/0".to_owned(), "x"));
+}
