@@ -208,6 +208,7 @@ impl Server {
             watches: state.watches.len() as u64,
             remembered: core.store.duplicates().len() as u64,
             forgotten: core.store.duplicates().evicted(),
+            disk_full: !self.journal.has_room(),
             ..core.stats
         }
     }
@@ -216,8 +217,8 @@ impl Server {
     pub fn impediment(&self) -> Option<&'static str> {
         if self.stopped.load(Relaxed) {
             Some("the store is stopping")
-        } else if self.lock().journal_full {
-            Some("the disk is full: only removals are taken")
+        } else if !self.journal.has_room() {
+            Some("the disk is full: writes are refused, reads and removals are not")
         } else if self.is_clock_behind() {
             Some("the system clock is behind the store's time: it was stepped back")
         } else if self.link().is_some_and(|link| !link.connected) {
@@ -287,6 +288,12 @@ impl Server {
     /// After a restart: forgets the requests of sessions that did not survive it.
     pub fn retain_sessions(&self, live: &[u64]) {
         self.lock().store.retain_sessions(live);
+    }
+
+    /// About how many bytes a snapshot of the store has by now; by how much that changes is what counts.
+    pub fn kept_bytes(&self) -> u64 {
+        let core = self.lock();
+        core.store.state().load().1 + core.store.duplicates().bytes()
     }
 
     /// The next block of a snapshot; none at its end.

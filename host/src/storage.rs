@@ -122,7 +122,13 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         history_ms: storage.history_ms,
         ..Options::default()
     };
-    let mut image = Image::new(storage.duplicates);
+    // Remembered requests are in the log and in two snapshots, so a small disk holds fewer.
+    let disk_bytes = statehouse_journal::disk_bytes(&disk).map_err(failed)?;
+    let mut retention = storage.duplicates;
+    retention.bytes_max = retention
+        .bytes_max
+        .min(disk_bytes / limits::DUPLICATE_DISK_PART);
+    let mut image = Image::new(retention);
     image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
     let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut image).map_err(failed)?;
     image.finish();
@@ -249,6 +255,12 @@ struct Pieces {
 impl Source for Pieces {
     fn ready(&self) -> bool {
         self.listener.0.get().is_some()
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        let (server, broker) = self.listener.0.get()?;
+        let sessions = broker.as_ref().map_or(0, Broker::kept_bytes);
+        Some(server.kept_bytes() + sessions)
     }
 
     fn begin(&mut self) {

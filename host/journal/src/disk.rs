@@ -56,6 +56,15 @@ pub trait File: Send + Sync {
     fn is_linked(&self) -> io::Result<bool> {
         Ok(true)
     }
+    /// Takes room for so many bytes from the file system, so that writing them cannot find it full. The length stays.
+    /// False where the file system cannot do so.
+    fn allocate(&self, _bytes: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Gives back what was allocated behind the end.
+    fn trim(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A directory of the file system, only for its owner (mode 0700).
@@ -310,6 +319,19 @@ impl File for PlainFile {
 
     fn is_linked(&self) -> io::Result<bool> {
         Ok(self.0.metadata()?.nlink() > 0)
+    }
+
+    fn allocate(&self, bytes: u64) -> io::Result<bool> {
+        use rustix::{fs::FallocateFlags, io::Errno};
+        match rustix::fs::fallocate(&self.0, FallocateFlags::KEEP_SIZE, 0, bytes.max(1)) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn trim(&self) -> io::Result<()> {
+        self.0.set_len(self.bytes()?)
     }
 }
 

@@ -11,9 +11,10 @@
 //!
 //! * `pending`: what is appended and not yet written. It does no I/O.
 //! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
-//! * [`Journal`]: a log with its threads. One commit per wake-up; appenders wait for the disk only where
-//!   it is so far behind that what is unwritten would fill the memory.
-//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go.
+//! * [`Journal`]: a log with its threads. One commit per wake-up. Appenders never wait for the disk; whoever adds
+//!   much asks first whether the log is behind.
+//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go; `budget`: who may take how much
+//!   of the disk.
 //! * `newest`: which segment is the newest, so that a missing one is recognized.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.
@@ -25,6 +26,7 @@
 //! write or a sync is final.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod catalogue;
 mod disk;
 mod error;
@@ -51,6 +53,7 @@ mod tests;
 mod upkeep;
 mod writer;
 
+pub use budget::disk_bytes;
 pub use disk::{Directory, Disk, File};
 pub use error::{Damage, Error, Failure};
 pub use files::Kind;

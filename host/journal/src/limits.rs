@@ -12,8 +12,8 @@ pub const GROUP_BYTES_MAX: usize = 96 << 20;
 /// make a reader loop for longer.
 pub const FRAME_RECORDS_MAX: u32 = 1 << 24;
 
-/// Unwritten bytes above which an append waits for the disk. At 100 MB/s that is a sixth of a
-/// second of writing, more than any group commit needs.
+/// Unwritten bytes above which the log is behind ([`crate::Log::is_behind`]): clients that write have to wait. At 100 MB/s
+/// that is a sixth of a second of writing, more than any group commit needs.
 pub const BUFFERED_BYTES_MAX: usize = 16 << 20;
 
 /// What a write buffer keeps allocated from one commit to the next. A burst does not hold memory for ever.
@@ -24,6 +24,28 @@ pub const SEGMENT_BYTES_MIN: u64 = 4 << 10;
 
 /// Largest segment that can be asked for: recovery reads a segment in one piece.
 pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+
+/// A segment takes no more than this part of the disk, so that the spares and the last, half empty one leave room on a
+/// small one.
+pub(crate) const SEGMENT_DISK_PART: u64 = 32;
+
+/// Segments that the log must have beside two snapshots, or state may not grow: with fewer, clients would wait for one
+/// snapshot after the other.
+pub(crate) const LOG_SEGMENTS_MIN: u64 = 4;
+
+/// The reserve of a small disk is this part of it: what removals, acknowledgements and the end of a snapshot need where
+/// writes are refused.
+pub(crate) const RESERVE_DISK_PART: u64 = 16;
+
+/// The reserve of a large disk: a few seconds of removals.
+pub(crate) const RESERVE_BYTES_MAX: u64 = 64 << 20;
+
+/// History takes no more than this part of the disk, whatever the options say.
+pub(crate) const HISTORY_DISK_PART: u64 = 4;
+
+/// The first segment of a start on a full disk, where there is no room for a longer one: enough for what a start records
+/// until its first snapshot makes room.
+pub(crate) const SEGMENT_BYTES_FULL: u64 = 64 << 10;
 
 /// Largest file that is read as a segment: the largest group with its headers, in whole blocks.
 pub(crate) const SEGMENT_FILE_BYTES_MAX: u64 = (GROUP_BYTES_MAX as u64) + (64 << 10);
@@ -79,11 +101,6 @@ pub const COMMIT_DELAY_MS_MAX: u64 = 5;
 /// How long telling of what has become durable should take where the writing thread itself does it, as far as the last
 /// calls can say. Telling some two hundred clients takes as long, and what these send again fills many blocks.
 pub(crate) const TOLD_BY_WRITER_US_MAX: u64 = 1_000;
-
-/// Unwritten bytes up to which the writing thread itself tells. Whoever appends meanwhile cannot wait for it, or each would
-/// wait for the other where the listener takes a lock that is held around appends: what is left of
-/// [`BUFFERED_BYTES_MAX`] is for them.
-pub(crate) const TOLD_BY_WRITER_BYTES_MAX: usize = BUFFERED_BYTES_MAX / 4;
 
 /// How often the maintenance thread looks around when nobody wakes it.
 pub(crate) const MAINTENANCE_MS: u64 = 1_000;

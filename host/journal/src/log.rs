@@ -8,9 +8,10 @@
 //! last one only.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::budget::disk_bytes;
 use crate::catalogue::Catalogue;
 use crate::disk::{Disk, File};
 use crate::error::{Error, Failure};
@@ -58,9 +59,21 @@ pub struct Log {
     pending: Mutex<Pending>,
     /// There is something to write, or the log is to end.
     pub(crate) work: Condvar,
-    /// There is room in the buffer again, or nobody is to wait for it any more.
-    pub(crate) space: Condvar,
+    /// Bytes that are appended and not yet written.
+    unwritten_bytes: AtomicUsize,
     appended: AtomicU64,
+    /// Bytes of records that were ever appended by this process …
+    pub(crate) appended_bytes: AtomicU64,
+    /// … and from how many on clients that write should wait, or are to be refused (see [`crate::Room`]).
+    pub(crate) wait_at_bytes: AtomicU64,
+    pub(crate) refuse_at_bytes: AtomicU64,
+    /// State may not grow, however short the log is.
+    pub(crate) is_short: AtomicBool,
+    /// How long the log may grow before a snapshot, for the room on the disk.
+    pub(crate) snapshot_after_max: AtomicU64,
+    /// What the snapshot that is being written has taken from the disk.
+    pub(crate) temporary_bytes: Arc<AtomicU64>,
+    pub(crate) state_bytes: Mutex<StateBytes>,
     durable: AtomicU64,
     released: AtomicU64,
     /// Room left in the current segment.
@@ -78,6 +91,16 @@ pub struct Log {
     segments: AtomicU64,
     failure: OnceLock<Failure>,
     pub(crate) on_failure: OnceLock<Hook<Failure>>,
+}
+
+/// How large the state is, as far as the source of snapshots says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StateBytes {
+    pub(crate) now: Option<u64>,
+    /// How much was appended when the source was asked.
+    pub(crate) asked_at: u64,
+    /// When the newest snapshot of this process was begun.
+    pub(crate) at_snapshot: Option<u64>,
 }
 
 /// Where the log is written.
@@ -128,7 +151,7 @@ impl Log {
         now_ms: u64,
         sink: &mut dyn Sink,
     ) -> Result<(Self, Opened), Error> {
-        let options = options.bounded();
+        let options = options.bounded().fitted(disk_bytes(&*disk)?);
         let recovered = recovery::recover(&*disk, sink)?;
         // What the last process renamed and did not sync counts from here on.
         disk.sync_directory()
@@ -190,15 +213,20 @@ impl Log {
             created_ms: now_ms,
             bytes: 0,
         };
-        let (file, header) =
-            catalogue.activate(&*disk, header, options.segment_bytes, options.segment_bytes)?;
+        catalogue
+            .make_room(&*disk, options.segment_bytes)
+            .map_err(Error::io("make room in", "the data directory"))?;
+        let mut activate = |bytes| catalogue.activate(&*disk, header, bytes, bytes);
+        let (file, header) = match activate(options.segment_bytes) {
+            Err(error) if error.is_full() => {
+                activate(options.segment_bytes.min(limits::SEGMENT_BYTES_FULL))?
+            }
+            other => other?,
+        };
         let bytes = header.bytes;
-        let free_bytes = disk
-            .free_bytes()
-            .map_err(Error::io("ask for free space in", "the data directory"))?;
         let spare_bytes = catalogue.spares.len() as u64 * options.segment_bytes;
         let snapshot_bytes = catalogue.snapshots.back().map_or(0, |last| last.bytes);
-        Ok(Self {
+        let log = Self {
             disk,
             options,
             store,
@@ -214,12 +242,19 @@ impl Log {
             catalogue: Mutex::new(catalogue),
             pending: Mutex::new(Pending::new(position)),
             work: Condvar::new(),
-            space: Condvar::new(),
+            unwritten_bytes: AtomicUsize::new(0),
             appended: AtomicU64::new(position),
+            appended_bytes: AtomicU64::new(0),
+            wait_at_bytes: AtomicU64::new(u64::MAX),
+            refuse_at_bytes: AtomicU64::new(u64::MAX),
+            is_short: AtomicBool::new(false),
+            snapshot_after_max: AtomicU64::new(u64::MAX),
+            temporary_bytes: Arc::default(),
+            state_bytes: Mutex::default(),
             durable: AtomicU64::new(position),
             released: AtomicU64::new(position),
             tail_bytes: AtomicU64::new(bytes - HEADER_BYTES as u64),
-            free_bytes: AtomicU64::new(free_bytes),
+            free_bytes: AtomicU64::new(0),
             spare_bytes: AtomicU64::new(spare_bytes),
             snapshot_bytes: AtomicU64::new(snapshot_bytes),
             written_bytes: AtomicU64::new(0),
@@ -228,11 +263,14 @@ impl Log {
             segments: AtomicU64::new(0),
             failure: OnceLock::new(),
             on_failure: OnceLock::new(),
-        })
+        };
+        log.divide(false)?;
+        Ok(log)
     }
 
     /// Appends a group, all of which survives or nothing, and returns the position of its last
-    /// record. It does no I/O, and waits only where a thread writes and is far behind.
+    /// record. It does no I/O and never waits: callers hold locks that other clients need. A caller that
+    /// adds much must ask [`Log::is_behind`] before it takes those locks.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
@@ -267,17 +305,15 @@ impl Log {
         }
         check_count(records.len())?;
         let mut pending = locked(&self.pending);
-        while pending.full() {
-            pending = self
-                .space
-                .wait(pending)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
         if records.is_empty() {
             return Ok(Position(pending.appended));
         }
         let last = pending.push(records, urgent);
         self.appended.store(last, Ordering::Release);
+        self.unwritten_bytes
+            .store(pending.bytes(), Ordering::Release);
+        self.appended_bytes
+            .fetch_add(bytes as u64, Ordering::AcqRel);
         if matches!(self.options.durability, Durability::Interval(_)) && !pending.failed {
             self.released.store(pending.released(), Ordering::Release);
         }
@@ -364,12 +400,13 @@ impl Log {
                 Some(_) => {}
             }
             let taken = pending.take(room, std::mem::take(&mut tail.spare));
+            self.unwritten_bytes
+                .store(pending.bytes(), Ordering::Release);
             (taken, pending.next_frame_bytes())
         };
         let Some(mut taken) = taken else {
             return Ok(Step::Done);
         };
-        self.space.notify_all();
         let place = tail.header.place(tail.offset as usize);
         // Cannot truncate: every record of a frame has 4 bytes at least.
         let count = (taken.last - taken.first + 1) as u32;
@@ -518,7 +555,7 @@ impl Log {
         if self.failure.set(failure.clone()).is_ok() {
             tracing::error!(%failure, "the journal failed");
             locked(&self.pending).fail();
-            self.space.notify_all();
+            self.unwritten_bytes.store(0, Ordering::Release);
             self.work.notify_all();
             if let Some(on_failure) = self.on_failure.get() {
                 on_failure(&failure);
@@ -527,15 +564,15 @@ impl Log {
         Error::Failed(self.failure.get().cloned().unwrap_or(failure))
     }
 
-    /// Whether the writing thread may tell: nobody waits for it, and until [`Log::end_telling`] nobody does.
-    pub(crate) fn begin_telling(&self) -> bool {
-        let mut pending = locked(&self.pending);
-        pending.telling = pending.bytes() <= limits::TOLD_BY_WRITER_BYTES_MAX;
-        pending.telling
+    pub(crate) fn unwritten_bytes(&self) -> usize {
+        self.unwritten_bytes.load(Ordering::Acquire)
     }
 
-    pub(crate) fn end_telling(&self) {
-        locked(&self.pending).telling = false;
+    /// Whether more is unwritten than [`limits::BUFFERED_BYTES_MAX`]. Whoever adds to it should wait, outside of every
+    /// lock, until the disk has caught up.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.unwritten_bytes() > limits::BUFFERED_BYTES_MAX
     }
 
     /// How many segments have been taken into use.

@@ -21,7 +21,7 @@ pub struct Options {
     /// How long a commit waits for company. It saves flash: a commit of one small record costs a
     /// whole block. Default: none; at most [`limits::COMMIT_DELAY_MS_MAX`].
     pub commit_delay: Duration,
-    /// Length of a segment. Default: 4 MiB.
+    /// Length of a segment: at most a thirty-second of the disk. Default: 4 MiB.
     pub segment_bytes: u64,
     /// A snapshot is due when the log behind the last one is longer than this, or than what history keeps anyway
     /// ([`limits::SNAPSHOT_AFTER_BYTES_MAX`]) … Default: 8 MiB.
@@ -30,7 +30,8 @@ pub struct Options {
     pub snapshot_factor: u64,
     /// How fast a snapshot is written. Default: 32 MiB/s; at least 64 KiB/s.
     pub snapshot_bytes_per_second: u64,
-    /// How much log and how many snapshots are kept beyond what recovery needs. Default: 256 MiB.
+    /// How much log and how many snapshots are kept beyond what recovery needs, at most a quarter of the disk, and none
+    /// where the room is needed. Default: 256 MiB.
     pub history_bytes: u64,
     /// How old they may be. Default: a week.
     pub history_ms: u64,
@@ -52,6 +53,14 @@ impl Default for Options {
 }
 
 impl Options {
+    /// With segments that fit a disk of this size.
+    pub(crate) fn fitted(mut self, disk_bytes: u64) -> Self {
+        let part = disk_bytes / limits::SEGMENT_DISK_PART;
+        let whole = part - part % limits::SEGMENT_BYTES_MIN;
+        self.segment_bytes = self.segment_bytes.min(whole.max(limits::SEGMENT_BYTES_MIN));
+        self
+    }
+
     pub(crate) fn bounded(mut self) -> Self {
         self.commit_delay = self
             .commit_delay

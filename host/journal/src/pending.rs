@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 
 use crate::frame;
-use crate::limits;
 
 /// The end of a group in the buffer.
 #[derive(Clone, Copy, Debug)]
@@ -28,17 +27,10 @@ pub(crate) struct Pending {
     pub(crate) urgent: VecDeque<(u64, u64)>,
     /// The I/O thread waits for work.
     pub(crate) idle: bool,
-    /// A thread empties the buffer, so an appender may wait for that.
-    pub(crate) attended: bool,
-    /// The writing thread runs the listener: an appender that waited for it could hold a lock that the
-    /// listener wants.
-    pub(crate) telling: bool,
     /// The log failed: what is appended goes nowhere.
     pub(crate) failed: bool,
     /// The I/O thread is to end once all is written.
     pub(crate) closing: bool,
-    /// The process is about to end: nobody waits any more.
-    pub(crate) hurried: bool,
 }
 
 /// The body of a frame, with room for its header in front.
@@ -57,11 +49,8 @@ impl Pending {
             appended,
             urgent: VecDeque::new(),
             idle: false,
-            attended: false,
-            telling: false,
             failed: false,
             closing: false,
-            hurried: false,
         }
     }
 
@@ -143,13 +132,5 @@ impl Pending {
         self.failed = true;
         self.buffer = vec![0; frame::HEADER_BYTES];
         self.groups = VecDeque::new();
-    }
-
-    pub(crate) fn full(&self) -> bool {
-        self.attended
-            && !self.failed
-            && !self.telling
-            && !self.hurried
-            && self.bytes() > limits::BUFFERED_BYTES_MAX
     }
 }

@@ -5,10 +5,14 @@
 
 use std::io;
 
+use crate::budget::Budget;
 use crate::catalogue::Catalogue;
+use crate::disk::Disk;
 use crate::error::Error;
 use crate::files;
+use crate::limits;
 use crate::log::{Log, locked};
+use crate::options::Options;
 use crate::survey::{Link, SnapshotInfo};
 
 /// A file that is needed no more.
@@ -32,18 +36,14 @@ impl Retired {
 impl Log {
     /// Removes or recycles every file that is needed no more. What could not be removed stays on the list and is
     /// tried again by the next call, before anything newer.
-    pub(crate) fn retire(&self, now_ms: u64) -> Result<(), Error> {
+    pub(crate) fn retire(&self, now_ms: u64, budget: &Budget) -> Result<(), Error> {
+        let bytes_max = budget.history_max(self.log_expected_bytes());
         loop {
             self.sync_retired()?;
-            let ms = self.options.history_ms;
-            let next = if self.is_short() {
-                locked(&self.catalogue).retired(1, 0, ms, now_ms)
-            } else {
-                locked(&self.catalogue).retired(2, self.options.history_bytes, ms, now_ms)
-            };
+            let next = locked(&self.catalogue).next_retired(&self.options, bytes_max, now_ms);
             let Some(next) = next else { return Ok(()) };
             let name = next.name();
-            let spare = match self.spare_name(&next) {
+            let spare = match self.spare_name(&next, budget) {
                 Some(spare) if self.renamed(&name, &spare)? => Some(spare),
                 Some(_) => None,
                 None => {
@@ -75,13 +75,13 @@ impl Log {
     }
 
     /// Under which name a file can serve again, if it can and one is wanted.
-    fn spare_name(&self, retired: &Retired) -> Option<String> {
+    fn spare_name(&self, retired: &Retired, budget: &Budget) -> Option<String> {
         let Retired::Segment(link) = retired else {
             return None;
         };
         let mut catalogue = locked(&self.catalogue);
         let others = catalogue.segments.len().saturating_sub(1);
-        let wanted = catalogue.spares.len() < self.spares_max(&catalogue, others);
+        let wanted = catalogue.spares.len() < self.spares_max(&catalogue, others, budget);
         (wanted && link.bytes == self.options.segment_bytes).then(|| {
             catalogue.next_spare += 1;
             files::spare(catalogue.next_spare)
@@ -109,6 +109,36 @@ impl Log {
 }
 
 impl Catalogue {
+    /// The oldest file that has to go where there is room for so many bytes of history. The second newest snapshot is
+    /// history too, but stays where there is room: it stands in for a damaged one.
+    fn next_retired(&self, options: &Options, bytes_max: u64, now_ms: u64) -> Option<Retired> {
+        let newest = self.snapshots.back().map_or(0, |newest| newest.position);
+        if self.bytes_before(newest) > bytes_max {
+            return self.retired(1, bytes_max, u64::MAX, now_ms);
+        }
+        let bytes = options.history_bytes.min(bytes_max);
+        self.retired(2, bytes, options.history_ms, now_ms)
+    }
+
+    /// Removes history until there is room for the next segments: before the log of a full disk goes on.
+    ///
+    /// # Errors
+    /// Where the disk does not do as it is told.
+    pub(crate) fn make_room(&mut self, disk: &dyn Disk, segment_bytes: u64) -> io::Result<()> {
+        let wanted = limits::SPARE_SEGMENTS as u64 * segment_bytes;
+        while disk.free_bytes()? + self.spares.len() as u64 * segment_bytes < wanted
+            && let Some(next) = self.retired(1, 0, u64::MAX, self.now_ms)
+        {
+            match disk.remove(&next.name()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => self.forget(&next),
+            }
+            // What a crash leaves has no gap.
+            disk.sync_directory()?;
+        }
+        Ok(())
+    }
+
     /// The oldest file that is not needed any more.
     ///
     /// The unit of history is a base, a snapshot or the empty beginning, with the segments up to the
@@ -173,7 +203,7 @@ impl Catalogue {
     }
 
     /// Bytes of snapshots and segments that only history needs.
-    fn bytes_before(&self, kept: u64) -> u64 {
+    pub(crate) fn bytes_before(&self, kept: u64) -> u64 {
         let snapshots = self
             .snapshots
             .iter()

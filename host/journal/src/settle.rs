@@ -42,6 +42,10 @@ pub(crate) fn settle(
             .filter(|info| info.position + 1 >= first),
     );
 
+    // Copying the tail needs room as well.
+    catalogue
+        .make_room(disk, segment_bytes)
+        .map_err(Error::io("make room in", "the data directory"))?;
     if let Some(last) = catalogue.segments.back_mut() {
         let used = recovered.end_offset as u64;
         let unvouched = recovered.range.end.0 > recovered.witness;
@@ -50,7 +54,15 @@ pub(crate) fn settle(
             let name = files::segment(last.header.number);
             let used = recovered.end_offset;
             match copy(disk, last.header, used, &mut catalogue.spares) {
-                Ok(header) => (last.header, last.bytes) = (header, header.bytes),
+                Ok(header) => {
+                    last.header = header;
+                    // A segment of an earlier version that was written in its own place has no length in its header.
+                    last.bytes = if header.bytes == 0 {
+                        last.bytes
+                    } else {
+                        header.bytes
+                    };
+                }
                 Err(error) if crate::error::is_full(&error) && !unvouched => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),
             }
@@ -98,8 +110,13 @@ fn copy(
             // It may not even have been created; the first error is the one to tell.
             let _ = disk.remove(files::TAIL_TEMPORARY);
             // On a full disk a spare has the room. What it held before is of other segments.
-            let Some(spare) = spares.last().filter(|_| crate::error::is_full(&error)) else {
+            if !crate::error::is_full(&error) {
                 return Err(error);
+            }
+            let Some(spare) = spares.last() else {
+                // There is no other place: the same bytes again make the kernel write what it may not have written.
+                let file = disk.open(&name)?;
+                return write(&*file, header.bytes);
             };
             let file = disk.open(spare)?;
             let bytes = file.bytes()?;

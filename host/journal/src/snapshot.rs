@@ -30,6 +30,11 @@ pub trait Source: Send {
     fn ready(&self) -> bool {
         true
     }
+    /// About how many bytes the blocks of a snapshot of now would have. Only by how much it changes counts, so a constant
+    /// part may be wrong. None: as many as the last one.
+    fn bytes(&self) -> Option<u64> {
+        None
+    }
     /// A snapshot begins: the blocks that follow are those of a new one, each taken from now on.
     fn begin(&mut self);
     /// Fills `block`, which comes empty, and returns true; or returns false when all is said. Every
@@ -140,6 +145,7 @@ impl Writer {
         );
         self.buffer.extend_from_slice(&fields);
         self.flush()?;
+        self.file.trim()?;
         self.file.sync()?;
         Ok(self.offset)
     }
@@ -300,7 +306,7 @@ pub fn write_snapshot_file(
     let written = (|| {
         let file = Arc::new(PlainFile::create(temporary).map_err(Error::io("create", &shown))?);
         let mut writer = Writer::new(file, StoreId(entropy(), entropy()), position.0, created_ms);
-        pour(source, &mut writer, &shown, &mut |_| Ok(()))?;
+        pour(source, &mut writer, &shown, &mut |_, _| Ok(()))?;
         writer
             .finish(position.0)
             .map_err(Error::io("write", &shown))?;
@@ -320,12 +326,15 @@ pub fn write_snapshot_file(
         .map_err(Error::io("sync the directory of", &shown))
 }
 
-/// Writes all blocks of a source; `paced` is called with the bytes so far and may wait or give up.
+/// Called between two blocks of a snapshot with the bytes so far: it may wait or give up.
+pub(crate) type Paced<'a> = dyn FnMut(u64, &dyn Source) -> Result<(), Error> + 'a;
+
+/// Writes all blocks of a source.
 pub(crate) fn pour(
     source: &mut dyn Source,
     writer: &mut Writer,
     name: &str,
-    paced: &mut dyn FnMut(u64) -> Result<(), Error>,
+    paced: &mut Paced<'_>,
 ) -> Result<(), Error> {
     source.begin();
     let mut block = Vec::new();
@@ -333,7 +342,7 @@ pub(crate) fn pour(
         writer.block(&block, name)?;
         block.clear();
         block.shrink_to(limits::BUFFER_KEPT_BYTES_MAX);
-        paced(writer.bytes())?;
+        paced(writer.bytes(), source)?;
     }
     Ok(())
 }

@@ -93,12 +93,11 @@ impl Teller {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return self.ring(released),
         };
-        if !listener.is_quick(released.0) || !log.begin_telling() {
+        if !listener.is_quick(released.0) {
             drop(listener);
             return self.ring(released);
         }
         listener.tell(released.0);
-        log.end_telling();
     }
 
     /// The telling thread.

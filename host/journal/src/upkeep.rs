@@ -3,9 +3,11 @@
 //! Enters: the time, and blocks of a snapshot. Leaves: files in their place. A failure here is no
 //! failure of the log, unless it leaves open what the directory holds.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::budget::{Budget, disk_bytes};
 use crate::catalogue::{Catalogue, create_filled};
 use crate::disk::Disk;
 use crate::error::Error;
@@ -14,7 +16,7 @@ use crate::limits;
 use crate::log::{Log, locked};
 use crate::position::Position;
 use crate::segment::StoreId;
-use crate::snapshot::{self, Source, Writer};
+use crate::snapshot::{self, Paced, Source, Writer};
 use crate::survey::SnapshotInfo;
 
 /// How much the log can still take.
@@ -22,6 +24,8 @@ use crate::survey::SnapshotInfo;
 pub enum Room {
     /// No end in sight.
     Plenty,
+    /// The log has nearly all the room that the next snapshot leaves it: what grows should wait for that snapshot.
+    Tight,
     /// The disk is nearly full: only what makes room should still be written.
     Reserve,
     /// Nothing more should be written.
@@ -34,6 +38,8 @@ pub struct Snapshot {
     position: u64,
     created_ms: u64,
     at_bytes: u64,
+    /// How large the state was when it began.
+    state_bytes: Option<u64>,
     /// Only one at a time. It stands last, so that the file is closed when it is removed.
     running: Running,
 }
@@ -42,6 +48,7 @@ pub struct Snapshot {
 struct Running {
     disk: Arc<dyn Disk>,
     snapshotting: Arc<AtomicBool>,
+    temporary_bytes: Arc<AtomicU64>,
     /// It has its name.
     finished: bool,
 }
@@ -51,6 +58,7 @@ impl Drop for Running {
         if !self.finished {
             // Where it cannot be removed now, the next snapshot or the next start does.
             let _ = self.disk.remove(files::SNAPSHOT_TEMPORARY);
+            self.temporary_bytes.store(0, Ordering::Release);
         }
         // Last: from here on the file may be another snapshot's.
         self.snapshotting.store(false, Ordering::Release);
@@ -83,7 +91,7 @@ impl Snapshot {
     pub(crate) fn pour(
         &mut self,
         source: &mut dyn Source,
-        paced: &mut dyn FnMut(u64) -> Result<(), Error>,
+        paced: &mut Paced<'_>,
     ) -> Result<(), Error> {
         snapshot::pour(source, &mut self.writer, files::SNAPSHOT_TEMPORARY, paced)
     }
@@ -93,21 +101,107 @@ impl Log {
     /// How much the log can still take. It looks at numbers only, so every request may ask.
     #[must_use]
     pub fn room(&self) -> Room {
-        let free = self.free_bytes.load(Ordering::Acquire);
-        let spares = self.spare_bytes.load(Ordering::Acquire);
-        let segment = self.options.segment_bytes;
-        // Two segments, some of them made ready perhaps, and the next snapshot beside the last ones.
-        let snapshot = self.snapshot_bytes.load(Ordering::Acquire);
-        if free >= snapshot && free + spares >= 2 * segment + snapshot {
-            Room::Plenty
-        } else if spares > 0
-            || free >= segment
+        let appended = self.appended_bytes.load(Ordering::Acquire);
+        let refuses = self.is_short.load(Ordering::Acquire)
+            || appended >= self.refuse_at_bytes.load(Ordering::Acquire);
+        if !refuses {
+            return match appended >= self.wait_at_bytes.load(Ordering::Acquire) {
+                true => Room::Tight,
+                false => Room::Plenty,
+            };
+        }
+        if self.spare_bytes.load(Ordering::Acquire) > 0
+            || self.free_bytes.load(Ordering::Acquire) >= self.options.segment_bytes
             || self.tail_bytes.load(Ordering::Acquire) >= limits::ROOM_BYTES_MIN
         {
             Room::Reserve
         } else {
             Room::None
         }
+    }
+
+    /// What there is on the disk, and what the next snapshot takes.
+    fn budget(&self) -> Budget {
+        let catalogue = locked(&self.catalogue);
+        let segment = self.options.segment_bytes;
+        let newest = catalogue.snapshots.back();
+        let base = newest.map_or(0, |newest| newest.bytes);
+        let all: u64 = catalogue.segments.iter().map(|link| link.bytes).sum();
+        let snapshots: u64 = catalogue.snapshots.iter().map(|info| info.bytes).sum();
+        let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
+        // What was renamed counts as taken until it is a spare.
+        let ready = (catalogue.spares.len() + catalogue.recycled.len()) as u64 * segment;
+        drop(catalogue);
+        let (next_min, next_max) = self.next_snapshot_bytes();
+        let held = all + snapshots + ready + self.temporary_bytes.load(Ordering::Acquire);
+        Budget {
+            disk: held.saturating_add(self.free_bytes.load(Ordering::Acquire)),
+            base,
+            log: (all + snapshots - history - base) + self.unwritten_bytes() as u64,
+            spares: ready,
+            next_min,
+            next_max,
+            segment,
+        }
+    }
+
+    /// Of how many bytes the next snapshot will be, at least and at most, as far as the last one and the source can say.
+    fn next_snapshot_bytes(&self) -> (u64, u64) {
+        let last = self.snapshot_bytes.load(Ordering::Acquire);
+        let state = *locked(&self.state_bytes);
+        let since = self.appended_bytes.load(Ordering::Acquire) - state.asked_at;
+        match (state.now, state.at_snapshot) {
+            (None, _) => (last, last),
+            (Some(now), None) => (now.min(last), now.max(last) + since),
+            (Some(now), Some(then)) if now >= then => (last, last + (now - then) + since),
+            (Some(now), Some(then)) => {
+                // Cannot truncate: it is less than the last snapshot.
+                let less = (u128::from(last) * u128::from(now) / u128::from(then)) as u64;
+                (less, less + since)
+            }
+        }
+    }
+
+    /// Takes note of how large the state is by now.
+    pub(crate) fn note_state(&self, bytes: impl FnOnce() -> Option<u64>) {
+        let asked_at = self.appended_bytes.load(Ordering::Acquire);
+        let Some(now) = bytes() else { return };
+        let newest = locked(&self.catalogue).snapshots.back().copied();
+        let mut state = locked(&self.state_bytes);
+        (state.now, state.asked_at) = (Some(now), asked_at);
+        // The newest snapshot has all of it, also what was added while it was written.
+        if newest.is_some_and(|newest| newest.position == self.appended().0) {
+            state.at_snapshot = Some(now);
+        }
+    }
+
+    /// Asks what the disk has free, and divides the room anew. A disk without room for a segment is full, whatever it says.
+    pub(crate) fn divide(&self, full: bool) -> Result<Budget, Error> {
+        let free = self
+            .disk
+            .free_bytes()
+            .map_err(Error::io("ask for free space in", "the data directory"));
+        let free_bytes = if full {
+            0
+        } else {
+            *free.as_ref().unwrap_or(&0)
+        };
+        self.free_bytes.store(free_bytes, Ordering::Release);
+        // Before the look at the files: what is appended meanwhile is counted twice, not lost.
+        let appended = self.appended_bytes.load(Ordering::Acquire);
+        let budget = self.budget();
+        let tail = self.tail_bytes.load(Ordering::Acquire);
+        let tail = tail.saturating_sub(self.unwritten_bytes() as u64);
+        let wait_at = appended.saturating_add(budget.wait_after(tail));
+        self.wait_at_bytes.store(wait_at, Ordering::Release);
+        let refuse_at = wait_at.max(appended.saturating_add(budget.refuse_after()));
+        self.refuse_at_bytes.store(refuse_at, Ordering::Release);
+        let before = self.is_short.load(Ordering::Acquire);
+        let is_short = budget.is_short(before);
+        self.is_short.store(is_short, Ordering::Release);
+        self.snapshot_after_max
+            .store(budget.snapshot_after_max(), Ordering::Release);
+        free.map(|_| budget)
     }
 
     /// Whether the log behind the last snapshot is long enough for another.
@@ -119,7 +213,7 @@ impl Log {
         since > self.snapshot_after_bytes() || since > 0 && self.is_short()
     }
 
-    /// Whether the disk is so full that history has to go.
+    /// Whether only a snapshot or removals make room.
     pub(crate) fn is_short(&self) -> bool {
         self.room() != Room::Plenty
     }
@@ -137,17 +231,30 @@ impl Log {
             .snapshot_min_bytes
             .max(kept_anyway)
             .max(self.options.snapshot_factor.saturating_mul(last))
+            .min(self.snapshot_after_max.load(Ordering::Acquire))
+    }
+
+    /// How long the log may be when the next snapshot is finished: as much again may come while it is written.
+    pub(crate) fn log_expected_bytes(&self) -> u64 {
+        let after = self.snapshot_after_bytes();
+        after.saturating_mul(2) + 2 * self.options.segment_bytes
     }
 
     /// How many spares are worth keeping beside so many segments: what will be used again soon, else what the log grows by
     /// until the next snapshot.
-    pub(crate) fn spares_max(&self, catalogue: &Catalogue, segments: usize) -> usize {
-        if self.is_short() {
-            return limits::SPARE_SEGMENTS;
+    pub(crate) fn spares_max(
+        &self,
+        catalogue: &Catalogue,
+        segments: usize,
+        budget: &Budget,
+    ) -> usize {
+        let left = budget.log_max();
+        if self.is_short() || left <= budget.log {
+            return budget.spares_min();
         }
         let in_segments = |bytes: u64| bytes / self.options.segment_bytes;
         // Cannot truncate: a hundred thousand at most.
-        let most = in_segments(limits::SPARE_BYTES_MAX) as usize;
+        let most = in_segments(limits::SPARE_BYTES_MAX.min(left - budget.log)) as usize;
         let again = catalogue.used_again(segments);
         let again = again.unwrap_or_else(|| in_segments(self.snapshot_after_bytes()) as usize);
         limits::SPARE_SEGMENTS + again.min(most)
@@ -175,16 +282,32 @@ impl Log {
         let running = Running {
             disk: Arc::clone(&self.disk),
             snapshotting: Arc::clone(&self.snapshotting),
+            temporary_bytes: Arc::clone(&self.temporary_bytes),
             finished: false,
         };
         let name = files::SNAPSHOT_TEMPORARY;
         let file = self.disk.create(name).map_err(Error::io("create", name))?;
+        let (least, most) = self.next_snapshot_bytes();
+        let first = locked(&self.state_bytes).at_snapshot.is_none();
+        let allocate = |bytes| file.allocate(bytes).map(|can| if can { bytes } else { 0 });
+        let retried = |error: io::Error| match crate::error::is_full(&error) {
+            true => allocate(least),
+            false => Err(error),
+        };
+        let taken = match allocate(most).or_else(retried) {
+            // The first estimate of a process is too high mostly, so it is tried all the same.
+            Err(error) if first && crate::error::is_full(&error) => 0,
+            other => other.map_err(Error::io("allocate", name))?,
+        };
+        self.temporary_bytes.store(taken, Ordering::Release);
+        let state_bytes = locked(&self.state_bytes).now;
         let writer = Writer::new(file, self.store, position, now_ms);
         Ok(Some(Snapshot {
             writer,
             position,
             created_ms: now_ms,
             at_bytes,
+            state_bytes,
             running,
         }))
     }
@@ -211,6 +334,7 @@ impl Log {
             position,
             created_ms,
             at_bytes,
+            state_bytes,
             mut running,
         } = snapshot;
         if self.durable().0 < complete {
@@ -223,6 +347,7 @@ impl Log {
             .rename(from, &to)
             .map_err(Error::io("rename", from))?;
         running.finished = true;
+        self.temporary_bytes.store(0, Ordering::Release);
         self.disk
             .sync_directory()
             .map_err(|error| self.fail("sync the directory for", to, &error))?;
@@ -237,6 +362,7 @@ impl Log {
         drop(catalogue);
         self.snapshot_bytes.store(bytes, Ordering::Release);
         self.snapshot_at_bytes.store(at_bytes, Ordering::Release);
+        locked(&self.state_bytes).at_snapshot = state_bytes;
         Ok(Position(position))
     }
 
@@ -260,34 +386,26 @@ impl Log {
             (bytes, noted.map_err(Error::io("write", files::NEWEST)))
         };
         self.snapshot_bytes.store(snapshot_bytes, Ordering::Release);
-        let retired = self.retire(now_ms).and_then(|()| self.trim());
-        let prepared = self.prepare();
+        let budget = self.divide(false)?;
+        let retired = self
+            .retire(now_ms, &budget)
+            .and_then(|()| self.trim(&budget));
+        let prepared = self.prepare(budget.spares_min());
         let spares = locked(&self.catalogue).spares.len() as u64;
         self.spare_bytes
             .store(spares * self.options.segment_bytes, Ordering::Release);
-        let free = self
-            .disk
-            .free_bytes()
-            .map_err(Error::io("ask for free space in", "the data directory"));
-        // A disk that has no room for a segment is full, whatever it says.
-        let full = prepared.as_ref().is_err_and(Error::is_full);
-        self.free_bytes.store(
-            if full {
-                0
-            } else {
-                *free.as_ref().unwrap_or(&0)
-            },
-            Ordering::Release,
-        );
-        free?;
+        // A snapshot that is being written takes room for a while.
+        let full = prepared.as_ref().is_err_and(Error::is_full)
+            && !self.snapshotting.load(Ordering::Acquire);
+        self.divide(full)?;
         retired.and(prepared).and(noted)
     }
 
-    fn prepare(&self) -> Result<(), Error> {
+    fn prepare(&self, spares: usize) -> Result<(), Error> {
         loop {
             let number = {
                 let mut catalogue = locked(&self.catalogue);
-                if catalogue.spares.len() >= limits::SPARE_SEGMENTS {
+                if catalogue.spares.len() >= spares {
                     return Ok(());
                 }
                 catalogue.next_spare += 1;
@@ -304,10 +422,10 @@ impl Log {
     }
 
     /// Removes segments that were kept for use, where their room is needed more, or nobody writes any more.
-    fn trim(&self) -> Result<(), Error> {
+    fn trim(&self, budget: &Budget) -> Result<(), Error> {
         loop {
             let mut catalogue = locked(&self.catalogue);
-            let spares_max = self.spares_max(&catalogue, catalogue.segments.len());
+            let spares_max = self.spares_max(&catalogue, catalogue.segments.len(), budget);
             if catalogue.spares.len() <= spares_max {
                 break;
             }
@@ -344,9 +462,10 @@ pub fn create_from_snapshot(
     let store = StoreId(disk.entropy(), disk.entropy());
     // The log comes first: without its snapshot it is refused, so a restore that ends half way
     // leaves no store that opens empty.
-    let log = Log::begin(disk, options.bounded(), store, position.0, now_ms)?;
+    let options = options.bounded().fitted(disk_bytes(&*disk)?);
+    let log = Log::begin(disk, options, store, position.0, now_ms)?;
     if let Some(mut snapshot) = log.begin_snapshot(now_ms)? {
-        snapshot.pour(source, &mut |_| Ok(()))?;
+        snapshot.pour(source, &mut |_, _| Ok(()))?;
         log.finish_snapshot(snapshot)?;
     }
     log.close()

@@ -95,7 +95,6 @@ impl Journal {
         let chores = Arc::new(Chores::default());
         // It was empty: the log came by value and has not been started before.
         let _ = log.on_failure.set(failed);
-        log.pending().attended = true;
         let journal = Self {
             log,
             teller,
@@ -154,11 +153,11 @@ impl Journal {
         self.log.room()
     }
 
-    /// From now on no append waits, however much is unwritten: for a process that is about to end, which it could
-    /// not while its threads wait for a full disk. What is unwritten is not bounded any more.
-    pub fn hurry(&self) {
-        self.log.pending().hurried = true;
-        self.log.space.notify_all();
+    /// Whether whoever adds to the log should wait, outside of every lock, before it adds more: too much is unwritten
+    /// ([`Log::is_behind`]), or a snapshot has to make room first ([`Room::Tight`]).
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.log.is_behind() || self.log.room() == Room::Tight
     }
 
     /// Writes and syncs everything, tells the listener, ends the threads and marks the journal closed.
@@ -175,7 +174,6 @@ impl Journal {
         self.chores.changed.notify_all();
         self.log.pending().closing = true;
         self.log.work.notify_all();
-        self.hurry();
         // The telling thread ends last, when nobody can release anything any more. The one behind it may never
         // have started.
         let mut threads = std::mem::take(&mut *locked(&self.threads));
@@ -261,7 +259,7 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
             Err(Error::Failed(_)) => return,
             Err(error) => {
                 if !std::mem::replace(&mut waits, true) {
-                    tracing::error!(%error, "the log waits for room on the disk, and everybody for the log");
+                    tracing::error!(%error, "the log waits for room on the disk; what is written now is not acknowledged before there is some");
                 }
                 if closing {
                     return;
@@ -323,6 +321,9 @@ fn keep_loop(
     let mut trouble = String::new();
     let mut no_snapshot: Option<String> = None;
     loop {
+        if source.ready() {
+            log.note_state(|| source.bytes());
+        }
         match log.maintain(now_ms()) {
             Ok(()) => trouble.clear(),
             Err(error) => {
@@ -337,7 +338,7 @@ fn keep_loop(
             return;
         }
         if log.snapshot_due() && Instant::now() >= retry && source.ready() {
-            let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms());
+            let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms);
             let full = outcome.as_ref().is_err_and(Error::is_full);
             let failed = outcome.err().map(|error| error.to_string());
             if let Some(error) = &failed
@@ -345,16 +346,19 @@ fn keep_loop(
             {
                 tracing::warn!(error, "no snapshot was taken");
             }
+            log.note_state(|| source.bytes());
+            // The history that it makes superfluous goes now.
+            if let Err(error) = log.maintain(now_ms()) {
+                tracing::debug!(%error, "upkeep behind a snapshot");
+            }
             // On a full disk a later one may be smaller, and is what makes room. The log did not know that it is full where the
             // snapshot itself was too much.
-            if full || log.is_short() {
+            if full || matches!(log.room(), Room::Reserve | Room::None) {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
             } else if failed.is_some() {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
             }
             no_snapshot = failed;
-            // The history that it makes superfluous goes now.
-            locked(&chores.state).woken = true;
         }
         let mut state = locked(&chores.state);
         if !state.woken && !state.closing {
@@ -374,21 +378,30 @@ fn take_snapshot(
     chores: &Chores,
     teller: &Teller,
     source: &mut dyn Source,
-    now_ms: u64,
+    now_ms: &dyn Fn() -> u64,
 ) -> Result<Position, Error> {
-    let Some(mut snapshot) = log.begin_snapshot(now_ms)? else {
+    let Some(mut snapshot) = log.begin_snapshot(now_ms())? else {
         return Ok(log.appended());
     };
     let (begun, rate) = (Instant::now(), log.options.snapshot_bytes_per_second);
-    snapshot.pour(source, &mut |bytes| {
+    snapshot.pour(source, &mut |bytes, source| {
+        log.temporary_bytes.fetch_max(bytes, Ordering::AcqRel);
         let earned = Duration::from_secs_f64(bytes as f64 / rate as f64);
         loop {
-            let state = locked(&chores.state);
+            let mut state = locked(&chores.state);
             if state.closing {
                 return Err(Error::GivenUp("the journal is closing".to_owned()));
             }
+            if std::mem::take(&mut state.woken) {
+                drop(state);
+                log.note_state(|| source.bytes());
+                // What cannot be done now is said behind the snapshot.
+                let _ = log.maintain(now_ms());
+                continue;
+            }
             let wait = earned.saturating_sub(begun.elapsed());
-            if wait.is_zero() {
+            // Clients wait for it where there is little room.
+            if wait.is_zero() || log.is_short() {
                 return Ok(());
             }
             drop(

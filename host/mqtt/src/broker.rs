@@ -31,7 +31,7 @@ use crate::{
     gate::Gate,
     limits::{PAUSE_BETWEEN_HOLDS, WALL_CLOCK_LOOK},
     output::Direct,
-    persist::Recorder,
+    persist::{Brake, Recorder},
     refusal::Refusals,
     round::{self, Rounds},
     writer::SharedWriter,
@@ -102,6 +102,7 @@ struct Shared {
     refusals: Arc<Refusals>,
     state_lost: fn() -> !,
     core: Mutex<Core>,
+    persistence: Option<Arc<dyn Persistence>>,
     rounds: Rounds,
     gate: Arc<Gate>,
     /// One permit per socket, of [`SOCKETS`]; all are back once every connection has ended.
@@ -147,7 +148,8 @@ impl Broker {
     ) -> Self {
         let limits = Arc::new(options.limits);
         let gate = Arc::new(Gate::default());
-        let recorder = Recorder::new(options.persistence, gate.clone(), clock);
+        let persistence = options.persistence;
+        let recorder = Recorder::new(persistence.clone(), gate.clone(), clock);
         let access = options.access;
         let refusals = Arc::new(Refusals::new(access.clone()));
         let mut core = Core::new(
@@ -164,6 +166,7 @@ impl Broker {
             refusals,
             state_lost: options.state_lost,
             core: Mutex::new(core),
+            persistence,
             rounds: Rounds::default(),
             gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
@@ -341,6 +344,12 @@ impl Broker {
         self.lock().image(cursor, bytes_max)
     }
 
+    /// About how many bytes an image has by now; by how much that changes is what counts. It takes the lock for a moment.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.lock().kept_bytes() as u64
+    }
+
     /// The numbers of all sessions there are, connected or not.
     #[must_use]
     pub fn sessions(&self) -> Vec<u64> {
@@ -473,6 +482,11 @@ impl Broker {
 
     pub(crate) fn cut_turns(&self) -> &Semaphore {
         &self.0.cut_turns
+    }
+
+    /// What pauses a connection while the log is behind.
+    pub(crate) fn brake(&self) -> Brake {
+        Brake::new(self.0.persistence.clone())
     }
 
     pub(crate) fn rounds(&self) -> &Rounds {

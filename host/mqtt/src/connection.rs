@@ -258,6 +258,7 @@ async fn read<R: AsyncRead + Unpin>(
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
     let mut share = broker.packets().share();
+    let mut brake = broker.brake();
     // Reset when it fires rather than at every packet.
     let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
     tokio::pin!(silence);
@@ -265,6 +266,7 @@ async fn read<R: AsyncRead + Unpin>(
     loop {
         loop {
             output.room().await;
+            brake.wait(buffer.len() > attached.read_bytes_max).await;
             // After a cut turn: one of these at a time, between the turns of the others.
             let lane = match mem::take(&mut cut) {
                 true => broker.cut_turns().acquire().await.ok(),
@@ -272,7 +274,9 @@ async fn read<R: AsyncRead + Unpin>(
             };
             let (before, now) = (buffer.len(), tokio::time::Instant::now());
             let round = broker.rounds().open(now.into_std());
+            brake.begin();
             let turn = dispatch.turn(buffer, now.into_std());
+            brake.end();
             drop(lane);
             if buffer.len() != before {
                 last_packet = now;

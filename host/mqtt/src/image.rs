@@ -98,7 +98,9 @@ fn write_session(
             Part::Begin {
                 client: &session.client,
                 expiry_s: session.expiry_s(),
-                will: session.will().map(|will| Testament::new(will, clock)),
+                will: session
+                    .recorded_will()
+                    .map(|will| Testament::new(will, clock)),
             },
         );
         if let Some(user) = session.owner() {

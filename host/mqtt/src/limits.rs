@@ -240,6 +240,9 @@ pub(crate) const ARRIVING_BYTES_FREE: usize = 4 << 10;
 /// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
 
+/// What a session takes in an image beside its subscriptions, its messages and its will, rounded up.
+pub(crate) const SESSION_OVERHEAD_BYTES: usize = 256;
+
 /// What a subscription costs beside its filter: its entries in the session and in the router, rounded up.
 pub(crate) const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
 
@@ -263,6 +266,16 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 /// After a start wills wait at least this long: their clients could not come back while the broker was away, and
 /// official clients reconnect within a few seconds.
 pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);
+
+/// How long a connection pauses at most while the log is behind: longer than a snapshot of a small store takes on a slow
+/// card, and shorter than clients wait for their acknowledgements.
+pub(crate) const BRAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How often a connection that pauses looks again: first soon, since a fast disk catches up within milliseconds …
+pub(crate) const BRAKE_PAUSE_MIN: Duration = Duration::from_millis(2);
+
+/// … and then seldom, so that thousands that pause take no time from those that read.
+pub(crate) const BRAKE_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// How often the wall clock is read. A step of it, which a gateway without a battery sees after each start, makes what is
 /// recorded wrong for no longer than this.

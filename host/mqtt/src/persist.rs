@@ -3,8 +3,9 @@
 //! In come changes of durable sessions and retained messages, made under the core's lock; out go batches of them to the
 //! embedder's log before that lock is given back, and marks into the outputs: **nothing leaves on a connection before the
 //! record of what it depends on is durable.** Durable are sessions that began a connection with a Session Expiry above
-//! zero, their messages above QoS 0, and retained messages. Waits for no disk itself; a log that is far behind may let an
-//! append wait. Without a log nothing is recorded and nothing waits.
+//! zero, their messages above QoS 0, and retained messages. Nothing here waits for a disk under a lock: while the log is
+//! behind, connections that add to it pause between two turns ([`Brake`]), and while it has no room, what would grow the
+//! durable state is refused. Without a log nothing is recorded and nothing waits.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -14,7 +15,7 @@ use crate::{
     change::{Change, Encoder, Part},
     clock::Clock,
     gate::{BatchNumber, Gate},
-    limits::BATCH_BYTES,
+    limits::{BATCH_BYTES, BRAKE_PAUSE_MAX, BRAKE_PAUSE_MIN, BRAKE_TIME_MAX},
     outbox::Queued,
     output::{Added, Output},
 };
@@ -26,10 +27,27 @@ use crate::{
 /// a gap.
 pub trait Persistence: Send + Sync + 'static {
     /// Takes the changes of one batch, of which all survive or none, and returns the position of their record. Called
-    /// with the broker's lock held, in the order of the changes: it should copy the bytes. Where it waits for a disk, every
-    /// client waits with it: only so that what is unwritten stays bounded, and not once the process is to end. It may not
-    /// call the broker, nor wait for a thread that does; only [`Broker::released`](crate::Broker::released) is free.
+    /// with the broker's lock held, in the order of the changes: it copies the bytes and must never wait for a disk, or
+    /// every client would wait with it. It may not call the broker, nor wait for a thread that does; only
+    /// [`Broker::released`](crate::Broker::released) is free.
     fn append(&self, changes: &[u8]) -> u64;
+
+    /// Whether the log has room for more than removals and acknowledgements. While it has none, the broker refuses
+    /// whatever would grow its durable state. Called with the broker's lock held, so it must be cheap.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Whether connections that add to the log should pause before they add more. Asked before every turn of a connection,
+    /// so it must be cheap.
+    fn is_behind(&self) -> bool {
+        false
+    }
+
+    /// Bytes that the calling thread has ever appended, by any caller: to see whether a turn appended something.
+    fn appended_here(&self) -> u64 {
+        0
+    }
 
     /// Everything up to this position is durable. What is released later is told by
     /// [`Broker::released`](crate::Broker::released).
@@ -80,6 +98,11 @@ impl Recorder {
 
     pub(crate) fn is_on(&self) -> bool {
         self.persistence.is_some()
+    }
+
+    /// Whether durable state may grow.
+    pub(crate) fn has_room(&self) -> bool {
+        self.persistence.as_ref().is_none_or(|log| log.has_room())
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -201,6 +224,11 @@ impl Tape<'_> {
         self.is_on
     }
 
+    /// Whether the session may record what it could also keep in memory alone.
+    pub(crate) fn has_room(&self) -> bool {
+        self.recorder.has_room()
+    }
+
     pub(crate) fn write(&mut self, part: Part<'_>) {
         if self.is_on {
             self.recorder.write(&Change::Session(self.session, part));
@@ -254,5 +282,54 @@ impl Tape<'_> {
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
         self.recorder.offer(output, after, encode)
+    }
+}
+
+/// Pauses a connection that adds to a log that is behind, between two turns and outside of every lock. Connections that
+/// only read go on. A pause is bounded, so that acknowledgements and pings behind it are handled in the end.
+pub(crate) struct Brake {
+    persistence: Option<Arc<dyn Persistence>>,
+    /// What the thread had appended when the turn began.
+    before: u64,
+    /// The last turn appended something.
+    wrote: bool,
+}
+
+impl Brake {
+    pub(crate) fn new(persistence: Option<Arc<dyn Persistence>>) -> Self {
+        Self {
+            persistence,
+            before: 0,
+            wrote: false,
+        }
+    }
+
+    /// Waits while the log is behind, if the last turn appended something or the next packet is a large one.
+    pub(crate) async fn wait(&mut self, is_large: bool) {
+        let Some(log) = &self.persistence else {
+            return;
+        };
+        let until = Instant::now() + BRAKE_TIME_MAX;
+        let mut pause = BRAKE_PAUSE_MIN;
+        while (self.wrote || is_large) && log.is_behind() && Instant::now() < until {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BRAKE_PAUSE_MAX);
+        }
+        self.wrote = false;
+    }
+
+    /// A turn begins, on this thread.
+    pub(crate) fn begin(&mut self) {
+        self.before = self.appended_here();
+    }
+
+    /// The turn has ended, on the same thread.
+    pub(crate) fn end(&mut self) {
+        self.wrote |= self.appended_here() != self.before;
+    }
+
+    fn appended_here(&self) -> u64 {
+        let log = self.persistence.as_ref();
+        log.map_or(0, |log| log.appended_here())
     }
 }

@@ -56,7 +56,9 @@ pub(crate) struct Session {
     pub(crate) replays: VecDeque<Replay>,
     exchanges: Exchanges,
     will: Option<Will>,
-    /// What these two take.
+    /// Whether the log knows the will. It does not where it had no room for it.
+    will_recorded: bool,
+    /// What the packet ids and the will take.
     state: Holding,
     /// When the connection was lost, while there is none.
     detached: Option<Instant>,
@@ -134,6 +136,7 @@ impl Session {
             replays: VecDeque::new(),
             exchanges: Exchanges::default(),
             will: None,
+            will_recorded: false,
             state: Holding::new(account, Kind::State),
             detached: None,
             will_due: None,
@@ -174,7 +177,9 @@ impl Session {
         (self.detached, self.will_due, self.ends) = (None, None, None);
         self.drop_logged = false;
         let clock = *recorder.clock();
-        let will = self.will.as_ref().map(|will| Testament::new(will, &clock));
+        self.will_recorded = self.durable && recorder.has_room();
+        let will = self.recorded_will();
+        let will = will.map(|will| Testament::new(will, &clock));
         self.tape(recorder).write(if begins {
             Part::Begin {
                 client: &self.client,
@@ -272,7 +277,10 @@ impl Session {
         let mut tape = self.tape(recorder);
         tape.detached(now);
         let dropped = self.outbox.drop_transient(&mut tape);
-        self.outbox.record_in_flight(&mut tape);
+        // While the log has no room these are kept in memory alone.
+        if tape.has_room() {
+            self.outbox.record_in_flight(&mut tape);
+        }
         self.alone_since(now);
         if shutting_down {
             self.will_due = None;
@@ -286,6 +294,7 @@ impl Session {
         self.owner = standing.owner;
         self.expiry_s = standing.expiry_s;
         self.will = standing.will;
+        self.will_recorded = true;
         self.count_state();
         self.alone_since(standing.detached);
         self.will_due = self.will_due.map(|due| due.max(will_from));
@@ -346,6 +355,11 @@ impl Session {
 
     pub(crate) fn will(&self) -> Option<&Will> {
         self.will.as_ref()
+    }
+
+    /// The will, where the log knows it.
+    pub(crate) fn recorded_will(&self) -> Option<&Will> {
+        self.will.as_ref().filter(|_| self.will_recorded)
     }
 
     pub(crate) fn detached(&self) -> Option<Instant> {

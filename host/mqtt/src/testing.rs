@@ -46,6 +46,8 @@ struct JournalState {
     released: usize,
     /// Releases everything at once.
     prompt: bool,
+    /// Has no room for what grows.
+    full: bool,
 }
 
 impl Persistence for Journal {
@@ -61,6 +63,10 @@ impl Persistence for Journal {
     fn released(&self) -> u64 {
         self.0.lock().unwrap().released as u64
     }
+
+    fn has_room(&self) -> bool {
+        !self.0.lock().unwrap().full
+    }
 }
 
 impl Journal {
@@ -69,6 +75,10 @@ impl Journal {
         let journal = Self::default();
         journal.0.lock().unwrap().prompt = prompt;
         Arc::new(journal)
+    }
+
+    pub(crate) fn set_full(&self, full: bool) {
+        self.0.lock().unwrap().full = full;
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -119,6 +119,11 @@ fn store(page: &mut Page, stats: &Stats) {
             "How far the system clock is behind the store's time, in milliseconds",
             stats.clock_behind_ms,
         ),
+        (
+            "disk_full",
+            "1 while writes are refused, since the disk has no room for them",
+            stats.disk_full.into(),
+        ),
     ];
     page.gauges(&gauges);
 }

@@ -372,9 +372,6 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         Some(signals) => signals,
         None => Signals::start().map_err(failed)?,
     };
-    if let Some(disk) = &disk {
-        signals.hurry(disk.clone());
-    }
     let broker = clients.broker().cloned();
     entrance.reload_with(&mut reloads, broker.as_ref());
     let open = clients.open(entrance, &server, &audit)?;

@@ -1,19 +1,14 @@
-//! SIGTERM and SIGINT, waited for on a thread of its own: those that serve may all be waiting for a full disk, which ends
-//! with the signal.
+//! SIGTERM and SIGINT, waited for on a thread of its own.
 
-use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::journal::Disk;
-
 /// Whether the process is told to stop.
 pub(super) struct Signals {
     told: watch::Receiver<Option<&'static str>>,
-    disk: Arc<OnceLock<Arc<Disk>>>,
 }
 
 impl Signals {
@@ -31,8 +26,6 @@ impl Signals {
             )
         };
         let (tell, told) = watch::channel(None);
-        let disk: Arc<OnceLock<Arc<Disk>>> = Arc::default();
-        let waiting = disk.clone();
         let wait = move || {
             let signal = runtime.block_on(async {
                 tokio::select! {
@@ -40,9 +33,6 @@ impl Signals {
                     _ = interrupt.recv() => "SIGINT",
                 }
             });
-            if let Some(disk) = waiting.get() {
-                disk.journal().hurry();
-            }
             // Nobody listens where the start failed meanwhile.
             _ = tell.send(Some(signal));
         };
@@ -50,16 +40,7 @@ impl Signals {
             .name("signals".to_owned())
             .spawn(wait)
             .context("cannot start the thread that waits for signals")?;
-        Ok(Self { told, disk })
-    }
-
-    /// The journal that nobody waits for once the signal has come. The first call counts.
-    pub(super) fn hurry(&self, disk: Arc<Disk>) {
-        // A second one would be a mistake of the wiring, which has one call.
-        let _ = self.disk.set(disk.clone());
-        if self.came() {
-            disk.journal().hurry();
-        }
+        Ok(Self { told })
     }
 
     /// Whether one has come.

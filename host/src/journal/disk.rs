@@ -1,5 +1,6 @@
 //! The journal of a data directory, seen from the store and from the broker.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use statehouse_journal::{Position, Room};
@@ -8,6 +9,11 @@ use statehouse_mqtt::Persistence;
 use super::{Journal, record};
 use crate::config::Durability;
 use crate::logging;
+
+thread_local! {
+    /// Bytes that this thread has ever appended: so a connection sees whether its own turn added to the journal.
+    static APPENDED: Cell<u64> = const { Cell::new(0) };
+}
 
 /// Records of a store on a disk.
 pub struct Disk {
@@ -42,6 +48,8 @@ impl Journal for Disk {
     }
 
     fn append(&self, records: &[&[u8]], urgent: bool) -> Position {
+        let bytes: usize = records.iter().map(|record| record.len()).sum();
+        APPENDED.set(APPENDED.get().wrapping_add(bytes as u64));
         let appended = if urgent {
             self.journal.append_urgent(records)
         } else {
@@ -67,7 +75,7 @@ impl Journal for Disk {
     }
 
     fn has_room(&self) -> bool {
-        self.journal.room() == Room::Plenty
+        matches!(self.journal.room(), Room::Plenty | Room::Tight)
     }
 
     fn promise(&self) -> String {
@@ -93,5 +101,17 @@ impl Persistence for Disk {
 
     fn released(&self) -> u64 {
         self.journal.released().0
+    }
+
+    fn has_room(&self) -> bool {
+        Journal::has_room(self)
+    }
+
+    fn is_behind(&self) -> bool {
+        self.journal.is_behind()
+    }
+
+    fn appended_here(&self) -> u64 {
+        APPENDED.get()
     }
 }

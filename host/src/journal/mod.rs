@@ -26,7 +26,7 @@ pub trait Journal: Send + Sync {
     /// Whether anything is kept at all.
     fn keeps(&self) -> bool;
     /// Appends records, all of them or none; returns the position of the last. An urgent one is on disk
-    /// before it counts as released. Waits for a disk only where some megabytes before these are unwritten.
+    /// before it counts as released. It never waits for a disk.
     fn append(&self, records: &[&[u8]], urgent: bool) -> Position;
     /// What was decided up to here may leave the host.
     fn released(&self) -> Position;

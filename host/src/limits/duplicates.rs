@@ -31,6 +31,10 @@ pub const DUPLICATE_WINDOW_MS_DEFAULT: u64 = 10 * 60_000;
 /// Default bound of remembered requests beyond the last ones of live sessions (`max_duplicates`).
 pub const DUPLICATES_MAX_DEFAULT: u64 = 100_000;
 
+/// Remembered requests take no more than this part of the disk, and the last ones of live sessions as much again: they are
+/// in the last snapshot and in the next one, and must leave room for the state itself.
+pub const DUPLICATE_DISK_PART: u64 = 64;
+
 /// Default bound of remembered requests in bytes (`max_duplicate_bytes`). The last ones of live sessions may
 /// take as much again. By default never more than a thirty-second of the memory either.
 pub const DUPLICATE_BYTES_MAX_DEFAULT: u64 = 64 << 20;

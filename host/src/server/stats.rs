@@ -36,4 +36,6 @@ pub struct Stats {
     pub watches: u64,
     /// How far the system clock is behind the store's time.
     pub clock_behind_ms: u64,
+    /// Whether writes are refused at the moment, since the disk has no room for them.
+    pub disk_full: bool,
 }

@@ -5,7 +5,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 use super::*;
 use crate::STANDARD_POLICY;
 use crate::clock::ManualSource;
-use crate::journal::Memory;
+use crate::journal::{Journal, Memory, Position};
 use crate::policy::{Engine, Registry};
 use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
 use crate::store::{Duplicates, Mode, Quota, Retention, State};
@@ -201,19 +201,50 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     assert_eq!(second.stats().told_again, 1);
 }
 
-#[test]
-fn a_store_says_what_keeps_it_from_answering() {
+/// A journal on a disk that is full.
+struct Full;
+
+impl Journal for Full {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, _records: &[&[u8]], _urgent: bool) -> Position {
+        Position(0)
+    }
+
+    fn released(&self) -> Position {
+        Position(0)
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "disk"
+    }
+
+    fn has_room(&self) -> bool {
+        false
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+fn server_on(journal: Arc<dyn Journal>) -> Arc<Server> {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-    let server = Server::new(
+    Server::new(
         Store::new(Registry::new(policy, None), Quota::default()),
         Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
-        Recorder::new(Arc::new(Memory), Vec::new(), None),
+        Recorder::new(journal, Vec::new(), None),
         1,
         Settings::default(),
-    );
+    )
+}
+
+#[test]
+fn a_store_says_what_keeps_it_from_answering() {
+    let server = server_on(Arc::new(Memory));
     assert_eq!(server.impediment(), None);
-    server.lock().journal_full = true;
-    assert!(server.impediment().unwrap().contains("disk is full"));
     server.stop();
     assert!(server.impediment().unwrap().contains("stopping"));
 }
@@ -242,4 +273,12 @@ fn a_batch_that_takes_longer_than_it_may_is_left() {
     assert!(batch.len() < left);
     server.take_within(Duration::MAX, &mut batch);
     assert_eq!(batch.len(), 0);
+}
+
+/// Also where no request has come since the disk filled up, and while another thread has the store's lock.
+#[test]
+fn readiness_asks_the_disk_and_takes_no_lock() {
+    let server = server_on(Arc::new(Full));
+    let _held = server.lock();
+    assert!(server.impediment().unwrap().contains("disk is full"));
 }

@@ -9,21 +9,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Hlc, Publish, Server, Store, client::PATIENCE};
+use statehouse_tests::{Hlc, Server, Store, client::PATIENCE};
 use tempfile::TempDir;
 
-const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
+pub(crate) const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const VALUE_BYTES: usize = 100_000;
 
 /// A file system of so many megabytes, which goes with it.
-struct Small {
-    path: PathBuf,
+pub(crate) struct Small {
+    pub(crate) path: PathBuf,
     _directory: TempDir,
 }
 
 impl Small {
     /// None, and a line that says why, where this user may not mount anything.
-    fn mount(megabytes: u32) -> Option<Small> {
+    pub(crate) fn mount(megabytes: u32) -> Option<Small> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("small");
         std::fs::create_dir(&path).unwrap();
@@ -48,7 +48,7 @@ impl Small {
         assert!(status.unwrap().success());
     }
 
-    fn data(&self) -> String {
+    pub(crate) fn data(&self) -> String {
         self.path
             .join("data")
             .into_os_string()
@@ -117,7 +117,7 @@ fn remove(store: &mut Store, n: usize, acknowledged: &mut BTreeMap<usize, Hlc>) 
     assert_eq!(answer.version(), acknowledged.remove(&n));
 }
 
-fn start(small: &Small, more: &[(&str, &str)]) -> Server {
+pub(crate) fn start(small: &Small, more: &[(&str, &str)]) -> Server {
     let data = small.data();
     let settings = [&[("data", data.as_str())], more].concat();
     let server = Server::restartable(&settings);
@@ -229,34 +229,4 @@ fn a_small_disk_is_enough_for_few_keys() {
     server.restart();
     let mut store = server.store("client");
     assert_eq!(store.ask(&["GET", "key 9"]).version(), last);
-}
-
-/// Who routes messages may fill what the full disk does not take, and then everybody waits; but not SIGTERM.
-#[test]
-fn a_store_that_waits_for_a_full_disk_ends_when_it_is_told_to() {
-    let Some(small) = Small::mount(24) else {
-        return;
-    };
-    let mut server = start(&small, &[]);
-    // Retained messages are recorded, and more of them wait than the memory for them holds.
-    let clients: Vec<_> = (0..8)
-        .map(|n| server.connect(&format!("publisher {n}")))
-        .collect();
-    let publishers: Vec<_> = clients
-        .into_iter()
-        .enumerate()
-        .map(|(n, mut client)| {
-            client.set_write_timeout(Duration::from_secs(2));
-            thread::spawn(move || {
-                let message = Publish::new(&format!("state/{n}"), value(n)).retained();
-                (0..1000).any(|_| client.try_send(&message.bytes()).is_err())
-            })
-        })
-        .collect();
-    for publisher in publishers {
-        assert!(publisher.join().unwrap(), "somebody takes 100 MB of each");
-    }
-    server.signal("TERM");
-    assert!(server.wait(PATIENCE).success());
-    server.wait_for_log("the journal did not close");
 }

@@ -4,6 +4,7 @@
 
 mod directories;
 mod disk_full;
+mod disk_room;
 mod duplicates;
 mod exchanges;
 mod histories;

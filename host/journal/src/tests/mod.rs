@@ -7,6 +7,7 @@ mod close;
 mod crash;
 mod damage;
 mod faults;
+mod full;
 mod history;
 mod mutation;
 mod reading;

@@ -5,7 +5,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::*;
-use crate::limits::{TOLD_BY_WRITER_BYTES_MAX, TOLD_BY_WRITER_US_MAX};
+use crate::limits::TOLD_BY_WRITER_US_MAX;
 use crate::teller::Teller;
 
 /// A log, its teller, and what was told by whom.
@@ -58,7 +58,6 @@ fn who_has_synced_tells_while_that_is_quick() {
     scene.write(Duration::ZERO);
     scene.write(Duration::from_micros(TOLD_BY_WRITER_US_MAX));
     assert_eq!(scene.told(), [(1, true), (2, true)]);
-    assert!(!scene.log.pending().telling);
 }
 
 #[test]
@@ -70,7 +69,6 @@ fn telling_that_would_take_long_is_left_to_a_thread_of_its_own() {
     scene.log.append(&[b"two at once"]).expect("small");
     scene.write(slow);
     assert_eq!(scene.told().len(), 1, "two are not");
-    assert!(!scene.log.pending().telling);
     scene.run_the_thread();
     assert_eq!(scene.told(), [(1, true), (3, false)]);
 }
@@ -83,19 +81,4 @@ fn a_listener_that_was_slow_is_trusted_again_little_by_little() {
     scene.run_the_thread();
     assert_eq!(scene.told(), [(1, false)]);
     assert_eq!(scene.teller.replace_each(Duration::ZERO), hour / 2);
-}
-
-/// It may hold a lock that the listener wants.
-#[test]
-fn nobody_is_told_by_a_thread_that_an_appender_may_wait_for() {
-    let scene = Scene::new();
-    scene.log.append(&[b"told"]).expect("small");
-    scene.log.commit().expect("no faults");
-    let block = vec![1; TOLD_BY_WRITER_BYTES_MAX];
-    scene.log.append(&[&block]).expect("fits");
-    scene.teller.tell(&scene.log);
-    assert_eq!(scene.told(), []);
-    assert!(!scene.log.pending().telling);
-    scene.run_the_thread();
-    assert_eq!(scene.told(), [(1, false)]);
 }

@@ -123,9 +123,13 @@ impl Core {
             }
         };
 
-        let session_expiry_s = connect
-            .session_expiry_s
-            .min(self.limits.session_expiry_max_s);
+        // While the log has no room a new session ends with its connection, and its client is told so.
+        let session_expiry_s = match present || self.recorder.has_room() {
+            true => connect
+                .session_expiry_s
+                .min(self.limits.session_expiry_max_s),
+            false => 0,
+        };
         let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
             (asked, 0) => asked,
             (0, max) => max,
@@ -361,6 +365,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
+        let recorded = session.recorded_will().is_some();
         let Some(will) = session.take_will(&mut self.recorder) else {
             return;
         };
@@ -370,6 +375,7 @@ impl Core {
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
         let source = Source {
             from: Some(key),
+            recorded,
             ..Source::default()
         };
         if self.publish(Cow::Owned(message), source, now).is_err() {

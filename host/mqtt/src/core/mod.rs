@@ -33,7 +33,9 @@ use crate::{
     codec::{self, Violation},
     image::{self, ImageCursor},
     ledger::{Account, Kind, Ledger},
-    limits::{EVICTION_LOOKS, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
+    limits::{
+        EVICTION_LOOKS, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work,
+    },
     output::Output,
     persist::Recorder,
     refusal::Refusals,
@@ -186,6 +188,15 @@ impl Core {
     pub(crate) fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
         let clock = self.recorder.clock();
         image::next(&self.sessions, &self.retained, clock, cursor, bytes_max)
+    }
+
+    /// What an image takes at most, about.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.by_client.len() * SESSION_OVERHEAD_BYTES
+            + self.router.bytes()
+            + self.retained.bytes()
+            + self.ledger.total(Kind::Queues)
+            + self.ledger.total(Kind::State)
     }
 
     pub(crate) fn standing(&self, client: &str) -> Option<Standing> {

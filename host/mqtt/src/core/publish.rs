@@ -36,6 +36,8 @@ pub(crate) struct Source {
     pub(crate) asker: Option<SessionKey>,
     /// Whose request it answers, connected or not.
     pub(crate) answers: Answers,
+    /// It is in the log already, as a will: it may be kept also while the log has no room for more.
+    pub(crate) recorded: bool,
 }
 
 impl Core {
@@ -134,6 +136,12 @@ impl Core {
         message: &Message,
         now: Instant,
     ) -> Result<(), Violation> {
+        if !self.recorder.has_room() && self.would_be_kept(message, key) {
+            let reason = ReasonCode::QUOTA_EXCEEDED;
+            let text = "there is no room on the disk to keep this message";
+            self.refused(key, Refused::Publish, reason, Some(text));
+            return self.refuse(key, connection, publish, reason, text);
+        }
         self.handle(key, connection, publish, None, |core| {
             let source = Source {
                 from: Some(key),
@@ -163,6 +171,7 @@ impl Core {
             from,
             asker,
             answers,
+            recorded,
         } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
@@ -174,9 +183,11 @@ impl Core {
                 account: session.account().clone(),
             });
             let (limits, recorder) = (&self.limits, &mut self.recorder);
-            if !self
-                .retained
-                .set(&message, publisher, limits, now, recorder)
+            let has_room = recorded || message.payload.is_empty() || recorder.has_room();
+            if !has_room
+                || !self
+                    .retained
+                    .set(&message, publisher, limits, now, recorder)
             {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
@@ -232,6 +243,26 @@ impl Core {
         }
         self.matches = matches;
         Ok(count)
+    }
+
+    /// Whether a message of a client would be kept in the log: retained, or in the queue of a session that is.
+    fn would_be_kept(&mut self, message: &Message, from: SessionKey) -> bool {
+        if message.retain && !message.payload.is_empty() {
+            return true;
+        }
+        if message.qos == QoS::AtMostOnce {
+            return false;
+        }
+        let mut matches = mem::take(&mut self.matches);
+        matches.clear();
+        self.router.matches(&message.topic, &mut matches);
+        let kept = matches.sessions.iter().any(|(key, subscription)| {
+            subscription.qos > QoS::AtMostOnce
+                && !(subscription.no_local && *key == from)
+                && session_at(&mut self.sessions, *key).is_some_and(|it| it.is_durable())
+        });
+        self.matches = matches;
+        kept
     }
 
     /// A routed message to one session: straight into the output where nothing has to be kept, else into the queue. The last
@@ -374,6 +405,7 @@ impl Core {
             from: None,
             asker,
             answers: Answers::of(token, &self.sessions),
+            recorded: false,
         };
         let recorded = self.recorder.count();
         let sessions = self.publish(Cow::Owned(message), source, now);

@@ -103,7 +103,11 @@ impl Core {
             let cost_bytes = message.cost_bytes() + ids + group.len();
             let ready = readiness(session, message, &delivery)?;
             let is_free = ready == Readiness::Now && delivery.qos == QoS::AtMostOnce;
-            let has_room = is_free || make_room(session, cost_bytes, limits, recorder, counts, now);
+            // No room in the log for one member may be no matter for another.
+            let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
+            let has_room = is_free
+                || (!kept || recorder.has_room())
+                    && make_room(session, cost_bytes, limits, recorder, counts, now);
             has_room.then_some(ready)
         });
         self.work += work::GROUP_MEMBER * asked as u64;

@@ -87,6 +87,7 @@ impl Core {
             && (session.subscription_count() >= subscriptions_max
                 || shared && session.shared_count() >= shared_max
                 || session.subscription_bytes() + cost > bytes_max
+                || session.is_durable() && !self.recorder.has_room()
                 || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
         {
             return Err(ReasonCode::QUOTA_EXCEEDED);

@@ -41,6 +41,12 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
+        // Answers to the client itself and what ends with its connection need not be in the log.
+        let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
+        if kept && queued.scope == Scope::Session && !self.recorder.has_room() {
+            self.counts.dropped += 1;
+            return;
+        }
         let has_room = make_room(
             session,
             queued.cost_bytes(),
@@ -56,7 +62,10 @@ impl Core {
             if present {
                 self.pump(key, now);
             }
-            if is_answer && let Some(mut sending) = self.sending(key) {
+            if is_answer
+                && self.recorder.has_room()
+                && let Some(mut sending) = self.sending(key)
+            {
                 sending.outbox.record_waiting_answer(&mut sending.tape);
             }
             return;

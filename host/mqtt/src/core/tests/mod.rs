@@ -3,6 +3,7 @@
 mod access;
 mod crash;
 mod delivery;
+mod full;
 mod gating;
 mod images;
 mod ledger;

@@ -1,0 +1,166 @@
+//! A journal on a small disk: the log never takes the room of the next snapshot.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::{Callbacks, Journal, Room};
+
+/// A state of so many bytes, of which each record overwrites a part.
+struct State {
+    bytes: Arc<AtomicU64>,
+    left: u64,
+}
+
+const BLOCK_BYTES: u64 = 4096;
+
+impl Source for State {
+    fn bytes(&self) -> Option<u64> {
+        Some(self.bytes.load(Ordering::Relaxed))
+    }
+
+    fn begin(&mut self) {
+        self.left = self.bytes.load(Ordering::Relaxed);
+    }
+
+    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+        let bytes = self.left.min(BLOCK_BYTES);
+        self.left -= bytes;
+        into.resize(bytes as usize, 7);
+        Ok(bytes > 0)
+    }
+}
+
+struct NoState;
+
+impl Sink for NoState {
+    fn reset(&mut self) {}
+
+    fn block(&mut self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn start(disk: &Simulation, state: u64) -> (Journal, Arc<AtomicU64>) {
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (log, _) = Log::open(shared, Options::default(), 1, &mut NoState).expect("opens");
+    let bytes = Arc::new(AtomicU64::new(state));
+    let source = State {
+        bytes: Arc::clone(&bytes),
+        left: 0,
+    };
+    let callbacks = Callbacks {
+        released: Box::new(|_| {}),
+        failed: Box::new(|failure| panic!("{failure}")),
+        source: Box::new(source),
+        now_ms: Box::new(|| 1),
+    };
+    (Journal::start(log, callbacks).expect("threads"), bytes)
+}
+
+fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !so() {
+        assert!(Instant::now() < end, "never {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Overwrites as a client does that waits where it is told to; the bytes that were written.
+fn overwrite(journal: &Journal, bytes: u64) {
+    let record = vec![1; 20_000];
+    for _ in 0..bytes / 20_000 {
+        wait_until("caught up", || !journal.is_behind());
+        assert_ne!(journal.room(), Room::Reserve);
+        journal.append(&[&record]).expect("small");
+    }
+}
+
+#[test]
+fn a_third_of_a_small_disk_is_overwritten_without_a_refusal() {
+    const DISK: u64 = 12 << 20;
+    let disk = Simulation::new(1);
+    disk.limit_bytes(Some(DISK));
+    let (journal, _) = start(&disk, DISK / 3);
+    overwrite(&journal, 3 * DISK);
+    journal.close().expect("there is room");
+    assert!(disk.used_bytes() <= DISK);
+    // And again over a restart.
+    let (journal, _) = start(&disk.kill(), DISK / 3);
+    overwrite(&journal, DISK);
+}
+
+/// The first snapshot takes its time, and the log behind it must leave room for the second.
+#[test]
+fn state_that_grows_to_a_third_of_its_disk_is_not_refused() {
+    const DISK: u64 = 24 << 20;
+    let disk = Simulation::new(1);
+    disk.limit_bytes(Some(DISK));
+    let (journal, state) = start(&disk, 0);
+    let record = vec![1; 20_000];
+    while state.load(Ordering::Relaxed) < DISK / 3 {
+        wait_until("caught up", || !journal.is_behind());
+        journal.append(&[&record]).expect("small");
+        state.fetch_add(20_000, Ordering::Relaxed);
+    }
+    overwrite(&journal, DISK);
+}
+
+#[test]
+fn state_beyond_its_disk_is_short_until_it_shrinks() {
+    const DISK: u64 = 8 << 20;
+    let disk = Simulation::new(1);
+    disk.limit_bytes(Some(DISK));
+    let (journal, state) = start(&disk, 0);
+    // It grows with what is appended, until that is refused.
+    let record = vec![1; 20_000];
+    loop {
+        wait_until("caught up", || !journal.is_behind());
+        if journal.room() == Room::Reserve {
+            break;
+        }
+        journal.append(&[&record]).expect("small");
+        let grown = state.fetch_add(20_000, Ordering::Relaxed);
+        assert!(grown < DISK / 2, "{grown} bytes fit in no two snapshots");
+    }
+    assert!(state.load(Ordering::Relaxed) > DISK / 3);
+    state.store(DISK / 8, Ordering::Relaxed);
+    journal.append(&[b"a removal"]).expect("small");
+    wait_until("room again", || journal.room() == Room::Plenty);
+    overwrite(&journal, DISK);
+}
+
+/// As an earlier version left it, which divided nothing: history everywhere, and no room for a segment.
+#[test]
+fn a_disk_that_is_full_of_history_is_used_again() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        history_ms: u64::MAX,
+        history_bytes: u64::MAX,
+        ..Options::default()
+    };
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (log, _) = Log::open(shared, options, 1, &mut NoState).expect("opens");
+    for _ in 0..4 {
+        for _ in 0..60 {
+            log.append(&[&[1; 100_000]]).expect("small");
+            log.commit().expect("no faults");
+        }
+        snapshot(&log, &[vec![7; 1000]], 1).expect("no faults");
+    }
+    drop(log);
+    for name in disk.list().expect("a directory") {
+        if matches!(crate::files::kind(&name), crate::Kind::Spare(_)) {
+            disk.remove(&name).expect("no faults");
+        }
+    }
+    disk.limit_bytes(Some(disk.used_bytes()));
+    let (journal, _) = start(&disk.kill(), 1000);
+    journal.append(&[b"a write"]).expect("small");
+    wait_until("room", || journal.room() == Room::Plenty);
+    overwrite(&journal, 10 << 20);
+}

@@ -1,0 +1,312 @@
+//! A small disk under load: overwriting never fills it, readers do not notice, and a store whose live data is too large
+//! refuses growth with a reason and resumes by itself. It needs a small file system of its own, so it needs root.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{Admin, Client, Connect, Dice, Property, Publish, Server, client::PATIENCE};
+
+use crate::disk_full::{QUOTA, Small, start};
+
+const QUOTA_EXCEEDED: u8 = 0x97;
+const SESSION_EXPIRY_S: u32 = 3600;
+
+/// Bytes that no compression makes less of.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut dice = Dice::of(seed);
+    (0..bytes).map(|_| dice.next() as u8).collect()
+}
+
+/// Reads, removes and pings until it is told to end: each has to be answered. The latencies of the reads, sorted.
+fn read_along(server: &Server, stop: &AtomicBool) -> Vec<Duration> {
+    let mut store = server.store("reader");
+    let mut took = Vec::new();
+    let value = store.get("read");
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        assert_eq!(store.get("read"), value);
+        took.push(began.elapsed());
+        assert_eq!(store.ask(&["DEL", "no such key"]).payload(), b":0\r\n");
+        store.client.ping();
+        thread::sleep(Duration::from_millis(5));
+    }
+    took.sort();
+    took
+}
+
+/// Does something while another client reads.
+fn beside_a_reader<R>(server: &Server, work: impl FnOnce() -> R) -> (R, Vec<Duration>) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read_along(server, &stop));
+        let done = work();
+        stop.store(true, Ordering::Relaxed);
+        (done, reader.join().unwrap())
+    })
+}
+
+fn readiness(small: &Small) -> (u16, String) {
+    Admin::at(small.data().as_ref()).ask("GET", "/readyz", b"")
+}
+
+/// What a load wants to keep on the disk.
+#[derive(Clone, Copy, Debug)]
+enum Filler {
+    /// SETs of so many keys.
+    Keys(usize),
+    /// Retained messages of so many topics.
+    Retained(usize),
+    /// Messages for an absent client, which takes them each time there are so many.
+    Queued(usize),
+    /// Sessions of so many clients, with wills.
+    Wills(usize),
+    /// Sessions of so many clients, with subscriptions.
+    Sessions(usize),
+}
+
+/// What became of a load.
+#[derive(Debug, Default)]
+struct Outcome {
+    accepted: usize,
+    refused: usize,
+}
+
+impl Outcome {
+    fn count(&mut self, reason: u8) {
+        match reason {
+            QUOTA_EXCEEDED => self.refused += 1,
+            reason => {
+                assert!(reason < 0x80, "{reason:#x}");
+                self.accepted += 1;
+            }
+        }
+    }
+}
+
+impl Filler {
+    /// Writes so many values of so many bytes.
+    fn run(self, server: &Server, count: usize, bytes: usize) -> Outcome {
+        let values: Vec<_> = (0..4).map(|seed| noise(seed, bytes)).collect();
+        let value = |n: usize| &values[n % values.len()];
+        match self {
+            Filler::Keys(keys) => Self::keys(server, count, keys, value),
+            Filler::Retained(topics) => Self::retained(server, count, topics, value),
+            Filler::Queued(at_once) => Self::queued(server, count, at_once, value),
+            Filler::Wills(clients) | Filler::Sessions(clients) => {
+                self.sessions(server, count, clients, value)
+            }
+        }
+    }
+
+    fn keys<'a>(
+        server: &Server,
+        count: usize,
+        keys: usize,
+        value: impl Fn(usize) -> &'a Vec<u8>,
+    ) -> Outcome {
+        let (mut store, mut outcome) = (server.store("writer"), Outcome::default());
+        for n in 0..count {
+            let key = format!("key {}", n % keys);
+            let answer = store.ask(&[b"SET", key.as_bytes(), value(n)]);
+            match answer.payload() {
+                b"+OK\r\n" => outcome.accepted += 1,
+                QUOTA => outcome.refused += 1,
+                _ => panic!("{}", answer.text()),
+            }
+        }
+        outcome
+    }
+
+    fn retained<'a>(
+        server: &Server,
+        count: usize,
+        topics: usize,
+        value: impl Fn(usize) -> &'a Vec<u8>,
+    ) -> Outcome {
+        let (mut client, mut outcome) = (server.connect("publisher"), Outcome::default());
+        for n in 0..count {
+            let topic = format!("state/{}", n % topics);
+            let message = Publish::new(&topic, value(n)).qos(1).retained();
+            outcome.count(client.publish(message).reason);
+        }
+        outcome
+    }
+
+    fn queued<'a>(
+        server: &Server,
+        count: usize,
+        at_once: usize,
+        value: impl Fn(usize) -> &'a Vec<u8>,
+    ) -> Outcome {
+        let absent = Connect::resume("absent", SESSION_EXPIRY_S);
+        Client::connect(server.address(), &absent).subscribe("jobs", 1);
+        let (mut client, mut outcome) = (server.connect("publisher"), Outcome::default());
+        for n in 0..count {
+            let message = Publish::new("jobs", value(n)).qos(1);
+            outcome.count(client.publish(message).reason);
+            if n % at_once == at_once - 1 {
+                let mut taker = Client::connect(server.address(), &absent);
+                for _ in 0..outcome.accepted.min(at_once) {
+                    taker.take_publish("jobs");
+                }
+                taker.ping();
+            }
+        }
+        outcome
+    }
+
+    fn sessions<'a>(
+        self,
+        server: &Server,
+        count: usize,
+        clients: usize,
+        value: impl Fn(usize) -> &'a Vec<u8>,
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        for n in 0..count {
+            let id = format!("device {}", n % clients);
+            let connect = Connect::resume(&id, SESSION_EXPIRY_S);
+            let connect = match self {
+                Filler::Wills(_) => {
+                    connect.will(Publish::new(&format!("gone/{id}"), value(n)), 3600)
+                }
+                _ => connect,
+            };
+            let (mut client, connack) = Client::try_connect(server.address(), &connect);
+            outcome.count(connack.reason);
+            if matches!(self, Filler::Sessions(_)) {
+                let filter = format!("{}/{}", n % 7, "f".repeat(value(n).len()));
+                outcome.count(client.subscribe(&filter, 1));
+            }
+            client.abort();
+        }
+        outcome
+    }
+}
+
+/// What overwrites the same few things needs room for these things only.
+#[test]
+fn overwriting_a_small_disk_is_never_refused() {
+    for (filler, bytes) in [(Filler::Keys(10), 200_000), (Filler::Retained(20), 20_000)] {
+        let Some(small) = Small::mount(16) else {
+            return;
+        };
+        let mut server = start(&small, &[]);
+        let count = 2 * (16 << 20) / bytes;
+        let (outcome, reads) = beside_a_reader(&server, || filler.run(&server, count, bytes));
+        assert_eq!(
+            (outcome.accepted, outcome.refused),
+            (count, 0),
+            "{filler:?}"
+        );
+        assert!(!reads.is_empty());
+        assert_eq!(readiness(&small).0, 200);
+        server.kill();
+        server.restart();
+        assert_eq!(filler.run(&server, 30, bytes).refused, 0, "{filler:?}");
+    }
+}
+
+#[test]
+fn live_data_of_a_third_of_the_disk_can_be_overwritten() {
+    let Some(small) = Small::mount(24) else {
+        return;
+    };
+    let mut server = start(&small, &[]);
+    let bytes = 100_000;
+    let keys = (24 << 20) / 3 / bytes;
+    let write = |server: &Server, rounds: usize| {
+        let filler = Filler::Keys(keys);
+        let (outcome, _) = beside_a_reader(server, || filler.run(server, rounds * keys, bytes));
+        assert_eq!((outcome.accepted, outcome.refused), (rounds * keys, 0));
+    };
+    write(&server, 4);
+    server.kill();
+    server.restart();
+    write(&server, 2);
+}
+
+/// More live data than the disk has room for: growth is refused, all else goes on, and removals end it.
+#[test]
+fn growth_beyond_the_disk_is_refused_until_removals() {
+    let Some(small) = Small::mount(12) else {
+        return;
+    };
+    let server = start(&small, &[]);
+    let mut publisher = server.connect("publisher");
+    let value = noise(1, 50_000);
+    let topic = |n: usize| format!("state/{n}");
+    let mut publish = |n: usize, value: &[u8]| {
+        let message = Publish::new(&topic(n), value).qos(1).retained();
+        publisher.publish(message).reason
+    };
+    let refused = (0..400).find(|n| publish(*n, &value) == QUOTA_EXCEEDED);
+    let refused = refused.expect("20 MB go nowhere on this disk");
+    assert!(refused > 40, "only {refused} messages of 50 KB");
+    let (status, why) = readiness(&small);
+    assert_eq!(status, 503);
+    assert!(why.contains("disk is full"), "{why}");
+
+    let ((), _) = beside_a_reader(&server, || {
+        let mut store = server.store("writer");
+        assert_eq!(store.ask(&["SET", "key", "value"]).payload(), QUOTA);
+        // A session that would be kept ends with its connection, and its client is told.
+        let durable = Connect::resume("new", SESSION_EXPIRY_S);
+        let (mut client, connack) = Client::try_connect(server.address(), &durable);
+        assert_eq!(connack.reason, 0);
+        assert!(connack.properties.contains(&Property::SessionExpiry(0)));
+        assert_eq!(client.subscribe("any", 1), 1);
+        assert_eq!(
+            client.publish(Publish::new("any", "message").qos(1)).reason,
+            0
+        );
+        assert_eq!(client.take_publish("any").payload, b"message");
+    });
+
+    for n in 0..refused {
+        assert!(publish(n, b"") < 0x80);
+    }
+    let end = Instant::now() + PATIENCE;
+    while publish(0, &value) == QUOTA_EXCEEDED {
+        assert!(
+            Instant::now() < end,
+            "there is room, and messages are refused"
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(readiness(&small).0, 200);
+}
+
+/// Every filler on every disk, for several times its size, while another client reads.
+#[test]
+#[ignore = "takes minutes"]
+fn every_filler_on_every_disk_leaves_readers_alone() {
+    let live = |megabytes: usize, bytes: usize| megabytes * (1 << 20) / 3 / bytes;
+    for megabytes in [48, 64, 256] {
+        for (filler, bytes) in [
+            (Filler::Keys(10), 1_000),
+            (Filler::Keys(10), 300_000),
+            (Filler::Keys(live(megabytes, 100_000)), 100_000),
+            (Filler::Retained(100), 20_000),
+            (Filler::Queued(50), 20_000),
+            (Filler::Wills(100), 30_000),
+            (Filler::Sessions(100), 500),
+        ] {
+            let Some(small) = Small::mount(megabytes as u32) else {
+                return;
+            };
+            let server = start(&small, &[]);
+            let count = (3 * megabytes * (1 << 20) / bytes).min(20_000);
+            let work = || filler.run(&server, count, bytes);
+            let (outcome, reads) = beside_a_reader(&server, work);
+            let p99 = reads[reads.len() * 99 / 100];
+            println!("{megabytes} MB {filler:?} × {bytes}: {outcome:?}, p99 {p99:?}");
+            assert_eq!(outcome.refused, 0, "{megabytes} MB {filler:?}");
+            assert!(p99 < Duration::from_millis(500), "{p99:?}");
+            assert_eq!(readiness(&small).0, 200);
+        }
+    }
+}
