@@ -45,6 +45,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 mod glob;
+mod headers;
 pub mod journal;
 pub mod kit;
 pub mod limits;

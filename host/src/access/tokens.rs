@@ -12,6 +12,7 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 use statehouse_mqtt::{Identity, Proof};
+use wasmsign2::reexports::ct_codecs::{Base64UrlSafeNoPadding, Decoder};
 
 use crate::config::TokenConfig;
 use crate::limits;
@@ -164,6 +165,9 @@ impl TokenVerifier for KeySet {
         }
         let token = std::str::from_utf8(token).map_err(|_| FORM)?;
         let header = decode_header(token).map_err(|_| FORM)?;
+        if has_critical_extensions(token).ok_or(FORM)? {
+            return Err("the header of the token has `crit`, and no extension is supported here");
+        }
         let named = self.keys.iter().filter(|key| {
             let is_named = header.kid.is_none() || key.id.is_none() || key.id == header.kid;
             is_named && key.algorithm == header.alg
@@ -202,6 +206,16 @@ impl KeySet {
         validation.set_required_spec_claims(&required);
         validation
     }
+}
+
+/// Whether the header has `crit`, which lists extensions that a verifier must understand (RFC 7515 section 4.1.11). The
+/// library does not look at it. None if the header is no JSON object in base64url.
+fn has_critical_extensions(token: &str) -> Option<bool> {
+    let (header, _) = token.split_once('.')?;
+    let header = Base64UrlSafeNoPadding::decode_to_vec(header, None).ok()?;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&header).ok()?;
+    Some(header.contains_key("crit"))
 }
 
 /// What is wrong with a token whose signature is right; none where that is wrong.
@@ -403,6 +417,29 @@ mod tests {
         ] {
             assert!(verify(nonsense).unwrap_err().contains("not a token"));
         }
+    }
+
+    #[test]
+    fn a_token_with_critical_extensions_is_refused() {
+        let pair = pair(7);
+        let keys = open(&json!({"keys": [jwk(&pair, "one")]}).to_string(), &[]).unwrap();
+        for critical in [
+            json!(["http://example.com/revoked-by"]),
+            json!(["b64"]),
+            json!(["exp"]),
+            json!([]),
+            json!("b64"),
+            Json::Null,
+        ] {
+            let header = json!({"alg": "EdDSA", "kid": "one", "crit": critical, "b64": true});
+            let token = signed(&pair, &header, &claims(|_| {}));
+            let refused = keys.verify(token.as_bytes(), SystemTime::now());
+            assert!(refused.unwrap_err().contains("`crit`"), "{header}");
+        }
+        // An extension that is not critical is ignored.
+        let header = json!({"alg": "EdDSA", "kid": "one", "extension": ["crit"]});
+        let token = signed(&pair, &header, &claims(|_| {}));
+        keys.verify(token.as_bytes(), SystemTime::now()).unwrap();
     }
 
     #[test]

@@ -11,10 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderMap, ORIGIN};
 use serde::{Deserialize, Serialize};
 
 use crate::config::AdminPlace;
+use crate::headers::only_once;
 use crate::limits;
 use crate::replace::replace;
 
@@ -81,6 +82,11 @@ impl Access {
             token: token.map(|token| blake3::hash(token.as_bytes())),
             loopback: matches!(place, AdminPlace::Tcp(address) if address.ip().is_loopback()),
         }
+    }
+
+    /// Refuses a request that repeats a header of which the code would read only the first. This applies to probes too.
+    pub(super) fn check_form(headers: &HeaderMap) -> Result<(), String> {
+        only_once(headers, &[HOST, ORIGIN, AUTHORIZATION, CONTENT_LENGTH])
     }
 
     /// Why this request is not even looked at.
@@ -196,6 +202,28 @@ mod tests {
             status(&[elsewhere, right, page]),
             Err(StatusCode::FORBIDDEN)
         );
+    }
+
+    #[test]
+    fn a_header_that_may_occur_once_must_not_be_repeated() {
+        let right = [
+            (HOST, "127.0.0.1:8080"),
+            (AUTHORIZATION, "Bearer secret"),
+            (CONTENT_LENGTH, "0"),
+        ];
+        let single = [&right[..], &[(ORIGIN, "http://127.0.0.1")]].concat();
+        Access::check_form(&headers(&single)).unwrap();
+        for (name, second) in [
+            (HOST, "evil.example"),
+            (HOST, "127.0.0.1:8080"),
+            (ORIGIN, "http://evil.example"),
+            (AUTHORIZATION, "Bearer other"),
+            (CONTENT_LENGTH, "1"),
+        ] {
+            let twice = [&single[..], &[(name.clone(), second)]].concat();
+            let refusal = Access::check_form(&headers(&twice)).unwrap_err();
+            assert!(refusal.contains(name.as_str()), "{name}: {refusal}");
+        }
     }
 
     #[test]

@@ -91,6 +91,9 @@ impl Api {
         seat: &Seat,
     ) -> Result<Answer, Infallible> {
         seat.arrived();
+        if let Err(error) = Access::check_form(request.headers()) {
+            return Ok(last(Refusal::new(StatusCode::BAD_REQUEST, error).answer()));
+        }
         if let Some(answer) = self.probe(&request) {
             return Ok(last(answer));
         }

@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::frames::Frames;
 use crate::config::Origin;
+use crate::headers::only_once;
 use crate::limits;
 
 /// Where MQTT is: the first is what most clients ask for by themselves, the second what most brokers document.
@@ -29,6 +30,16 @@ const PATHS: [&str; 2] = ["/", "/mqtt"];
 
 /// The subprotocol (MQTT 5 section 6).
 const MQTT: &str = "mqtt";
+
+/// The headers that have one value (RFC 9112 section 3.2, RFC 6455 section 4.1, RFC 6454 section 7.3).
+/// `Upgrade` is a list, but the library reads only the first header of this name.
+const SINGLE: [HeaderName; 5] = [
+    header::HOST,
+    header::ORIGIN,
+    header::UPGRADE,
+    header::SEC_WEBSOCKET_KEY,
+    header::SEC_WEBSOCKET_VERSION,
+];
 
 /// Why there is no WebSocket. Its text is for the log.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +146,7 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
         });
     }
     let headers = request.headers();
+    only_once(headers, &SINGLE).map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, why))?;
     let is = |name, value: &str| {
         let values = list(headers, name);
         values.into_iter().any(|it| it.eq_ignore_ascii_case(value))
@@ -282,6 +294,42 @@ mod tests {
                 "{change:?}: {got} {why}"
             );
         }
+    }
+
+    #[test]
+    fn a_header_that_may_occur_once_must_not_be_repeated() {
+        let header = |name: &str, values: [&str; 2]| {
+            let request = Request::get("/")
+                .header("host", "10.0.0.7:8080")
+                .header("connection", "Upgrade")
+                .header("upgrade", "websocket")
+                .header("sec-websocket-version", "13")
+                .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+                .header("sec-websocket-protocol", "mqtt");
+            let mut request = request.body(()).unwrap();
+            let name: HeaderName = name.parse().unwrap();
+            request.headers_mut().remove(&name);
+            for value in values {
+                let value = value.parse().unwrap();
+                request.headers_mut().append(&name, value);
+            }
+            accept(&request, &[]).map_err(|refusal| (refusal.status.as_u16(), refusal.why))
+        };
+        for (name, values) in [
+            ("host", ["10.0.0.7:8080", "evil.example"]),
+            ("origin", ["http://10.0.0.7:8080", "http://evil.example"]),
+            ("upgrade", ["websocket", "h2c"]),
+            ("sec-websocket-version", ["13", "8"]),
+            ("sec-websocket-key", ["dGhlIHNhbXBsZSBub25jZQ=="; 2]),
+        ] {
+            let (status, why) = header(name, values).unwrap_err();
+            assert!(
+                status == 400 && why.contains(name),
+                "{name}: {status} {why}"
+            );
+        }
+        // This is a list, which may be sent in several headers.
+        assert!(header("sec-websocket-protocol", ["mqttv3.1", "mqtt"]).is_ok());
     }
 
     #[test]

@@ -109,6 +109,24 @@ fn only_who_can_read_the_data_directory_gets_in() {
 }
 
 #[test]
+fn a_request_that_repeats_a_header_with_one_value_is_refused() {
+    let server = Server::start();
+    let door = door(&server);
+    for (path, second) in [
+        ("/v1/policies", "Host: evil.example"),
+        ("/v1/policies", "Authorization: Bearer other"),
+        ("/livez", "Host: evil.example"),
+    ] {
+        let head = door.head(&format!("GET {path}"), &[&door.bearer(), second]);
+        let (status, answer) = door.send(head.as_bytes());
+        assert!(
+            status == 400 && answer.contains("more than one"),
+            "{path}, {second}: {status} {answer}"
+        );
+    }
+}
+
+#[test]
 fn paths_methods_and_bodies_that_are_none() {
     let server = Server::start();
     let door = door(&server);
