@@ -193,7 +193,7 @@ impl Core {
     /// What an image takes at most, about.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.by_client.len() * SESSION_OVERHEAD_BYTES
-            + self.router.bytes()
+            + self.ledger.total(Kind::Subscriptions)
             + self.retained.bytes()
             + self.ledger.total(Kind::Queues)
             + self.ledger.total(Kind::State)

@@ -127,8 +127,10 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
 /// A PUBLISH that sets an alias.
 fn aliased(topic: &str, alias: u16) -> Packet {
     let mut publish = publish(topic, Q::AtMostOnce, 0, "");
-    let mut properties = wire::PublishProperties::default();
-    properties.topic_alias = Some(alias);
+    let properties = wire::PublishProperties {
+        topic_alias: Some(alias),
+        ..Default::default()
+    };
     publish.properties = Some(properties);
     Packet::Publish(publish)
 }
