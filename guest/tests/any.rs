@@ -118,12 +118,8 @@ proptest! {
                 _ => vec![b"DEL", &key],
             };
             let request = Request {
-                payload: resp::request(&words),
-                dialect: Dialect::Sdk,
-                timestamp: Some(format!("{}:0:client", cases::NOW_MS)),
-                fencing_token: None,
                 client: None,
-                now: cases::NOW_MS,
+                ..cases::request(&words)
             };
             let expected = match command {
                 0 => {

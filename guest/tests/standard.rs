@@ -1,7 +1,8 @@
 //! What a transcript cannot say: rights, faults of the host, long scans, and the shape of outcomes.
 
 use statehouse_guest::Standard;
-use statehouse_policy::testing::{Answer, Right, Table, cases};
+use statehouse_policy::testing::cases::{self, request};
+use statehouse_policy::testing::{Answer, Right, Table};
 use statehouse_policy::{
     Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Policy,
     Repeat, Request, Span, Stamp, resp,
@@ -9,17 +10,6 @@ use statehouse_policy::{
 
 fn policy() -> Standard {
     Standard::configure(&[]).expect("it takes no options")
-}
-
-fn request(words: &[&[u8]]) -> Request {
-    Request {
-        payload: resp::request(words),
-        dialect: Dialect::Sdk,
-        timestamp: Some(format!("{}:0:client", cases::NOW_MS)),
-        fencing_token: None,
-        client: Some("client".to_owned()),
-        now: cases::NOW_MS,
-    }
 }
 
 fn call(table: &mut Table, words: &[&[u8]]) -> Answer {

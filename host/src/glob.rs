@@ -145,8 +145,8 @@ pub(crate) fn is_closed(pattern: &[u8]) -> bool {
 mod tests {
     use proptest::prelude::*;
     use statehouse_guest::Standard;
+    use statehouse_policy::Policy;
     use statehouse_policy::testing::{Table, cases};
-    use statehouse_policy::{Dialect, Policy, Request, resp};
 
     use super::*;
 
@@ -264,17 +264,7 @@ mod tests {
     fn scan_lists(pattern: &[u8], key: &[u8]) -> bool {
         let policy = Standard::configure(&[]).unwrap();
         let mut table = Table::new(cases::NOW_MS);
-        let mut call = |words: &[&[u8]]| {
-            let request = Request {
-                payload: resp::request(words),
-                dialect: Dialect::Sdk,
-                timestamp: Some(format!("{}:0:client", cases::NOW_MS)),
-                fencing_token: None,
-                client: Some("client".to_owned()),
-                now: cases::NOW_MS,
-            };
-            table.call(&policy, &request).bytes
-        };
+        let mut call = |words: &[&[u8]]| table.call(&policy, &cases::request(words)).bytes;
         assert_eq!(call(&[b"SET", key, b"v"]), b"+OK\r\n");
         let answer = call(&[b"SCAN", pattern]);
         assert!(answer.starts_with(b"*1\r\n*"), "{}", answer.escape_ascii());

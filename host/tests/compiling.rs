@@ -1,42 +1,18 @@
 //! Policies are compiled in a process of its own, so that one which is made to be costly takes nothing from the store.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+#[path = "../../tests/policies/wasm.rs"]
+mod wasm;
+
 use std::time::Duration;
 
 use statehouse::{STANDARD_POLICY, limits};
 use statehouse_precompiled::{CompileBounds, CompileError, Compiler};
+use wasm::bomb;
 
 /// Compiles a file with the program of this package.
 fn compile(bounds: CompileBounds, file: &[u8]) -> Result<Vec<u8>, CompileError> {
     Compiler::new(env!("CARGO_BIN_EXE_statehouse"), bounds).compile(file)
-}
-
-fn leb(mut number: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while number >= 0x80 {
-        bytes.push((number & 0x7f) as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-    bytes
-}
-
-fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [&[id][..], &leb(content.len()), content].concat()
-}
-
-/// A component with one function of so many calls: each costs the compiler more than a kilobyte.
-fn bomb(calls: usize) -> Vec<u8> {
-    let body = [&[0][..], &[0x10, 0].repeat(calls), &[0x0b]].concat();
-    let code = [&[1][..], &leb(body.len()), &body].concat();
-    let module = [
-        b"\0asm\x01\0\0\0".to_vec(),
-        section(1, &[1, 0x60, 0, 0]),
-        section(3, &[1, 0]),
-        section(10, &code),
-    ]
-    .concat();
-    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module)].concat()
 }
 
 /// Half a megabyte.

@@ -61,21 +61,18 @@ statehouse_policy::export!(Ruled<RateLimit>);
 
 #[cfg(test)]
 mod tests {
-    use statehouse_policy::testing::Table;
-    use statehouse_policy::{Dialect, Policy, Request, resp};
+    use statehouse_policy::testing::{Table, cases};
+    use statehouse_policy::{Policy, Request};
 
     use super::{BURST_CHANGES, MS_PER_CHANGE, RateLimit, Ruled};
-
-    const NOW_MS: u64 = 1_700_000_000_000;
+    use cases::NOW_MS;
 
     fn set(table: &mut Table, policy: &impl Policy, client: &str, now_ms: u64) -> Vec<u8> {
         let request = Request {
-            payload: resp::request(&[b"SET", b"key", b"value"]),
-            dialect: Dialect::Sdk,
             timestamp: Some(format!("{now_ms}:0:{client}")),
-            fencing_token: None,
             client: Some(client.to_owned()),
             now: now_ms,
+            ..cases::request(&[b"SET", b"key", b"value"])
         };
         table.advance(policy, now_ms);
         table.call(policy, &request).bytes

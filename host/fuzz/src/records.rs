@@ -5,16 +5,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::journal::{
-    Image, Journal, Meta, Position as At, Progress, Recorder, read_block, record,
-};
+use statehouse::journal::{Image, Meta, Progress, Recorder, Records, read_block, record};
 use statehouse::policy::{Engine, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
 use statehouse::store::{Event, Mode, Peer, Quota, Retention, Store};
 use statehouse_journal::simulation::Simulation;
 use statehouse_journal::{Disk, Log, Options, Position, Sink, inspect};
 use statehouse_mqtt::Properties;
-use std::sync::Mutex;
 
 /// A record, or a block of a snapshot, as the first byte says. What can be read can be taken in, or is refused.
 pub(crate) fn records(data: &[u8]) {
@@ -32,38 +29,10 @@ pub(crate) fn records(data: &[u8]) {
     image.finish();
 }
 
-/// Keeps what it is given.
-#[derive(Default)]
-struct Notebook(Mutex<Vec<Vec<u8>>>);
-
-impl Journal for Notebook {
-    fn keeps(&self) -> bool {
-        true
-    }
-    fn append(&self, records: &[&[u8]], _: bool) -> At {
-        if let Ok(mut kept) = self.0.lock() {
-            kept.extend(records.iter().map(|it| it.to_vec()));
-        }
-        At(0)
-    }
-    fn released(&self) -> At {
-        At(0)
-    }
-    fn persisted(&self, _: bool) -> &'static str {
-        "disk"
-    }
-    fn has_room(&self) -> bool {
-        true
-    }
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
-
 /// The records of a short life, and a snapshot at its end.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
-    let notebook = Arc::new(Notebook::default());
-    let mut recorder = Recorder::new(notebook.clone(), Vec::new(), None);
+    let kept = Arc::new(Records::default());
+    let mut recorder = Recorder::new(kept.clone(), Vec::new(), None);
     let engine = Engine::new().expect("the machine has an engine");
     let policy = Arc::new(
         engine
@@ -112,8 +81,7 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
     let mut progress = Progress::default();
     let piece = || progress.next(store.state(), store.duplicates(), Meta::default);
     let blocks = std::iter::from_fn(piece).collect();
-    let records = notebook.0.lock().map(|kept| kept.clone());
-    [records.unwrap_or_default(), blocks]
+    [kept.all(), blocks]
 }
 
 pub(crate) fn record_seeds() -> Vec<Vec<u8>> {

@@ -1,49 +1,13 @@
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::*;
 use crate::STANDARD_POLICY;
 use crate::clock::{Clock, ManualSource};
 use crate::journal::record::{self, Record};
-use crate::journal::{Image, Journal, Position, Recorder};
+use crate::journal::{Image, Recorder, Records};
 use crate::policy::Registry;
 use crate::server::Settings;
 use crate::store::{Quota, Retention, Store};
-
-/// Keeps records where a test can read them, until it is closed: then none of them is released.
-#[derive(Default)]
-struct Records(Mutex<Vec<Vec<u8>>>, AtomicBool);
-
-impl Journal for Records {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, records: &[&[u8]], _: bool) -> Position {
-        let mut all = self.0.lock().unwrap();
-        all.extend(records.iter().map(|record| record.to_vec()));
-        Position(all.len() as u64)
-    }
-
-    fn released(&self) -> Position {
-        if self.1.load(Relaxed) {
-            return Position(0);
-        }
-        Position(self.0.lock().unwrap().len() as u64)
-    }
-
-    fn persisted(&self, _: bool) -> &'static str {
-        "memory"
-    }
-
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
 
 const QUOTA: Quota = Quota {
     keys_max: 100,
@@ -95,8 +59,8 @@ impl Rig {
     /// What a start would find.
     fn recorded(&self) -> Image {
         let mut image = Image::new(Retention::default());
-        for record in self.records.0.lock().unwrap().iter() {
-            image.record(record).unwrap();
+        for record in self.records.all() {
+            image.record(&record).unwrap();
         }
         image
     }
@@ -170,7 +134,7 @@ fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
     let rig = rig();
     let control = &rig.control;
     let a = control.load(&twin(b'a')).unwrap().digest;
-    rig.records.1.store(true, Relaxed);
+    rig.records.hold();
     let waiting = std::thread::spawn({
         let control = control.clone();
         move || control.promote(&select(a))
@@ -180,13 +144,13 @@ fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
     }
     assert!(!waiting.is_finished(), "its record is on no disk");
     control.server.stop();
-    let recorded = rig.records.0.lock().unwrap().len();
+    let recorded = rig.records.all().len();
     let error = waiting.join().unwrap().unwrap_err();
     assert!(error.to_string().contains("may have been kept"), "{error}");
     let error = control.rollback().unwrap_err();
     assert_eq!(error.kind(), ControlErrorKind::Failed, "{error}");
     assert_eq!(control.list().assignment.active, a);
-    assert_eq!(rig.records.0.lock().unwrap().len(), recorded);
+    assert_eq!(rig.records.all().len(), recorded);
 }
 
 #[test]
@@ -214,11 +178,11 @@ fn what_changes_nothing_is_not_recorded() {
     let rig = rig();
     let a = rig.control.load(&twin(b'a')).unwrap().digest;
     rig.control.promote(&select(a)).unwrap();
-    let before = rig.records.0.lock().unwrap().len();
+    let before = rig.records.all().len();
     rig.control.promote(&select(a)).unwrap();
     rig.control.load(&twin(b'a')).unwrap();
-    assert_eq!(rig.records.0.lock().unwrap().len(), before);
-    let records = rig.records.0.lock().unwrap();
+    assert_eq!(rig.records.all().len(), before);
+    let records = rig.records.all();
     let last = record::read(records.last().unwrap()).unwrap();
     assert!(matches!(last, Record::Assignment(_)));
 }

@@ -10,6 +10,7 @@ mod entries;
 mod image;
 pub mod record;
 mod recorder;
+mod records;
 mod snapshot;
 mod unreleased;
 
@@ -18,6 +19,7 @@ pub use disk::Disk;
 pub use entries::Entries;
 pub use image::{Forgotten, Image};
 pub use recorder::Recorder;
+pub use records::Records;
 pub use snapshot::{Block, Meta, Progress, module_block, read_block, sessions as sessions_block};
 pub use statehouse_journal::Position;
 

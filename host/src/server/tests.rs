@@ -8,7 +8,9 @@ use crate::clock::ManualSource;
 use crate::journal::{Journal, Memory, Position};
 use crate::policy::{Engine, Registry};
 use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
-use crate::store::{Duplicates, Mode, Quota, Retention, State};
+use crate::store::{Duplicates, Mode, Quota, Retention, State, Transaction};
+
+const START_MS: u64 = 1_700_000_000_000;
 
 /// Keeps the payloads it was asked to carry out, in order.
 #[derive(Default)]
@@ -26,57 +28,81 @@ impl Transport for Notebook {
     }
 }
 
-/// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
-#[test]
-fn what_has_expired_is_told_of_or_does_not_run() {
-    let quota = Quota {
-        keys_max: 10,
-        bytes_max: 10_000,
-        key_bytes_max: 100,
-        value_bytes_max: 100,
-        ..Quota::default()
-    };
+/// A server over the standard policy and this journal, at 1700000000000 ms.
+fn server_on(journal: Arc<dyn Journal>) -> Arc<Server> {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-    let source = Arc::new(ManualSource::at(1_700_000_000_000));
-    let server = Server::new(
-        Store::new(Registry::new(policy, None), quota),
-        Clock::new(source.clone()),
-        Recorder::new(Arc::new(Memory), Vec::new(), None),
-        1,
-        Settings {
-            node: "StateStore".into(),
-            dialect: Some(Dialect::Sdk),
-            policy_property: false,
-            attached: false,
-        },
-    );
-    let notebook = Arc::new(Notebook::default());
-    server.attach(notebook.clone());
+    let recorder = Recorder::new(journal, Vec::new(), None);
+    let source = Arc::new(ManualSource::at(START_MS));
+    server(Registry::new(policy, None), source, recorder)
+}
+
+fn server(
+    registry: Registry<Transaction>,
+    source: Arc<ManualSource>,
+    recorder: Recorder,
+) -> Arc<Server> {
+    let store = Store::new(registry, Quota::default());
+    Server::new(store, Clock::new(source), recorder, 1, settings())
+}
+
+fn settings() -> Settings {
+    Settings {
+        node: "StateStore".into(),
+        dialect: Some(Dialect::Sdk),
+        ..Settings::default()
+    }
+}
+
+/// How a request of the first connection arrives.
+const FIRST: Delivery = Delivery {
+    session: 1,
+    connection: 1,
+    packet_id: 0,
+    dup: false,
+};
+
+/// Hands the server a request of the client `client`, as a transport does.
+fn publish(
+    server: &Server,
+    timestamp_ms: u64,
+    arguments: &[&[u8]],
+    delivery: Delivery,
+    expires: Option<Instant>,
+) {
     let properties = PropertiesBuilder::new()
         .response_topic("answers")
         .correlation_data(b"1")
-        .user("__ts", "1700000000000:0:client")
+        .user("__ts", &format!("{timestamp_ms}:0:client"))
         .finish()
         .unwrap();
-    let properties = Properties::parse(properties).unwrap();
-    let peer = Peer {
-        client: "client".into(),
-        connection: 1,
-        session: 1,
+    let incoming = Incoming {
+        topic: REQUEST_TOPIC,
+        payload: &Bytes::from(statehouse_policy::resp::request(arguments)),
+        properties: &Properties::parse(properties).unwrap(),
+        qos: QoS::AtLeastOnce,
+        delivery,
+        expires,
+        peer: &Peer {
+            client: "client".into(),
+            connection: delivery.connection,
+            session: delivery.session,
+        },
+        grants: None,
     };
+    server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+}
+
+/// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
+#[test]
+fn what_has_expired_is_told_of_or_does_not_run() {
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let source = Arc::new(ManualSource::at(START_MS));
+    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+    let server = server(Registry::new(policy, None), source.clone(), recorder);
+    let notebook = Arc::new(Notebook::default());
+    server.attach(notebook.clone());
     let ask_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
-        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-        let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery::default(),
-            expires,
-            peer: &peer,
-            grants: None,
-        };
-        server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+        publish(&server, START_MS, arguments, FIRST, expires);
         std::mem::take(&mut *notebook.0.lock().unwrap())
     };
     let ask = |arguments: &[&[u8]]| ask_until(None, arguments);
@@ -116,63 +142,32 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
         per_session: 0,
         ..Retention::default()
     };
-    let quota = Quota {
-        keys_max: 10,
-        bytes_max: 10_000,
-        key_bytes_max: 100,
-        value_bytes_max: 100,
-        ..Quota::default()
-    };
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let serve = |state: Box<State>, duplicates: Duplicates| {
         let registry = Registry::new(policy.clone(), None);
         let server = Server::new(
-            Store::restore(registry, quota, state, duplicates),
-            Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
+            Store::restore(registry, Quota::default(), state, duplicates),
+            Clock::new(Arc::new(ManualSource::at(START_MS))),
             Recorder::new(Arc::new(Memory), Vec::new(), None),
             1,
             Settings {
-                node: "StateStore".into(),
-                dialect: Some(Dialect::Sdk),
                 attached: true,
-                ..Settings::default()
+                ..settings()
             },
         );
         let notebook = Arc::new(Notebook::default());
         server.attach(notebook.clone());
         (server, notebook)
     };
-    let properties = PropertiesBuilder::new()
-        .response_topic("answers")
-        .correlation_data(b"1")
-        .user("__ts", "1700000000000:0:client")
-        .finish()
-        .unwrap();
-    let properties = Properties::parse(properties).unwrap();
     let session = Mode::foreign_session(1);
-    let peer = Peer {
-        client: "client".into(),
-        connection: session,
+    let redelivered = Delivery {
         session,
+        connection: session,
+        dup: true,
+        ..FIRST
     };
     let ask = |server: &Server, arguments: &[&[u8]], expires| {
-        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-        let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session,
-                connection: session,
-                packet_id: 0,
-                dup: true,
-            },
-            expires,
-            peer: &peer,
-            grants: None,
-        };
-        server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
+        publish(server, START_MS, arguments, redelivered, expires);
     };
     let over = Instant::now().checked_sub(Duration::from_secs(1));
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
@@ -230,17 +225,6 @@ impl Journal for Full {
     }
 }
 
-fn server_on(journal: Arc<dyn Journal>) -> Arc<Server> {
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-    Server::new(
-        Store::new(Registry::new(policy, None), Quota::default()),
-        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
-        Recorder::new(journal, Vec::new(), None),
-        1,
-        Settings::default(),
-    )
-}
-
 #[test]
 fn a_store_says_what_keeps_it_from_answering() {
     let server = server_on(Arc::new(Memory));
@@ -251,14 +235,7 @@ fn a_store_says_what_keeps_it_from_answering() {
 
 #[test]
 fn a_batch_that_takes_longer_than_it_may_is_left() {
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
-    let server = Server::new(
-        Store::new(Registry::new(policy, None), Quota::default()),
-        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
-        Recorder::new(Arc::new(Memory), Vec::new(), None),
-        1,
-        Settings::default(),
-    );
+    let server = server_on(Arc::new(Memory));
     let peer = |number| Peer {
         client: "client".into(),
         connection: number,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::clock::Stamp;
-use statehouse::journal::{Image, Journal, Position, Progress, Recorder, record};
+use statehouse::journal::{Image, Journal, Position, Progress, Recorder, Records, record};
 use statehouse::limits;
 use statehouse::policy::Registry;
 use statehouse::request::{Delivery, Dialect, Request};
@@ -12,7 +12,7 @@ use statehouse::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
-use crate::{Records, START_MS, policies, promote, quiet, records, retention};
+use crate::{START_MS, policies, promote, quiet, records, retention};
 
 /// A store whose records are kept, and nothing between it and the test.
 pub(crate) struct Kept {

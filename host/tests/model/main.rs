@@ -12,7 +12,7 @@ mod oracle;
 mod scan;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ use statehouse::STANDARD_POLICY;
 use statehouse::clock::Stamp;
 use statehouse::journal::record::PolicyRecord;
 use statehouse::journal::{
-    Image, Journal, Meta, Position, Progress, Recorder, record, sessions_block,
+    Image, Journal, Meta, Progress, Recorder, Records, record, sessions_block,
 };
 use statehouse::policy::{Engine, Instance, Policy, Registry};
 use statehouse::request::{Delivery, Dialect, Request};
@@ -70,44 +70,6 @@ const QUOTA: Quota = Quota {
     fuel_max: statehouse::limits::FUEL_PER_CALL_DEFAULT,
     journal_full: false,
 };
-
-/// Keeps records in memory, and releases them at once.
-#[derive(Default)]
-struct Records(Mutex<Vec<Vec<u8>>>);
-
-impl Records {
-    fn all(&self) -> Vec<Vec<u8>> {
-        self.0.lock().expect("one thread").clone()
-    }
-}
-
-impl Journal for Records {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, records: &[&[u8]], _urgent: bool) -> Position {
-        let mut all = self.0.lock().expect("one thread");
-        all.extend(records.iter().map(|record| record.to_vec()));
-        Position(all.len() as u64)
-    }
-
-    fn released(&self) -> Position {
-        Position(u64::MAX)
-    }
-
-    fn persisted(&self, _urgent: bool) -> &'static str {
-        "memory"
-    }
-
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
 
 type Policies = [Arc<Policy<Transaction>>; 2];
 

@@ -8,6 +8,7 @@ use statehouse_tests::{
     policies, run_in,
 };
 
+use crate::wasm::{component, leb, section};
 use crate::{OURS, answers, eventually, listing, ours, policy, roles};
 
 #[test]
@@ -279,22 +280,6 @@ fn help_teaches() {
     }
 }
 
-/// A number as WebAssembly writes it (LEB128).
-fn leb(mut number: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while number >= 0x80 {
-        bytes.push((number & 0x7f) as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-    bytes
-}
-
-/// A section of a module or component: its id, its length, its content.
-fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [&[id][..], &leb(content.len()), content].concat()
-}
-
 /// A component that is no policy, which shows only when all of its functions are compiled.
 fn slow_to_compile() -> Vec<u8> {
     const FUNCTIONS: usize = 4_000;
@@ -302,14 +287,12 @@ fn slow_to_compile() -> Vec<u8> {
     let steps = [0x20, 0, 0x7e, 0x42, 7, 0x7c].repeat(1_000);
     let body = [&[0, 0x20, 0][..], &steps, &[0x0b]].concat();
     let bodies = [leb(body.len()), body].concat().repeat(FUNCTIONS);
-    let module = [
-        b"\0asm\x01\0\0\0".to_vec(),
+    component(&[
         // One type: an i64 becomes an i64.
         section(1, &[1, 0x60, 1, 0x7e, 1, 0x7e]),
         section(3, &[leb(FUNCTIONS), vec![0; FUNCTIONS]].concat()),
         section(10, &[leb(FUNCTIONS), bodies].concat()),
-    ];
-    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module.concat())].concat()
+    ])
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use serde_json::Value as Json;
 use statehouse_tests::{Server, policies};
 
-use crate::{eventually, policy};
+use crate::{eventually, policy, wasm::bomb};
 
 /// Every request goes to the candidate as well, which fails at each; the standard policy answers all the same.
 fn in_shadow(module: &str, name: &str, modes: &str) {
@@ -74,31 +74,6 @@ fn a_file_of_a_hundred_megabytes() {
     assert!(server.runs());
     // Nobody read it into memory.
     assert!(server.memory_kib() < before_kib + (64 << 10));
-}
-
-/// A component with one function of so many calls, which costs the compiler a thousand times its length.
-fn bomb(calls: usize) -> Vec<u8> {
-    let section = |id: u8, content: &[u8]| {
-        let mut bytes = vec![id];
-        let mut number = content.len();
-        while number >= 0x80 {
-            bytes.push((number & 0x7f) as u8 | 0x80);
-            number >>= 7;
-        }
-        bytes.push(number as u8);
-        [&bytes, content].concat()
-    };
-    let body = [&[0][..], &[0x10, 0].repeat(calls), &[0x0b]].concat();
-    // A body has its length before it, as a section has.
-    let code = [&[1][..], &section(0, &body)[1..]].concat();
-    let module = [
-        b"\0asm\x01\0\0\0".to_vec(),
-        section(1, &[1, 0x60, 0, 0]),
-        section(3, &[1, 0]),
-        section(10, &code),
-    ]
-    .concat();
-    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module)].concat()
 }
 
 /// Half a megabyte took the store more than a gigabyte while it compiled.

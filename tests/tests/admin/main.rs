@@ -12,6 +12,8 @@ mod orders;
 mod socket;
 mod trust;
 mod usage;
+#[path = "../../policies/wasm.rs"]
+mod wasm;
 
 use std::{
     path::Path,

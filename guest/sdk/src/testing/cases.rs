@@ -86,7 +86,7 @@ impl<'a, S: Subject> Script<'a, S> {
             title: String::new(),
             keys_max: None,
             begun: false,
-            request: first_request(),
+            request: request(&[]),
             answer: None,
             deliveries: std::collections::VecDeque::new(),
             requests: 0,
@@ -106,7 +106,7 @@ impl<'a, S: Subject> Script<'a, S> {
                 rest.clone_into(&mut self.title);
                 self.keys_max = None;
                 self.begun = false;
-                self.request = first_request();
+                self.request = request(&[]);
             }
             "quota" => self.keys_max = Some(number(rest)?),
             "dialect" => self.request.dialect = dialect(rest)?,
@@ -203,9 +203,11 @@ impl<'a, S: Subject> Script<'a, S> {
     }
 }
 
-fn first_request() -> Request {
+/// A request of these words by the client `client`, as the first one of a case.
+#[must_use]
+pub fn request(words: &[&[u8]]) -> Request {
     Request {
-        payload: Vec::new(),
+        payload: resp::request(words),
         dialect: Dialect::Sdk,
         timestamp: Some(format!("{NOW_MS}:0:client")),
         fencing_token: None,

@@ -1,12 +1,10 @@
 //! Journals in memory, told to the listener as a reader would.
 
-use std::sync::Mutex;
-
 use bytes::Bytes;
 
 use super::*;
 use crate::clock::Hlc;
-use crate::journal::{Journal, Meta, Progress, Recorder};
+use crate::journal::{Meta, Progress, Recorder, Records};
 use crate::store::{Duplicates, Effects, Retention, State, Swept};
 
 fn stamp(wall: u64) -> Stamp {
@@ -22,33 +20,6 @@ fn write(key: &'static str, value: Option<&'static str>, wall: u64, expires: Opt
         }
         None => store::Change::Deleted(key, stamp(wall)),
     })
-}
-
-/// Keeps records for the test to read.
-#[derive(Default)]
-struct Kept(Mutex<Vec<Vec<u8>>>);
-
-impl Journal for Kept {
-    fn keeps(&self) -> bool {
-        true
-    }
-    fn append(&self, records: &[&[u8]], _: bool) -> Position {
-        let mut kept = self.0.lock().unwrap();
-        kept.extend(records.iter().map(|it| it.to_vec()));
-        Position(kept.len() as u64)
-    }
-    fn released(&self) -> Position {
-        Position(0)
-    }
-    fn persisted(&self, _: bool) -> &'static str {
-        "disk"
-    }
-    fn has_room(&self) -> bool {
-        true
-    }
-    fn promise(&self) -> String {
-        String::new()
-    }
 }
 
 /// A journal in memory: a snapshot of `base`, ended at `meta_ms`, and records of one write each, at the
@@ -76,7 +47,7 @@ impl Told {
                 blocks.push(block);
             }
         }
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(Records::default());
         let mut recorder = Recorder::new(kept.clone(), Vec::new(), None);
         for write in writes {
             let swept = Swept {
@@ -90,7 +61,7 @@ impl Told {
             };
             recorder.step(None, &effects, false);
         }
-        let records = kept.0.lock().unwrap().clone();
+        let records = kept.all();
         Self { blocks, records }
     }
 

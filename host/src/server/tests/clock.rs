@@ -2,42 +2,8 @@
 
 use super::*;
 use crate::journal::record::PolicyRecord;
-use crate::journal::{Image, Journal, Position};
+use crate::journal::{Image, Records};
 use crate::policy::Assignment;
-
-const START_MS: u64 = 1_700_000_000_000;
-
-/// Keeps records in memory.
-#[derive(Default)]
-struct Records(Mutex<Vec<Vec<u8>>>);
-
-impl Journal for Records {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, records: &[&[u8]], _: bool) -> Position {
-        let mut all = self.0.lock().unwrap();
-        all.extend(records.iter().map(|record| record.to_vec()));
-        Position(all.len() as u64)
-    }
-
-    fn released(&self) -> Position {
-        Position(u64::MAX)
-    }
-
-    fn persisted(&self, _: bool) -> &'static str {
-        "disk"
-    }
-
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
 
 /// A store under a clock that a test sets.
 struct Stepped {
@@ -56,16 +22,7 @@ impl Stepped {
         recorder.started(1, START_MS, Mode::Embedded);
         let assignment = Assignment::of(policy.digest.into());
         recorder.assign(vec![PolicyRecord::of(&policy, true)], &assignment);
-        let server = Server::new(
-            Store::new(Registry::new(policy.clone(), None), Quota::default()),
-            Clock::new(source.clone()),
-            recorder,
-            1,
-            Settings {
-                node: "StateStore".into(),
-                ..Settings::default()
-            },
-        );
+        let server = server(Registry::new(policy, None), source.clone(), recorder);
         let notebook = Arc::new(Notebook::default());
         server.attach(notebook.clone());
         Self {
@@ -76,43 +33,16 @@ impl Stepped {
         }
     }
 
-    fn ask(&self, client: &str, timestamp_ms: u64, arguments: &[&[u8]]) -> Bytes {
-        let properties = PropertiesBuilder::new()
-            .response_topic("answers")
-            .correlation_data(b"1")
-            .user("__ts", &format!("{timestamp_ms}:0:{client}"))
-            .finish()
-            .unwrap();
-        let properties = Properties::parse(properties).unwrap();
-        let peer = Peer {
-            client: client.into(),
-            connection: 1,
-            session: 1,
-        };
-        let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-        let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery::default(),
-            expires: None,
-            peer: &peer,
-            grants: None,
-        };
-        (self.server).take(&mut std::iter::once(Inbound::Publish(incoming, None)));
-        self.notebook.0.lock().unwrap().pop().unwrap()
-    }
-
     fn set(&self, key: &[u8], timestamp_ms: u64) -> Bytes {
         let set: &[&[u8]] = &[b"SET", key, b"holder", b"NX", b"PX", b"600000"];
-        self.ask("holder", timestamp_ms, set)
+        publish(&self.server, timestamp_ms, set, FIRST, None);
+        self.notebook.0.lock().unwrap().pop().unwrap()
     }
 }
 
 const STEP_MS: u64 = 2 * 3_600_000;
 const OK: &[u8] = b"+OK\r\n";
-const TAKEN: &[u8] = b"-1\r\n";
+const TAKEN: &[u8] = b":-1\r\n";
 
 #[test]
 fn a_clock_stepped_ahead_ends_no_lock_early() {
@@ -139,7 +69,7 @@ fn a_recovered_lock_keeps_the_time_it_had_after_a_step() {
     // No request comes: only the sweeper looks at the clock.
     store.server.sweep_once();
     let mut image = Image::new(Retention::default());
-    for record in store.journal.0.lock().unwrap().iter() {
+    for record in &store.journal.all() {
         // A snapshot may have seen the records already, so applying one again changes nothing.
         image.record(record).unwrap();
         image.record(record).unwrap();
@@ -149,8 +79,8 @@ fn a_recovered_lock_keeps_the_time_it_had_after_a_step() {
     let core = store.server.lock();
     assert_eq!(Some(entry), core.store.state().table.get(b"lock"));
     assert_eq!(entry.expires_ms(), Some(START_MS + STEP_MS + 600_000));
-    assert_eq!(image.state.owner(b"lock", false), Some("holder"));
-    assert_eq!(core.store.state().owner(b"lock", false), Some("holder"));
+    assert_eq!(image.state.owner(b"lock", false), Some("client"));
+    assert_eq!(core.store.state().owner(b"lock", false), Some("client"));
 }
 
 #[test]
