@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Whether a SCAN with this pattern lists a key, where there is no other.
+    /// Whether a SCAN with this pattern lists the only key of a store.
     fn scan_lists(pattern: &[u8], key: &[u8]) -> bool {
         let policy = Standard::configure(&[]).unwrap();
         let mut table = Table::new(cases::NOW_MS);

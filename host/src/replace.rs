@@ -1,7 +1,8 @@
 //! A small file that others read at any time.
 //!
-//! What enters: a path and what is to be there. What leaves: the file, which is the old one or the new one for whoever
-//! reads it meanwhile. It is not durable when this returns; [`sync_name`] and a sync of the file make it so.
+//! Input: a path and the new content. Output: the file, which is the old one or the new one for
+//! every concurrent reader. It is not durable when this returns; [`sync_name`] and a
+//! sync of the file make it so.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

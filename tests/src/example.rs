@@ -1,5 +1,5 @@
-//! A broker set up as the page for operators has it (`host/docs/foreign-brokers.md`): the files beside that page are
-//! what runs here.
+//! A broker set up as the page for operators has it (`host/docs/foreign-brokers.md`): the files
+//! next to that page run here.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -34,7 +34,8 @@ pub fn block(word: &str) -> String {
         .fold(block.to_owned(), |block, it| block.replace(it, PASSWORD))
 }
 
-/// Mosquitto with the page's configuration and access file, and these users besides the store's.
+/// Mosquitto with the page's configuration and access file, and these users in addition to the
+/// store's.
 pub fn mosquitto(users: &[&str]) -> Mosquitto {
     Mosquitto::set_up(|directory, _| {
         let passwords = directory.join("passwords");

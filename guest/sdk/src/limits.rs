@@ -8,8 +8,9 @@ pub const PAYLOAD_BYTES_MAX: usize = 268_435_455;
 /// command of the protocol, `SET key value NEX expected PX ms`, has seven.
 pub const ARGUMENTS_KEPT: usize = 8;
 
-/// Arguments of a request that are checked to be well formed. More are refused whatever they hold, and each takes some hundred
-/// units of fuel: a payload may hold hundreds of thousands.
+/// Arguments of a request that are checked to be well formed. A request with more is refused
+/// without this check. Each check takes some hundred units of fuel, and a payload may hold hundreds
+/// of thousands of arguments.
 pub const ARGUMENTS_CHECKED_MAX: usize = 1024;
 
 /// How far a version may run ahead of the store's time, in milliseconds. A `put` whose `observed` is

@@ -85,7 +85,7 @@ impl Client {
                 }));
             }
             let mut pause = match set.applied {
-                // The answer was late, and nobody else has the lock.
+                // The answer was late, and no other client has the lock.
                 true => limits::LOCK_RETRY_MIN,
                 false => lease.max(limits::LOCK_RETRY_MIN),
             };

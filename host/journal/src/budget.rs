@@ -1,7 +1,8 @@
 //! How the room on the disk is divided.
 //!
-//! Enters: what the file system has free, what the journal's files take, and how large the next snapshot will be. Leaves:
-//! how far the log may grow, how much history may be kept, and whether state may grow at all.
+//! Input: the free bytes of the file system, the bytes of the journal's files, and the size of the
+//! next snapshot. Output: how far the log may grow, how much history may be kept, and whether state
+//! may grow at all.
 //!
 //! ```text
 //! disk = newest snapshot + next snapshot + log behind the newest + reserve + history and extra spares
@@ -44,8 +45,8 @@ impl Budget {
             .max(2 * self.segment)
     }
 
-    /// How far the log behind the newest snapshot may grow. Once the next snapshot is finished it is the newest, and the
-    /// log that came meanwhile must leave room for the one after it.
+    /// How far the log behind the newest snapshot may grow. Once the next snapshot is finished it
+    /// is the newest, and the log that was appended during it must leave room for the one after it.
     pub(crate) fn log_max(&self) -> u64 {
         let taken = self.base.max(self.next_max) + self.next_max + self.reserve();
         self.disk.saturating_sub(taken)
@@ -57,7 +58,7 @@ impl Budget {
         self.log_max() / 4 * 3
     }
 
-    /// From where on a snapshot is due whatever else says.
+    /// From this length of the log on a snapshot is due, even if no other rule asks for one.
     pub(crate) fn snapshot_after_max(&self) -> u64 {
         self.log_max() / 2
     }
@@ -106,7 +107,8 @@ impl Budget {
     }
 }
 
-/// What a directory has for a journal: what is free on its file system, and what files of a journal take already.
+/// The room of a directory for a journal: the free bytes of its file system and those of the
+/// journal's files.
 ///
 /// # Errors
 /// Where the file system does not say.
@@ -122,7 +124,7 @@ fn measure(disk: &dyn Disk) -> io::Result<u64> {
         }
         match disk.open_read_only(&name).and_then(|file| file.bytes()) {
             Ok(held) => bytes = bytes.saturating_add(held),
-            // Removed meanwhile.
+            // Removed after it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

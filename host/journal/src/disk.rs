@@ -52,7 +52,7 @@ pub trait File: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// The length of the file.
     fn bytes(&self) -> io::Result<u64>;
-    /// False once the file was removed or replaced: what is written to it now is lost with its handle.
+    /// False once the file was removed or replaced: new writes are lost when its handle is closed.
     fn is_linked(&self) -> io::Result<bool> {
         Ok(true)
     }
@@ -71,7 +71,7 @@ pub trait File: Send + Sync {
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// None where it was opened for reading.
+    /// None if the directory was opened for reading.
     locks: Option<Locks>,
 }
 

@@ -11,10 +11,10 @@
 //!
 //! * `pending`: what is appended and not yet written. It does no I/O.
 //! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
-//! * [`Journal`]: a log with its threads. One commit per wake-up. Appenders never wait for the disk; whoever adds
-//!   much asks first whether the log is behind.
-//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go; `budget`: who may take how much
-//!   of the disk.
+//! * [`Journal`]: a log with its threads. One commit per wake-up. Appenders never wait for the
+//!   disk; a caller that adds much asks first whether the log is behind.
+//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go; `budget`:
+//!   how the disk is divided.
 //! * `newest`: which segment is the newest, so that a missing one is recognized.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.

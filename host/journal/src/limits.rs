@@ -29,22 +29,22 @@ pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// small one.
 pub(crate) const SEGMENT_DISK_PART: u64 = 32;
 
-/// Segments that the log must have beside two snapshots, or state may not grow: with fewer, clients would wait for one
-/// snapshot after the other.
+/// Segments that the log must have in addition to two snapshots, or state may not grow: with fewer,
+/// clients would wait for one snapshot after the other.
 pub(crate) const LOG_SEGMENTS_MIN: u64 = 4;
 
-/// The reserve of a small disk is this part of it: what removals, acknowledgements and the end of a snapshot need where
-/// writes are refused.
+/// The reserve of a small disk is this part of it. Removals, acknowledgements and the end of a
+/// snapshot need it when writes are refused.
 pub(crate) const RESERVE_DISK_PART: u64 = 16;
 
 /// The reserve of a large disk: a few seconds of removals.
 pub(crate) const RESERVE_BYTES_MAX: u64 = 64 << 20;
 
-/// History takes no more than this part of the disk, whatever the options say.
+/// History takes no more than this part of the disk, even if the options allow more.
 pub(crate) const HISTORY_DISK_PART: u64 = 4;
 
-/// The first segment of a start on a full disk, where there is no room for a longer one: enough for what a start records
-/// until its first snapshot makes room.
+/// The first segment of a start on a disk without room for a longer one: enough for what a start
+/// records until its first snapshot makes room.
 pub(crate) const SEGMENT_BYTES_FULL: u64 = 64 << 10;
 
 /// Largest file that is read as a segment: the largest group with its headers, in whole blocks.

@@ -64,7 +64,8 @@ pub struct Log {
     appended: AtomicU64,
     /// Bytes of records that were ever appended by this process …
     pub(crate) appended_bytes: AtomicU64,
-    /// … and from how many on clients that write should wait, or are to be refused (see [`crate::Room`]).
+    /// … and from how many on clients that write should wait, or must be refused (see
+    /// [`crate::Room`]).
     pub(crate) wait_at_bytes: AtomicU64,
     pub(crate) refuse_at_bytes: AtomicU64,
     /// State may not grow, however short the log is.

@@ -109,8 +109,9 @@ impl Log {
 }
 
 impl Catalogue {
-    /// The oldest file that has to go where there is room for so many bytes of history. The second newest snapshot is
-    /// history too, but stays where there is room: it stands in for a damaged one.
+    /// The oldest file to remove so that history takes at most `bytes_max`. The second newest
+    /// snapshot is history too, but is kept while it fits, because it can replace a damaged newest
+    /// one.
     fn next_retired(&self, options: &Options, bytes_max: u64, now_ms: u64) -> Option<Retired> {
         let newest = self.snapshots.back().map_or(0, |newest| newest.position);
         if self.bytes_before(newest) > bytes_max {
@@ -123,7 +124,7 @@ impl Catalogue {
     /// Removes history until there is room for the next segments: before the log of a full disk goes on.
     ///
     /// # Errors
-    /// Where the disk does not do as it is told.
+    /// If an operation of the disk fails.
     pub(crate) fn make_room(&mut self, disk: &dyn Disk, segment_bytes: u64) -> io::Result<()> {
         let wanted = limits::SPARE_SEGMENTS as u64 * segment_bytes;
         while disk.free_bytes()? + self.spares.len() as u64 * segment_bytes < wanted

@@ -28,7 +28,7 @@ pub(crate) struct Survey {
 impl Survey {
     pub(crate) fn of(disk: &dyn Disk) -> Result<Self, Error> {
         let mut survey = Self {
-            // Before the list: a process that writes beside this one may record another segment meanwhile.
+            // Before the list: another process that writes may record a segment between the two.
             newest: newest::read(disk)?,
             ..Self::default()
         };

@@ -24,7 +24,8 @@ use crate::survey::SnapshotInfo;
 pub enum Room {
     /// No end in sight.
     Plenty,
-    /// The log has nearly all the room that the next snapshot leaves it: what grows should wait for that snapshot.
+    /// The log has nearly all the room that the next snapshot leaves it: growth should wait for
+    /// that snapshot.
     Tight,
     /// The disk is nearly full: only what makes room should still be written.
     Reserve,
@@ -175,7 +176,8 @@ impl Log {
         }
     }
 
-    /// Asks what the disk has free, and divides the room anew. A disk without room for a segment is full, whatever it says.
+    /// Reads the free bytes of the disk and divides the room again. A disk that refused a segment
+    /// is full, even if it reports free bytes.
     pub(crate) fn divide(&self, full: bool) -> Result<Budget, Error> {
         let free = self
             .disk
@@ -187,7 +189,8 @@ impl Log {
             *free.as_ref().unwrap_or(&0)
         };
         self.free_bytes.store(free_bytes, Ordering::Release);
-        // Before the look at the files: what is appended meanwhile is counted twice, not lost.
+        // Before the look at the files: bytes that are appended during it count twice instead of
+        // never.
         let appended = self.appended_bytes.load(Ordering::Acquire);
         let budget = self.budget();
         let tail = self.tail_bytes.load(Ordering::Acquire);

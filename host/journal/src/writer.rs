@@ -153,8 +153,9 @@ impl Journal {
         self.log.room()
     }
 
-    /// Whether whoever adds to the log should wait, outside of every lock, before it adds more: too much is unwritten
-    /// ([`Log::is_behind`]), or a snapshot has to make room first ([`Room::Tight`]).
+    /// Whether a caller that adds to the log should wait, outside of every lock, before it adds
+    /// more: too much is unwritten ([`Log::is_behind`]), or a snapshot has to make room first
+    /// ([`Room::Tight`]).
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.log.is_behind() || self.log.room() == Room::Tight
@@ -259,7 +260,7 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
             Err(Error::Failed(_)) => return,
             Err(error) => {
                 if !std::mem::replace(&mut waits, true) {
-                    tracing::error!(%error, "the log waits for room on the disk; what is written now is not acknowledged before there is some");
+                    tracing::error!(%error, "the log waits for room on the disk; writes are acknowledged once there is room");
                 }
                 if closing {
                     return;
@@ -400,7 +401,7 @@ fn take_snapshot(
                 continue;
             }
             let wait = earned.saturating_sub(begun.elapsed());
-            // Clients wait for it where there is little room.
+            // Clients wait for it if there is little room.
             if wait.is_zero() || log.is_short() {
                 return Ok(());
             }

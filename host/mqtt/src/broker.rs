@@ -302,10 +302,11 @@ impl Broker {
         self.0.rounds.write_gathered();
     }
 
-    /// The rules of the [access control](Access) have changed, or what clients have shown to be let in is no longer good:
-    /// ends connections that may not go on with DISCONNECT 0x87, and subscriptions of the others that are no longer allowed.
-    /// What comes in after the change is under the new rules anyway. Sessions without a connection are looked at when they
-    /// are resumed. Others are served meanwhile. For a thread that may block.
+    /// The rules of the [access control](Access) have changed, or credentials of clients have
+    /// become invalid: ends connections that are no longer allowed with DISCONNECT 0x87, and such
+    /// subscriptions of the others. Packets after the change follow the new rules anyway. Sessions
+    /// without a connection are looked at when they are resumed. Other clients are served during
+    /// this call. For a thread that may block.
     pub fn recheck(&self) {
         // Many certificates are verified here, or many rules looked through.
         let mut refused = self.connected();

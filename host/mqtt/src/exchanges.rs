@@ -24,7 +24,8 @@ pub(crate) struct Exchanges {
 pub(crate) struct Pending {
     /// Connection and sequence of the PUBLISH that was handed over.
     asked: (u64, u64),
-    /// Connection and sequence of the PUBREC that is owed for it, which a repetition over a later connection moves.
+    /// Connection and sequence of the pending PUBREC, which a repetition over a later connection
+    /// moves.
     pub(crate) owed: (u64, u64),
 }
 
@@ -61,8 +62,8 @@ impl Exchanges {
         self.restored = self.answered.len();
     }
 
-    /// A connection begins. A client that forgot a full window of exchanges has room for another one, beside what an
-    /// earlier run left, also if its Receive Maximum is smaller by now.
+    /// A connection begins. A client that forgot a full window of exchanges has room for another
+    /// one, in addition to what an earlier run left, also if its Receive Maximum is smaller by now.
     pub(crate) fn connect(&mut self, receive_max: usize) {
         self.max = self.max.max(self.restored + 2 * receive_max);
         for entry in self.answered.values_mut() {
@@ -94,8 +95,8 @@ impl Exchanges {
             .insert(packet_id, Pending { asked, owed: asked });
     }
 
-    /// Its answer is known. Returns the PUBREC that is owed for it; none if it waits for no answer. A failure frees the
-    /// packet id (section 4.3.3).
+    /// Its answer is known. Returns the pending PUBREC; none if it waits for no answer. A failure
+    /// frees the packet id (section 4.3.3).
     pub(crate) fn answer(
         &mut self,
         packet_id: u16,
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_before_it_happens() {
+    fn growth_is_predicted_before_it_happens() {
         let mut exchanges = Exchanges::default();
         for id in 0..5000 {
             let promised = exchanges.cost_bytes() + exchanges.growth_bytes();

@@ -1,9 +1,10 @@
 //! What clients hold of the broker's memory: by kind, by owner and in total.
 //!
-//! Every structure that a client can make grow belongs to one [`Kind`], and a [`Holding`] beside the structure says how much
-//! of it there is. The total of a kind must always be the sum of all its holdings, so a holding gives back what it has when
-//! it is dropped. An owner is a user, or the network address of clients that are no user: client ids are free to invent, so
-//! a bound for each of them bounds nobody.
+//! Every structure that a client can make grow belongs to one [`Kind`], and a [`Holding`] next to
+//! the structure says how much of it there is. The total of a kind must always be the sum of all
+//! its holdings, so a holding gives back what it has when it is dropped. An owner is a user, or the
+//! network address of clients that are no user: client ids are free to invent, so a limit for each
+//! id alone limits no client.
 //!
 //! One owner may hold at most [`SHARE_OF_FREE`] times what is free. The first owner can take three quarters of a kind, two
 //! owners three sevenths each, and every further owner still finds room.

@@ -15,7 +15,7 @@
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
 //! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
-//! * `ledger`: what clients hold of the memory, by owner and in total;
+//! * `ledger`: how much memory clients hold, by owner and in total;
 //! * `output`: the bytes that wait for one socket; `round`: the sockets that are written to together;
 //! * `persist`, `change`: what is durable, as records; `gate`: what waits for them; `recovery`, `image`: back from them.
 //!

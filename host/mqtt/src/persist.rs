@@ -1,11 +1,13 @@
 //! What outlives the process: the embedder's log, and the recorder that feeds it.
 //!
-//! In come changes of durable sessions and retained messages, made under the core's lock; out go batches of them to the
-//! embedder's log before that lock is given back, and marks into the outputs: **nothing leaves on a connection before the
-//! record of what it depends on is durable.** Durable are sessions that began a connection with a Session Expiry above
-//! zero, their messages above QoS 0, and retained messages. Nothing here waits for a disk under a lock: while the log is
-//! behind, connections that add to it pause between two turns ([`Brake`]), and while it has no room, what would grow the
-//! durable state is refused. Without a log nothing is recorded and nothing waits.
+//! In come changes of durable sessions and retained messages, made under the core's lock; out go
+//! batches of them to the embedder's log before that lock is given back, and marks into the
+//! outputs: **nothing leaves on a connection before the record of what it depends on is durable.**
+//! Durable are sessions that began a connection with a Session Expiry above zero, their messages
+//! above QoS 0, and retained messages. Nothing here waits for a disk under a lock: while the log is
+//! behind, connections that add to it pause between two turns ([`Brake`]), and while it has no
+//! room, growth of the durable state is refused. Without a log nothing is recorded and nothing
+//! waits.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -32,8 +34,9 @@ pub trait Persistence: Send + Sync + 'static {
     /// [`Broker::released`](crate::Broker::released) is free.
     fn append(&self, changes: &[u8]) -> u64;
 
-    /// Whether the log has room for more than removals and acknowledgements. While it has none, the broker refuses
-    /// whatever would grow its durable state. Called with the broker's lock held, so it must be cheap.
+    /// Whether the log has room for more than removals and acknowledgements. While it has none, the
+    /// broker refuses all growth of its durable state. Called with the broker's lock held, so it
+    /// must be cheap.
     fn has_room(&self) -> bool {
         true
     }

@@ -1,9 +1,10 @@
 //! Changes back into state, before there is a broker.
 //!
-//! In come batches of changes and pieces of images, in their order; out goes what [`Broker::restore`](crate::Broker::restore)
-//! begins with. Takes any bytes, and no more memory than comes in. Knows no clock. Of the limits it knows those without which
-//! a start could take more memory than there is ([`Recovery::within`]); what does not fit the others, and what has expired,
-//! is left out when the broker is made.
+//! In come batches of changes and pieces of images, in their order; out goes what
+//! [`Broker::restore`](crate::Broker::restore) begins with. Takes any bytes, and no more memory
+//! than comes in. Knows no clock. Of the limits it knows those without which a start could take
+//! more memory than there is ([`Recovery::within`]); the broker applies the other limits and drops
+//! expired messages when it is made.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -193,8 +193,8 @@ impl Retained {
         self.bytes
     }
 
-    /// Whether all may have it, and its publisher's owner. A message that replaces another needs no more room than it takes
-    /// beyond that one, whoever published that.
+    /// Whether all may have it, and its publisher's owner. A message that replaces another needs no
+    /// more room than it takes beyond that one, even if another client published that.
     fn has_room(&self, message: &Message, from: Option<&Publisher>, limits: &Limits) -> bool {
         if !self.has_room_in_total(message, from, limits) {
             return false;

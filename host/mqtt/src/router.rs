@@ -286,7 +286,7 @@ impl Node {
         self.children.is_empty() && self.here.is_empty() && self.below.is_empty()
     }
 
-    /// The node at the end of a path, which is made where there is none.
+    /// The node at the end of a path, created if there is none.
     fn insert(&mut self, path: &[Level]) -> &mut Self {
         let Some(first) = path.first() else {
             return self;
@@ -308,7 +308,7 @@ impl Node {
         pairs.take_while(|(own, other)| own == other).count()
     }
 
-    /// Ends the run here; what was behind becomes the only child.
+    /// Ends the run here. The rest of it becomes the only child.
     fn split(&mut self, at: usize) {
         let mut behind = std::mem::take(self);
         let (run, rest) = behind.run.split_at(at);

@@ -56,7 +56,7 @@ pub(crate) struct Session {
     pub(crate) replays: VecDeque<Replay>,
     exchanges: Exchanges,
     will: Option<Will>,
-    /// Whether the log knows the will. It does not where it had no room for it.
+    /// Whether the log knows the will. It does not if it had no room for it.
     will_recorded: bool,
     /// What the packet ids and the will take.
     state: Holding,
@@ -555,7 +555,7 @@ impl Session {
                 Ok(Arrival::Repeated)
             }
             Known::Pending(entry) => {
-                // The PUBREC that this connection owes anyway answers both.
+                // The pending PUBREC of this connection answers both.
                 if entry.owed.0 != link.connection {
                     entry.owed = (link.connection, link.owe(packet_id, true)?);
                 }

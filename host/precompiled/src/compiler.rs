@@ -1,6 +1,6 @@
 //! Compiles components in a child process, which has limits of memory and time.
 //!
-//! What enters: a policy's file, untrusted. What leaves: machine code, or why there is none. The
+//! Input: a policy's file, untrusted. Output: machine code, or the reason why there is none. The
 //! file decides what its compilation costs: half a megabyte of calls takes a gigabyte. So the child
 //! dies of it, and the store does not.
 //!
@@ -107,7 +107,8 @@ impl Compiler {
     }
 
     /// Lets every compilation of this process happen in a child from now on. A process that does
-    /// not call it, such as a test that uses the library, compiles by itself and without bounds.
+    /// not call it, such as a test that uses the library, compiles in its own process and without
+    /// limits.
     pub fn install(self) {
         // The first one counts.
         let _ = INSTALLED.set(self);

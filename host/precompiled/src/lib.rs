@@ -105,15 +105,16 @@ fn refused(error: wasmtime::Error) -> CompileError {
     CompileError::Refused(error.root_cause().to_string())
 }
 
-/// Makes a component of machine code that is trusted: of the program's own, what [`Directory::load`] gives, or what was
-/// compiled just now, by this process or by a child of the same program.
+/// Makes a component of machine code that is trusted: code of the program's own, from
+/// [`Directory::load`], or compiled just now by this process or by a child of the same program.
 #[allow(unsafe_code)]
 fn run(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: these are bytes that `Engine::precompile_component` returned, unchanged. Those of the program are a private
-    // constant, which the build script wrote. Those of a directory have the digest that `Directory::save` gave them, in a
-    // file that nobody but this account could write. Those of a child came through a pipe that only this program's own
-    // child could write to, and the child ended well after the last of them. That they are of this very
-    // engine's kind wasmtime checks by itself: its version, the target, the processor's features and all settings.
+    // SAFETY: these are bytes that `Engine::precompile_component` returned, unchanged. Those of the
+    // program are a private constant, which the build script wrote. Those of a directory have the
+    // digest that `Directory::save` gave them, in a file that only this account could write. Those
+    // of a child came through a pipe that only this program's own child could write to, and the
+    // child ended well after the last of them. That they are of this very engine's kind wasmtime
+    // checks itself: its version, the target, the processor's features and all settings.
     unsafe { Component::deserialize(engine, code) }
 }
 

@@ -224,7 +224,7 @@ pub fn doubts(rules: &Rules) -> Vec<(usize, String)> {
             }
             for (line, text) in resource.open_places(rule.line) {
                 let what = format!(
-                    "`{text}` also matches names that only begin or end like the client's, such as `press-10` for `press-1`: put a separator that no name holds beside the place, such as `{{principal.username}}:*`"
+                    "`{text}` also matches names that only begin or end like the client's, such as `press-10` for `press-1`: put a separator that no name holds next to the place, such as `{{principal.username}}:*`"
                 );
                 doubts.push((line, what));
             }

@@ -124,9 +124,10 @@ impl Logins {
         identity(&users)
     }
 
-    /// Whether the password was right before. Never waits. A right one passes whatever else the address and the user are
-    /// throttled for. Wrong ones are bounded, or a guesser could try as many as it has connections; but not where the user has
-    /// logged in, or a guesser at its address could keep it out.
+    /// Whether the password was right before. Never waits. A right one passes even if the address
+    /// or the user is throttled. Wrong ones are bounded, or a guesser could try as many as it has
+    /// connections; but not where the user has logged in, or a guesser at its address could keep it
+    /// out.
     fn is_remembered(
         &self,
         users: &Users,

@@ -33,7 +33,8 @@ fn levels(client: &str) -> impl Iterator<Item = String> {
     both.filter(|level| !level.is_empty())
 }
 
-/// What a client's own topics begin with. Those below `clients/statestore/` are for notifications, whatever clients there are.
+/// What a client's own topics begin with. Topics below `clients/statestore/` are for notifications,
+/// even if a client has the id `statestore`.
 pub(super) fn response_prefixes(client: &str) -> impl Iterator<Item = String> {
     let levels = levels(client).filter(|level| level.as_bytes() != STORE);
     levels.map(|level| format!("clients/{level}/"))

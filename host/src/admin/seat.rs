@@ -31,8 +31,9 @@ impl Seat {
         self.place.lost().await;
     }
 
-    /// The head of a request has come. Its answer is short, and the last of the connection unless an operator sent it: it ends
-    /// by itself.
+    /// The head of a request has come. Its answer is short, and the last of the connection unless
+    /// an operator sent it, so it gives its place
+    /// back.
     pub(super) fn arrived(&self) {
         self.place.leave();
     }

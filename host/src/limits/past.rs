@@ -9,12 +9,14 @@ pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
 /// How far the system clock may be behind the last recorded time at a start without anybody being asked.
 pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;
 
-/// The system clock this far behind the store's time makes `/readyz` say so, in milliseconds. NTP keeps clocks within some ten of
-/// them and steps where they differ by more than 128, so it was stepped back, and versions run ahead of it.
+/// The system clock this far behind the store's time makes `/readyz` say so, in milliseconds. NTP
+/// keeps clocks within some ten of them and steps if they differ by more than 128, so it was
+/// stepped back, and versions run ahead of it.
 pub const CLOCK_UNHEALTHY_MS_MIN: u64 = 1_000;
 
-/// Steps of the system clock ahead, in milliseconds and taken together, that move the deadlines of keys. Below it keys may expire
-/// that much early, which is less than what NTP corrects by a step (128); above it each expiring key is written anew.
+/// Steps of the system clock ahead, in milliseconds and taken together, that move the deadlines of
+/// keys. Below it keys may expire that much early, which is less than what NTP corrects by a step
+/// (128); above it each expiring key is rewritten.
 pub const CLOCK_STEP_MS_MIN: u64 = 100;
 
 /// Entries whose deadlines move by one record, and their bytes: a part of what one record may hold.

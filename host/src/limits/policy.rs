@@ -19,8 +19,9 @@ pub const FUEL_PER_CALL_MAX: u64 = 40_000_000;
 /// (nothing but empty strings, six bytes each) burns about a quarter of it.
 pub const FUEL_PER_PAYLOAD_BYTE: u64 = 64;
 
-/// Fuel of an import, beside what it moves and examines: a call of the host takes some hundred
-/// nanoseconds, as long as this many instructions at the 2.5 ns each that the default budget assumes.
+/// Fuel of an import, in addition to the charge for bytes and keys: a call of the host takes some
+/// hundred nanoseconds, as long as this many instructions at the 2.5 ns each that the default
+/// budget assumes.
 pub const FUEL_PER_IMPORT: u64 = 128;
 
 /// Fuel of each byte of a key that an import is about: the host hashes it, and compares it with up to a
@@ -211,8 +212,9 @@ pub const PAGE_KEYS_MAX: u32 = 1024;
 /// Bytes of the keys of one page, beyond its first: what a guest must hold at once.
 pub const PAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Keys examined for one page: unreadable and expired ones are passed over, and a page may be empty. The
-/// 32 pages of a SCAN are within the fuel of one call, whatever the standard policy burns beside them.
+/// Keys examined for one page: unreadable and expired ones are passed over, and a page may be
+/// empty. The 32 pages of a SCAN are within the fuel of one call, together with the instructions of
+/// the standard policy.
 pub const PAGE_KEYS_EXAMINED_MAX: usize = 2048;
 
 /// Bytes of the keys looked at for one page: a pattern of a rule may look at each byte of a key, so that long keys take as

@@ -84,8 +84,9 @@ pub const OWNERS_PER_LOOK: usize = 16 << 10;
 /// but for somebody who writes each key by another client id.
 pub const OWNER_INDEX_PARTS: usize = 64;
 
-/// What a session may take at most beside what is counted for it, in bytes: its structures here and in the broker, a client
-/// id, and subscriptions to its own topics. Default bound of sessions (`max_sessions`): these take a thirty-second of the memory.
+/// Most bytes of a session that are not counted for it: its structures here and in the broker, a
+/// client id, and subscriptions to its own topics. Default bound of sessions (`max_sessions`):
+/// these take a thirty-second of the memory.
 pub const SESSION_BYTES: usize = 4 << 10;
 
 /// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half

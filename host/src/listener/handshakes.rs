@@ -84,7 +84,7 @@ impl Place {
         self.lost.notified().await;
     }
 
-    /// Gives it back: nobody else can take it any more.
+    /// Gives the place back, after which it cannot be taken away.
     pub(crate) fn leave(&self) {
         let mut waiting = self.handshakes.waiting();
         // Numbers only grow.

@@ -108,7 +108,7 @@ impl Past {
 /// The files that say how far the log went.
 const MARKERS: [&str; 2] = ["closed", "newest"];
 
-/// A directory without the segments from some number on, and without the markers that tell of them.
+/// A directory without the segments from some number on, and without the markers that mention them.
 struct View<'a> {
     disk: &'a dyn Disk,
     end: u64,

@@ -41,8 +41,9 @@ impl Share {
     }
 }
 
-/// What the host's work for one call costs, in fuel. wasmtime counts only instructions of the guest, so
-/// imports keep this account beside it, and a call has used up its fuel when both together have.
+/// What the host's work for one call costs, in fuel. wasmtime counts only instructions of the
+/// guest, so imports keep this account in addition, and a call has used up its fuel when both
+/// together have.
 #[derive(Debug)]
 pub(super) struct Account {
     /// What the call may burn.

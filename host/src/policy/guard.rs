@@ -14,9 +14,9 @@ use crate::limits;
 /// What an operator tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardSettings {
-    /// Failed requests among the last thousand; zero tolerates all. Of cheap failures of one client half as many count, once
-    /// the policy has answered another one well: whoever finds a payload that it fails at could switch it off for everybody
-    /// else.
+    /// Failed requests among the last thousand; zero tolerates all. Of cheap failures of one client
+    /// half as many count, once the policy has answered another one well: otherwise a client that
+    /// finds a payload at which it fails could switch it off for all others.
     pub failures_max: u32,
     /// Fuel of a request, on average over the last thousand; zero tolerates all.
     pub fuel_mean_max: u64,
@@ -105,7 +105,8 @@ impl Tally {
         self.0.values().sum()
     }
 
-    /// How many of these count towards `max`: no client with a content one beside it can bring more than half of that.
+    /// How many of these count towards `max`: a single client can bring at most half of that while
+    /// the policy answers another one well.
     fn counted(&self, max: u32, content: &[Option<u64>; 2]) -> u32 {
         let counted = self.0.iter().map(|(client, count)| {
             let beside = content.iter().flatten().any(|it| it != client);

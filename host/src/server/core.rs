@@ -98,7 +98,8 @@ impl Core {
         }
     }
 
-    /// The system clock was stepped ahead, and no time has passed: what expires keeps the time that it has left.
+    /// The system clock was stepped ahead, and no time has passed: every deadline keeps the time
+    /// that is left.
     fn postpone(&mut self, now_ms: u64, stepped_ms: u64) {
         tracing::warn!(
             stepped_ms,

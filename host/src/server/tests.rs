@@ -94,7 +94,7 @@ fn publish(
 
 /// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
 #[test]
-fn what_has_expired_is_told_of_or_does_not_run() {
+fn expired_keys_notify_and_expired_requests_do_not_run() {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let source = Arc::new(ManualSource::at(START_MS));
     let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
@@ -252,7 +252,8 @@ fn a_batch_that_takes_longer_than_it_may_is_left() {
     assert_eq!(batch.len(), 0);
 }
 
-/// Also where no request has come since the disk filled up, and while another thread has the store's lock.
+/// Also if no request has arrived since the disk filled up, and while another thread has the
+/// store's lock.
 #[test]
 fn readiness_asks_the_disk_and_takes_no_lock() {
     let server = server_on(Arc::new(Full));

@@ -169,7 +169,7 @@ impl Duplicates {
         now_ms.saturating_add(self.retention.of(properties))
     }
 
-    /// Time went ahead by so much without passing: what is remembered stays so for as long as before.
+    /// Time went ahead by so much without passing: requests are remembered for as long as before.
     pub(super) fn postpone(&mut self, by_ms: u64) {
         for slot in &mut self.window {
             slot.until_ms = slot.until_ms.saturating_add(by_ms);

@@ -445,7 +445,8 @@ mod tests {
         assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");
     }
 
-    /// A policy is charged for these, or a page of keys that nobody may see would cost it nothing.
+    /// A policy is charged for these, or a page of keys that the client may not read would cost
+    /// nothing.
     #[test]
     fn every_key_that_a_page_examines_counts_as_a_look() {
         let mut state = Box::<State>::default();

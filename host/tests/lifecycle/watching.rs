@@ -266,7 +266,8 @@ fn a_policy_that_holds_everybody_up_for_one_client_is_rolled_back() {
         let (effects, _) = ask(&mut store, client, &["SET", "k", "fine"]);
         assert_eq!(effects.failed, None);
     }
-    // On a busy machine the watchdog may come first, and has a bound of its own.
+    // On a busy machine the watchdog may fire before the fuel is used up. It has a limit of its
+    // own.
     let most = 9 + limits::GUARD_WATCHDOG_MAX;
     let trip = (0..most).find_map(|_| {
         let (effects, _) = ask(&mut store, "c", &["SET", "k", "repeat", "load"]);

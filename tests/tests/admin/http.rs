@@ -195,7 +195,7 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
 fn hold(door: &Door, count: usize, part: &str) -> Vec<TcpStream> {
     let mut held: Vec<TcpStream> = (0..count).map(|_| door.open()).collect();
     for stream in &mut held {
-        // The oldest are closed meanwhile.
+        // The oldest were closed by now.
         _ = stream.write_all(part.as_bytes());
     }
     held

@@ -17,7 +17,7 @@ const WEEK_S: u32 = 7 * 24 * 3600;
 const QUOTA_EXCEEDED: u8 = 0x97;
 /// Sessions and exchanges take a debug build long: so many attempts suffice for the smaller limits.
 const ATTEMPTS_MAX: usize = 6000;
-/// A debug build on a busy machine serves each attack beside the honest client.
+/// A debug build on a busy machine serves each attack and the honest client.
 const P99_MAX: Duration = Duration::from_secs(5);
 
 /// A client id of one of the attackers.
@@ -166,7 +166,7 @@ fn attacked<T>(server: &mut Server, name: &str, limit_mib: usize, attack: fn(&Se
     assert_eq!(kills, 0, "{title}: killed after the restart");
 }
 
-/// The attacks one after the other: what each leaves stays for the next, over restarts.
+/// The attacks one after the other. The state of each stays for the next, over restarts.
 fn all(limit_mib: usize) {
     let Some(mut server) = Server::limited(limit_mib as u64, &[]) else {
         return;

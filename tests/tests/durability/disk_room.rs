@@ -1,5 +1,6 @@
-//! A small disk under load: overwriting never fills it, readers do not notice, and a store whose live data is too large
-//! refuses growth with a reason and resumes by itself. It needs a small file system of its own, so it needs root.
+//! A small disk under load: overwriting never fills it, readers do not notice, and a store whose
+//! live data is too large refuses growth with a reason and resumes without an operator. It needs a
+//! small file system of its own, so it needs root.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -20,7 +21,8 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|_| dice.next() as u8).collect()
 }
 
-/// Reads, removes and pings until it is told to end: each has to be answered. The latencies of the reads, sorted.
+/// Reads, removes and pings until `stop` is set. Each must be answered. Returns the sorted
+/// latencies of the reads.
 fn read_along(server: &Server, stop: &AtomicBool) -> Vec<Duration> {
     let mut store = server.store("reader");
     let mut took = Vec::new();
@@ -253,7 +255,7 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
     let ((), _) = beside_a_reader(&server, || {
         let mut store = server.store("writer");
         assert_eq!(store.ask(&["SET", "key", "value"]).payload(), QUOTA);
-        // A session that would be kept ends with its connection, and its client is told.
+        // A durable session ends with its connection, and its CONNACK says so.
         let durable = Connect::resume("new", SESSION_EXPIRY_S);
         let (mut client, connack) = Client::try_connect(server.address(), &durable);
         assert_eq!(connack.reason, 0);

@@ -43,7 +43,7 @@ fn embedded(rules: Option<&str>) -> Site {
     Site::with_files(server, directory)
 }
 
-/// What one official client subscribes to, and where it wants responses.
+/// The subscriptions of one official client, and its response topics.
 struct Topics {
     client: &'static str,
     response: String,

@@ -70,7 +70,8 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Overwrites as a client does that waits where it is told to; the bytes that were written.
+/// Overwrites like a client that waits while the log is behind. Returns the bytes that were
+/// written.
 fn overwrite(journal: &Journal, bytes: u64) {
     let record = vec![1; 20_000];
     for _ in 0..bytes / 20_000 {

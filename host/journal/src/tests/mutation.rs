@@ -198,7 +198,7 @@ fn mutated_files_after_a_close_open_whole_or_refuse() {
     mutate_every_file(End::Closed);
 }
 
-/// All log segments from some number on are gone.
+/// All log segments from some number on were removed.
 #[test]
 fn removed_newest_segments_are_refused_by_name() {
     let written = written(End::Killed);

@@ -390,7 +390,7 @@ fn appends_to_a_full_disk_do_not_wait() {
     for _ in 0..40 {
         journal.append(&[&[1; 1 << 20]]).expect("fits");
     }
-    // Whoever asks is told to wait.
+    // The log asks callers to wait.
     assert!(journal.is_behind());
     disk.limit_bytes(None);
     journal.close().expect("room again");

@@ -50,7 +50,7 @@ impl Levels {
         number
     }
 
-    /// The levels of a filter; none where one of them is unknown.
+    /// The levels of a filter; none if one of them is unknown.
     pub(super) fn find(&self, filter: &[u8]) -> Option<(Vec<Level>, bool)> {
         let path = named(filter).map(|level| match level {
             b"+" => Some(PLUS),

@@ -138,8 +138,9 @@ impl Template {
         self.parts.iter().all(|it| matches!(it, Part::Bytes(_)))
     }
 
-    /// Whether a place of this pattern has no end: a wildcard or another place stands directly beside it. `{principal.username}*`
-    /// means all names that begin with the user's: for `press-1` also those of `press-10`.
+    /// Whether a place of this pattern has no end: a wildcard or another place stands directly next
+    /// to it. `{principal.username}*` means all names that begin with the user's: for `press-1`
+    /// also those of `press-10`.
     pub(in crate::access) fn has_open_place(&self) -> bool {
         let is_place = |part: &Part| !matches!(part, Part::Bytes(_));
         let opens_to = |left: &Part, right: &Part| match (left, right) {

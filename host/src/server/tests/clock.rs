@@ -91,7 +91,7 @@ fn a_clock_stepped_back_is_an_impediment_until_it_catches_up() {
     let why = store.server.impediment().unwrap();
     assert!(why.contains("system clock"), "{why}");
     assert_eq!(store.server.stats().clock_behind_ms, 10_000);
-    // The store's time goes on meanwhile, and keys expire as they should.
+    // The store's time still advances, so keys expire as they should.
     assert_eq!(store.set(b"lock", START_MS), OK);
     store.source.advance(600_000);
     assert_eq!(store.set(b"lock", START_MS), OK);

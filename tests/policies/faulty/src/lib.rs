@@ -125,7 +125,7 @@ fn answer(head: &[u8], body: Body) -> Outcome {
     }
 }
 
-/// Calls an import without end, on a megabyte where it takes or gives that much.
+/// Calls an import without end, with a megabyte if it takes or returns that much.
 fn repeat(host: &mut impl Host, import: &[u8], key: &Bytes) -> ! {
     let megabyte = Bytes::Owned(vec![b'x'; 1 << 20]);
     host.put(key, &megabyte, None, None, None)
