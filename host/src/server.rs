@@ -77,7 +77,7 @@ pub struct Settings {
 
 /// What one inbound thing came to.
 enum Stepped {
-    /// Queued, with an answer of so many bytes.
+    /// Queued, with so many bytes of answers and notifications.
     Queued(usize),
     /// Its client is to be disconnected.
     Kicked,
@@ -462,9 +462,7 @@ impl Server {
         let (reply_to, ticket) = asked.map(|(_, to, ticket)| (to, ticket)).unzip();
         let mut ticket = ticket.flatten();
         let led_to = ticket;
-        let mut reply_bytes = 0;
         let answer = reply_to.zip(effects.answer).map(|(to, answer)| {
-            reply_bytes = answer.payload.len();
             let persisted = answer.put.then(|| self.journal.persisted(urgent));
             let by = effects
                 .by
@@ -491,8 +489,8 @@ impl Server {
             .notices
             .into_iter()
             .flat_map(|notice| self.tell(notice, led_to));
-        self.outbox
-            .push(position, before.chain(answer).chain(after).chain(settle));
+        let out = before.chain(answer).chain(after).chain(settle);
+        let bytes = self.outbox.push(position, lane, out);
         if let Some(trip) = effects.tripped {
             core.trip(&trip);
             let server = self.this.clone();
@@ -500,7 +498,7 @@ impl Server {
             // Without a thread the next rollback, if there ever is one, starts its policy in the path of a request.
             _ = warming.spawn(move || server.upgrade().map(|server| server.warm_before()));
         }
-        Stepped::Queued(reply_bytes)
+        Stepped::Queued(bytes)
     }
 
     /// One message for each watcher of a notice, which a request led to or nobody's.
@@ -522,7 +520,7 @@ impl Server {
     fn queue<const N: usize>(&self, peer: &Peer, out: [Option<Outbound>; N]) {
         let lane = peer.connection;
         let out = out.into_iter().flatten().map(|out| (lane, out));
-        self.outbox.push(Position(0), out);
+        self.outbox.push(Position(0), lane, out);
     }
 
     /// Lets everything go that the journal releases by now. Called after each batch, and by the journal.
@@ -542,52 +540,77 @@ impl Server {
     }
 }
 
-impl Intake for Server {
-    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let began = Instant::now();
-        let mut steps = 0_u32;
-        let mut kicked = false;
+impl Server {
+    /// Handles the first part of a batch, which may be of one connection; false at its end, or at that of its time. `kicked`:
+    /// its client is disconnected, and the rest does not happen.
+    fn take_part(
+        &self,
+        owner: Option<u64>,
+        end: Option<Instant>,
+        batch: &mut dyn Iterator<Item = Inbound<'_>>,
+        kicked: &mut bool,
+    ) -> bool {
         let mut more = true;
-        while more {
-            {
-                let mut core = self.lock();
-                let now_ms = core.now();
-                core.look_for_room(&*self.journal);
-                let before = core.store.next_expiry_ms();
-                let mut reply_bytes = 0;
-                core.swaps.begin();
-                // Answers are let go now and then, so that a client's own bound sees them in time.
-                while reply_bytes <= limits::BATCH_REPLY_BYTES_MAX {
-                    // Not at each step: most take some microseconds.
-                    steps += 1;
-                    if steps.is_multiple_of(STEPS_PER_LOOK)
-                        && !kicked
-                        && began.elapsed() >= time_max
-                    {
-                        more = false;
-                        break;
-                    }
-                    let Some(inbound) = batch.next() else {
-                        more = false;
-                        break;
-                    };
-                    if kicked {
-                        self.skip(&mut core, inbound);
-                        continue;
-                    }
-                    match self.step(&mut core, inbound, now_ms) {
-                        Stepped::Queued(bytes) => reply_bytes += bytes,
-                        Stepped::Kicked => kicked = true,
-                    }
+        {
+            let mut core = self.lock();
+            let now_ms = core.now();
+            core.look_for_room(&*self.journal);
+            let before = core.store.next_expiry_ms();
+            let mut reply_bytes = 0;
+            let unreleased_max = core.store.quota().unreleased_bytes_max;
+            let has_room = || owner.is_none_or(|it| self.outbox.has_room(it, unreleased_max));
+            core.swaps.begin();
+            // Answers are let go now and then, so that a client's own bound sees them in time.
+            let mut steps = 0_u32;
+            while *kicked || reply_bytes <= limits::BATCH_REPLY_BYTES_MAX && has_room() {
+                // Not at each step: most take some microseconds.
+                steps += 1;
+                let looks = steps.is_multiple_of(STEPS_PER_LOOK) && !*kicked;
+                if looks && end.is_some_and(|end| Instant::now() >= end) {
+                    more = false;
+                    break;
                 }
-                core.swaps.end();
-                let after = core.store.next_expiry_ms();
-                if after.is_some() && (before.is_none() || after < before) {
-                    self.expiry.notify_one();
+                let Some(inbound) = batch.next() else {
+                    more = false;
+                    break;
+                };
+                if *kicked {
+                    self.skip(&mut core, inbound);
+                    continue;
+                }
+                match self.step(&mut core, inbound, now_ms) {
+                    Stepped::Queued(bytes) => reply_bytes += bytes,
+                    Stepped::Kicked => *kicked = true,
                 }
             }
-            self.release();
+            core.swaps.end();
+            let after = core.store.next_expiry_ms();
+            if after.is_some() && (before.is_none() || after < before) {
+                self.expiry.notify_one();
+            }
         }
+        self.release();
+        more
+    }
+}
+
+/// When so much time is over; none where that is never.
+fn end(time_max: Duration) -> Option<Instant> {
+    Instant::now().checked_add(time_max)
+}
+
+impl Intake for Server {
+    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let end = end(time_max);
+        let mut kicked = false;
+        while self.take_part(None, end, batch, &mut kicked) {}
+    }
+
+    fn take_some(&self, connection: u64, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let end = end(limits::REQUESTS_PER_TURN_TIME);
+        let mut kicked = false;
+        // What follows a request that ended its connection is never left.
+        while self.take_part(Some(connection), end, batch, &mut kicked) && kicked {}
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytes::BytesMut;
 
-use crate::limits::ARRIVING_BYTES_FREE;
+use crate::limits::{ARRIVING_BYTES_FREE, IDLE_BUFFER_BYTES_MAX};
 
 /// What all connections hold, in bytes.
 #[derive(Debug, Default)]
@@ -30,13 +30,17 @@ impl Arriving {
     }
 }
 
+/// What a read buffer counts, whose allocation is so large. What small packets take does not count.
+pub(crate) fn counted(buffer: &BytesMut, allocated_bytes: usize) -> usize {
+    match buffer.len() > ARRIVING_BYTES_FREE || allocated_bytes > IDLE_BUFFER_BYTES_MAX {
+        true => allocated_bytes.max(buffer.capacity()),
+        false => 0,
+    }
+}
+
 impl Share<'_> {
-    /// Counts a buffer as it is by now. False: it has grown, and all together hold more than they may.
-    pub(crate) fn fits(&mut self, buffer: &BytesMut, bytes_max: impl FnOnce() -> usize) -> bool {
-        let now = match buffer.len() > ARRIVING_BYTES_FREE {
-            true => buffer.capacity(),
-            false => 0,
-        };
+    /// Counts what a connection holds by now. False: it has grown, and all together hold more than they may.
+    pub(crate) fn fits(&mut self, now: usize, bytes_max: impl FnOnce() -> usize) -> bool {
         let before = std::mem::replace(&mut self.bytes, now);
         if now <= before {
             if now < before {
@@ -46,6 +50,11 @@ impl Share<'_> {
         }
         let more = now - before;
         self.all.fetch_add(more, Relaxed) + more <= bytes_max()
+    }
+
+    /// Whether all together hold more than they may, and this one some of it.
+    pub(crate) fn is_over(&self, bytes_max: impl FnOnce() -> usize) -> bool {
+        self.bytes > 0 && self.all.load(Relaxed) > bytes_max()
     }
 }
 
@@ -67,13 +76,13 @@ mod tests {
     fn who_grows_beyond_what_all_may_hold_does_not_fit_until_others_have_gone() {
         let all = Arriving::default();
         let (mut one, mut other) = (all.share(), all.share());
-        assert!(one.fits(&buffer(60_000), || 100_000));
-        assert!(!other.fits(&buffer(60_000), || 100_000));
-        assert!(other.fits(&buffer(60_000), || 100_000), "it has not grown");
+        assert!(one.fits(60_000, || 100_000));
+        assert!(!other.fits(60_000, || 100_000));
+        assert!(other.fits(60_000, || 100_000), "it has not grown");
         drop(other);
         let mut other = all.share();
-        assert!(other.fits(&buffer(30_000), || 100_000));
-        assert!(one.fits(&buffer(0), || 0), "its packet is whole");
+        assert!(other.fits(30_000, || 100_000));
+        assert!(one.fits(0, || 0), "its packet is whole");
         drop((one, other));
         assert_eq!(all.0.load(Relaxed), 0);
     }
@@ -81,7 +90,8 @@ mod tests {
     #[test]
     fn small_packets_always_fit() {
         let all = Arriving::default();
-        assert!(all.share().fits(&buffer(ARRIVING_BYTES_FREE), || 0));
-        assert!(!all.share().fits(&buffer(ARRIVING_BYTES_FREE + 1), || 0));
+        let fits = |len| all.share().fits(counted(&buffer(len), 0), || 0);
+        assert!(fits(ARRIVING_BYTES_FREE));
+        assert!(!fits(ARRIVING_BYTES_FREE + 1));
     }
 }

@@ -30,7 +30,7 @@ use crate::{
     core::{Core, Source},
     gate::Gate,
     limits::{PAUSE_BETWEEN_HOLDS, WALL_CLOCK_LOOK},
-    output::Direct,
+    output::{Direct, OutputTotal},
     persist::{Brake, Recorder},
     refusal::Refusals,
     round::{self, Rounds},
@@ -116,6 +116,7 @@ struct Shared {
     connects: Arriving,
     /// Other packets that are not.
     packets: Arriving,
+    outputs: Arc<OutputTotal>,
     turned_away: AtomicU64,
     /// An earlier deadline than the timers sleep for.
     earlier: Notify,
@@ -174,6 +175,7 @@ impl Broker {
             cut_turns: Semaphore::new(1),
             connects: Arriving::default(),
             packets: Arriving::default(),
+            outputs: Arc::new(OutputTotal::new(limits.output_bytes_total_max)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
             stopping: AtomicBool::new(false),
@@ -481,6 +483,11 @@ impl Broker {
         &self.0.packets
     }
 
+    /// What the outputs of all connections share.
+    pub(crate) fn outputs(&self) -> Arc<OutputTotal> {
+        self.0.outputs.clone()
+    }
+
     pub(crate) fn cut_turns(&self) -> &Semaphore {
         &self.0.cut_turns
     }
@@ -526,10 +533,11 @@ pub(crate) struct Guard<'a> {
 
 impl Guard<'_> {
     /// Gives the lock back, calls the function, and takes the lock again.
-    pub(crate) fn unlocked(&mut self, f: impl FnOnce()) {
+    pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
         self.give_back();
-        f();
+        let result = f();
         self.core = Some(self.broker.0.lock());
+        result
     }
 
     fn give_back(&mut self) {

@@ -20,11 +20,14 @@ use tokio::{
 use crate::{
     Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
     admission::{self, Showing},
-    arriving::Share,
-    codec::{self, Connect, ConnectFault, Violation},
+    arriving::{Share, counted},
+    codec::{self, Answer, Connect, ConnectFault, Violation},
     core::Accepted,
     dispatch::{Dispatch, Turn},
-    limits::{IDLE_BUFFER_BYTES_MAX, READ_BYTES_MIN},
+    limits::{
+        BUFFER_PARTS_IN_USE, IDLE_BUFFER_BYTES_MAX, PAUSE_LOOK, READ_BYTES_MIN, WRITE_STALL_LOOK,
+        WRITE_STALL_OVER_TOTAL,
+    },
     output::{Direct, Output, Work},
     router::SessionKey,
 };
@@ -58,13 +61,19 @@ pub(crate) async fn run<R, W>(
         });
     };
     let connect = match first {
-        Ok(Some(Ok(connect))) => Ok(connect),
+        Ok(Some(Ok(connect))) => connect,
         Ok(Some(Err(ConnectFault { violation, answer }))) => {
             refuse(violation.reason, violation.text);
-            if !answer {
-                return;
+            let mut refusal = BytesMut::new();
+            match answer {
+                Answer::None => return,
+                Answer::Version3 => refusal.extend_from_slice(&codec::CONNACK_VERSION_3),
+                Answer::Connack { bytes_max } => {
+                    let Violation { reason, text } = violation;
+                    codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
+                }
             }
-            Err((violation.reason, violation.text))
+            return turn_away(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
         Ok(None) => {
             tracing::debug!(%peer, "closed without a CONNECT");
@@ -76,25 +85,20 @@ pub(crate) async fn run<R, W>(
             return refuse(ReasonCode::UNSPECIFIED_ERROR, text);
         }
     };
-    let output = Arc::new(Output::new(limits.output_bytes_high, direct));
-    let admitted = match connect {
-        Ok(connect) => admission::accept(broker, connect, door, deadline, &output).await,
-        Err(refusal) => Err(refusal),
-    };
+    let output = Arc::new(Output::new(
+        limits.output_bytes_high,
+        broker.outputs(),
+        direct,
+    ));
+    let bytes_max = connect.packet_bytes_max;
+    let admitted = admission::accept(broker, connect, door, deadline, &output).await;
     let (accepted, showing) = match admitted {
         Ok(admitted) => admitted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
             let mut refusal = BytesMut::new();
-            codec::connack_refused(&mut refusal, reason, Some(text));
-            let answer = async {
-                writer.write_all(&refusal).await?;
-                writer.shutdown().await
-            };
-            if let Ok(Ok(())) = timeout(limits.close_timeout, answer).await {
-                linger(&mut reader, &mut buffer, &limits).await;
-            }
-            return;
+            codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
+            return turn_away(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
     tracing::debug!(%peer, client = %accepted.origin.client.escape_debug(), "connected");
@@ -168,6 +172,23 @@ pub(crate) async fn run<R, W>(
     }
 }
 
+/// Sends the last word to a peer that gets no connection.
+async fn turn_away<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    reader: &mut R,
+    writer: &mut W,
+    buffer: &mut BytesMut,
+    limits: &Limits,
+    refusal: &[u8],
+) {
+    let answer = async {
+        writer.write_all(refusal).await?;
+        writer.shutdown().await
+    };
+    if let Ok(Ok(())) = timeout(limits.close_timeout, answer).await {
+        linger(reader, buffer, limits).await;
+    }
+}
+
 /// A connection that the core knows. However its task ends, the session is told, then the service, then a successor.
 struct Attached {
     broker: Broker,
@@ -229,14 +250,14 @@ async fn read_connect<R: AsyncRead + Unpin>(
         }
         // Most CONNECTs are small, and a peer that has sent nothing yet gets no more than this.
         buffer.reserve(512);
-        if !share.fits(buffer, || limits.connect_bytes_total_max) {
+        if !share.fits(counted(buffer, 0), || limits.connect_bytes_total_max) {
             let violation = Violation {
                 reason: ReasonCode::SERVER_BUSY,
                 text: "others send as many bytes of large CONNECTs as there may be at once",
             };
             return Some(Err(ConnectFault {
                 violation,
-                answer: false,
+                answer: Answer::None,
             }));
         }
         if reader.read_buf(buffer).await.ok()? == 0 {
@@ -259,84 +280,63 @@ async fn read<R: AsyncRead + Unpin>(
     let mut ask = READ_BYTES_MIN;
     let mut share = broker.packets().share();
     let mut brake = broker.brake();
+    // The read buffer's allocation, of which its capacity is what is left.
+    let mut allocated = buffer.capacity();
+    let mut pause = None;
     // Reset when it fires rather than at every packet.
     let silence = sleep_until(last_packet + silence_max.unwrap_or_default());
     tokio::pin!(silence);
-    let mut cut = false;
     loop {
-        loop {
-            output.room().await;
-            brake.wait(buffer.len() > attached.read_bytes_max).await;
-            // After a cut turn: one of these at a time, between the turns of the others.
-            let lane = match mem::take(&mut cut) {
-                true => broker.cut_turns().acquire().await.ok(),
-                false => None,
-            };
-            let (before, now) = (buffer.len(), tokio::time::Instant::now());
-            let round = broker.rounds().open(now.into_std());
-            brake.begin();
-            let turn = dispatch.turn(buffer, now.into_std());
-            brake.end();
-            drop(lane);
-            if buffer.len() != before {
-                last_packet = now;
-            }
-            if let Some(round) = round
-                && round.waits()
-            {
-                // Until all that are ready have had their turns, and it ends.
-                tokio::task::yield_now().await;
-            }
-            match turn {
-                Turn::Drained => break,
-                Turn::More => tokio::task::yield_now().await,
-                Turn::Cut => {
-                    cut = true;
-                    tokio::task::yield_now().await;
-                }
-                Turn::Authenticate => {
-                    let renewed = admission::renew(
-                        broker,
-                        attached.session,
-                        &attached.origin,
-                        dispatch.take_auth(),
-                        showing,
-                    )
-                    .await;
-                    if let Err(violation) = renewed {
-                        attached.punish(violation);
-                        return Ended::ByBroker;
-                    }
-                }
-                // What was the cause has been said; a DISCONNECT of the client wants no answer.
-                Turn::Over => {
-                    return if output.is_closing() {
-                        Ended::ByBroker
-                    } else {
-                        Ended::ByPeer
-                    };
-                }
-            }
-        }
-        make_room(buffer, ask);
-        if !share.fits(buffer, || broker.limits().packet_bytes_total_max) {
+        let paused = match turns(
+            attached,
+            buffer,
+            dispatch,
+            &mut brake,
+            &mut last_packet,
+            showing,
+        )
+        .await
+        {
+            Ok(paused) => paused,
+            Err(ended) => return ended,
+        };
+        release(buffer, &mut allocated);
+        let bytes_max = || broker.limits().packet_bytes_total_max;
+        let bytes = counted(buffer, allocated) + dispatch.held_bytes();
+        let fits = share.fits(bytes, bytes_max);
+        if !fits && !paused {
             attached.punish(Violation {
                 reason: ReasonCode::QUOTA_EXCEEDED,
                 text: "clients send as many bytes of large packets as there may be at once",
             });
             return Ended::ByBroker;
         }
+        let reads = !paused || dispatch.reads_on() && !share.is_over(bytes_max);
+        if reads {
+            make_room(buffer, ask);
+            allocated = allocated.max(buffer.capacity());
+        }
+        if !paused {
+            pause = None;
+        } else if is_stuck(attached, &mut pause, reads) {
+            attached.punish(Violation {
+                reason: ReasonCode::QUOTA_EXCEEDED,
+                text: "this client sends requests and does not acknowledge their answers",
+            });
+            return Ended::ByBroker;
+        }
         loop {
             tokio::select! {
                 biased;
-                read = reader.read_buf(buffer) => match read {
+                read = reader.read_buf(buffer), if reads => match read {
                     Ok(0) | Err(_) => return Ended::ByPeer,
                     Ok(count) => {
                         ask = next_read_bytes(ask, count, attached.read_bytes_max);
                         break;
                     }
                 },
-                () = async { if silence_max.is_some() { silence.as_mut().await } else { pending().await } } => {
+                () = async { _ = timeout(PAUSE_LOOK, output.progress()).await }, if paused => break,
+                () = silence.as_mut(), if silence_max.is_some() && reads => {
                     let due = last_packet + silence_max.unwrap_or_default();
                     if due <= tokio::time::Instant::now() {
                         return Ended::Silent;
@@ -348,6 +348,100 @@ async fn read<R: AsyncRead + Unpin>(
     }
 }
 
+/// Handles what was read: turn by turn, until there is no whole packet left. True: packets wait.
+async fn turns(
+    attached: &Attached,
+    buffer: &mut BytesMut,
+    dispatch: &mut Dispatch,
+    brake: &mut crate::persist::Brake,
+    last_packet: &mut tokio::time::Instant,
+    showing: Option<&Showing>,
+) -> Result<bool, Ended> {
+    let Attached { broker, output, .. } = attached;
+    let mut cut = false;
+    loop {
+        output.room().await;
+        brake.wait(buffer.len() > attached.read_bytes_max).await;
+        // After a cut turn: one of these at a time, between the turns of the others.
+        let lane = match mem::take(&mut cut) {
+            true => broker.cut_turns().acquire().await.ok(),
+            false => None,
+        };
+        let (before, now) = (buffer.len(), tokio::time::Instant::now());
+        let round = broker.rounds().open(now.into_std());
+        brake.begin();
+        let turn = dispatch.turn(buffer, now.into_std());
+        brake.end();
+        drop(lane);
+        if buffer.len() != before {
+            *last_packet = now;
+        }
+        if let Some(round) = round
+            && round.waits()
+        {
+            // Until all that are ready have had their turns, and it ends.
+            tokio::task::yield_now().await;
+        }
+        match turn {
+            Turn::Drained => {
+                if dispatch.is_waited_for(now.into_std()) {
+                    output.acknowledge();
+                }
+                return Ok(false);
+            }
+            Turn::Paused => return Ok(true),
+            Turn::More => tokio::task::yield_now().await,
+            Turn::Cut => {
+                cut = true;
+                tokio::task::yield_now().await;
+            }
+            Turn::Authenticate => {
+                let renewed = admission::renew(
+                    broker,
+                    attached.session,
+                    &attached.origin,
+                    dispatch.take_auth(),
+                    showing,
+                )
+                .await;
+                if let Err(violation) = renewed {
+                    attached.punish(violation);
+                    return Err(Ended::ByBroker);
+                }
+            }
+            // What was the cause has been said; a DISCONNECT of the client wants no answer.
+            Turn::Over if output.is_closing() => return Err(Ended::ByBroker),
+            Turn::Over => return Err(Ended::ByPeer),
+        }
+    }
+}
+
+/// Whether a paused connection that is not read from will never go on: its client takes nothing, or acknowledges nothing of
+/// what it took, since its acknowledgements stand behind its requests.
+fn is_stuck(attached: &Attached, pause: &mut Option<Pause>, reads: bool) -> bool {
+    let now = tokio::time::Instant::now();
+    let taken = attached.output.taken();
+    let since = match pause {
+        Some(pause) if pause.taken == taken && !reads => pause.since,
+        _ => {
+            *pause = Some(Pause { taken, since: now });
+            return false;
+        }
+    };
+    let limits = attached.broker.limits();
+    now - since > limits.write_stall
+        && !attached
+            .broker
+            .lock()
+            .has_room_for_answers(attached.session)
+}
+
+/// How long a connection is paused without progress.
+struct Pause {
+    taken: u64,
+    since: tokio::time::Instant,
+}
+
 /// What to ask of the socket next, where so much was asked and came: most clients send little at a time, and each keeps
 /// what it asks for while it is silent.
 fn next_read_bytes(asked: usize, came: usize, max: usize) -> usize {
@@ -357,6 +451,14 @@ fn next_read_bytes(asked: usize, came: usize, max: usize) -> usize {
         _ => asked,
     };
     next.max(READ_BYTES_MIN).min(max)
+}
+
+/// Gives a large allocation back of which little is in use: a byte behind a large packet would pin all of its buffer.
+fn release(buffer: &mut BytesMut, allocated: &mut usize) {
+    if *allocated > IDLE_BUFFER_BYTES_MAX && buffer.len() <= *allocated / BUFFER_PARTS_IN_USE {
+        *buffer = BytesMut::from(&buffer[..]);
+        *allocated = buffer.capacity();
+    }
 }
 
 /// Room for one read. The buffer grows only with what has come, and shrinks again after a large packet.
@@ -379,8 +481,11 @@ async fn write<W: AsyncWrite + Unpin>(
     stall_max: Duration,
 ) {
     let mut chunk = BytesMut::new();
-    while output.take(&mut chunk).await == Work::Write {
-        if let Err(error) = write_chunk(&mut writer, &chunk, stall_max).await {
+    loop {
+        if output.take(&mut chunk).await == Work::Close {
+            break;
+        }
+        if let Err(error) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
             tracing::debug!(connection, %error, "cannot write to a client");
             output.close(|_| {});
             return;
@@ -399,18 +504,38 @@ async fn write<W: AsyncWrite + Unpin>(
 async fn write_chunk<W: AsyncWrite + Unpin>(
     writer: &mut W,
     chunk: &[u8],
+    output: &Output,
     stall_max: Duration,
 ) -> io::Result<()> {
     let mut rest = chunk;
     while !rest.is_empty() {
-        let written = timeout(stall_max, writer.write(rest)).await;
-        match written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
+        match write_some(writer, rest, output, stall_max).await? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             count => rest = &rest[count..],
         }
     }
     // Does nothing for TCP; other streams may buffer.
     writer.flush().await
+}
+
+/// Writes what the peer takes; an error if that is nothing for too long.
+async fn write_some<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    bytes: &[u8],
+    output: &Output,
+    stall_max: Duration,
+) -> io::Result<usize> {
+    let began = tokio::time::Instant::now();
+    loop {
+        let look = stall_max.min(WRITE_STALL_LOOK);
+        if let Ok(written) = timeout(look, writer.write(bytes)).await {
+            return written;
+        }
+        let stalled = began.elapsed();
+        if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.is_in_the_way() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
 }
 
 /// Reads and forgets until the peer closes. A socket that is closed with unread bytes is reset, and the reset can
@@ -465,5 +590,24 @@ mod tests {
         buffer.extend_from_slice(&[7; 3000]);
         make_room(&mut buffer, READ_BYTES_MIN);
         assert_eq!(buffer, [7; 3000][..]);
+    }
+
+    #[test]
+    fn a_byte_behind_a_large_packet_does_not_pin_its_buffer() {
+        let mut buffer = BytesMut::with_capacity(4 << 20);
+        let mut allocated = buffer.capacity();
+        buffer.extend_from_slice(&vec![7; 2 << 20]);
+        release(&mut buffer, &mut allocated);
+        assert_eq!(allocated, 4 << 20, "half of it is in use");
+        let packet = buffer.split_to((2 << 20) - 1);
+        let place = buffer.as_ptr();
+        release(&mut buffer, &mut allocated);
+        assert_eq!((&buffer[..], buffer.capacity()), (&[7][..], allocated));
+        assert!(allocated < 64, "{allocated}");
+        assert_ne!(buffer.as_ptr(), place);
+        drop(packet);
+        // What is in use counts with all of its allocation.
+        assert_eq!(counted(&buffer, 4 << 20), 4 << 20);
+        assert_eq!(counted(&buffer, allocated), 0);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! In comes the read buffer; packets go to the core, and PUBLISHes that the service claims to the service. Runs of claimed
 //! PUBLISHes of one read go over together; acknowledgements and pings between them are handled at once; any other packet
-//! waits until the requests before it were handed over. Does no I/O.
+//! waits until the requests before it were handed over. While too much waits for the client, or the service takes no
+//! requests, these and what stands behind them wait here, and only acknowledgements and pings are handled. Does no I/O.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,13 +14,18 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Refused, Request, Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, Properties, ReasonCode, Refused, Request,
+    Service, Token,
     allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
     ledger::{Account, Holding, Kind},
-    limits::{ALIAS_OVERHEAD_BYTES, SPARE_ENTRIES_MAX, STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work},
+    limits::{
+        ALIAS_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES, PAUSED_BYTES_MAX, SPARE_ENTRIES_MAX,
+        STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work,
+    },
+    nagle::Nagle,
     router::SessionKey,
     topic,
 };
@@ -51,6 +57,8 @@ pub(crate) enum Turn {
     More,
     /// The same, and this turn has done as much work as it may.
     Cut,
+    /// Requests wait until the client or the service can take more ([`Dispatch::held_bytes`]).
+    Paused,
     /// The client authenticates anew ([`Dispatch::take_auth`]); what follows waits for that.
     Authenticate,
     /// The connection is over: by DISCONNECT of either side.
@@ -79,7 +87,18 @@ pub(crate) struct Dispatch {
     /// How the turn ends once these are handled: what the buffer held behind them.
     behind: Result<Turn, Violation>,
     requests: Vec<Request>,
+    /// Whether the last turn ended with [`Turn::Paused`].
+    paused: bool,
+    /// Whether what waits has memory of its own: a slice would pin a whole read buffer.
+    detached: bool,
+    /// What waits while it is paused.
+    held_bytes: usize,
+    /// Acknowledgements and pings behind what waits.
+    at_once: Vec<(Packet, Claim)>,
     auth: Option<Auth>,
+    nagle: Nagle,
+    /// Whether what was read asks for no answer.
+    silent: bool,
 }
 
 impl Dispatch {
@@ -111,14 +130,20 @@ impl Dispatch {
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
+            paused: false,
+            detached: false,
+            held_bytes: 0,
+            at_once: Vec::new(),
             auth: None,
+            nagle: Nagle::default(),
+            silent: false,
             broker,
         }
     }
 
     /// Handles packets of the buffer, as many as a turn may have in number and in work.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
-        if self.packets.is_empty() {
+        if self.packets.is_empty() && !self.paused || self.reads_on() {
             self.publishes
                 .set_per_second(self.broker.publishes_per_second_max());
             self.behind = self.fill(buffer, now);
@@ -127,7 +152,14 @@ impl Dispatch {
         if self.packets.is_empty() {
             self.packets.shrink_to(SPARE_ENTRIES_MAX);
         }
+        self.paused = handled == Ok(Some(Turn::Paused));
+        self.held_bytes = match self.paused {
+            true => self.count_held(),
+            false => 0,
+        };
         match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
+            // Acknowledgements may be among the packets that are still in the buffer.
+            Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.reads_on() => Turn::More,
             Ok(turn) => turn,
             Err(violation) => {
                 self.broker
@@ -138,14 +170,47 @@ impl Dispatch {
         }
     }
 
+    fn count_held(&self) -> usize {
+        let packets = self.packets.iter().map(|(packet, _)| cost_bytes(packet));
+        let requests = self.requests.iter();
+        let requests = requests.map(|it| kept_bytes(&it.topic, &it.payload, &it.properties));
+        packets.chain(requests).sum()
+    }
+
+    /// What waits, in bytes.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Whether it is paused and takes more packets: acknowledgements stand behind requests, and make room for their answers.
+    pub(crate) fn reads_on(&self) -> bool {
+        let ends = matches!(self.behind, Err(_) | Ok(Turn::Authenticate));
+        self.paused && !ends && self.held_bytes < PAUSED_BYTES_MAX
+    }
+
+    /// Whether what was read is to be acknowledged at once, since nothing that is sent does so. Once for each read.
+    pub(crate) fn is_waited_for(&mut self, now: Instant) -> bool {
+        self.nagle.read(now, self.silent)
+    }
+
     /// Decodes packets of the buffer, a bounded number.
     fn fill(&mut self, buffer: &mut BytesMut, now: Instant) -> Result<Turn, Violation> {
-        while self.packets.len() < self.packets_max {
-            let Some(packet) = self.decode(buffer, now)? else {
+        self.silent = true;
+        self.detached &= self.paused;
+        for _ in 0..self.packets_max {
+            let Some((mut packet, claim)) = self.decode(buffer, now)? else {
                 return Ok(Turn::Drained);
             };
-            let is_auth = matches!(packet.0, Packet::Auth(_));
-            self.packets.push_back(packet);
+            self.silent &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
+            let is_auth = matches!(packet, Packet::Auth(_));
+            if self.paused && is_at_once(&packet) {
+                self.at_once.push((packet, claim));
+            } else {
+                if self.detached {
+                    detach(&mut packet);
+                }
+                self.packets.push_back((packet, claim));
+            }
             if is_auth {
                 return Ok(Turn::Authenticate);
             }
@@ -250,23 +315,26 @@ impl Dispatch {
 
     /// How the turn ends, unless all packets were handled and it goes on as the buffer says.
     fn handle(&mut self, now: Instant) -> Result<Option<Turn>, Violation> {
-        // What the service has left.
-        if !self.hand_over() {
-            return Ok(Some(Turn::Cut));
-        }
         let broker = self.broker.clone();
         let mut core = broker.lock();
-        let result = self.handle_locked(now, &mut core);
+        let mut result = self.handle_locked(now, &mut core);
         drop(core);
-        match result {
-            Ok(None) if self.behind.is_ok() => Ok((!self.hand_over()).then_some(Turn::Cut)),
-            Ok(Some(Turn::Cut)) => result,
-            // Behind the last packet of a connection, or a violation: these were sent before it.
-            _ => {
-                self.hand_over_all();
-                result
+        if result == Ok(None) && self.behind.is_ok() {
+            let took = self.hand_over();
+            if !self.requests.is_empty() {
+                result = self.wait(took, now, &mut broker.lock()).map(Some);
             }
         }
+        if !matches!(result, Ok(None | Some(Turn::Cut | Turn::Paused))) || self.is_at_violation() {
+            // Behind the last packet of a connection, or a violation: these were sent before it.
+            self.hand_over_all();
+        }
+        result
+    }
+
+    /// Whether nothing stands before what is wrong.
+    fn is_at_violation(&self) -> bool {
+        self.behind.is_err() && self.packets.is_empty()
     }
 
     fn handle_locked(
@@ -279,32 +347,36 @@ impl Dispatch {
             return Ok(Some(Turn::Over));
         }
         let work_end = core.work() + WORK_PER_TURN_MAX;
+        self.handle_at_once(now, core)?;
+        // What the last turn has left.
+        let mut must_hand_over = !self.requests.is_empty();
         loop {
+            if must_hand_over {
+                let took = core.has_room_for_answers(key) && core.unlocked(|| self.hand_over());
+                if !core.is_open(key, connection) {
+                    return Ok(Some(Turn::Over));
+                }
+                if !self.requests.is_empty() {
+                    return self.wait(took, now, core).map(Some);
+                }
+            }
             if !core.replay(key, connection, work_end, now) || core.work() >= work_end {
                 return Ok(Some(Turn::Cut));
             }
             let Some((packet, claim)) = self.packets.pop_front() else {
-                return Ok(None);
+                return Ok(core.waits_to_replay(key).then_some(Turn::Paused));
             };
             core.checkpoint();
-            let waits = match &packet {
-                Packet::Publish(_) => claim != Claim::Take,
-                Packet::Subscribe(_)
-                | Packet::Unsubscribe(_)
-                | Packet::Disconnect(_)
-                | Packet::Auth(_) => true,
-                _ => false,
-            };
-            if waits && !self.requests.is_empty() {
-                let mut all = false;
-                core.unlocked(|| all = self.hand_over());
-                if !core.is_open(key, connection) {
-                    return Ok(Some(Turn::Over));
-                }
-                if !all {
-                    self.packets.push_front((packet, claim));
-                    return Ok(Some(Turn::Cut));
-                }
+            let is_publish = matches!(packet, Packet::Publish(_));
+            let is_request = is_publish && claim == Claim::Take;
+            must_hand_over = !is_request && !is_at_once(&packet) && !self.requests.is_empty();
+            if must_hand_over {
+                self.packets.push_front((packet, claim));
+                continue;
+            }
+            if is_publish && !core.has_room_for_answers(key) {
+                self.packets.push_front((packet, claim));
+                return self.wait(false, now, core).map(Some);
             }
             core.work_done(work::PACKET);
             if matches!(packet, Packet::Disconnect(_)) {
@@ -314,6 +386,44 @@ impl Dispatch {
                 return Ok(Some(Turn::Over));
             }
         }
+    }
+
+    /// How the turn ends where something has to wait: with the next turn if the service took some requests, else when the client
+    /// or the service can take more.
+    fn wait(&mut self, took: bool, now: Instant, core: &mut Guard<'_>) -> Result<Turn, Violation> {
+        if took {
+            return Ok(Turn::Cut);
+        }
+        if !self.paused {
+            for _ in 0..self.packets.len() {
+                let Some((packet, claim)) = self.packets.pop_front() else {
+                    break;
+                };
+                match is_at_once(&packet) {
+                    true => self.at_once.push((packet, claim)),
+                    false => self.packets.push_back((packet, claim)),
+                }
+            }
+            self.handle_at_once(now, core)?;
+        }
+        if !std::mem::replace(&mut self.detached, true) {
+            self.packets.iter_mut().for_each(|(it, _)| detach(it));
+            for it in &mut self.requests {
+                copy(&mut it.topic, &mut it.payload, &mut it.properties);
+            }
+        }
+        Ok(Turn::Paused)
+    }
+
+    fn handle_at_once(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
+        let mut packets = std::mem::take(&mut self.at_once);
+        for (packet, claim) in packets.drain(..) {
+            core.checkpoint();
+            core.work_done(work::PACKET);
+            self.handle_packet(packet, claim, now, core)?;
+        }
+        self.at_once = packets;
+        Ok(())
     }
 
     /// True where the client has disconnected.
@@ -365,36 +475,87 @@ impl Dispatch {
         Ok(false)
     }
 
-    /// Hands requests to the service. False if it leaves some to the next turn.
+    /// Hands requests to the service. False if it takes none.
     fn hand_over(&mut self) -> bool {
-        if !self.requests.is_empty() {
+        let before = self.requests.len();
+        if before > 0 {
             self.service
                 .requests(&self.broker, &self.origin, &mut self.requests);
         }
         if self.requests.is_empty() {
             self.requests.shrink_to(SPARE_ENTRIES_MAX);
         }
-        self.requests.is_empty()
+        self.requests.len() < before
     }
 
     fn hand_over_all(&mut self) {
-        let mut left = usize::MAX;
-        while self.requests.len() < left {
-            left = self.requests.len();
-            self.hand_over();
+        while self.hand_over() {}
+    }
+}
+
+/// A connection may end between two turns. The session remembers a QoS 2 request that has begun: one that was not handed over
+/// is refused, since its repetition would not be either.
+impl Drop for Dispatch {
+    fn drop(&mut self) {
+        // The service may be what panics.
+        if std::thread::panicking() {
+            return;
+        }
+        self.hand_over_all();
+        let tokens = self.requests.drain(..).filter_map(|it| it.token);
+        let forgotten: Vec<_> = tokens.filter(|token| token.exactly_once).collect();
+        if !forgotten.is_empty() {
+            let text = "the connection ended before the request was taken";
+            self.broker.batch(|batch| {
+                for token in forgotten {
+                    batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
+                }
+            });
         }
     }
 }
 
-/// A connection may end between two turns. The session remembers a QoS 2 request that has begun: one that nobody handed over
-/// would never be.
-impl Drop for Dispatch {
-    fn drop(&mut self) {
-        // The service may be what panics.
-        if !std::thread::panicking() {
-            self.hand_over_all();
-        }
+/// What makes room rather than takes it, and waits for nothing.
+fn is_at_once(packet: &Packet) -> bool {
+    matches!(
+        packet,
+        Packet::Puback(_)
+            | Packet::Pubrec(_)
+            | Packet::Pubrel(_)
+            | Packet::Pubcomp(_)
+            | Packet::Pingreq
+    )
+}
+
+/// Gives a packet memory of its own; others than PUBLISH have it.
+fn detach(packet: &mut Packet) {
+    if let Packet::Publish(it) = packet {
+        copy(&mut it.topic, &mut it.payload, &mut it.properties);
     }
+}
+
+fn copy(topic: &mut Bytes, payload: &mut Bytes, properties: &mut Properties) {
+    let copy = Message::copied(topic, payload, properties.raw());
+    (*topic, *payload, properties.raw) = (copy.topic, copy.payload, copy.properties);
+}
+
+/// What keeping a packet costs.
+fn cost_bytes(packet: &Packet) -> usize {
+    match packet {
+        Packet::Publish(it) => kept_bytes(&it.topic, &it.payload, &it.properties),
+        Packet::Subscribe(it) => {
+            let filters = it.filters.iter().map(|it| it.filter.len());
+            filters.sum::<usize>() + MESSAGE_OVERHEAD_BYTES
+        }
+        Packet::Unsubscribe(it) => {
+            it.filters.iter().map(Bytes::len).sum::<usize>() + MESSAGE_OVERHEAD_BYTES
+        }
+        _ => MESSAGE_OVERHEAD_BYTES,
+    }
+}
+
+fn kept_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
+    topic.len() + payload.len() + properties.raw().len() + MESSAGE_OVERHEAD_BYTES
 }
 
 fn expires(publish: &Publish, now: Instant) -> Option<Instant> {

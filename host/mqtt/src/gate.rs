@@ -149,11 +149,11 @@ mod tests {
     #[test]
     fn a_log_that_stalls_holds_no_output_of_a_connection_that_ended() {
         let gate = Gate::default();
-        let stays = Arc::new(Output::new(1000, None));
+        let stays = Arc::new(Output::alone(1000, None));
         assert!(stays.put(1, |_| {}).is_some());
         enter(&gate, &stays, 1);
         for _ in 0..1000 {
-            let ends = Arc::new(Output::new(1000, None));
+            let ends = Arc::new(Output::alone(1000, None));
             // No record of its own: it waits for the one before it.
             gate.enter(None, 0, &mut vec![(ends.clone(), 1)]);
             let held = Arc::downgrade(&ends);

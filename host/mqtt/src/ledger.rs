@@ -149,6 +149,11 @@ impl Holding {
         &self.account
     }
 
+    /// What all holdings of this kind take.
+    pub(crate) fn total(&self) -> usize {
+        self.account.total[self.kind as usize].load(Relaxed)
+    }
+
     pub(crate) fn amount(&self) -> usize {
         self.amount
     }

@@ -56,6 +56,7 @@ mod ledger;
 mod limits;
 mod link;
 mod message;
+mod nagle;
 mod outbox;
 mod output;
 mod persist;

@@ -2,7 +2,7 @@
 //!
 //! Nothing that a client sends can take memory or time beyond these.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 /// The bounds of one broker. The defaults fit a gateway with some hundred clients; an embedder may set others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub struct Limits {
     /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
     /// disconnected with 0x97, an offline session drops the newest.
     pub queue_bytes_max: usize,
-    /// The same over all sessions. What is already encoded for a socket comes on top: at most `output_bytes_high`
-    /// and one packet for each connection. Absent clients together may use half of it.
+    /// The same over all sessions. What is already encoded for a socket comes on top. Absent clients together may use half
+    /// of it.
     pub queue_bytes_total_max: usize,
     /// What a connected client may always have waiting, whatever others hold: room for answers and acknowledgements
     /// on their way, so that a client that keeps up is not cut off because others do not.
@@ -72,6 +72,10 @@ pub struct Limits {
     /// Encoded output of one connection above which messages stay in the queue and the reader stops reading.
     /// Large enough that a socket buffer is always filled by one write.
     pub output_bytes_high: usize,
+    /// Encoded output of all connections, in bytes, but for connections with at most 8 KiB of it. Over it messages of more than
+    /// that stay in the queues, and a connection with more output that takes none of it for two seconds is closed. One packet
+    /// may exceed it.
+    pub output_bytes_total_max: usize,
     /// A write without any progress for this long ends the connection.
     pub write_stall: Duration,
     /// For the last packets (DISCONNECT) of a connection that the broker closes, and then for the peer to close.
@@ -127,6 +131,7 @@ impl Default for Limits {
             queue_bytes_total_max: 512 << 20,
             queue_bytes_reserve: 64 << 10,
             output_bytes_high: 256 << 10,
+            output_bytes_total_max: 128 << 20,
             write_stall: Duration::from_secs(20),
             close_timeout: Duration::from_secs(2),
             retained_max: 16_384,
@@ -233,9 +238,49 @@ pub(crate) const READ_BYTES_MIN: usize = 1 << 10;
 /// A buffer that grew beyond this is given back to the allocator once it is empty.
 pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
 
+/// Encoded output of one connection that is not counted in the total, in bytes: some tens of ordinary messages, and of ten
+/// thousand connections eighty megabytes.
+pub(crate) const OUTPUT_BYTES_FREE: usize = 8 << 10;
+
+/// How often a connection looks whether the total has room for a large message again.
+pub(crate) const OUTPUT_TOTAL_LOOK: Duration = Duration::from_millis(50);
+
+/// How long a write may make no progress while the total is used up and this connection holds a part of it.
+pub(crate) const WRITE_STALL_OVER_TOTAL: Duration = Duration::from_secs(2);
+
+/// How often a write that makes no progress looks whether it has become too long.
+pub(crate) const WRITE_STALL_LOOK: Duration = Duration::from_millis(500);
+
+/// A read buffer beyond that of which no more than one of so many parts is in use is copied into a small one: a copy of at most
+/// so much for all that came.
+pub(crate) const BUFFER_PARTS_IN_USE: usize = 8;
+
 /// Of a packet that is not whole, what may have come before its buffer counts as one of those of large packets: more than
 /// an ordinary request, and of ten thousand connections some forty megabytes.
 pub(crate) const ARRIVING_BYTES_FREE: usize = 4 << 10;
+
+/// One PUBLISH more is decided while what waits for its client is at most this part of `queue_bytes_max`. The rest is for the
+/// answers to requests that were taken together, and for messages of others.
+pub(crate) const QUEUE_PARTS_FOR_ANSWERS: usize = 2;
+
+/// What a connection that is paused keeps of packets that wait: more than a thousand small requests with the acknowledgements
+/// between them. Nothing is read beyond it, but for the rest of one packet.
+pub(crate) const PAUSED_BYTES_MAX: usize = 1 << 20;
+
+/// How long a paused connection waits at most before it looks whether it may go on: the room that it waits for may be of
+/// others, or in the service.
+pub(crate) const PAUSE_LOOK: Duration = Duration::from_millis(20);
+
+/// The pause of a client that waits for a delayed acknowledgement: Linux delays by 40 ms to 200 ms.
+pub(crate) const DELAYED_ACK: Range<Duration> =
+    Duration::from_millis(30)..Duration::from_millis(400);
+
+/// Reads that are acknowledged at once after the first such pause. One that happened for another reason costs as many system
+/// calls of some tenths of a microsecond.
+pub(crate) const QUICK_ACKS_MIN: u32 = 64;
+
+/// The same after many of them: a client that needs it pauses once in so many requests.
+pub(crate) const QUICK_ACKS_MAX: u32 = 1 << 16;
 
 /// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;

@@ -253,6 +253,11 @@ impl Outbox {
         self.bytes.transfer(account);
     }
 
+    /// The same of all sessions.
+    pub(crate) fn total_bytes(&self) -> usize {
+        self.bytes.total()
+    }
+
     pub(crate) fn push(&mut self, queued: Queued, tape: &mut Tape<'_>) {
         self.bytes.add(queued.cost_bytes());
         self.pushed += 1;

@@ -12,25 +12,54 @@ use std::{
     fmt, io, mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use bytes::{Buf, BytesMut};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
-use crate::{gate::BatchNumber, limits::IDLE_BUFFER_BYTES_MAX};
+use crate::{
+    gate::BatchNumber,
+    limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_LOOK},
+};
 
 /// A socket that takes bytes without anybody waiting for it.
 pub(crate) trait Direct: fmt::Debug + Send + Sync {
     /// Writes what the socket has room for; `WouldBlock` where that is nothing.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Acknowledges what has come by now, without waiting for something to send with it.
+    fn acknowledge(&self) {}
+}
+
+/// The encoded output of all connections together. Outputs up to [`OUTPUT_BYTES_FREE`] are not counted, so that clients that
+/// read never touch this.
+#[derive(Debug)]
+pub(crate) struct OutputTotal {
+    bytes: AtomicUsize,
+    bytes_max: usize,
+}
+
+impl OutputTotal {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self {
+            bytes: AtomicUsize::new(0),
+            bytes_max,
+        }
+    }
+
+    /// Whether no output may grow beyond what is not counted.
+    fn is_over(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) >= self.bytes_max
+    }
 }
 
 /// The output of one connection.
 #[derive(Debug)]
 pub(crate) struct Output {
     high_bytes: usize,
+    total: Arc<OutputTotal>,
     /// None for streams that only a task can write to.
     direct: Option<Arc<dyn Direct>>,
     state: Mutex<State>,
@@ -58,6 +87,8 @@ struct State {
     /// Where the last packet of a closed connection begins in the stream.
     last_words: u64,
     writing_bytes: usize,
+    /// What of this is in the total of all outputs.
+    counted_bytes: usize,
     writer_sleeps: bool,
     reader_waits: bool,
     /// A message was refused: the writer has to ask the core for more.
@@ -89,6 +120,23 @@ impl State {
         self.taken + self.buffer.len() as u64
     }
 
+    /// What is not written yet.
+    fn held_bytes(&self) -> usize {
+        self.buffer.len() + self.writing_bytes
+    }
+
+    /// Brings the total up to date. Must follow each change of the buffer and of what is being written.
+    fn count(&mut self, total: &OutputTotal) {
+        let held = self.held_bytes();
+        let now = if held > OUTPUT_BYTES_FREE { held } else { 0 };
+        let before = mem::replace(&mut self.counted_bytes, now);
+        if now > before {
+            total.bytes.fetch_add(now - before, Ordering::Relaxed);
+        } else if now < before {
+            total.bytes.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
     fn add(&mut self, after: BatchNumber, encode: impl FnOnce(&mut BytesMut)) -> Added {
         // What stands behind a later batch already waits long enough.
         let covers = self
@@ -108,14 +156,21 @@ impl State {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Write,
+    /// Nothing to write; messages that the total kept out are to be offered again.
+    Refill,
     /// Nothing is left, and nothing will come.
     Close,
 }
 
 impl Output {
-    pub(crate) fn new(high_bytes: usize, direct: Option<Arc<dyn Direct>>) -> Self {
+    pub(crate) fn new(
+        high_bytes: usize,
+        total: Arc<OutputTotal>,
+        direct: Option<Arc<dyn Direct>>,
+    ) -> Self {
         Self {
             high_bytes,
+            total,
             direct,
             state: Mutex::default(),
             closing: AtomicBool::new(false),
@@ -139,30 +194,59 @@ impl Output {
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<Added> {
         let mut state = self.lock();
-        (!state.closing).then(|| state.add(after, encode))
+        (!state.closing).then(|| self.add(&mut state, after, encode))
     }
 
-    /// The same unless the buffer is above its mark; then the writer will ask the core for more. `None`: not added.
+    /// The same unless the buffer is above its mark, or this packet would make it one that counts while the total is used
+    /// up; then the writer will ask the core for more. `None`: not added.
     pub(crate) fn offer(
         &self,
         after: BatchNumber,
+        packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<Added> {
         let mut state = self.lock();
         if state.closing {
             return None;
         }
-        if state.buffer.len() + state.writing_bytes >= self.high_bytes {
+        if !self.takes(&state, packet_bytes) {
             state.starved = true;
+            // It may have nothing to write, and looks again by itself then.
+            if state.held_bytes() < self.high_bytes && mem::take(&mut state.writer_sleeps) {
+                drop(state);
+                self.work.notify_one();
+            }
             return None;
         }
-        Some(state.add(after, encode))
+        Some(self.add(&mut state, after, encode))
     }
 
-    /// Whether a message would be taken.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Whether a message of so many bytes would be taken.
+    pub(crate) fn has_room(&self, packet_bytes: usize) -> bool {
         let state = self.lock();
-        !state.closing && state.buffer.len() + state.writing_bytes < self.high_bytes
+        !state.closing && self.takes(&state, packet_bytes)
+    }
+
+    fn takes(&self, state: &State, packet_bytes: usize) -> bool {
+        let held = state.held_bytes();
+        held < self.high_bytes
+            && (held + packet_bytes <= OUTPUT_BYTES_FREE || !self.total.is_over())
+    }
+
+    fn add(
+        &self,
+        state: &mut State,
+        after: BatchNumber,
+        encode: impl FnOnce(&mut BytesMut),
+    ) -> Added {
+        let added = state.add(after, encode);
+        state.count(&self.total);
+        added
+    }
+
+    /// Whether this connection keeps others from sending: the total is used up, and it holds a part of it.
+    pub(crate) fn is_in_the_way(&self) -> bool {
+        self.total.is_over() && self.lock().counted_bytes > 0
     }
 
     /// Everything up to this batch is durable.
@@ -188,6 +272,7 @@ impl Output {
         if !state.closing {
             state.last_words = state.end();
             encode(&mut state.buffer);
+            state.count(&self.total);
             state.closing = true;
             self.closing.store(true, Ordering::Release);
             drop(state);
@@ -213,9 +298,17 @@ impl Output {
             state.buffer.unsplit(last);
         }
         state.marks.clear();
+        state.count(&self.total);
         drop(state);
         self.work.notify_one();
         true
+    }
+
+    /// See [`Direct::acknowledge`].
+    pub(crate) fn acknowledge(&self) {
+        if let Some(direct) = &self.direct {
+            direct.acknowledge();
+        }
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -255,6 +348,7 @@ impl Output {
         } else {
             state.buffer.advance(written);
         }
+        state.count(&self.total);
         if mem::take(&mut state.reader_waits) {
             self.room.notify_one();
         }
@@ -272,7 +366,7 @@ impl Output {
         loop {
             {
                 let mut state = self.lock();
-                if state.buffer.len() + state.writing_bytes < self.high_bytes {
+                if state.held_bytes() < self.high_bytes {
                     return;
                 }
                 state.reader_waits = true;
@@ -281,9 +375,21 @@ impl Output {
         }
     }
 
+    /// How much was ever given to the writer or the socket.
+    pub(crate) fn taken(&self) -> u64 {
+        self.lock().taken
+    }
+
+    /// Ends when something was written. May end early, and late where something was written just before.
+    pub(crate) async fn progress(&self) {
+        self.lock().reader_waits = true;
+        self.room.notified().await;
+    }
+
     /// Moves the bytes that may be written into `chunk`, which is empty; waits for some.
     pub(crate) async fn take(&self, chunk: &mut BytesMut) -> Work {
         loop {
+            let kept_out;
             {
                 let mut state = self.lock();
                 let open = state.open_bytes();
@@ -302,8 +408,16 @@ impl Output {
                     return Work::Close;
                 }
                 state.writer_sleeps = true;
+                kept_out = state.starved && state.held_bytes() < self.high_bytes;
             }
-            self.work.notified().await;
+            if !kept_out {
+                self.work.notified().await;
+            } else if timeout(OUTPUT_TOTAL_LOOK, self.work.notified())
+                .await
+                .is_err()
+            {
+                return Work::Refill;
+            }
         }
     }
 
@@ -315,6 +429,7 @@ impl Output {
         }
         let mut state = self.lock();
         state.writing_bytes = 0;
+        state.count(&self.total);
         if mem::take(&mut state.reader_waits) {
             self.room.notify_one();
         }
@@ -346,6 +461,80 @@ impl Output {
         state.writer_sleeps = true;
         let open = state.open_bytes();
         state.taken += open as u64;
-        state.buffer.split_to(open)
+        let bytes = state.buffer.split_to(open);
+        state.count(&self.total);
+        bytes
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let counted = self.lock().counted_bytes;
+        self.total.bytes.fetch_sub(counted, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl Output {
+    /// One that shares its total with no other.
+    pub(crate) fn alone(high_bytes: usize, direct: Option<Arc<dyn Direct>>) -> Self {
+        Self::new(high_bytes, Arc::new(OutputTotal::new(usize::MAX)), direct)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: usize = OUTPUT_BYTES_FREE + 1;
+
+    fn offer(output: &Output, bytes: usize) -> bool {
+        let packet = |out: &mut BytesMut| out.resize(out.len() + bytes, 0);
+        output.offer(0, bytes, packet).is_some()
+    }
+
+    #[test]
+    fn a_used_up_total_refuses_what_is_large_to_every_connection() {
+        let total = Arc::new(OutputTotal::new(2 * LARGE));
+        let output = || Output::new(1 << 20, total.clone(), None);
+        let (silent, reader) = (output(), output());
+        assert!(offer(&silent, LARGE) && offer(&silent, LARGE));
+        assert!(silent.is_in_the_way() && !reader.is_in_the_way());
+        assert!(!offer(&silent, 1));
+        assert!(!reader.has_room(LARGE) && !offer(&reader, LARGE));
+        assert!(
+            offer(&reader, OUTPUT_BYTES_FREE),
+            "small ones are not counted"
+        );
+        assert!(!offer(&reader, 1));
+        reader.drain();
+        assert!(offer(&reader, OUTPUT_BYTES_FREE));
+        reader.drain();
+        drop(silent);
+        assert!(offer(&reader, LARGE));
+        reader.drain();
+        assert_eq!(total.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_writer_asks_again_for_what_the_total_kept_out() {
+        let total = Arc::new(OutputTotal::new(LARGE));
+        let output = || Output::new(1 << 20, total.clone(), None);
+        let (silent, reader) = (output(), output());
+        assert!(offer(&silent, LARGE) && !offer(&reader, LARGE));
+        let mut chunk = BytesMut::new();
+        assert_eq!(reader.take(&mut chunk).await, Work::Refill);
+        assert!(reader.written(&mut chunk), "the core is to offer it again");
+        silent.drain();
+        assert!(offer(&reader, LARGE));
+        assert_eq!(reader.take(&mut chunk).await, Work::Write);
+        assert_eq!(chunk.len(), LARGE);
+        assert_eq!(
+            total.bytes.load(Ordering::Relaxed),
+            LARGE,
+            "until it is written"
+        );
+        assert!(!reader.written(&mut chunk));
+        assert_eq!(total.bytes.load(Ordering::Relaxed), 0);
     }
 }

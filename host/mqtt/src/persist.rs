@@ -165,9 +165,10 @@ impl Recorder {
         &mut self,
         output: &Arc<Output>,
         after: BatchNumber,
+        packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
-        let added = output.offer(after, encode)?;
+        let added = output.offer(after, packet_bytes, encode)?;
         Some(self.added(output, after, added))
     }
 
@@ -282,9 +283,10 @@ impl Tape<'_> {
         &mut self,
         output: &Arc<Output>,
         after: BatchNumber,
+        packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
-        self.recorder.offer(output, after, encode)
+        self.recorder.offer(output, after, packet_bytes, encode)
     }
 }
 

@@ -126,7 +126,7 @@ mod tests {
     /// An output whose writer sleeps, and its socket.
     fn connection() -> (Arc<Output>, Arc<Socket>) {
         let socket = Arc::new(Socket::default());
-        let output = Arc::new(Output::new(1000, Some(socket.clone())));
+        let output = Arc::new(Output::alone(1000, Some(socket.clone())));
         output.drain();
         (output, socket)
     }

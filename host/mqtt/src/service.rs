@@ -16,10 +16,12 @@ pub trait Service: Send + Sync + 'static {
     /// Whose PUBLISH is this? Called for every PUBLISH, so it has to be cheap. The topic name is checked to be UTF-8.
     fn claim(&self, topic: &[u8]) -> Claim;
 
-    /// Requests of one socket read, in the order sent. The service removes those that it takes, at
-    /// least one. It may leave others, in order, if these have taken long: the broker passes them
-    /// again in the connection's next turn, after the turns of other connections. Every request
-    /// with a token has to be settled once, now or later ([`Batch::settle`](crate::Batch::settle)).
+    /// Requests of one socket read, in the order sent. The service removes those that it takes. It
+    /// may leave others, in order, if these have taken long, or if too much of what this connection
+    /// asked for waits. The broker passes them again in the connection's next turn, or a moment
+    /// later if the service took none. Until then it handles nothing behind them, and soon stops
+    /// reading. Every request with a token has to be settled once, now or later
+    /// ([`Batch::settle`](crate::Batch::settle)).
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>);
 
     /// The connection has ended: after its last request and before the first one of a connection that took its

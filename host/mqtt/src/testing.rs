@@ -271,7 +271,11 @@ impl Peer {
 
     /// One whose CONNACK may wait for a record.
     pub(crate) fn waiting(broker: &Broker, hello: &Hello, now: Instant) -> Self {
-        let output = Arc::new(Output::new(broker.limits().output_bytes_high, None));
+        let output = Arc::new(Output::new(
+            broker.limits().output_bytes_high,
+            broker.outputs(),
+            None,
+        ));
         let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
             .unwrap()
             .unwrap();

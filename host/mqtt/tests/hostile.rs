@@ -6,7 +6,10 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use common::*;
 use statehouse_mqtt::{Limits, Message, QoS};
-use tokio::{io::AsyncWriteExt, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
 use wire::{DisconnectReasonCode, Packet};
 
 /// One plain packet of each type.
@@ -154,20 +157,71 @@ async fn a_large_connect_is_refused() {
 #[tokio::test]
 async fn an_old_protocol_is_told_so() {
     let broker = broker(Limits::default());
-    let mut client = Client::duplex(&broker, 4096);
-    client
-        .stream
-        .write_all(b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab")
-        .await
-        .unwrap();
-    let Some(Packet::ConnAck(ack)) = client.next().await else {
-        panic!("no CONNACK")
-    };
-    assert_eq!(
-        ack.code,
-        wire::ConnectReturnCode::UnsupportedProtocolVersion
-    );
-    assert_eq!(client.rest().await, []);
+    for (connect, answer) in [
+        (
+            &b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab"[..],
+            &b"\x20\x02\0\x01"[..],
+        ),
+        (
+            b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab",
+            b"\x20\x02\0\x01",
+        ),
+        (
+            b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab",
+            b"\x20\x24\0\x84",
+        ),
+    ] {
+        let mut client = Client::duplex(&broker, 4096);
+        client.stream.write_all(connect).await.unwrap();
+        let mut received = Vec::new();
+        client.stream.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received[..4], *answer, "{connect:02x?}");
+        assert!(received.len() == 4 || received[3] == 0x84);
+    }
+}
+
+#[tokio::test]
+async fn no_packet_is_larger_than_the_client_takes() {
+    let broker = broker(Limits::default());
+    for bytes_max in 1..60 {
+        let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
+            unreachable!()
+        };
+        connect.properties.as_mut().unwrap().max_packet_size = Some(bytes_max);
+        let mut client = Client::duplex(&broker, 4096);
+        let mut packets = vec![Packet::Connect(connect, None, None)];
+        // Its SUBACK has 45 bytes.
+        let mut subscribe = wire::Subscribe::new(wire::Filter::new("t", Q::AtMostOnce), None);
+        subscribe.pkid = 1;
+        subscribe.filters = vec![wire::Filter::new("t", Q::AtMostOnce); 40];
+        packets.push(Packet::Subscribe(subscribe));
+        packets.push(Packet::PingReq(wire::PingReq));
+        packets.push(Packet::Disconnect(wire::Disconnect::new(
+            DisconnectReasonCode::NormalDisconnection,
+        )));
+        // The broker may have closed by then.
+        _ = client.stream.write_all(&bytes(&packets)).await;
+        let mut received = Vec::new();
+        client.stream.read_to_end(&mut received).await.unwrap();
+        let mut packets = Vec::new();
+        while !received.is_empty() {
+            let rest = received.split_off(2 + usize::from(received[1]));
+            assert!(received.len() <= bytes_max as usize, "{received:02x?}");
+            packets.push(received[0]);
+            received = rest;
+        }
+        match bytes_max {
+            ..5 => assert_eq!(packets, [0; 0], "{bytes_max}"),
+            // Refused: all that it says binds the client.
+            5..10 => assert_eq!(packets, [0x20], "{bytes_max}"),
+            10..45 => assert!(
+                matches!(packets[..], [0x20] | [0x20, 0xD0]),
+                "{packets:02x?}"
+            ),
+            45.. => assert_eq!(packets, [0x20, 0x90, 0xD0], "{bytes_max}"),
+        }
+    }
+    assert_eq!(broker.stats().sessions, 0);
 }
 
 #[tokio::test]
@@ -256,6 +310,39 @@ async fn a_write_that_stalls_ends_the_connection() {
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(broker.stats().connections, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_that_nobody_reads_is_bounded_over_all_connections() {
+    let bytes_max = 100_000;
+    let broker = broker(Limits {
+        output_bytes_total_max: bytes_max,
+        ..Limits::default()
+    });
+    let mut silent = Vec::new();
+    for n in 0..8 {
+        let client = Client::duplex(&broker, 1000);
+        let mut client = client.hello(&format!("silent{n}"), 0).await;
+        client.listen_to("t", Q::AtLeastOnce).await;
+        silent.push(client);
+    }
+    let mut reader = Client::duplex(&broker, 1000).hello("reader", 0).await;
+    reader.listen_to("t", Q::AtLeastOnce).await;
+    // Eight outputs may each hold two and a half times the total.
+    for _ in 0..16 {
+        broker.batch(|batch| batch.publish(Message::new("t", vec![0; 16_000], QoS::AtLeastOnce)));
+    }
+    for _ in 0..16 {
+        let message = reader.next().await;
+        assert!(matches!(message, Some(Packet::Publish(_))), "{message:?}");
+    }
+    // Those that held the output are closed long before a write stalls; the others have no output that counts.
+    assert!(
+        (1..=5).contains(&broker.stats().connections),
+        "{:?}",
+        broker.stats()
+    );
+    drop(silent);
 }
 
 #[tokio::test(start_paused = true)]

@@ -177,6 +177,7 @@ impl LimitFlags {
             // A buffer that grows may be twice as large as what is in it.
             packet_bytes_total_max: part(2, default.packet_bytes_total_max)
                 .max(packet_bytes_max.saturating_mul(2)),
+            output_bytes_total_max: part(1, default.output_bytes_total_max).max(packet_bytes_max),
             queue_bytes_max,
             retained_bytes_max: default.retained_bytes_max.min(queue_bytes_max / 2),
             queue_bytes_total_max,
@@ -233,6 +234,7 @@ impl LimitFlags {
                 limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             ),
             watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
+            unreleased_bytes_max: memory.part(1, limits::UNRELEASED_BYTES_MAX),
             fuel_max: self.max_fuel.unwrap_or_default().get(),
             ..Quota::default()
         };

@@ -49,9 +49,23 @@ pub const PACKET_BYTES_MAX_MAX: usize = GUEST_MEMORY_BYTES_MAX / 2;
 /// What an answer or notification adds to a value in a client's queue: topic, properties, overhead.
 pub const ENVELOPE_BYTES: u64 = 4096;
 
-/// Answers that may wait for delivery while a batch of requests runs. One small request can ask for
-/// the longest value, and a batch has hundreds.
-pub const BATCH_REPLY_BYTES_MAX: usize = 4 << 20;
+/// Answers that may wait for delivery while a batch of requests runs, in bytes, but for the last one. One small request can
+/// ask for the longest value, and a batch has hundreds. A client that does not read is seen after so much.
+pub const BATCH_REPLY_BYTES_MAX: usize = 1 << 20;
+
+/// What waits for the journal of what one connection asked for, in bytes: answers, notifications of its changes, and PUBACKs. A
+/// connection beyond it is not read from. More than the longest answer, and more than a thousand ordinary ones.
+pub const UNRELEASED_BYTES_PER_CLIENT_MAX: usize = 4 << 20;
+
+/// The same of all connections, in bytes: never more than a thirty-second part of the memory either. Beyond it only connections
+/// that caused little are read from.
+pub const UNRELEASED_BYTES_MAX: u64 = 256 << 20;
+
+/// What a connection may always cause: it is not to wait because others write too fast.
+pub const UNRELEASED_BYTES_FREE: usize = 16 << 10;
+
+/// What an answer or notification that waits costs beside its bytes: its places in the queue, rounded up.
+pub const UNRELEASED_OVERHEAD_BYTES: usize = 256;
 
 /// How long the requests of one connection may run before other connections get their turns: some hundred ordinary requests,
 /// or some pages of long keys.

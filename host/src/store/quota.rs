@@ -28,6 +28,8 @@ pub struct Quota {
     pub watches_per_connection_max: u64,
     /// Watches of all connections, in bytes.
     pub watch_bytes_max: u64,
+    /// What waits for the journal, in bytes, before requests are no longer taken.
+    pub unreleased_bytes_max: u64,
     /// Fuel of a call that runs for the first time, beside the part for each byte of its payload.
     pub fuel_max: u64,
     /// The disk under the journal is full: nothing may be put, only removed.
@@ -47,6 +49,7 @@ impl Default for Quota {
             watches_max: limits::WATCHES_MAX_DEFAULT,
             watches_per_connection_max: limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             watch_bytes_max: limits::WATCH_BYTES_MAX,
+            unreleased_bytes_max: limits::UNRELEASED_BYTES_MAX,
             fuel_max: limits::FUEL_PER_CALL_DEFAULT,
             journal_full: false,
         };

@@ -7,7 +7,6 @@ use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use crate::access::{Authorizer, Found};
-use crate::limits;
 use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 use crate::store::Peer;
 
@@ -106,8 +105,7 @@ impl Service for StoreService {
             };
             Inbound::Publish(incoming, ticket)
         });
-        let time_max = limits::REQUESTS_PER_TURN_TIME;
-        self.intake.take_within(time_max, &mut batch);
+        self.intake.take_some(from.connection, &mut batch);
         requests.drain(..taken);
     }
 

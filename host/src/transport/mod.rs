@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use statehouse_mqtt::{Message, ReasonCode, Token};
 
+use crate::limits;
 use crate::request::Incoming;
 use crate::store::Peer;
 
@@ -49,6 +50,34 @@ pub enum Outbound {
     Kick(Peer, ReasonCode, &'static str),
 }
 
+impl Outbound {
+    /// What keeping it costs, but for what it shares with others of its step.
+    pub(crate) fn own_bytes(&self) -> usize {
+        let topic = self.message().map_or(0, |message| message.topic.len());
+        limits::UNRELEASED_OVERHEAD_BYTES + topic
+    }
+
+    /// Payload and properties, unless they are those that were counted last.
+    pub(crate) fn shared_bytes(&self, last: &mut *const u8) -> usize {
+        match self.message() {
+            Some(message) if message.payload.as_ptr() != *last => {
+                *last = message.payload.as_ptr();
+                message.payload.len() + message.properties.len()
+            }
+            _ => 0,
+        }
+    }
+
+    fn message(&self) -> Option<&Message> {
+        match self {
+            Self::Answer(message, _) | Self::Reply(message, _) | Self::Notify(_, message, _) => {
+                Some(message)
+            }
+            Self::Settle(..) | Self::Kick(..) => None,
+        }
+    }
+}
+
 /// Takes what a transport brings: one call per socket read, in order.
 pub trait Intake: Send + Sync {
     /// Handles a batch. What it leads to comes back through [`Transport::deliver`].
@@ -59,6 +88,13 @@ pub trait Intake: Send + Sync {
     /// The same, but it leaves the rest of the batch in the iterator once that has taken about so long. What follows a
     /// request that ended its connection is never left.
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
+
+    /// The same for requests of one connection, for as long as a turn of it may take. It also leaves what comes behind some
+    /// answers of ordinary size, and everything while too much of what this connection asked for waits for the journal.
+    fn take_some(&self, connection: u64, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let _ = connection;
+        self.take_within(limits::REQUESTS_PER_TURN_TIME, batch);
+    }
 }
 
 /// Carries things out.

@@ -178,7 +178,7 @@ impl Exit {
             let message = Message::new("out", number, QoS::AtLeastOnce);
             (lane, Outbound::Answer(message, None))
         });
-        self.outbox.push(position, numbered);
+        self.outbox.push(position, 0, numbered);
         count
     }
 

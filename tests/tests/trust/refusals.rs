@@ -190,7 +190,7 @@ fn connecting() -> Vec<Case> {
         }),
         own("connect", 0x84, "unsupported protocol version", |site| {
             let mut bytes = site.hello().bytes();
-            bytes[8] = 4;
+            bytes[8] = 6;
             site.answered(&bytes)
         }),
         own("connect", 0x85, "client identifier not valid", |site| {

@@ -38,8 +38,18 @@ pub(crate) struct Will {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectFault {
     pub(crate) violation: Violation,
-    /// Whether the peer is known to speak MQTT and understands a CONNACK. Others get no answer.
-    pub(crate) answer: bool,
+    pub(crate) answer: Answer,
+}
+
+/// How a CONNECT that is refused is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Not at all: the peer is not known to speak MQTT.
+    None,
+    /// By the CONNACK of MQTT 3.1 and 3.1.1, so that clients of these name the cause.
+    Version3,
+    /// By a CONNACK of at most so many bytes, as far as the client was read.
+    Connack { bytes_max: u32 },
 }
 
 const PROPERTIES: u64 = bits(&[
@@ -58,24 +68,25 @@ const PROPERTIES: u64 = bits(&[
 pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
     let silent = |violation| ConnectFault {
         violation,
-        answer: false,
+        answer: Answer::None,
     };
     let mut reader = Reader::new(body);
     let name = reader.binary().map_err(silent)?;
     let version = reader.u8().map_err(silent)?;
     match (name.of(body), version) {
         (b"MQTT", 5) => {}
-        // MQTT 3.1.1, and MQTT 3.1 under its older name.
-        (b"MQTT" | b"MQIsdp", _) => {
-            let text = "this broker speaks MQTT 5 only";
+        (name @ (b"MQTT" | b"MQIsdp"), version) => {
             let violation = Violation {
                 reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
-                text,
+                text: "this broker speaks MQTT 5 only",
             };
-            return Err(ConnectFault {
-                violation,
-                answer: true,
-            });
+            let answer = match (name, version) {
+                (b"MQTT", 4) | (b"MQIsdp", 3) => Answer::Version3,
+                _ => Answer::Connack {
+                    bytes_max: u32::MAX,
+                },
+            };
+            return Err(ConnectFault { violation, answer });
         }
         _ => {
             return Err(silent(Violation::malformed(
@@ -83,13 +94,15 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
             )));
         }
     }
-    rest(reader, body).map_err(|violation| ConnectFault {
+    let mut bytes_max = u32::MAX;
+    rest(reader, body, &mut bytes_max).map_err(|violation| ConnectFault {
         violation,
-        answer: true,
+        answer: Answer::Connack { bytes_max },
     })
 }
 
-fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
+/// `bytes_max` is set as soon as it is read, also where something else is wrong.
+fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Connect, Violation> {
     let flags = reader.u8()?;
     if flags & 1 != 0 {
         return Err(Violation::malformed("the reserved flag of CONNECT is set"));
@@ -115,7 +128,7 @@ fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
             id::RECEIVE_MAX => {
                 connect.receive_max = u16::try_from(item.positive()?).unwrap_or(u16::MAX)
             }
-            id::MAXIMUM_PACKET_SIZE => connect.packet_bytes_max = item.positive()?,
+            id::MAXIMUM_PACKET_SIZE => *bytes_max = item.positive()?,
             id::REQUEST_PROBLEM_INFO => connect.problem_info = item.flag()?,
             // We have no response information to give; its absence is an answer (section 3.1.2.11.6).
             id::REQUEST_RESPONSE_INFO => _ = item.flag()?,
@@ -125,6 +138,7 @@ fn rest(mut reader: Reader<'_>, body: &Bytes) -> Result<Connect, Violation> {
         }
         Ok(())
     })?;
+    connect.packet_bytes_max = *bytes_max;
     if data.is_some() && method.is_none() {
         return Err(Violation::protocol(
             "authentication data without an authentication method",
@@ -170,10 +184,8 @@ fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>
     let properties = publish::properties(reader, body, publish::WILL_PROPERTIES)?;
     let topic = body.slice(reader.text()?.range());
     let payload = body.slice(reader.binary()?.range());
-    topic::check_name(&topic).map_err(|text| Violation {
-        reason: ReasonCode::TOPIC_NAME_INVALID,
-        text,
-    })?;
+    // 0x90 is for names that are not malformed (section 3.2.2.2); a string that is no string was refused as malformed.
+    topic::check_name(&topic).map_err(Violation::protocol)?;
     let message = Message {
         topic,
         payload,

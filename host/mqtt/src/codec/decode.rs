@@ -4,7 +4,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
     Connect, Publish, Subscribe, Unsubscribe, Violation, connect,
-    connect::ConnectFault,
+    connect::{Answer, ConnectFault},
     packet_type as kind, property as id, publish,
     reader::{Reader, Span, bits, variable},
     subscribe,
@@ -103,7 +103,7 @@ pub(crate) fn decode_connect(
 ) -> Result<Option<Connect>, ConnectFault> {
     let silent = |violation| ConnectFault {
         violation,
-        answer: false,
+        answer: Answer::None,
     };
     let Some(&first) = buffer.first() else {
         return Ok(None);

@@ -55,10 +55,31 @@ pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
     out.extend_from_slice(&properties);
 }
 
-/// A CONNACK that refuses.
-pub(crate) fn connack_refused(out: &mut BytesMut, reason: ReasonCode, text: Option<&str>) {
-    let text = text.map(cut);
+/// The size of a CONNACK with success on the wire.
+pub(crate) fn connack_bytes(what: &Connack<'_>) -> usize {
+    let mut out = BytesMut::with_capacity(64);
+    connack(&mut out, what);
+    out.len()
+}
+
+/// The CONNACK of MQTT 3.1 and 3.1.1 that refuses the protocol level of the client.
+pub(crate) const CONNACK_VERSION_3: [u8; 4] = [kind::CONNACK << 4, 2, 0, 1];
+
+/// A CONNACK that refuses. The text is left out where the packet would be larger than the client takes [MQTT-3.2.2-19], and
+/// nothing is written where it is too large without it [MQTT-3.1.2-24].
+pub(crate) fn connack_refused(
+    out: &mut BytesMut,
+    reason: ReasonCode,
+    text: Option<&str>,
+    bytes_max: u32,
+) {
+    let bytes_max = bytes_max as usize;
+    // Eight bytes beside the text, and two more where lengths take two.
+    let text = text.map(cut).filter(|text| 10 + text.len() <= bytes_max);
     let properties = text.map_or(0, |text| 3 + text.len());
+    if bytes_max < 5 {
+        return;
+    }
     out.put_u8(kind::CONNACK << 4);
     put_variable(out, 2 + variable_bytes(properties) + properties);
     out.extend_from_slice(&[0, reason.0]);

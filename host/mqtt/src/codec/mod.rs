@@ -13,11 +13,11 @@ mod subscribe;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use connect::{Connect, ConnectFault, Will};
+pub(crate) use connect::{Answer, Connect, ConnectFault, Will};
 pub(crate) use decode::{Ack, Auth, Bounds, Disconnect, Packet, decode, decode_connect};
 pub(crate) use encode::{
-    Connack, Delivery, ack, auth, connack, connack_refused, disconnect, pingresp, publish,
-    publish_bytes, suback, unsuback,
+    CONNACK_VERSION_3, Connack, Delivery, ack, auth, connack, connack_bytes, connack_refused,
+    disconnect, pingresp, publish, publish_bytes, suback, unsuback,
 };
 pub(crate) use publish::{PUBLISH_PROPERTIES, Publish, parse};
 pub(crate) use reader::{Reader, Span};

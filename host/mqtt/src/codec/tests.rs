@@ -4,7 +4,10 @@ use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
 
-use super::{Bounds, Delivery, Packet, Violation, decode, decode_connect, publish, publish_bytes};
+use super::{
+    Answer, Bounds, Delivery, Packet, Violation, connack_refused, decode, decode_connect, publish,
+    publish_bytes,
+};
 use crate::{Message, QoS, ReasonCode};
 
 const BOUNDS: Bounds = Bounds {
@@ -266,38 +269,78 @@ fn connects_that_are_refused() {
         (b"\x02\0\x3c\0\0\x01\xff", ReasonCode::MALFORMED_PACKET), // not UTF-8
         (b"\x02\0\x3c\0\0\0\0", ReasonCode::MALFORMED_PACKET),    // a byte too many
         (b"\x82\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // no user name
+        (b"\x06\0\x3c\0\0\0\0\0\0\0\0", ReasonCode::PROTOCOL_ERROR), // empty will topic
+        (b"\x06\0\x3c\0\0\0\0\0\x01#\0\0", ReasonCode::PROTOCOL_ERROR), // wildcard in it
         (
-            b"\x06\0\x3c\0\0\0\0\0\0\0\0",
-            ReasonCode::TOPIC_NAME_INVALID,
-        ), // empty will topic
+            b"\x06\0\x3c\0\0\0\0\0\x01\0\0\0",
+            ReasonCode::MALFORMED_PACKET,
+        ), // U+0000 in it
         (
-            b"\x06\0\x3c\0\0\0\0\0\x01#\0\0",
-            ReasonCode::TOPIC_NAME_INVALID,
-        ), // wildcard in it
+            b"\x06\0\x3c\0\0\0\0\0\x01\xff\0\0",
+            ReasonCode::MALFORMED_PACKET,
+        ), // not UTF-8
         (
             b"\x06\0\x3c\0\0\0\x02\x0b\x01\0\x01w\0\0",
             ReasonCode::PROTOCOL_ERROR,
         ), // bad will property
     ] {
         let fault = decode_connect(&mut connect(rest), 1000).unwrap_err();
-        assert_eq!(
-            (fault.violation.reason, fault.answer),
-            (reason, true),
+        assert_eq!(fault.violation.reason, reason, "{rest:02x?}");
+        assert!(
+            matches!(fault.answer, Answer::Connack { .. }),
             "{rest:02x?}"
         );
     }
-    let old = b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab";
-    let fault = decode_connect(&mut BytesMut::from(&old[..]), 1000).unwrap_err();
-    assert_eq!(
-        (fault.violation.reason, fault.answer),
-        (ReasonCode::UNSUPPORTED_PROTOCOL_VERSION, true)
-    );
+}
+
+#[test]
+fn connects_of_other_protocols_are_answered_as_their_clients_understand() {
+    let any = Answer::Connack {
+        bytes_max: u32::MAX,
+    };
+    for (connect, answer) in [
+        (
+            &b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab"[..],
+            Answer::Version3,
+        ),
+        (
+            b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab",
+            Answer::Version3,
+        ),
+        (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", any),
+        (b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab", any),
+        (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", any),
+    ] {
+        let fault = decode_connect(&mut BytesMut::from(connect), 1000).unwrap_err();
+        let reason = ReasonCode::UNSUPPORTED_PROTOCOL_VERSION;
+        assert_eq!((fault.violation.reason, fault.answer), (reason, answer));
+    }
     let other = b"\x10\x0e\0\x04HTTP\x05\x02\0\x3c\0\x02ab";
-    assert!(
-        !decode_connect(&mut BytesMut::from(&other[..]), 1000)
-            .unwrap_err()
-            .answer
-    );
+    let fault = decode_connect(&mut BytesMut::from(&other[..]), 1000).unwrap_err();
+    assert_eq!(fault.answer, Answer::None);
+}
+
+#[test]
+fn a_refused_connect_is_answered_within_its_maximum_packet_size() {
+    // A maximum packet size of 20, and authentication data without a method.
+    let mut small = connect(b"\x02\0\x3c\x09\x27\0\0\0\x14\x16\0\x01a\0\0");
+    let fault = decode_connect(&mut small, 1000).unwrap_err();
+    assert_eq!(fault.answer, Answer::Connack { bytes_max: 20 });
+    for bytes_max in 1..40 {
+        let mut out = BytesMut::new();
+        connack_refused(
+            &mut out,
+            ReasonCode::NOT_AUTHORIZED,
+            Some("ten bytes."),
+            bytes_max,
+        );
+        let (plain, with_text) = (b"\x20\x03\0\x87\0", 18);
+        match bytes_max {
+            ..5 => assert!(out.is_empty(), "{bytes_max}"),
+            5..20 => assert_eq!(out, plain[..], "{bytes_max}"),
+            20.. => assert_eq!(out.len(), with_text, "{bytes_max}"),
+        }
+    }
 }
 
 #[test]

@@ -81,17 +81,52 @@ impl Core {
             return Err((ReasonCode::NOT_AUTHORIZED, text));
         }
 
+        // While the log has no room a new session ends with its connection, and its client is told so.
+        let resumes = !connect.clean_start && self.by_client.contains_key(&client);
+        let session_expiry_s = match resumes || self.recorder.has_room() {
+            true => connect
+                .session_expiry_s
+                .min(self.limits.session_expiry_max_s),
+            false => 0,
+        };
+        let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
+            (asked, 0) => asked,
+            (0, max) => max,
+            (asked, max) => asked.min(max),
+        };
+        let receive_max = self.limits.receive_max.max(1);
+        let mut connack = Connack {
+            session_present: false,
+            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
+                .then_some(session_expiry_s),
+            receive_max: (receive_max != u16::MAX).then_some(receive_max),
+            packet_bytes_max: Some(
+                u32::try_from(self.limits.packet_bytes_max)
+                    .unwrap_or(PACKET_BYTES_MAX)
+                    .min(PACKET_BYTES_MAX),
+            ),
+            assigned_client_id: assigned.then_some(&*client),
+            topic_alias_max: self.limits.topic_alias_max,
+            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
+            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
+        };
+        // Each of these binds the client, so none can be left out.
+        if codec::connack_bytes(&connack) > connect.packet_bytes_max as usize {
+            let text = "CONNACK is larger than the Maximum Packet Size of this client";
+            return Err(self.turn_away(&origin, ReasonCode::PACKET_TOO_LARGE, text));
+        }
+
         let mut existing = self.by_client.get(&client).copied();
         // Who comes back has the place of the session that is there, also where that ends now: a bound that was lowered since
         // takes nothing away.
         let account = self.ledger.account(Owner::of(&origin.identity, peer));
         if existing.is_none() && !self.has_place(&account, now) {
             let text = "there are too many sessions, of this user or address or of all clients";
-            return Err(self.turn_away(&origin, text));
+            return Err(self.turn_away(&origin, ReasonCode::QUOTA_EXCEEDED, text));
         }
         if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
             let text = "the wills of this user or address, or of all clients, take as much memory as they may";
-            return Err(self.turn_away(&origin, text));
+            return Err(self.turn_away(&origin, ReasonCode::QUOTA_EXCEEDED, text));
         }
         let mut previous = None;
         if let Some(key) = existing {
@@ -123,23 +158,8 @@ impl Core {
             }
         };
 
-        // While the log has no room a new session ends with its connection, and its client is told so.
-        let session_expiry_s = match present || self.recorder.has_room() {
-            true => connect
-                .session_expiry_s
-                .min(self.limits.session_expiry_max_s),
-            false => 0,
-        };
-        let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
-            (asked, 0) => asked,
-            (0, max) => max,
-            (asked, max) => asked.min(max),
-        };
-        let (will_delay_max_s, receive_max, window) = (
-            self.limits.will_delay_max_s,
-            self.limits.receive_max.max(1),
-            connect.receive_max.min(self.limits.in_flight_max).max(1),
-        );
+        let will_delay_max_s = self.limits.will_delay_max_s;
+        let window = connect.receive_max.min(self.limits.in_flight_max).max(1);
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
@@ -176,21 +196,7 @@ impl Core {
         self.counts.connections += 1;
         self.schedule(key);
 
-        let connack = Connack {
-            session_present: present,
-            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
-                .then_some(session_expiry_s),
-            receive_max: (receive_max != u16::MAX).then_some(receive_max),
-            packet_bytes_max: Some(
-                u32::try_from(self.limits.packet_bytes_max)
-                    .unwrap_or(PACKET_BYTES_MAX)
-                    .min(PACKET_BYTES_MAX),
-            ),
-            assigned_client_id: assigned.then_some(&*client),
-            topic_alias_max: self.limits.topic_alias_max,
-            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
-            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
-        };
+        connack.session_present = present;
         // It tells of this session, and of the end of an earlier one.
         let told = self.recorder.latest();
         self.recorder
@@ -208,16 +214,15 @@ impl Core {
         })
     }
 
-    /// Refuses a CONNECT because there is no room for it.
-    fn turn_away(&self, origin: &Origin, text: &'static str) -> TurnedAway {
-        let reason = ReasonCode::QUOTA_EXCEEDED;
+    /// Tells of a client that is refused, by what its CONNACK says.
+    fn turn_away(&self, who: &Origin, reason: ReasonCode, text: &'static str) -> TurnedAway {
         self.refusals.tell(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
             peer: None,
-            client: &origin.client,
-            user: origin.identity.user.as_deref(),
+            client: &who.client,
+            user: who.identity.user.as_deref(),
         });
         (reason, text)
     }

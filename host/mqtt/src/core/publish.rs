@@ -314,16 +314,13 @@ impl Core {
         if !session.outbox.is_queue_empty() || !link.resend.is_empty() {
             return false;
         }
-        if message.is_expired(now)
-            || codec::publish_bytes(message, delivery) > link.packet_bytes_max
-        {
+        let packet_bytes = codec::publish_bytes(message, delivery);
+        if message.is_expired(now) || packet_bytes > link.packet_bytes_max {
             self.counts.dropped += 1;
             return true;
         }
-        let Some(added) = link
-            .output
-            .offer(0, |out| codec::publish(out, message, delivery))
-        else {
+        let encode = |out: &mut _| codec::publish(out, message, delivery);
+        let Some(added) = link.output.offer(0, packet_bytes, encode) else {
             return false;
         };
         let writer = added.wake.then(|| link.output.clone());

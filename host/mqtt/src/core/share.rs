@@ -107,7 +107,15 @@ impl Core {
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
             let has_room = is_free
                 || (!kept || recorder.has_room())
-                    && make_room(session, cost_bytes, limits, recorder, counts, now);
+                    && make_room(
+                        session,
+                        Scope::Session,
+                        cost_bytes,
+                        limits,
+                        recorder,
+                        counts,
+                        now,
+                    );
             has_room.then_some(ready)
         });
         self.work += work::GROUP_MEMBER * asked as u64;
@@ -137,13 +145,14 @@ fn readiness(session: &Session, message: &Message, delivery: &Delivery<'_>) -> O
         return is_kept.then_some(Readiness::Absent);
     };
     // The section lets the others have what is too large for one of them.
-    if codec::publish_bytes(message, delivery) > link.packet_bytes_max {
+    let packet_bytes = codec::publish_bytes(message, delivery);
+    if packet_bytes > link.packet_bytes_max {
         return None;
     }
     let at_once = session.outbox.is_queue_empty()
         && link.resend.is_empty()
         && (at_most_once || link.unacknowledged < link.window)
-        && link.output.has_room();
+        && link.output.has_room(packet_bytes);
     Some(if at_once {
         Readiness::Now
     } else {

@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Sends the next retained messages that new subscriptions of the session wait for, until the work done since the start
-    /// reaches `work_end`. False where there are more.
+    /// reaches `work_end`: false where there are more. Ends early where the client has to take what it was sent before.
     pub(crate) fn replay(
         &mut self,
         key: SessionKey,
@@ -133,16 +133,21 @@ impl Core {
             let client = session.client.clone();
             // Cloned bytes are shared, and what is in the queue counts against its bound.
             let retained = mem::take(&mut self.retained);
+            // None: it waits for the client.
             let ended = loop {
                 if self.work >= work_end {
-                    break false;
+                    break Some(false);
+                }
+                // A client with many overlapping filters is sent each message for each of them, as it takes them.
+                if !self.has_room_for_answers(key) {
+                    break None;
                 }
                 let looks_max = 1 + (work_end - self.work) / work::RETAINED_LOOK;
                 let look =
                     retained.find(&replay.filter, replay.after.as_deref(), looks_max as usize);
                 self.work += work::RETAINED_LOOK * look.looks as u64;
                 let Some((topic, entry)) = look.at else {
-                    break true;
+                    break Some(true);
                 };
                 replay.after = Some(topic.clone());
                 if let Some(entry) = entry {
@@ -150,14 +155,20 @@ impl Core {
                 }
             };
             self.retained = retained;
-            if !ended {
+            if ended != Some(true) {
                 if let Some(session) = self.session(key) {
                     session.replays.push_front(replay);
                 }
-                return false;
+                return ended.is_none();
             }
         }
         true
+    }
+
+    /// Whether retained messages wait until the client has taken what it was sent before.
+    pub(crate) fn waits_to_replay(&mut self, key: SessionKey) -> bool {
+        let session = self.session(key);
+        session.is_some_and(|session| !session.replays.is_empty())
     }
 
     fn send_retained(

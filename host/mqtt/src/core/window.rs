@@ -10,13 +10,16 @@ use crate::{
     Limits, Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     gate::BatchNumber,
-    limits::EXPIRED_SEARCH_PERIOD,
+    limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
     outbox::{Outbox, Queued, Scope},
     persist::{Recorder, Tape},
     router::SessionKey,
     session::{Sending, Session},
 };
+
+/// A PUBREL without properties (section 3.6).
+const PUBREL_BYTES: usize = 4;
 
 impl Core {
     /// Sends what acknowledgements may leave now; the others leave with the queue.
@@ -28,6 +31,19 @@ impl Core {
             let output = sending.link.output.clone();
             self.wakes.push(output);
         }
+    }
+
+    /// Whether another PUBLISH of the client may be decided: what waits for the client, and for its acknowledgement, leaves
+    /// room for the answers. A client that sends faster than it reads is not read from until it does.
+    pub(crate) fn has_room_for_answers(&self, key: SessionKey) -> bool {
+        let Some(session) = self.sessions.get(key as usize).and_then(Option::as_deref) else {
+            return true;
+        };
+        let own = session.outbox.bytes();
+        let limits = &self.limits;
+        own <= limits.queue_bytes_reserve
+            || own <= limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS
+                && session.outbox.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
     }
 
     /// Puts a message into a session's queue and sends what can be sent. Over the bound the newest is lost: an absent
@@ -49,6 +65,7 @@ impl Core {
         }
         let has_room = make_room(
             session,
+            queued.scope,
             queued.cost_bytes(),
             &self.limits,
             &mut self.recorder,
@@ -196,6 +213,15 @@ impl Core {
         let Some(Sending { link, mut tape, .. }) = self.sending(key) else {
             return;
         };
+        let bytes_max = link.packet_bytes_max;
+        let encode = |out: &mut BytesMut| {
+            let before = out.len();
+            encode(out);
+            // As if it had been sent [MQTT-3.1.2-24]; such as a SUBACK for many filters.
+            if out.len() - before > bytes_max {
+                out.truncate(before);
+            }
+        };
         if tape.put(&link.output, told, encode) {
             let output = link.output.clone();
             self.wakes.push(output);
@@ -227,7 +253,7 @@ impl Sending<'_> {
                             usize::MAX,
                         );
                     };
-                    let Some(wake) = tape.offer(&link.output, 0, rel) else {
+                    let Some(wake) = tape.offer(&link.output, 0, PUBREL_BYTES, rel) else {
                         return;
                     };
                     tally.wake |= wake;
@@ -297,13 +323,18 @@ impl Sending<'_> {
 /// is dropped now and then.
 pub(super) fn make_room(
     session: &mut Session,
+    scope: Scope,
     cost_bytes: usize,
     limits: &Limits,
     recorder: &mut Recorder,
     counts: &mut Counts,
     now: Instant,
 ) -> bool {
-    let bytes_max = limits.queue_bytes_max;
+    let bytes_max = match scope {
+        // The client was found to have room when its request was taken, and only answers to the requests beside it came since.
+        Scope::Answer => limits.queue_bytes_max.saturating_mul(2),
+        Scope::Session | Scope::Connection => limits.queue_bytes_max,
+    };
     // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer for what others
     // have left lying.
     let total_max = match session.is_present() {
@@ -363,13 +394,13 @@ impl Tally {
             subscription_ids: &queued.subscription_ids,
             expiry_s: remaining_s(message, now),
         };
-        if codec::publish_bytes(message, &delivery) > link.packet_bytes_max {
+        let packet_bytes = codec::publish_bytes(message, &delivery);
+        if packet_bytes > link.packet_bytes_max {
             self.dropped += 1;
             return Sent::TooLarge;
         }
-        match tape.offer(&link.output, told, |out| {
-            codec::publish(out, message, &delivery);
-        }) {
+        let encode = |out: &mut _| codec::publish(out, message, &delivery);
+        match tape.offer(&link.output, told, packet_bytes, encode) {
             None => Sent::NoRoom,
             Some(wake) => {
                 self.wake |= wake;

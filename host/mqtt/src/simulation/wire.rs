@@ -73,7 +73,11 @@ impl Wire {
             Err(fault) => return Err(fault.violation.reason),
         };
         let sink = Arc::new(Sink::default());
-        let output = Output::new(broker.limits().output_bytes_high, Some(sink.clone()));
+        let output = Output::new(
+            broker.limits().output_bytes_high,
+            broker.outputs(),
+            Some(sink.clone()),
+        );
         let output = Arc::new(output);
         let accepted = broker
             .lock()
@@ -115,7 +119,7 @@ impl Wire {
             drop(round);
             match turn {
                 Turn::More | Turn::Cut => {}
-                Turn::Drained => return !self.output.is_closing(),
+                Turn::Drained | Turn::Paused => return !self.output.is_closing(),
                 // Nobody is here to say who it is.
                 Turn::Authenticate | Turn::Over => return false,
             }

@@ -217,6 +217,45 @@ impl Echo {
     }
 }
 
+/// Answers requests with many bytes, one for each time that it is asked.
+pub(crate) struct Large {
+    pub(crate) answer: Bytes,
+}
+
+impl Large {
+    pub(crate) fn broker(limits: Limits, answer_bytes: usize) -> Broker {
+        let answer = vec![b'x'; answer_bytes].into();
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
+        Broker::new(options, Arc::new(Self { answer }))
+    }
+}
+
+impl Service for Large {
+    fn claim(&self, topic: &[u8]) -> Claim {
+        match topic.starts_with(b"req/") {
+            true => Claim::Take,
+            false => Claim::Route,
+        }
+    }
+
+    fn requests(&self, broker: &Broker, _: &Origin, requests: &mut Vec<Request>) {
+        let request = requests.remove(0);
+        let topic = request.properties.response_topic().unwrap().to_owned();
+        broker.batch(|batch| {
+            let answer = Message::new(topic, self.answer.clone(), QoS::AtLeastOnce);
+            batch.answer(request.token.as_ref(), answer);
+            if let Some(token) = request.token {
+                batch.settle(token, ReasonCode::SUCCESS, None);
+            }
+        });
+    }
+
+    fn gone(&self, _: &Broker, _: &Origin) {}
+}
+
 fn answer(properties: &Properties) -> Option<Message> {
     let topic = properties.response_topic()?.to_owned();
     let mut message = Message::new(topic, "answer", QoS::AtLeastOnce);

@@ -12,7 +12,11 @@ const WILL_BYTES: usize = 60_000;
 
 /// Connects as a user and loses the connection again.
 fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), TurnedAway> {
-    let output = Arc::new(Output::new(broker.limits().output_bytes_high, None));
+    let output = Arc::new(Output::new(
+        broker.limits().output_bytes_high,
+        broker.outputs(),
+        None,
+    ));
     let connect = crate::codec::decode_connect(&mut hello.bytes(), 1 << 16);
     let identity = Identity {
         user: Some(user.into()),

@@ -343,7 +343,11 @@ fn a_session_of_nobody_goes_to_the_first_user_and_stays_that_ones() {
     let (broker, now) = start();
     let mut sessions = Vec::new();
     for user in [None, None, Some("anna"), Some("anna"), None, Some("bert")] {
-        let output = Arc::new(Output::new(broker.limits().output_bytes_high, None));
+        let output = Arc::new(Output::new(
+            broker.limits().output_bytes_high,
+            broker.outputs(),
+            None,
+        ));
         sessions.push(connect_as(user, &broker, "a", &output, now).unwrap());
     }
     let first = sessions[0];

@@ -1,0 +1,288 @@
+//! Clients that send faster than they read: the broker takes their requests as they take its answers.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use statehouse_mqtt::{Limits, Message, QoS};
+use tokio::time::timeout;
+use wire::{DisconnectReasonCode, Packet};
+
+const ANSWER_BYTES: usize = 1 << 20;
+const QUEUE_BYTES: usize = 8 << 20;
+
+fn limits() -> Limits {
+    Limits {
+        queue_bytes_max: QUEUE_BYTES,
+        ..Limits::default()
+    }
+}
+
+/// Requests with the packet identifiers from `from`.
+fn requests(from: u16, count: u16) -> Vec<Packet> {
+    (from..from + count)
+        .map(|id| request("req/large", Q::AtLeastOnce, id, "answers"))
+        .collect()
+}
+
+fn puback(id: u16) -> Packet {
+    Packet::PubAck(wire::PubAck::new(id, None))
+}
+
+#[tokio::test]
+async fn pipelined_requests_with_large_answers_are_all_answered() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    // Their answers are eight times what may wait for a client. It acknowledges each as it comes.
+    client.send(&requests(1, 64)).await;
+    let (mut answers, mut acknowledged, mut most) = (0, 0, 0);
+    while answers + acknowledged < 128 {
+        match client.next().await {
+            Some(Packet::Publish(answer)) => {
+                assert_eq!(answer.payload.len(), ANSWER_BYTES);
+                answers += 1;
+                most = most.max(broker.stats().queued_bytes);
+                client.send(&[puback(answer.pkid)]).await;
+            }
+            Some(Packet::PubAck(_)) => acknowledged += 1,
+            other => panic!("{other:?} after {answers} answers"),
+        }
+    }
+    assert!(most < QUEUE_BYTES, "{most}");
+}
+
+#[tokio::test]
+async fn acknowledgements_behind_paused_requests_are_read() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    client.send(&requests(1, 16)).await;
+    let mut unacknowledged = Vec::new();
+    let mut asked = 16;
+    let mut answers = 0;
+    while answers < 48 {
+        match client.next().await {
+            Some(Packet::Publish(answer)) => {
+                answers += 1;
+                unacknowledged.push(answer.pkid);
+            }
+            Some(Packet::PubAck(_)) => continue,
+            other => panic!("{other:?} after {answers} answers"),
+        }
+        // Behind further requests, and a few at a time.
+        if unacknowledged.len() == 4 {
+            let mut packets = requests(asked + 1, if asked < 48 { 4 } else { 0 });
+            asked += packets.len() as u16;
+            packets.extend(unacknowledged.drain(..).map(puback));
+            packets.push(Packet::PingReq(wire::PingReq));
+            client.send(&packets).await;
+            // The ping is answered although requests wait.
+            while match client.next().await {
+                Some(Packet::PingResp(_)) => false,
+                Some(Packet::Publish(answer)) => {
+                    answers += 1;
+                    unacknowledged.push(answer.pkid);
+                    true
+                }
+                Some(Packet::PubAck(_)) => true,
+                other => panic!("{other:?}"),
+            } {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn packets_behind_a_paused_request_keep_their_order() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    let mut packets = requests(1, 12);
+    packets.push(publish(
+        "own",
+        Q::AtMostOnce,
+        0,
+        "lost: nobody has subscribed",
+    ));
+    packets.push(subscribe("own", Q::AtMostOnce));
+    packets.push(publish("own", Q::AtMostOnce, 0, "kept"));
+    client.send(&packets).await;
+    let mut seen = Vec::new();
+    let mut answers = 0;
+    while answers < 12 || seen.len() < 2 {
+        match client.next().await.unwrap() {
+            Packet::Publish(message) if message.topic == "answers" => {
+                answers += 1;
+                client.send(&[puback(message.pkid)]).await;
+            }
+            Packet::Publish(message) => {
+                seen.push(String::from_utf8_lossy(&message.payload).into_owned())
+            }
+            Packet::SubAck(_) => seen.push("subscribed".to_owned()),
+            Packet::PubAck(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen, ["subscribed", "kept"]);
+}
+
+#[tokio::test]
+async fn a_malformed_packet_behind_paused_requests_ends_the_connection() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    client.send(&requests(1, 3)).await;
+    tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0x00, 0x00])
+        .await
+        .unwrap();
+    assert_eq!(
+        client.disconnected().await,
+        Some(DisconnectReasonCode::MalformedPacket)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_reads_its_answers_is_ended_by_the_write_stall() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::duplex(&broker, 1 << 20).hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    client.send(&requests(1, 64)).await;
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    let stats = broker.stats();
+    assert_eq!(stats.connections, 1);
+    assert!(stats.queued_bytes < QUEUE_BYTES, "{stats:?}");
+    timeout(PATIENCE, async {
+        while broker.stats().connections > 0 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_acknowledges_cannot_pause_for_ever() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::duplex(&broker, 1 << 20).hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    // More than a paused connection keeps, so that it is not read from any more.
+    let mut packets = requests(1, 12);
+    for id in 13..20 {
+        packets.push(publish("other", Q::AtLeastOnce, id, vec![0; 400_000]));
+    }
+    let (mut reader, mut writer) = tokio::io::split(client.stream);
+    let flood = tokio::spawn(async move {
+        _ = tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes(&packets)).await;
+        writer
+    });
+    let mut received = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut received)
+        .await
+        .unwrap();
+    // DISCONNECT 0x97 stands at the end of what was sent.
+    let end = received.len() - 200..;
+    assert!(
+        received[end].windows(1).any(|it| it == [0xE0]),
+        "no DISCONNECT"
+    );
+    assert_eq!(broker.stats().disconnected, 1);
+    drop(flood.await);
+}
+
+/// Fifty requests one after the other, each with the acknowledgement of its answer in a write of its own, as paho sends them.
+fn sequential(address: std::net::SocketAddr, client: &str, nodelay: bool) -> Duration {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_nodelay(nodelay).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut reader = stream.try_clone().unwrap();
+    let mut send = |packets: &[Packet]| stream.write_all(&bytes(packets)).unwrap();
+    send(&[
+        connect(client, true, 0, 60),
+        subscribe("answers", Q::AtLeastOnce),
+    ]);
+    let mut buffer = bytes::BytesMut::new();
+    let mut next = move |stream: &mut std::net::TcpStream| loop {
+        if let Ok(packet) = Packet::read(&mut buffer, None) {
+            return packet;
+        }
+        let mut chunk = [0; 4096];
+        let count = stream.read(&mut chunk).unwrap();
+        assert!(count > 0, "the broker has closed");
+        buffer.extend_from_slice(&chunk[..count]);
+    };
+    while !matches!(next(&mut reader), Packet::SubAck(_)) {}
+    let begun = std::time::Instant::now();
+    for id in 1..=50 {
+        send(&[request("req/x", Q::AtLeastOnce, id, "answers")]);
+        let mut missing = 2;
+        while missing > 0 {
+            match next(&mut reader) {
+                Packet::Publish(answer) => {
+                    send(&[puback(answer.pkid)]);
+                    missing -= 1;
+                }
+                Packet::PubAck(_) => missing -= 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    begun.elapsed()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sequential_requests_of_a_client_with_nagle_are_not_delayed() {
+    let (broker, _) = Echo::broker(Limits::default());
+    let address = listen(&broker).await;
+    let [with, without] = [("a", false), ("b", true)].map(|(client, nodelay)| {
+        tokio::task::spawn_blocking(move || sequential(address, client, nodelay))
+    });
+    let (with, without) = (with.await.unwrap(), without.await.unwrap());
+    // Each would wait for an acknowledgement that is delayed by 40 ms.
+    assert!(
+        with < without + Duration::from_secs(1),
+        "{with:?}, {without:?}"
+    );
+}
+
+#[tokio::test]
+async fn overlapping_filters_bring_all_retained_messages_again_and_again() {
+    const RETAINED: usize = 8;
+    const FILTERS: usize = 10;
+    let broker = broker(Limits {
+        queue_bytes_max: 2 << 20,
+        retained_bytes_max: 1 << 20,
+        ..Limits::default()
+    });
+    for n in 0..RETAINED {
+        let mut message = Message::new(format!("a/b/{n}"), vec![0; 100_000], QoS::AtLeastOnce);
+        message.retain = true;
+        broker.batch(|batch| batch.publish(message.clone()));
+    }
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    let overlapping = [
+        "#", "+/#", "a/#", "+/+/#", "a/+/#", "+/b/#", "a/b/#", "a/b/+", "a/+/+", "+/+/+",
+    ];
+    let mut all = wire::Subscribe::new_many(
+        overlapping.map(|filter| wire::Filter::new(filter.to_owned(), Q::AtLeastOnce)),
+        None,
+    );
+    all.pkid = 7;
+    client.send(&[Packet::Subscribe(all)]).await;
+    let mut received = 0;
+    while received < RETAINED * FILTERS {
+        match client.next().await {
+            Some(Packet::Publish(message)) => {
+                received += 1;
+                client.send(&[puback(message.pkid)]).await;
+            }
+            Some(Packet::SubAck(_)) => {}
+            other => panic!("{other:?} after {received} messages"),
+        }
+    }
+    assert_eq!(broker.stats().dropped, 0);
+}
