@@ -190,7 +190,7 @@ impl Recovered {
         }
     }
 
-    /// The MQTT client id of whoever has this directory.
+    /// The name of the store with this directory, which is its MQTT client id at a foreign broker.
     pub fn client_id(&self) -> Result<String, StorageError> {
         let failed = |error| StorageError::ClientId(self.directory.join(client_id::FILE), error);
         client_id::of(&self.directory).map_err(failed)

@@ -1,7 +1,7 @@
 //! What can be asked of the administration.
 //!
 //! ```text
-//! GET    /v1/policies                all that are loaded, and who answers what
+//! GET    /v1/policies                the store's name, all loaded policies, and who answers what
 //! POST   /v1/policies                load one; the body is its file
 //! DELETE /v1/policies/WHICH          unload one
 //! POST   /v1/policies/WHICH/promote  let it answer

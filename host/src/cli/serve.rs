@@ -189,14 +189,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         tracing::info!("{}", recovered.report());
         recovered.begin(mode);
     }
-    let client_id = match &config.transport {
-        TransportChoice::Embedded(_) => String::new(),
-        TransportChoice::Foreign(foreign) => match (&foreign.client_id, &recovered) {
-            (Some(id), _) => id.clone(),
-            (None, Some(recovered)) => recovered.client_id()?,
-            (None, None) => storage::new_client_id()?,
-        },
-    };
+    let name = store_name(&config.transport, recovered.as_ref())?;
     let modules = Modules::of(&config.storage.directory);
     let mut empty = Image::new(config.storage.duplicates);
     empty.begin(mode);
@@ -246,7 +239,8 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         },
     );
     server.tell_refusals(audit.clone());
-    let control = Control::new(server.clone(), engine, disk.is_some().then_some(modules));
+    let modules = disk.is_some().then_some(modules);
+    let control = Control::new(server.clone(), engine, modules, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
     let administration = Administration::open(config, gate, orders.clone())?;
@@ -276,7 +270,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         }
         TransportChoice::Foreign(foreign) => {
             let rules = access.rules().cloned();
-            let clients = Clients::foreign(&server, foreign, client_id, config, rules)?;
+            let clients = Clients::foreign(&server, foreign, name, config, rules)?;
             let again = recheck(&access, &server);
             // Watches are kept over a restart, and rules may be others by now.
             again();
@@ -304,6 +298,24 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         disk,
         signals,
     }))
+}
+
+/// The name of this store: the target of signed orders, and the MQTT client id at a foreign broker.
+fn store_name(
+    transport: &TransportChoice,
+    recovered: Option<&Recovered>,
+) -> anyhow::Result<String> {
+    let configured = match transport {
+        TransportChoice::Embedded(_) => None,
+        TransportChoice::Foreign(foreign) => foreign.client_id.clone(),
+    };
+    let name = match (configured, recovered) {
+        (Some(name), _) => name,
+        (None, Some(recovered)) => recovered.client_id()?,
+        (None, None) => storage::new_client_id()?,
+    };
+    tracing::info!("the name of this store is {}", name.escape_debug());
+    Ok(name)
 }
 
 /// Takes other bounds into force, and says which.

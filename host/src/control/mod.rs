@@ -30,6 +30,8 @@ pub struct Control {
     engine: Arc<Engine<Transaction>>,
     /// None where nothing is kept.
     modules: Option<Modules>,
+    /// The name of this store, by which signed orders address it.
+    store: String,
     /// One change at a time, from reading what is to recording what will be.
     changing: Mutex<()>,
     compiling: Mutex<()>,
@@ -69,6 +71,8 @@ pub struct CommandView {
 /// All policies that are held ready, and who answers what.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listing {
+    /// The name of the store.
+    pub store: String,
     /// The policies.
     pub policies: Vec<PolicyView>,
     /// What each is there for.
@@ -188,15 +192,18 @@ impl Seen {
 
 impl Control {
     /// Controls the policies of `server`, which `engine` compiled. Their files are kept in `modules`, if anything is.
+    /// Signed orders address the store as `store`.
     pub fn new(
         server: Arc<Server>,
         engine: Arc<Engine<Transaction>>,
         modules: Option<Modules>,
+        store: String,
     ) -> Arc<Self> {
         Arc::new(Self {
             server,
             engine,
             modules,
+            store,
             changing: Mutex::new(()),
             compiling: Mutex::new(()),
         })
@@ -350,6 +357,7 @@ impl Control {
         let seen = self.seen();
         let digests = seen.policies.iter().map(|it| it.digest.into());
         Listing {
+            store: self.store.clone(),
             policies: digests.filter_map(|it| seen.view(it).ok()).collect(),
             assignment: seen.assignment,
             swaps: self.server.swaps(),

@@ -1,8 +1,13 @@
-//! The numbers of signed orders that came over MQTT.
+//! The target and the numbers of signed orders over MQTT.
 
 use super::{Control, ControlError};
 
 impl Control {
+    /// The name of this store: it carries out only the orders that name it.
+    pub fn store(&self) -> &str {
+        &self.store
+    }
+
     /// The number of the last order that was accepted.
     pub fn serial(&self) -> u64 {
         self.seen().assignment.serial

@@ -9,6 +9,9 @@ use crate::policy::Registry;
 use crate::server::Settings;
 use crate::store::{Quota, Retention, Store};
 
+/// The name of the store.
+pub(crate) const STORE: &str = "here";
+
 const QUOTA: Quota = Quota {
     keys_max: 100,
     bytes_max: 100_000,
@@ -50,7 +53,7 @@ pub(crate) fn rig() -> Rig {
     let data = tempfile::tempdir().unwrap();
     let modules = Modules::of(data.path());
     Rig {
-        control: Control::new(server, engine, Some(modules)),
+        control: Control::new(server, engine, Some(modules), STORE.into()),
         records,
         data,
     }

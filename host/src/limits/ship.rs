@@ -15,6 +15,9 @@ pub const KEY_FILE_BYTES_MAX: u64 = 4 << 10;
 /// An order over MQTT: its list of chunks is nearly all of it.
 pub const ORDER_BYTES_MAX: usize = 128 << 10;
 
+/// Stores that one order names: the longest names fit into an order with the longest list of chunks.
+pub const ORDER_STORES_MAX: usize = 128;
+
 /// Chunks of one order: the largest policy in pieces of 64 KiB.
 pub const ORDER_CHUNKS_MAX: usize = 1024;
 

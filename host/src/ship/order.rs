@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::ClientId;
 use crate::limits;
 use crate::policy::{CanaryRule, Digest};
 
@@ -14,6 +15,10 @@ use crate::policy::{CanaryRule, Digest};
 pub struct Order {
     /// Higher than that of every order before it: what was ordered once is not ordered again by repeating it.
     pub serial: u64,
+    /// The names of the stores that carry it out. Without a target, a captured order could be
+    /// published to every store that trusts the same key.
+    #[serde(default)]
+    pub stores: Vec<String>,
     /// What to do.
     pub action: Action,
     /// The policy. A shadow or a canary without one ends.
@@ -57,6 +62,20 @@ pub enum OrderError {
     /// Not JSON, or of another form.
     #[error("the order is not as it has to be: {0}")]
     Form(String),
+    /// No target.
+    #[error(
+        "the order names no store: sign it with the store's name in `stores` (`statehouse policy push --store NAME`)"
+    )]
+    NoStore,
+    /// More targets than an order may have.
+    #[error("the order names {0} stores, and an order names at most {max}", max = limits::ORDER_STORES_MAX)]
+    Stores(usize),
+    /// A target that no store has as its name.
+    #[error("`stores` of the order: {0}")]
+    StoreName(String),
+    /// Another target.
+    #[error("the order is for other stores: the name of this store is {0}")]
+    OtherStore(String),
     /// The action needs more.
     #[error("the order lacks `{0}`, which its action needs")]
     Lacks(&'static str),
@@ -81,36 +100,60 @@ pub enum OrderError {
 }
 
 impl Order {
-    /// Reads an order that was signed.
-    pub fn parse(payload: &[u8]) -> Result<Self, OrderError> {
+    /// Reads an order that was signed, if it is for this store.
+    pub fn parse(payload: &[u8], store: &str) -> Result<Self, OrderError> {
         let order: Self =
             serde_json::from_slice(payload).map_err(|error| OrderError::Form(error.to_string()))?;
-        let needs_digest = match order.action {
+        order.check_target(store)?;
+        order.check_parts()?;
+        Ok(order)
+    }
+
+    fn check_target(&self, store: &str) -> Result<(), OrderError> {
+        let count = self.stores.len();
+        if count == 0 {
+            return Err(OrderError::NoStore);
+        }
+        if count > limits::ORDER_STORES_MAX {
+            return Err(OrderError::Stores(count));
+        }
+        for name in &self.stores {
+            let _: ClientId = name.parse().map_err(OrderError::StoreName)?;
+        }
+        match self.stores.iter().any(|name| name == store) {
+            true => Ok(()),
+            false => Err(OrderError::OtherStore(store.to_owned())),
+        }
+    }
+
+    /// Checks that the order has what its action needs.
+    fn check_parts(&self) -> Result<(), OrderError> {
+        let needs_digest = match self.action {
             Action::Load | Action::Promote | Action::Unload => true,
-            Action::Rollback | Action::Shadow | Action::Canary => !order.chunks.is_empty(),
+            Action::Rollback | Action::Shadow | Action::Canary => !self.chunks.is_empty(),
         };
-        if needs_digest && order.digest.is_none() {
+        if needs_digest && self.digest.is_none() {
             return Err(OrderError::Lacks("digest"));
         }
-        if order.action == Action::Load && order.chunks.is_empty() {
+        if self.action == Action::Load && self.chunks.is_empty() {
             return Err(OrderError::Lacks("chunks"));
         }
-        if order.action == Action::Canary && order.digest.is_some() && order.rule.is_none() {
+        if self.action == Action::Canary && self.digest.is_some() && self.rule.is_none() {
             return Err(OrderError::Lacks("rule"));
         }
-        if order.chunks.is_empty() {
-            return Ok(order);
+        if self.chunks.is_empty() {
+            return Ok(());
         }
-        let size = order.size.ok_or(OrderError::Lacks("size"))?;
+        let size = self.size.ok_or(OrderError::Lacks("size"))?;
         if size > limits::POLICY_FILE_BYTES_MAX {
             return Err(OrderError::Size(size));
         }
-        let count = order.chunks.len();
+        let count = self.chunks.len();
         let bytes_max = (count as u64).saturating_mul(limits::CHUNK_BYTES_MAX as u64);
         if count > limits::ORDER_CHUNKS_MAX || size > bytes_max {
             return Err(OrderError::Chunks(count));
         }
-        Ok(order)
+        Ok(())
     }
 
     /// The order as it is signed and sent.
@@ -184,6 +227,7 @@ mod tests {
     fn order(file: &[u8], chunk_bytes: usize) -> Order {
         Order {
             serial: 7,
+            stores: vec!["here".into()],
             action: Action::Promote,
             digest: Some(Digest::of(file)),
             size: Some(file.len() as u64),
@@ -197,7 +241,7 @@ mod tests {
     fn chunks_come_in_any_order_and_more_than_once() {
         let file: Vec<u8> = (0..=255).cycle().take(1000).collect();
         let order = order(&file, 300);
-        assert_eq!(Order::parse(&order.payload()).unwrap(), order);
+        assert_eq!(Order::parse(&order.payload(), "here").unwrap(), order);
         let mut assembly = Assembly::new(order.clone());
         let chunks: Vec<&[u8]> = file.chunks(300).collect();
         for index in [3, 0, 0, 2, 3] {
@@ -234,7 +278,11 @@ mod tests {
 
     #[test]
     fn orders_are_bounded_and_whole() {
-        let parse = |text: &str| Order::parse(text.as_bytes()).unwrap_err().to_string();
+        let whole = |text: &str| {
+            let text = text.replace("\"serial\"", "\"stores\":[\"here\"],\"serial\"");
+            Order::parse(text.as_bytes(), "here")
+        };
+        let parse = |text: &str| whole(text).unwrap_err().to_string();
         let digest = Digest::of(b"x");
         for (text, says) in [
             ("", "not as it has to be"),
@@ -271,8 +319,45 @@ mod tests {
         let canary = format!(r#"{{"serial":1,"action":"canary","digest":"{digest}"}}"#);
         assert!(parse(&canary).contains("`rule`"));
         let rule = canary.replace('}', r#","rule":{"percent":5}}"#);
-        assert!(Order::parse(rule.as_bytes()).is_ok(), "{rule}");
-        assert!(Order::parse(br#"{"serial":1,"action":"shadow"}"#).is_ok());
-        assert!(Order::parse(br#"{"serial":1,"action":"rollback"}"#).is_ok());
+        assert!(whole(&rule).is_ok(), "{rule}");
+        assert!(whole(r#"{"serial":1,"action":"shadow"}"#).is_ok());
+        assert!(whole(r#"{"serial":1,"action":"rollback"}"#).is_ok());
+    }
+
+    #[test]
+    fn an_order_is_only_for_the_stores_it_names() {
+        let parse = |stores: &str, store: &str| {
+            let text = format!(r#"{{"serial":1,"action":"rollback"{stores}}}"#);
+            Order::parse(text.as_bytes(), store).map(|order| order.stores)
+        };
+        for stores in [r#","stores":["a"]"#, r#","stores":["b","a"]"#] {
+            assert!(parse(stores, "a").is_ok(), "{stores}");
+            for other in ["c", "A", "", "*"] {
+                let refused = Err(OrderError::OtherStore(other.into()));
+                assert_eq!(parse(stores, other), refused, "{stores}");
+            }
+        }
+        // Names are compared byte by byte: no pattern matches every store.
+        for stores in [r#","stores":["*"]"#, r#","stores":["a*"]"#] {
+            assert_eq!(parse(stores, "a"), Err(OrderError::OtherStore("a".into())));
+        }
+        for stores in ["", r#","stores":[]"#] {
+            assert_eq!(parse(stores, "a"), Err(OrderError::NoStore));
+        }
+        let list = |names: &[&str]| format!(r#","stores":{}"#, serde_json::json!(names));
+        let most = ["a"; limits::ORDER_STORES_MAX + 1];
+        assert!(parse(&list(&most[1..]), "a").is_ok());
+        assert_eq!(
+            parse(&list(&most), "a"),
+            Err(OrderError::Stores(most.len()))
+        );
+        let long = "a".repeat(limits::BROKER_CLIENT_ID_BYTES_MAX + 1);
+        assert!(parse(&list(&[&long[1..]]), &long[1..]).is_ok());
+        for name in [&long, "", "b\n"] {
+            let refused = parse(&list(&["a", name]), "a");
+            assert!(matches!(refused, Err(OrderError::StoreName(_))), "{name:?}");
+        }
+        let form = parse(r#","stores":"a""#, "a");
+        assert!(matches!(form, Err(OrderError::Form(_))), "{form:?}");
     }
 }

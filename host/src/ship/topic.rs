@@ -158,8 +158,13 @@ impl PolicyOrders {
         (self.gate.trust())
             .check_order(payload, signature)
             .map_err(|error| (ReasonCode::NOT_AUTHORIZED, error.to_string()))?;
-        let order = Order::parse(payload)
-            .map_err(|error| (ReasonCode::PAYLOAD_FORMAT_INVALID, error.to_string()))?;
+        let order = Order::parse(payload, self.gate.control().store()).map_err(|error| {
+            let reason = match error {
+                OrderError::OtherStore(_) => ReasonCode::NOT_AUTHORIZED,
+                _ => ReasonCode::PAYLOAD_FORMAT_INVALID,
+            };
+            (reason, error.to_string())
+        })?;
         let known = Known {
             payload: blake3::hash(payload),
             serial: order.serial,
@@ -349,6 +354,7 @@ impl PolicyOrders {
         let active = listing.policies.iter().find(|it| it.digest == active);
         let mut status = json!({
             "state": what,
+            "store": listing.store,
             "last_serial": listing.assignment.serial,
             "active": active.map(|it| json!({
                 "name": it.name,

@@ -1,8 +1,10 @@
-//! The MQTT client id of a store behind a foreign broker: made once, and kept in its data directory.
+//! The name of a store: its MQTT client id at a foreign broker, and the target of the signed orders
+//! that its embedded broker takes. The store makes the name once and keeps it in its data directory.
 //!
-//! What enters: a data directory that this process has locked. What leaves: the client id in it. Whoever has the
-//! directory next, after a restart or as a standby, finds the same one, and with it the session at the broker. A backup
-//! does not hold it: a restored store is another client.
+//! What enters: a data directory that this process has locked. What leaves: the client id in it. After
+//! a restart, or in a standby, the next process with this directory finds the same name, and with it the
+//! session at the broker. A backup never holds the name: the serial of a restored store may be older, so
+//! under the same name old orders could be replayed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

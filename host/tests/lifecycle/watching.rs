@@ -61,7 +61,12 @@ fn rig_over(mut store: Store, purity_every: u32) -> Rig {
     );
     let notebook = Arc::new(Notebook::default());
     server.attach(notebook.clone());
-    let control = Control::new(server.clone(), policies().engine.clone(), None);
+    let control = Control::new(
+        server.clone(),
+        policies().engine.clone(),
+        None,
+        "store".into(),
+    );
     Rig {
         server,
         control,

@@ -16,13 +16,15 @@ use ed25519_compact::SecretKey;
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Client, Property, Publish, Ran, Server, property, run_in};
 
-use crate::{OURS, answers, eventually, keygen, ours, policy, roles, sign};
+use crate::{OURS, answers, eventually, keygen, listing, ours, policy, roles, sign};
 
 const TOPIC: &str = "statehouse/v1/admin/policy";
 
 /// A store that trusts a key, and the key.
 struct Fleet {
     server: Server,
+    /// The store's name.
+    store: String,
     directory: tempfile::TempDir,
     key: SecretKey,
     /// Our policy, signed.
@@ -33,14 +35,26 @@ fn fleet() -> Fleet {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();
     let trusted = keygen(here, "trusted");
-    let server = Server::with(&format!("trusted_keys = [\"{trusted}\"]"), &[]);
+    let server = trusting(&trusted);
     let file = fs::read(sign(here, "trusted.key", &ours(), "signed.wasm")).unwrap();
     Fleet {
+        store: name(&server),
         server,
         key: secret(&here.join("trusted.key")),
         directory,
         file,
     }
+}
+
+/// A store that trusts this key.
+fn trusting(key: &str) -> Server {
+    Server::with(&format!("trusted_keys = [\"{key}\"]"), &[])
+}
+
+/// The name by which orders address this store.
+fn name(server: &Server) -> String {
+    let listing = listing(server);
+    listing["store"].as_str().unwrap().to_owned()
 }
 
 /// The file holds a byte that names its kind, then the key.
@@ -65,10 +79,11 @@ fn base64(bytes: &[u8]) -> String {
 const CHUNK_BYTES: usize = 20_000;
 
 /// An order that ships a file.
-fn order(serial: u64, action: &str, file: &[u8]) -> Json {
+fn order(store: &str, serial: u64, action: &str, file: &[u8]) -> Json {
     let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
     json!({
         "serial": serial,
+        "stores": [store],
         "action": action,
         "digest": hash(file),
         "size": file.len(),
@@ -120,10 +135,14 @@ fn ended(server: &Server, serial: u64) -> Json {
 #[test]
 fn a_signed_order_ships_and_promotes() {
     let Fleet {
-        server, key, file, ..
+        server,
+        store,
+        key,
+        file,
+        ..
     } = fleet();
     let mut client = server.connect("fleet");
-    let order = signed(&order(7, "promote", &file), &key);
+    let order = signed(&order(&store, 7, "promote", &file), &key);
     assert_eq!(publish(&mut client, &order), (0, String::new()));
     let all = chunks(&file);
     assert!(all.len() > 2, "{} bytes are too few to tell", file.len());
@@ -152,12 +171,16 @@ fn a_signed_order_ships_and_promotes() {
 fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
     let Fleet {
         mut server,
+        store,
         key,
         file,
         ..
     } = fleet();
-    let first = signed(&order(7, "promote", &file), &key);
-    let back = signed(&json!({ "serial": 8, "action": "rollback" }), &key);
+    let first = signed(&order(&store, 7, "promote", &file), &key);
+    let back = signed(
+        &json!({ "serial": 8, "stores": [store], "action": "rollback" }),
+        &key,
+    );
     let mut client = server.connect("fleet");
     assert_eq!(publish(&mut client, &first).0, 0);
     for chunk in chunks(&file) {
@@ -168,7 +191,7 @@ fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
     assert_eq!(ended(&server, 8)["state"], "done");
     assert!(!answers(&server, "tally"));
     let refused = |client: &mut Client| {
-        for old in [&first, &signed(&order(7, "load", &file), &key)] {
+        for old in [&first, &signed(&order(&store, 7, "load", &file), &key)] {
             let (reason, text) = publish(client, old);
             assert_eq!(reason, 0x83, "{text}");
             assert!(text.contains("not newer than 8"), "{text}");
@@ -181,7 +204,7 @@ fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
     refused(&mut server.connect("fleet"));
     assert!(!answers(&server, "tally"));
     // A newer one whose policy is here already needs no chunks.
-    let again = json!({ "serial": 9, "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
+    let again = json!({ "serial": 9, "stores": [store], "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
     assert_eq!(
         publish(&mut server.connect("fleet"), &signed(&again, &key)).0,
         0
@@ -194,6 +217,7 @@ fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
 fn orders_of_others_are_refused() {
     let Fleet {
         server,
+        store,
         directory,
         key,
         file,
@@ -201,7 +225,7 @@ fn orders_of_others_are_refused() {
     keygen(directory.path(), "other");
     let other = secret(&directory.path().join("other.key"));
     let mut client = server.connect("fleet");
-    let good = order(7, "promote", &file);
+    let good = order(&store, 7, "promote", &file);
     let mut unsigned = signed(&good, &key);
     unsigned.properties.clear();
     let mut changed = signed(&good, &key);
@@ -220,12 +244,25 @@ fn orders_of_others_are_refused() {
     }
     server.wait_for_log("the order is not signed by a key");
     for (order, reason) in [
-        (json!({ "serial": 7, "action": "explode" }), 0x99),
-        (json!({ "serial": 7, "action": "promote" }), 0x99),
+        (
+            json!({ "serial": 7, "stores": [store], "action": "explode" }),
+            0x99,
+        ),
+        (
+            json!({ "serial": 7, "stores": [store], "action": "promote" }),
+            0x99,
+        ),
         (json!([]), 0x99),
+        (
+            json!({ "serial": 7, "stores": [], "action": "rollback" }),
+            0x99,
+        ),
+        (json!({ "serial": 7, "action": "rollback" }), 0x99),
     ] {
         assert_eq!(publish(&mut client, &signed(&order, &key)).0, reason);
     }
+    let line = server.wait_for_log("the order names no store");
+    assert!(line.contains("statehouse::audit"), "{line}");
     let long = Publish::new(&format!("{TOPIC}/order"), vec![b' '; 200_000]).qos(1);
     assert_eq!(publish(&mut client, &long).0, 0x97);
     // Nobody has ordered these.
@@ -233,14 +270,85 @@ fn orders_of_others_are_refused() {
     assert_eq!(roles(&server, OURS), None);
 }
 
+/// Both stores trust the key, so the signature alone does not say which one the order is for.
+#[test]
+fn captured_order_is_refused_by_another_store() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        key,
+        file,
+    } = fleet();
+    let other = trusting(directory.path().join("trusted.pub").to_str().unwrap());
+    let other_name = name(&other);
+    assert_ne!(other_name, store);
+    let captured = signed(&order(&store, 7, "promote", &file), &key);
+    let mut all = vec![captured.clone()];
+    all.extend(chunks(&file));
+    for publication in &all {
+        assert_eq!(publish(&mut server.connect("fleet"), publication).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+
+    let before = listing(&other);
+    let mut client = other.connect("fleet");
+    let (reason, text) = publish(&mut client, &captured);
+    assert_eq!(reason, 0x87, "{text}");
+    assert!(
+        text.contains("for other stores") && text.contains(&other_name),
+        "{text}"
+    );
+    let line = other.wait_for_log("the order is for other stores");
+    assert!(line.contains("statehouse::audit"), "{line}");
+    // The store has taken no order, so it takes no chunks.
+    assert_eq!(publish(&mut client, &all[1]).0, 0x83);
+    assert_eq!(listing(&other), before);
+    // The refused order has not used up its serial. One order may name both stores.
+    let both = json!({
+        "serial": 7,
+        "stores": [store, other_name],
+        "action": "shadow",
+    });
+    assert_eq!(
+        publish(&mut client, &signed(&both, &key)),
+        (0, String::new())
+    );
+    assert_eq!(ended(&other, 7)["state"], "done");
+}
+
+/// Without a data directory a restart loses the serial of the last order, so it must lose the name too.
+#[test]
+fn order_is_refused_after_a_restart_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let trusted = keygen(directory.path(), "trusted");
+    let key = secret(&directory.path().join("trusted.key"));
+    let settings = [("trusted_keys", &*trusted), ("durability", "memory")];
+    let mut server = Server::restartable(&settings);
+    let line = server.wait_for_log("the name of this store is");
+    let store = line.rsplit(' ').next().unwrap();
+    let order = json!({ "serial": 7, "stores": [store], "action": "shadow" });
+    let order = signed(&order, &key);
+    assert_eq!(publish(&mut server.connect("fleet"), &order).0, 0);
+    assert_eq!(ended(&server, 7)["state"], "done");
+    server.signal("TERM");
+    server.wait(std::time::Duration::from_secs(20));
+    server.restart();
+    assert_eq!(publish(&mut server.connect("fleet"), &order).0, 0x87);
+}
+
 #[test]
 fn chunks_that_are_not_those_of_the_order() {
     let Fleet {
-        server, key, file, ..
+        server,
+        store,
+        key,
+        file,
+        ..
     } = fleet();
     let mut client = server.connect("fleet");
     assert_eq!(
-        publish(&mut client, &signed(&order(7, "load", &file), &key)).0,
+        publish(&mut client, &signed(&order(&store, 7, "load", &file), &key)).0,
         0
     );
     let all = chunks(&file);
@@ -268,7 +376,11 @@ fn chunks_that_are_not_those_of_the_order() {
     // A file that nobody signed is refused, whoever orders it: orders say what to do, not what to trust.
     let unsigned = fs::read(ours()).unwrap();
     assert_eq!(
-        publish(&mut client, &signed(&order(8, "promote", &unsigned), &key)).0,
+        publish(
+            &mut client,
+            &signed(&order(&store, 8, "promote", &unsigned), &key)
+        )
+        .0,
         0
     );
     for chunk in chunks(&unsigned) {
@@ -290,7 +402,7 @@ fn without_keys_nobody_is_obeyed() {
     let key = secret(&directory.path().join("any.key"));
     let server = Server::with("allow_unsigned = true", &[]);
     let mut client = server.connect("fleet");
-    let order = json!({ "serial": 7, "action": "rollback" });
+    let order = json!({ "serial": 7, "stores": [name(&server)], "action": "rollback" });
     let (reason, text) = publish(&mut client, &signed(&order, &key));
     assert_eq!(reason, 0x87);
     assert!(text.contains("trusted_keys"), "{text}");
@@ -300,13 +412,14 @@ fn without_keys_nobody_is_obeyed() {
 /// Whoever steers a fleet believes the status, so nobody but the store may publish it.
 #[test]
 fn the_status_is_the_stores() {
-    let Fleet { server, .. } = fleet();
+    let Fleet { server, store, .. } = fleet();
     let mut client = server.connect("client");
     client.subscribe("statehouse/#", 0);
     let status = client.take_publish(TOPIC);
     assert!(status.retain);
     let status: Json = serde_json::from_slice(&status.payload).unwrap();
     assert_eq!(status["state"], "idle");
+    assert_eq!(status["store"], store);
     assert_eq!(status["active"]["name"], "standard");
     for topic in ["status", "other", "chunk", "order/x"] {
         let forged = Publish::new(&format!("{TOPIC}/{topic}"), "{}")
@@ -324,16 +437,42 @@ fn push(directory: &Path, broker: &str, key: &str, more: &[&str]) -> Ran {
 }
 
 #[test]
+fn push_without_a_store_says_where_the_name_is() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        ..
+    } = fleet();
+    let broker = format!("mqtt://{}", server.address());
+    let rollback = |more: &[&str]| {
+        let all = [&["--rollback"], more].concat();
+        push(directory.path(), &broker, "trusted.key", &all)
+    };
+    let says = "`statehouse policy list` on the gateway shows the store's name";
+    rollback(&[]).code(2).says("--store").says(says);
+    rollback(&["--store", ""]).code(2).says("--store");
+    rollback(&["--store", "other"]).code(4).says(&store);
+    let list = policy(&server, &["list"]).code(0).text();
+    assert!(list.contains(&format!("\nstore: {store}\n")), "{list}");
+    server.wait_for_log(&format!("the name of this store is {store}"));
+}
+
+#[test]
 fn push_does_all_of_it() {
     let Fleet {
         server,
+        store,
         directory,
         file,
         ..
     } = fleet();
     let here = directory.path();
     let broker = format!("mqtt://{}", server.address());
-    let push_with = |key: &str, more: &[&str]| push(here, &broker, key, more);
+    let push_with = |key: &str, more: &[&str]| {
+        let all = [&["--store", &store], more].concat();
+        push(here, &broker, key, &all)
+    };
     let trusted = |more: &[&str]| push_with("trusted.key", more);
     // It signs what is not signed, and gets the same file.
     let module = ours();
@@ -357,7 +496,8 @@ fn push_does_all_of_it() {
     push_with("other.key", &[&module])
         .code(4)
         .says("not signed by a key");
-    push(here, "127.0.0.1:1", "trusted.key", &[&module])
+    let nowhere = "127.0.0.1:1";
+    push(here, nowhere, "trusted.key", &["--store", &store, &module])
         .code(3)
         .says("127.0.0.1:1");
 }
@@ -391,6 +531,7 @@ fn cut_after(bytes: u64, server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
 fn push_goes_on_over_another_connection() {
     let Fleet {
         server,
+        store,
         directory,
         file,
         ..
@@ -402,7 +543,7 @@ fn push_goes_on_over_another_connection() {
         directory.path(),
         &broker,
         "trusted.key",
-        &[&ours(), "--promote"],
+        &["--store", &store, &ours(), "--promote"],
     )
     .code(0);
     assert_eq!(connections.load(Ordering::Relaxed), 2);
@@ -427,7 +568,8 @@ fn push_does_not_wait_for_a_status_that_it_may_not_hear() {
         client.write_all(&suback).unwrap();
         io::copy(&mut client, &mut io::sink()).unwrap();
     });
-    push(directory.path(), &broker, "trusted.key", &["--rollback"])
+    let arguments = ["--store", "any", "--rollback"];
+    push(directory.path(), &broker, "trusted.key", &arguments)
         .code(4)
         .says("NotAuthorized");
 }
@@ -447,7 +589,7 @@ fn push_cuts_for_the_brokers_packets() {
         directory.path(),
         &broker,
         "trusted.key",
-        &[&ours(), "--promote"],
+        &["--store", &name(&server), &ours(), "--promote"],
     )
     .code(0);
     assert!(answers(&server, "tally"));

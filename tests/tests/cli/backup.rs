@@ -1,6 +1,6 @@
 //! `statehouse snapshot` and `statehouse restore`: the same store again, from one file.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use statehouse_tests::{Client, Connect, Publish, Server, Store, policies, property};
 
@@ -161,6 +161,22 @@ fn the_policy_comes_along() {
         .code(0)
         .says("faulty 0.1.0@");
     look(&server, &["doctor", "poorer"]).code(1);
+}
+
+/// Its serial of orders may be older, so it must not carry out the orders of the first store again.
+#[test]
+fn restored_store_has_another_name() {
+    let mut server = Server::restartable(&[]);
+    look(&server, &["snapshot", "backup"]).code(0);
+    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
+    let first = name(&data(&server));
+    stop(&mut server);
+    server.restart();
+    assert_eq!(name(&data(&server)), first);
+    stop(&mut server);
+    server.restart_with(&[("data", "restored")]);
+    assert_ne!(name(&server.directory().join("restored")), first);
 }
 
 #[test]

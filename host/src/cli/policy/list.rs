@@ -1,4 +1,4 @@
-//! `statehouse policy list`: what a running store has loaded, and who answers what.
+//! `statehouse policy list`: the name of a running store, its loaded policies, and who answers what.
 
 use hyper::Method;
 use serde_json::Value as Json;
@@ -10,7 +10,8 @@ use crate::cli::table;
 
 /// List the policies of a running store, what each is there for and what it has done
 ///
-/// Numbers count since the program started, or since the policy was loaded.
+/// Numbers count since the program started, or since the policy was loaded. The store's name is the one that
+/// `policy push --store` asks for.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -70,7 +71,7 @@ fn in_words(listing: &Json) -> String {
 /// What the table has no place for.
 fn assignment(listing: &Json) -> String {
     let it = &listing["assignment"];
-    let mut out = String::new();
+    let mut out = format!("store: {}\n", text(&listing["store"]));
     for route in it["routes"].as_array().into_iter().flatten() {
         let prefix = match route["prefix"].as_str() {
             Some(text) => printable(text.as_bytes()),
@@ -114,6 +115,7 @@ mod tests {
     fn a_table_of_what_is_there() {
         let digest = |digit: &str| digit.repeat(64);
         let listing = json!({
+            "store": "gateway\u{1b}7",
             "policies": [
                 { "name": "standard", "version": "1.0.0", "digest": digest("a"), "roles": ["previous"],
                   "requests": 5, "failures": { "trap": 0, "fuel": 0 }, "fuel_mean": 1364, "fuel_max": 3523 },
@@ -133,6 +135,7 @@ mod tests {
 policy          digest            there as        requests  failures  fuel mean  fuel max
 standard@1.0.0  aaaaaaaaaaaaaaaa  previous               5         0       1364      3523
 ru\\u{1b}le@2    bbbbbbbbbbbbbbbb  active, routed     12345         3          7         8
+store: gateway\\u{1b}7
 keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
 canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 shadow, 100 of 1000 requests: standard@1.0.0 (aaaaaaaaaaaaaaaa)

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::remote::Credentials;
-use crate::config::BrokerUrl;
+use crate::config::{BrokerUrl, ClientId};
 use crate::kit::read_policy;
 use crate::limits;
 use crate::policy::Digest;
@@ -45,9 +45,9 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse policy push --key gateway.key rule.wasm --promote
-  statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt --key gateway.key rule.wasm
-  statehouse policy push --key gateway.key --rollback")]
+  statehouse policy push --store gateway-7 --key gateway.key rule.wasm --promote
+  statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt --store gateway-7 --key gateway.key rule.wasm
+  statehouse policy push --store gateway-7 --key gateway.key --rollback")]
 pub(super) struct Args {
     /// Where the store's broker is
     #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
@@ -59,6 +59,13 @@ pub(super) struct Args {
     /// The secret key, as `policy keygen` writes it; wasmsign2's format, DER or PEM
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY_KEY")]
     key: PathBuf,
+
+    /// The name of the store that the order is for; required, and repeated for several stores
+    ///
+    /// The name is signed, and a store with another name refuses the order. `statehouse policy list`
+    /// on the gateway shows the name, and the store logs it at its start.
+    #[arg(long = "store", value_name = "NAME")]
+    stores: Vec<ClientId>,
 
     /// The module or component
     #[arg(
@@ -90,6 +97,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    check_stores(&args.stores)?;
     let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
     let module = match &args.module {
         Some(path) => {
@@ -130,6 +138,20 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
                 )));
             }
         }
+    }
+}
+
+/// Checks the number of targets. The error of clap for a missing option cannot say where the name is.
+fn check_stores(stores: &[ClientId]) -> Result<(), Failure> {
+    match stores.len() {
+        0 => Err(Failure::usage(
+            "--store NAME is required: a signed order names the stores that it is for. `statehouse policy list` on the gateway shows the store's name, and the store logs it at its start",
+        )),
+        1..=limits::ORDER_STORES_MAX => Ok(()),
+        count => Err(Failure::usage(format!(
+            "--store is given {count} times, and an order names at most {} stores",
+            limits::ORDER_STORES_MAX
+        ))),
     }
 }
 
@@ -258,6 +280,7 @@ impl<'a> Push<'a> {
         let chunks = self.module.chunks(chunk_bytes);
         let order = Order {
             serial: self.serial,
+            stores: self.args.stores.iter().map(|it| it.0.clone()).collect(),
             action,
             digest: is_file.then_some(digest),
             size: is_file.then_some(self.module.len() as u64),

@@ -4,7 +4,7 @@ use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::control::tests::{Rig, rig};
+use crate::control::tests::{Rig, STORE, rig};
 use crate::ship::{Trust, digits, generate, sign_order};
 
 struct Orderly {
@@ -33,6 +33,7 @@ impl Orderly {
     fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
         let order = Order {
             serial,
+            stores: vec![STORE.into()],
             action,
             digest: (!file.is_empty()).then(|| Digest::of(file)),
             size: Some(file.len() as u64),
