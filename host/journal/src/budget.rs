@@ -79,6 +79,11 @@ impl Budget {
         self.disk.saturating_sub(taken)
     }
 
+    /// Whether growth is refused before another byte is appended.
+    pub(crate) fn refuses(&self) -> bool {
+        self.is_short(false) || self.wait_after(0).max(self.refuse_after()) == 0
+    }
+
     /// How many segments may be ready for use: none where the next snapshot needs their room.
     pub(crate) fn spares_min(&self) -> usize {
         let spares = limits::SPARE_SEGMENTS as u64 * self.segment;

@@ -18,7 +18,7 @@
 //! * `newest`: which segment is the newest, so that a missing one is recognized.
 //! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
 //!   same for tools, beside a process that writes. `settle` makes durable what was read.
-//! * [`inspect`]: looks at every file and judges it.
+//! * [`inspect`]: looks at every file and judges it. [`DiskUse`]: adds up what the files take.
 //! * [`Disk`] and [`File`]: the seam to the file system.
 //!
 //! What was reported durable is there after any crash, byte for byte, and the records that survive
@@ -51,6 +51,7 @@ mod teller;
 #[cfg(test)]
 mod tests;
 mod upkeep;
+mod usage;
 mod writer;
 
 pub use budget::disk_bytes;
@@ -64,4 +65,5 @@ pub use position::Position;
 pub use recovery::{Base, Range, Sink, read};
 pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
 pub use upkeep::{Room, Snapshot, create_from_snapshot, has_journal};
+pub use usage::DiskUse;
 pub use writer::{Callbacks, Journal};

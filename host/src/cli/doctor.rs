@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use statehouse_journal::{FileReport, Kind, Position, Verdict};
+use statehouse_journal::{DiskUse, FileReport, Kind, Position, Verdict};
 
 use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
@@ -14,7 +14,8 @@ use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
 
 /// Check a data directory and say what is in it
 ///
-/// Every file is read, every record and block decoded, every policy's module compared with its name. Nothing is
+/// Every file is read, every record and block decoded, every policy's module compared with its name. The disk is
+/// measured: what the files take, what is free, and whether the store refuses writes for want of room. Nothing is
 /// changed and no lock is taken: it also runs beside a server, or on a directory that a start refuses. Exit code 1
 /// where something is wrong.
 #[derive(Debug, clap::Args)]
@@ -109,6 +110,7 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
             text.push_str(&format!("{}\n", reach_text(reach)));
         }
     }
+    text.push_str(&disk_text(&it.disk));
     text.push('\n');
     for note in &it.notes {
         text.push_str(&format!("note: {}\n", printable(note.as_bytes())));
@@ -120,6 +122,40 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
         text.push_str("all is well\n");
     }
     text
+}
+
+fn disk_text(it: &DiskUse) -> String {
+    let bytes = |count| data::count(count, "byte");
+    let mut text = format!(
+        "on the disk: log {}, snapshot {}, history {}, spare segments {}",
+        bytes(it.log),
+        bytes(it.snapshot),
+        bytes(it.history),
+        bytes(it.spares)
+    );
+    if it.temporary > 0 {
+        text.push_str(&format!(", unfinished files {}", bytes(it.temporary)));
+    }
+    text.push_str(&format!("; free {}\n", bytes(it.free)));
+    text.push_str(match it.refuses_writes {
+        true => {
+            "the store refuses writes with so little room: free some of the disk, or remove keys\n"
+        }
+        false => "there is room for writes\n",
+    });
+    text
+}
+
+fn disk_json(it: &DiskUse) -> Json {
+    json!({
+        "log_bytes": it.log,
+        "snapshot_bytes": it.snapshot,
+        "history_bytes": it.history,
+        "spare_bytes": it.spares,
+        "temporary_bytes": it.temporary,
+        "free_bytes": it.free,
+        "refuses_writes": it.refuses_writes,
+    })
 }
 
 fn reach_text(reach: &Reach) -> String {
@@ -218,6 +254,7 @@ fn in_json(directory: &Path, it: &Checkup, salvaged: Option<&Salvaged>) -> Json 
         "directory": directory.display().to_string(),
         "well": it.is_well(),
         "files": files.collect::<Vec<_>>(),
+        "disk": disk_json(&it.disk),
         "blocks": it.blocks,
         "records": it.records,
         "holds": opening.ok().map(|opening| contents_json(&opening.contents)),

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use statehouse_journal::{
-    Base, Error, FileReport, Kind, Position, Range, Sink, Verdict, inspect, read_snapshot_file,
+    Base, DiskUse, Error, FileReport, Kind, Position, Range, Sink, Verdict, inspect,
+    read_snapshot_file,
 };
 
 use super::backup::{Contents, ModuleState, Settled};
@@ -20,6 +21,8 @@ use crate::store::{Duplicates, Retention, State};
 pub struct Checkup {
     /// Every file of the journal.
     pub files: Vec<FileReport>,
+    /// What they take of the disk.
+    pub disk: DiskUse,
     /// What a start would go on from, and how far history reaches; or why a start refuses.
     pub opening: Result<Opening, String>,
     /// Blocks of snapshots that were decoded.
@@ -68,8 +71,12 @@ impl From<Range> for Reach {
 impl Past {
     /// Looks at everything.
     pub fn checkup(&self) -> Result<Checkup, PastError> {
+        let files = self.files()?;
+        let disk = DiskUse::of(self.disk(), &files)
+            .map_err(|error| PastError::Journal(self.path().to_owned(), error))?;
         let mut checkup = Checkup {
-            files: self.files()?,
+            files,
+            disk,
             opening: Err(String::new()),
             blocks: 0,
             records: 0,

@@ -42,6 +42,21 @@ fn salvage(server: &Server, code: i32) -> (Ran, usize) {
     (ran, keys)
 }
 
+/// The figures of the disk agree with the list of files.
+fn assert_disk_is_shown(found: &Value) {
+    let disk = |what: &str| found["disk"][what].as_u64().unwrap();
+    let of = |ending: &str| -> u64 {
+        let files = found["files"].as_array().unwrap().iter();
+        let named = files.filter(|file| file["name"].as_str().unwrap().ends_with(ending));
+        named.map(|file| file["bytes"].as_u64().unwrap()).sum()
+    };
+    assert!(disk("log_bytes") > 0 && disk("free_bytes") > 0, "{found:#}");
+    let held = disk("log_bytes") + disk("history_bytes") + disk("snapshot_bytes");
+    assert_eq!(held, of(".log") + of(".snapshot"));
+    assert_eq!(disk("spare_bytes"), of(".spare"));
+    assert_eq!(found["disk"]["refuses_writes"], false);
+}
+
 #[test]
 fn all_is_well() {
     let mut server = Server::restartable(&[]);
@@ -57,12 +72,15 @@ fn all_is_well() {
         assert_eq!(found["history"]["from_record"], 1);
         assert_eq!(found["history"]["to_record"], found["records"]);
         assert!(found["problems"].as_array().unwrap().is_empty());
+        assert_disk_is_shown(&found);
         let text = look(&server, &["doctor"]).code(0).text();
         for says in [
             "all is well",
             "10 keys",
             "000000000001.log",
             "the policy standard",
+            "on the disk: log ",
+            "there is room for writes",
             "beginning of the store",
         ] {
             assert!(text.contains(says), "no {says:?} in\n{text}");

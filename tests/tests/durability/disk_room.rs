@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Admin, Client, Connect, Dice, Property, Publish, Server, client::PATIENCE};
+use statehouse_tests::{
+    Admin, Client, Connect, Dice, Property, Publish, Server, client::PATIENCE, run_in,
+};
 
 use crate::disk_full::{QUOTA, Small, start};
 
@@ -251,6 +253,9 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
     let (status, why) = readiness(&small);
     assert_eq!(status, 503);
     assert!(why.contains("disk is full"), "{why}");
+    let data = small.data();
+    let said = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
+    assert!(said.contains("the store refuses writes"), "{said}");
 
     let ((), _) = beside_a_reader(&server, || {
         let mut store = server.store("writer");

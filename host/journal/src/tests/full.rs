@@ -135,6 +135,47 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
     overwrite(&journal, DISK);
 }
 
+/// The figures of a directory must lead to what a log there decides.
+#[test]
+fn a_directory_shows_whether_its_log_refuses_growth() {
+    let disk = Simulation::new(1);
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let options = Options {
+        segment_bytes: 1 << 20,
+        ..Options::default()
+    };
+    let (log, _) = Log::open(shared, options, 1, &mut NoState).expect("opens");
+    let append = |count| {
+        for _ in 0..count {
+            log.append(&[&[1; 100_000]]).expect("small");
+            log.commit().expect("no faults");
+        }
+    };
+    append(20);
+    snapshot(&log, &vec![vec![7; 100_000]; 50], 1).expect("no faults");
+    append(30);
+    let mut shown = Vec::new();
+    for megabytes in (1..64).rev() {
+        disk.limit_bytes(Some(megabytes << 20));
+        _ = log.maintain(1);
+        let used = {
+            let files = crate::inspect(&disk).expect("a directory").files;
+            crate::DiskUse::of(&disk, &files).expect("a size")
+        };
+        let held = used.log + used.history + used.snapshot + used.spares;
+        assert!(held <= disk.used_bytes() && held > 8 << 20, "{used:?}");
+        assert_eq!(used.free, disk.free_bytes().expect("a size"));
+        let refuses = !matches!(log.room(), Room::Plenty | Room::Tight);
+        assert_eq!(used.refuses_writes, refuses, "{megabytes} MiB: {used:?}");
+        shown.push(refuses);
+        if refuses {
+            break;
+        }
+    }
+    assert_eq!(shown.last(), Some(&true));
+    assert!(shown.len() > 10, "{shown:?}");
+}
+
 /// As an earlier version left it, which divided nothing: history everywhere, and no room for a segment.
 #[test]
 fn a_disk_that_is_full_of_history_is_used_again() {
