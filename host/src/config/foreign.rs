@@ -164,12 +164,10 @@ impl FromStr for Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PresenceKind {
-    /// By whatever the broker turns out to tell
+    /// By the connection log that Mosquitto publishes, if it does
+    #[value(alias = "mosquitto")]
+    #[serde(alias = "mosquitto")]
     Auto,
-    /// By the connection log that Mosquitto publishes
-    Mosquitto,
-    /// By the client events that EMQX publishes
-    Emqx,
     /// Only by notifications that nobody takes
     Off,
 }

@@ -159,6 +159,7 @@ fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
         ("watch_ttl = \"9s\"\n", "at least 10s"),
         ("broker_window = 0\n", "1 to 4096"),
         ("broker_client_id = \"a\\nb\"\n", "control"),
+        ("presence = \"emqx\"\n", "unknown variant `emqx`"),
     ] {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");

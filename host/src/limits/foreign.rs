@@ -44,7 +44,8 @@ pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
 /// What an answer or notification costs beside its bytes: its place in the ledger and its PUBLISH, rounded up.
 pub const BROKER_OUTBOX_OVERHEAD_BYTES: usize = 512;
 
-/// Levels of a response topic: EMQX takes 128, Mosquitto 200, and it closes the connection of who publishes to more.
+/// Levels of a response topic: Mosquitto takes 200, other brokers fewer, and it closes the connection of a client that
+/// publishes to more.
 pub const BROKER_TOPIC_LEVELS_MAX: usize = 128;
 
 /// Messages that are looked at before it is looked again whether the outbox is full.
@@ -76,12 +77,6 @@ pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
 /// A line of a broker's connection log. Mosquitto 2.0 cuts at 1000 bytes and 1.6 may cut at some more than 500, and
 /// what was cut is not to be believed.
 pub const PRESENCE_LINE_BYTES_MAX: usize = 500;
-
-/// An event of a broker about one client: some 300 bytes besides its client id and user name.
-pub const PRESENCE_EVENT_BYTES_MAX: usize = 4 << 10;
-
-/// Clients of which it is remembered when their connection began: 3 MiB, and more than a gateway's broker serves.
-pub const PRESENCE_CLIENTS_MAX: usize = 1 << 16;
 
 /// How long a start waits for the broker to tell of a client. Mosquitto does it in a few milliseconds.
 pub const PRESENCE_EVIDENCE_WAIT: Duration = Duration::from_secs(2);

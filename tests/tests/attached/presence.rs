@@ -6,7 +6,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Admin, Client, Connect, Mosquitto, Publish, Server, Store, packet::disconnect, property::sized,
+    Client, Connect, Mosquitto, Publish, Server, Store, packet::disconnect, property::sized,
     store::notification_topic,
 };
 
@@ -228,54 +228,4 @@ fn a_watch_grows_old_unless_its_client_is_heard_of() {
         Instant::now() > end - Duration::from_secs(11),
         "it ended before its time"
     );
-}
-
-/// No EMQX runs here. The store's own broker stands in for it, as far as events go; requests it would answer itself, so
-/// the watches are of before.
-#[test]
-fn events_of_emqx_end_watches() {
-    let before = Mosquitto::start();
-    let mut host = Server::attached(&before.url(), before.address(), &[]);
-    let mut staying = lasting(&before, "staying");
-    let mut leaving = lasting(&before, "leaving/of two levels");
-    staying.watch("key");
-    leaving.watch("key");
-    host.kill();
-
-    let emqx = Server::start();
-    let mut cluster = emqx.connect("emqx");
-    let version = Publish::new("$SYS/brokers/emqx@gateway/version", "5.8.0").qos(1);
-    // Nobody has subscribed yet, so the reason is that.
-    assert_eq!(cluster.publish(version.retained()).reason, 0x10);
-    let data = host.directory().join("statehouse-data");
-    let host = Server::attached(
-        &format!("mqtt://{}", emqx.address()),
-        emqx.address(),
-        &[("data", data.to_str().unwrap())],
-    );
-    assert_eq!(
-        shown(&host),
-        "presence: EMQX's client events; a watch ends with its client's connection"
-    );
-    let watching = || {
-        let (_, figures) = Admin::at(&data).ask("GET", "/metrics", b"");
-        let mut watches = figures
-            .lines()
-            .filter_map(|it| it.strip_prefix("statehouse_watches "));
-        watches.next().unwrap().parse::<u64>().unwrap()
-    };
-    assert_eq!(watching(), 2);
-    let mut event = |client: &str, event: &str, reason: &str| {
-        let topic = format!("$SYS/brokers/emqx@gateway/clients/{client}/{event}");
-        let said = format!(
-            r#"{{"clientid":"{client}","username":"undefined","ipaddress":"10.0.0.7","protocol":"mqtt","reason":"{reason}","connected_at":1625572213873,"disconnected_at":1625572213999,"ts":1625572213999}}"#
-        );
-        assert_eq!(cluster.publish(Publish::new(&topic, said).qos(1)).reason, 0);
-    };
-    event("staying", "connected", "");
-    event("staying", "disconnected", "takenover");
-    event("leaving/of two levels", "disconnected", "keepalive_timeout");
-    eventually("one has gone", || watching() == 1);
-    event("staying", "disconnected", "normal");
-    eventually("the other one too", || watching() == 0);
 }

@@ -1,10 +1,9 @@
-//! Who has gone: MQTT does not tell one client of another, so each kind of broker has its own source.
+//! Who has gone: MQTT does not tell one client of another, but Mosquitto publishes its connection log.
 //!
-//! What enters: what the broker publishes of its clients. What leaves: signs of who came and who has gone, in the order
-//! of the messages. A source that nobody has heard is no proof that all are there; so it is shown which one works.
-//! Watches end without any source too: with the first notification that finds no subscriber, and by [`ttl`].
+//! Input: messages of the broker about its clients. Output: signs of clients that connected and that disconnected, in
+//! the order of the messages. A broker that publishes no log proves nothing, so the start shows whether it does. Watches
+//! also end without a log: with the first notification that finds no subscriber, and by [`ttl`].
 
-pub mod emqx;
 pub mod mosquitto;
 pub mod ttl;
 
@@ -14,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use self::mosquitto::Mosquitto;
 use crate::config::PresenceKind;
 use crate::limits;
 
@@ -33,104 +33,73 @@ pub enum Sign<'a> {
     },
 }
 
-/// Reads what a broker tells of its clients.
-pub trait Source: Send {
-    /// What it is, for a line at the start.
-    fn name(&self) -> &'static str;
-
-    /// The topics that it has to hear.
-    fn filters(&self) -> &'static [&'static str];
-
-    /// That one of these on which a retained message is wanted: what the broker itself is. Events of long ago are not.
-    fn version(&self) -> &'static str;
-
-    /// A message, on one of these or of another source. It calls `sign` for all that it says, in order.
-    fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>));
-}
-
-/// The sources that are listened to.
+/// Listens to the broker's log.
 pub struct Presence {
-    sources: Vec<Listened>,
+    /// None if the store is to listen to nothing.
+    source: Option<Mosquitto>,
+    refused: bool,
     works: watch::Sender<Option<&'static str>>,
 }
 
-struct Listened {
-    source: Box<dyn Source>,
-    refused: bool,
-}
-
 impl Presence {
-    /// Listens to the sources of this kind; to all of them where the broker is to show which one works.
+    /// Listens as this setting says.
     pub fn new(kind: PresenceKind) -> Self {
-        let sources: Vec<Box<dyn Source>> = match kind {
-            PresenceKind::Auto => vec![
-                Box::new(mosquitto::Mosquitto::default()),
-                Box::new(emqx::Emqx::default()),
-            ],
-            PresenceKind::Mosquitto => vec![Box::new(mosquitto::Mosquitto::default())],
-            PresenceKind::Emqx => vec![Box::new(emqx::Emqx::default())],
-            PresenceKind::Off => Vec::new(),
-        };
-        let listened = |source| Listened {
-            source,
-            refused: false,
-        };
         Self {
-            sources: sources.into_iter().map(listened).collect(),
+            source: (kind == PresenceKind::Auto).then(Mosquitto::default),
+            refused: false,
             works: watch::Sender::new(None),
         }
     }
 
-    /// The topics to subscribe to, at QoS 1. What is published at QoS 1 then comes in one order with requests, as
-    /// Mosquitto's log does; what is published at QoS 0, as EMQX's events may be, can overtake requests that wait or be
-    /// lost: a watch may then end too early or too late.
-    pub fn filters(&self) -> Vec<&'static str> {
-        let filters = self.sources.iter().flat_map(|it| it.source.filters());
-        filters.copied().collect()
+    /// The topics to subscribe to, at QoS 1: then the log arrives in one order with requests.
+    pub fn filters(&self) -> &'static [&'static str] {
+        match self.source {
+            Some(_) => mosquitto::FILTERS,
+            None => &[],
+        }
     }
 
-    /// Whether a message is wanted on this one that was retained before the subscription.
+    /// Whether a message is wanted on this one that was retained before the subscription: what the broker itself is.
+    /// Events of long ago are not.
     pub fn wants_retained(&self, filter: &str) -> bool {
-        self.sources.iter().any(|it| it.source.version() == filter)
+        filter == mosquitto::VERSION && self.source.is_some()
     }
 
-    /// What the broker said to the subscription of one of these.
+    /// The broker's answer to the subscription of one of these.
     pub fn subscribed(&mut self, filter: &str, granted: bool) {
-        let mut sources = self.sources.iter_mut();
-        let source = sources.find(|it| it.source.filters().contains(&filter));
-        let Some(listened) = source.filter(|_| !granted) else {
+        if granted || !self.filters().contains(&filter) {
             return;
-        };
-        if !listened.refused {
-            let name = listened.source.name();
+        }
+        if !self.refused {
+            let name = mosquitto::NAME;
             tracing::info!(
                 "the broker does not let the store subscribe to {filter}, so it does not hear {name}"
             );
         }
-        listened.refused = true;
+        self.refused = true;
     }
 
-    /// A message that is no request. It calls `sign` for who came and who has gone.
+    /// A message that is no request. It calls `sign` for each client that connected or disconnected.
     pub fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
-        for listened in &mut self.sources {
-            let Listened { source, refused } = listened;
-            let mut works = false;
-            source.read(topic, payload, &mut |seen| match seen {
-                Sign::Works => works = true,
-                seen => sign(seen),
-            });
-            if works && !*refused && self.works.borrow().is_none() {
-                let name = source.name();
-                tracing::info!("presence: {name}");
-                self.works.send_replace(Some(name));
-            }
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let mut works = false;
+        source.read(topic, payload, &mut |seen| match seen {
+            Sign::Works => works = true,
+            seen => sign(seen),
+        });
+        if works && !self.refused && self.works.borrow().is_none() {
+            let name = mosquitto::NAME;
+            tracing::info!("presence: {name}");
+            self.works.send_replace(Some(name));
         }
     }
 
     /// What there is to show of it, also while it is in other hands.
     pub fn shown(&self) -> Shown {
         Shown {
-            any: !self.sources.is_empty(),
+            any: self.source.is_some(),
             works: self.works.subscribe(),
         }
     }
@@ -198,12 +167,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_silent_broker_is_shown_as_one() {
-        for kind in [
-            PresenceKind::Auto,
-            PresenceKind::Mosquitto,
-            PresenceKind::Emqx,
-            PresenceKind::Off,
-        ] {
+        for kind in [PresenceKind::Auto, PresenceKind::Off] {
             let presence = Presence::new(kind);
             assert_eq!(
                 line(&presence, None).await,
@@ -248,34 +212,22 @@ mod tests {
     async fn what_the_broker_refuses_does_not_work() {
         let mut presence = Presence::new(PresenceKind::Auto);
         for filter in presence.filters() {
-            presence.subscribed(filter, !filter.ends_with("/clients/#"));
+            presence.subscribed(filter, *filter != LOG);
         }
-        presence.read("$SYS/brokers/n/version", b"5.8.0", &mut |_| ());
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New connection from 127.0.0.1:1 on port 2.",
+            &mut |_| (),
+        );
         assert!(line(&presence, None).await.starts_with("none; "));
     }
 
     #[test]
-    fn every_source_hears_its_own() {
-        let mut presence = Presence::new(PresenceKind::Auto);
-        let mut seen = Vec::new();
-        for (topic, payload) in [
-            (LOG, "1: Client a disconnected."),
-            (
-                "$SYS/brokers/n/clients/b/disconnected",
-                r#"{"clientid":"b"}"#,
-            ),
-            (VERSION, "mosquitto version 2.0.11"),
-        ] {
-            presence.read(topic, payload.as_bytes(), &mut |sign| match sign {
-                Sign::Gone(client) => seen.push(client.to_owned()),
-                other => panic!("{other:?}"),
-            });
-        }
-        assert_eq!(seen, ["a", "b"]);
-        assert_eq!(presence.filters().len(), 4);
-        let mut retained = presence.filters();
-        retained.retain(|it| presence.wants_retained(it));
-        assert_eq!(retained, [VERSION, "$SYS/brokers/+/version"]);
+    fn only_the_version_is_wanted_as_it_was_retained() {
+        let presence = Presence::new(PresenceKind::Auto);
+        assert_eq!(presence.filters(), [VERSION, LOG]);
+        assert!(presence.wants_retained(VERSION) && !presence.wants_retained(LOG));
         assert!(Presence::new(PresenceKind::Off).filters().is_empty());
     }
 }

@@ -15,14 +15,20 @@
 
 use std::net::IpAddr;
 
-use super::{Sign, Source};
+use super::Sign;
 use crate::limits;
+
+/// Its name in log lines.
+pub(super) const NAME: &str = "mosquitto's connection log";
 
 /// Connection messages are notices.
 const LOG: &str = "$SYS/broker/log/N";
 
 /// Retained, so that it comes with every subscription: `mosquitto version 2.0.11`.
-const VERSION: &str = "$SYS/broker/version";
+pub(super) const VERSION: &str = "$SYS/broker/version";
+
+/// The topics to subscribe to.
+pub(super) const FILTERS: &[&str] = &[VERSION, LOG];
 
 /// What follows the id of a client whose connection ends, up to 2.0.
 const ENDS: &[&str] = &[
@@ -78,20 +84,9 @@ pub struct Mosquitto {
     wording: Wording,
 }
 
-impl Source for Mosquitto {
-    fn name(&self) -> &'static str {
-        "mosquitto's connection log"
-    }
-
-    fn filters(&self) -> &'static [&'static str] {
-        &[VERSION, LOG]
-    }
-
-    fn version(&self) -> &'static str {
-        VERSION
-    }
-
-    fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
+impl Mosquitto {
+    /// A message on one of the topics or on another one. It calls `sign` for all that it says, in order.
+    pub(super) fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
         if payload.len() > limits::PRESENCE_LINE_BYTES_MAX {
             return;
         }
