@@ -16,10 +16,6 @@ ctrl addRoleACL statehouse publishClientSend 'statehouse/v1/attached/+' allow
 ctrl addRoleACL statehouse subscribePattern 'statehouse/v1/attached/+' allow
 ctrl addRoleACL statehouse subscribeLiteral '$SYS/broker/version' allow
 ctrl addRoleACL statehouse subscribeLiteral '$SYS/broker/log/N' allow
-# Only for --kick dynsec. It is the right to everything in dynamic security: there is no smaller one.
-ctrl addRoleACL statehouse publishClientSend '$CONTROL/dynamic-security/v1' allow
-ctrl addRoleACL statehouse subscribeLiteral '$CONTROL/dynamic-security/v1/response' allow
-ctrl addRoleACL statehouse publishClientReceive '$CONTROL/dynamic-security/v1/response' allow
 ctrl createClient statehouse -p "$store"
 ctrl addClientRole statehouse statehouse
 

@@ -12,12 +12,11 @@ use tokio::task::JoinHandle;
 use super::output::Failure;
 use crate::access::Authorizer;
 use crate::audit::Audit;
-use crate::config::{Config, Durability, ForeignConfig, KickKind, TransportChoice};
+use crate::config::{Config, ForeignConfig, TransportChoice};
 use crate::limits;
 use crate::listener::Listeners;
 use crate::reload::Reloads;
 use crate::server::Server;
-use crate::transport::foreign::kick::dynsec::DynamicSecurity;
 use crate::transport::foreign::{self, Foreign, Phase};
 
 /// Exit code of a store whose session another client took over (EX_PROTOCOL of sysexits.h): whoever supervises it should
@@ -45,7 +44,6 @@ pub(super) struct Attached {
     foreign: Arc<Foreign>,
     config: ForeignConfig,
     client_id: String,
-    kick: Option<Arc<DynamicSecurity>>,
 }
 
 /// Clients can come.
@@ -83,31 +81,18 @@ impl Clients {
         server: &Arc<Server>,
         foreign_config: &ForeignConfig,
         client_id: String,
-        config: &Config,
         rules: Option<Arc<Authorizer>>,
-    ) -> anyhow::Result<Self> {
-        let keeps = config.storage.durability != Durability::Memory;
-        let data = keeps.then_some(&*config.storage.directory);
+    ) -> Self {
         let foreign = Foreign::new(server.clone(), foreign_config, &client_id);
         if let Some(rules) = rules {
             foreign.under(rules);
         }
-        let kick = match foreign_config.kick {
-            KickKind::Off => None,
-            KickKind::Dynsec => {
-                let own_user = foreign_config.user.clone();
-                let kick = DynamicSecurity::new(foreign.clone(), own_user, data)?;
-                foreign.kick_through(kick.clone());
-                Some(kick)
-            }
-        };
         server.attach(foreign.clone());
-        Ok(Self::Foreign(Box::new(Attached {
+        Self::Foreign(Box::new(Attached {
             foreign,
             config: foreign_config.clone(),
             client_id,
-            kick,
-        })))
+        }))
     }
 
     /// The embedded broker.
@@ -146,7 +131,6 @@ impl Clients {
                     foreign,
                     config,
                     client_id,
-                    kick,
                 } = &**attached;
                 let client = client_id.escape_debug();
                 open.lines
@@ -157,8 +141,6 @@ impl Clients {
                 };
                 let link = statehouse_link::run(foreign.clone(), options);
                 open.link = Some(tokio::spawn(link));
-                open.tasks
-                    .extend(kick.clone().map(|kick| tokio::spawn(kick.run())));
                 let (foreign, server) = (foreign.clone(), server.clone());
                 let aging = async move { foreign.age_watches(|| server.watching()).await };
                 open.tasks.push(tokio::spawn(aging));

@@ -270,7 +270,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         }
         TransportChoice::Foreign(foreign) => {
             let rules = access.rules().cloned();
-            let clients = Clients::foreign(&server, foreign, name, config, rules)?;
+            let clients = Clients::foreign(&server, foreign, name, rules);
             let again = recheck(&access, &server);
             // Watches are kept over a restart, and rules may be others by now.
             again();

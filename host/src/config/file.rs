@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use super::access::AccessKeys;
 use super::{
     AdminAddress, BrokerUrl, ClientId, ConfigError, DialectSetting, DropAction, Durability,
-    ForeignFlags, Fuel, KeyBytes, KickKind, LimitFlags, Listen, ListenFlags, LogFormat, Node,
-    Origin, PacketBytes, PresenceKind, Span, Threads, Window,
+    ForeignFlags, Fuel, KeyBytes, LimitFlags, Listen, ListenFlags, LogFormat, Node, Origin,
+    PacketBytes, PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
 use crate::reload::read_file;
@@ -93,7 +93,6 @@ pub(super) struct File {
     broker_keep_alive: Option<Span>,
     presence: Option<PresenceKind>,
     watch_ttl: Option<Span>,
-    kick: Option<KickKind>,
     standby: Option<bool>,
 }
 
@@ -163,7 +162,6 @@ impl File {
             broker_keep_alive: self.broker_keep_alive,
             presence: self.presence,
             watch_ttl: self.watch_ttl,
-            kick: self.kick,
             standby: self.standby.unwrap_or(false),
         }
     }

@@ -66,10 +66,6 @@ pub struct ForeignFlags {
     #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
     pub watch_ttl: Option<Span>,
 
-    /// How a client that breaks a rule is disconnected, beyond that its request is dropped [default: off]
-    #[arg(long, value_name = "HOW", env = "STATEHOUSE_KICK")]
-    pub kick: Option<KickKind>,
-
     /// Wait while another process uses the data directory, and take over when it ends
     #[arg(long, env = "STATEHOUSE_STANDBY", value_parser = BoolishValueParser::new())]
     pub standby: bool,
@@ -102,8 +98,6 @@ pub struct ForeignConfig {
     pub presence: PresenceKind,
     /// How long a watch lives without a sign of life.
     pub watch_ttl: Option<Duration>,
-    /// How a client that breaks a rule is disconnected.
-    pub kick: KickKind,
     /// Wait for the data directory.
     pub standby: bool,
 }
@@ -172,16 +166,6 @@ pub enum PresenceKind {
     Off,
 }
 
-/// How a client that breaks a rule is disconnected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KickKind {
-    /// It is not: its request is dropped and counted
-    Off,
-    /// Its user name is disabled for some seconds through Mosquitto's dynamic security
-    Dynsec,
-}
-
 impl ForeignFlags {
     /// These, and where there is none, those of the file.
     pub(super) fn over(self, file: Self) -> Self {
@@ -197,7 +181,6 @@ impl ForeignFlags {
             broker_keep_alive: self.broker_keep_alive.or(file.broker_keep_alive),
             presence: self.presence.or(file.presence),
             watch_ttl: self.watch_ttl.or(file.watch_ttl),
-            kick: self.kick.or(file.kick),
             standby: self.standby || file.standby,
         }
     }
@@ -215,7 +198,6 @@ impl ForeignFlags {
             (self.broker_keep_alive.is_some(), "broker_keep_alive"),
             (self.presence.is_some(), "presence"),
             (self.watch_ttl.is_some(), "watch_ttl"),
-            (self.kick.is_some(), "kick"),
             (self.standby, "standby"),
         ];
         let mut given = given.into_iter().filter(|(is_given, _)| *is_given);
@@ -271,7 +253,6 @@ impl ForeignFlags {
             keep_alive: Duration::from_secs(keep_alive_ms / 1000),
             presence: self.presence.unwrap_or(PresenceKind::Auto),
             watch_ttl: watch_ttl_ms.map(Duration::from_millis),
-            kick: self.kick.unwrap_or(KickKind::Off),
             standby: self.standby,
             broker: BrokerUrl {
                 user: None,

@@ -32,7 +32,7 @@ pub use bounds::{Bounds, LimitFlags};
 pub use error::ConfigError;
 pub use flags::Flags;
 pub use follow::{Followed, load};
-pub use foreign::{ClientId, ForeignConfig, ForeignFlags, KickKind, PresenceKind, Window};
+pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{

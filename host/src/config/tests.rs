@@ -130,7 +130,7 @@ fn as_much_is_remembered_of_a_client_as_one_may_have_been_told() {
 #[test]
 fn behind_a_broker_nothing_is_listened_on() {
     let config = file(
-        "broker = \"mqtt://me@gateway:1884\"\nbroker_window = 8\nbroker_keep_alive = \"5s\"\nwatch_ttl = \"1h\"\nkick = \"dynsec\"\nmax_queue_bytes = 1\n",
+        "broker = \"mqtt://me@gateway:1884\"\nbroker_window = 8\nbroker_keep_alive = \"5s\"\nwatch_ttl = \"1h\"\nmax_queue_bytes = 1\n",
     );
     let config = config.unwrap();
     // Only time and space decide there how long a request is remembered.
@@ -143,7 +143,6 @@ fn behind_a_broker_nothing_is_listened_on() {
     assert_eq!((foreign.window, foreign.keep_alive.as_secs()), (8, 5));
     assert_eq!(foreign.watch_ttl.map(|ttl| ttl.as_secs()), Some(3600));
     assert_eq!(foreign.presence, PresenceKind::Auto);
-    assert_eq!(foreign.kick, KickKind::Dynsec);
 }
 
 #[test]
@@ -160,6 +159,7 @@ fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
         ("broker_window = 0\n", "1 to 4096"),
         ("broker_client_id = \"a\\nb\"\n", "control"),
         ("presence = \"emqx\"\n", "unknown variant `emqx`"),
+        ("kick = \"dynsec\"\n", "unknown field `kick`"),
     ] {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");

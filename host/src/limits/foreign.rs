@@ -1,4 +1,4 @@
-//! Bounds of a store behind a foreign broker: the link, presence, and kicks.
+//! Bounds of a store behind a foreign broker: the link and presence.
 
 use std::time::Duration;
 
@@ -86,28 +86,6 @@ pub const WATCH_TTL_CHECKS: u32 = 8;
 
 /// The longest time between these looks. One takes the store's lock for a walk over all who watch.
 pub const WATCH_TTL_CHECK_MAX: Duration = Duration::from_secs(60);
-
-/// How long a user stays disabled that was kicked: long enough that a client which breaks a rule with every request
-/// is no load, short enough for an operator who looks.
-pub const KICK_TIME: Duration = Duration::from_secs(5);
-
-/// When a user is enabled once more, where the broker did not answer the first time.
-pub const KICK_RETRY: Duration = Duration::from_secs(60);
-
-/// Connected clients whose user names are known: 8 MiB, since both stood in one line of the connection log.
-pub const KICK_CLIENTS_MAX: usize = 1 << 14;
-
-/// Users that are disabled at once.
-pub const KICKED_USERS_MAX: usize = 256;
-
-/// The file with their names: each has 500 bytes at most, and JSON may need six for one.
-pub const KICKED_FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// How long Mosquitto's dynamic security may take to say that it is there. It does so in a few milliseconds.
-pub const KICK_ANSWER_WAIT: Duration = Duration::from_secs(2);
-
-/// An answer of Mosquitto's dynamic security to an order of the store's; lists for others are longer.
-pub const KICK_ANSWER_BYTES_MAX: usize = 16 << 10;
 
 /// Ends of keys that a start behind a foreign broker tells of again, since nobody knows whether the run before did: more
 /// than expire while the broker takes a message.

@@ -7,7 +7,6 @@ mod asker;
 mod cuts;
 mod doors;
 mod histories;
-mod kick;
 mod kills;
 mod limits;
 mod order;

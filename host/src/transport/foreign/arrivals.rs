@@ -15,7 +15,6 @@ use tokio::sync::Notify;
 use super::claim::{Claim, Meaning};
 use super::incoming::{Asked, Bad, request_topic};
 use super::outgoing::Outgoing;
-use super::presence::Sign;
 use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
 use crate::access::Authorizer;
@@ -159,27 +158,9 @@ impl Foreign {
             }
             return;
         }
-        let kick = self.kick.get();
-        lock(&self.presence).read(&topic, &publish.payload, &mut |sign| match sign {
-            Sign::Gone(client) => {
-                told.push(Told::Gone(identity::named(client)));
-                if let Some(kick) = kick {
-                    kick.gone(client);
-                }
-            }
-            Sign::Came { client, user } => {
-                if let (Some(kick), Some(user)) = (kick, user) {
-                    kick.came(client, user);
-                }
-            }
-            Sign::Works => {}
+        lock(&self.presence).read(&topic, &publish.payload, &mut |client| {
+            told.push(Told::Gone(identity::named(client)));
         });
-    }
-
-    /// An answer to who kicks.
-    fn is_for_kick(&self, topic: &[u8]) -> bool {
-        let kick = self.kick.get();
-        kick.is_some_and(|kick| kick.filters().iter().any(|it| it.as_bytes() == topic))
     }
 
     /// Whether requests are taken now. While they are not, nobody is silent by their own choice.
@@ -216,7 +197,6 @@ impl Owner for Foreign {
         let presence = lock(&self.presence);
         let mut filters = vec![REQUEST_TOPIC, PREVIEW_TOPIC];
         filters.extend(presence.filters());
-        filters.extend(self.kick.get().into_iter().flat_map(|it| it.filters()));
         let filter = |path: &str| Filter {
             // A retained request would run at each connection.
             retain_forward_rule: match presence.wants_retained(path) {
@@ -260,9 +240,6 @@ impl Owner for Foreign {
         if !resumed || !stands {
             self.claim();
         }
-        if let Some(kick) = self.kick.get() {
-            kick.attached();
-        }
         tracing::info!("attached to {}", self.place);
         self.phase.send_if_modified(|phase| {
             let first = *phase == Phase::Waiting;
@@ -276,15 +253,11 @@ impl Owner for Foreign {
 
     fn arrived(&self, arrivals: &mut Vec<Arrival>) {
         let mut held = lock(&self.held);
-        let (mut heard, mut answers) = (Vec::new(), Vec::new());
+        let mut heard = Vec::new();
         let waits = {
             let mut state = self.state();
             for arrival in arrivals.drain(..) {
                 match arrival {
-                    // Not behind requests: these wait for ever once the store is about to leave.
-                    Arrival::Message(publish, receipt) if self.is_for_kick(&publish.topic) => {
-                        answers.push((publish, receipt));
-                    }
                     Arrival::Message(publish, None)
                         if self.waits(&state) && !held.has_room_for(&publish) =>
                     {
@@ -309,14 +282,6 @@ impl Owner for Foreign {
             self.renew(&peer, now);
         }
         self.listens(!waits, now);
-        for (publish, receipt) in answers {
-            if let (Some(kick), Ok(topic)) = (self.kick.get(), str::from_utf8(&publish.topic)) {
-                kick.read(topic, &publish.payload);
-            }
-            if let Some(receipt) = receipt {
-                self.state().outlet.settle(receipt);
-            }
-        }
         drop(held);
         while !self.waits(&self.state()) {
             let chunk = lock(&self.held).chunk();
@@ -410,7 +375,6 @@ mod tests {
             keep_alive: limits::BROKER_CONNECT_TIMEOUT,
             presence: crate::config::PresenceKind::Off,
             watch_ttl: None,
-            kick: crate::config::KickKind::Off,
             standby: false,
         };
         let foreign = Foreign::new(store.clone(), &config, "store");

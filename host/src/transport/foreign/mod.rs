@@ -13,7 +13,6 @@ mod claim;
 mod figures;
 pub mod identity;
 mod incoming;
-pub mod kick;
 mod outgoing;
 pub mod presence;
 mod quiet;
@@ -26,7 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use statehouse_link::tls::{self, TlsError};
 use statehouse_link::{End, Options, Place};
 use statehouse_mqtt::{Message, QoS};
@@ -35,7 +33,6 @@ use tokio::sync::{Notify, watch};
 use self::arrivals::Backlog;
 use self::claim::Claim;
 pub use self::figures::Figures;
-use self::kick::{Kick, Post};
 use self::outgoing::To;
 use self::presence::ttl::Ttl;
 use self::presence::{Presence, Shown};
@@ -57,7 +54,6 @@ pub struct Foreign {
     /// None where no other run can have the client id.
     claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
-    kick: OnceLock<Arc<dyn Kick>>,
     rules: OnceLock<Arc<Authorizer>>,
     /// Where the broker is, for log lines.
     place: String,
@@ -90,7 +86,6 @@ impl Foreign {
             presence: Mutex::new(Presence::new(config.presence)),
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
-            kick: OnceLock::new(),
             rules: OnceLock::new(),
             place: config.broker.to_string(),
             phase: watch::Sender::new(Phase::Waiting),
@@ -99,16 +94,10 @@ impl Foreign {
         })
     }
 
-    /// Names who kicks clients that break a rule. The first call counts; without one nobody is kicked.
-    pub fn kick_through(&self, kick: Arc<dyn Kick>) {
-        // A second one would be a mistake of the wiring, which has one call.
-        let _ = self.kick.set(kick);
-    }
-
     /// Names the rules that clients are under, by the ids that they claim. The first call counts; without one everybody may do
     /// everything.
     pub fn under(&self, rules: Arc<Authorizer>) {
-        // As above.
+        // A second one would be a mistake of the wiring, which has one call.
         let _ = self.rules.set(rules);
     }
 
@@ -148,9 +137,6 @@ impl Foreign {
     /// DISCONNECT, which keeps the session.
     pub async fn shutdown(&self, grace: Duration) {
         self.closed.store(true, Relaxed);
-        if let Some(kick) = self.kick.get() {
-            kick.leave();
-        }
         let drained = async {
             while !self.has_left() {
                 tokio::time::sleep(limits::BROKER_DRAIN_POLL).await;
@@ -166,10 +152,8 @@ impl Foreign {
 
     /// Whether nothing is on its way any more that the broker is to have.
     fn has_left(&self) -> bool {
-        // Asked first: it takes a lock under which it posts.
-        let kick = self.kick.get().is_none_or(|kick| kick.has_left());
         let state = self.state();
-        !state.outlet.is_up() || (kick && state.is_drained())
+        !state.outlet.is_up() || state.is_drained()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,9 +190,6 @@ impl Foreign {
             let client = peer.client.escape_debug();
             tracing::warn!(%client, text, more, "a client broke a rule: its request is dropped");
         }
-        if let (Some(kick), Some(client)) = (self.kick.get(), peer.known()) {
-            kick.kick(client);
-        }
     }
 }
 
@@ -237,17 +218,6 @@ impl Transport for Foreign {
 
     fn figures(&self) -> Option<Figures> {
         Some(self.state().figures())
-    }
-}
-
-impl Post for Foreign {
-    fn post(&self, topic: &str, payload: Bytes) {
-        let message = Message::new(topic.to_owned(), payload, QoS::AtLeastOnce);
-        let mut state = self.state();
-        // Else they would add up: whoever kicks says it again once the store is attached.
-        if state.outlet.is_up() {
-            state.publish(message, To::Broker);
-        }
     }
 }
 

@@ -32,8 +32,6 @@ pub(super) enum To {
     Asker,
     /// A watcher.
     Watcher(Peer),
-    /// The broker itself.
-    Broker,
     /// Whoever has the store's client id next.
     Heir,
 }
@@ -117,7 +115,7 @@ impl statehouse_link::Message for Outgoing {
                     ..self
                 })
             }
-            To::Watcher(_) | To::Broker | To::Heir => {
+            To::Watcher(_) | To::Heir => {
                 tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size, or lower max_value_bytes");
                 None
             }
@@ -237,7 +235,7 @@ mod tests {
                 topic: topic.to_owned().into(),
                 ..Message::default()
             };
-            Outgoing::new(message, To::Broker, &Arc::default()).watched_key()
+            Outgoing::new(message, To::Heir, &Arc::default()).watched_key()
         };
         assert_eq!(key("a/command/notify/00FF6b"), Some(b"\x00\xffk".to_vec()));
         assert_eq!(key("a/notify/0"), None);

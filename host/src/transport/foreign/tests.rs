@@ -8,9 +8,8 @@ use rumqttc::v5::mqttbytes::v5::SubscribeReasonCode;
 use statehouse_link::Owner;
 
 use super::identity::named;
-use super::kick::Post;
 use super::{Foreign, lock, options};
-use crate::config::{ForeignConfig, KickKind, PresenceKind};
+use crate::config::{ForeignConfig, PresenceKind};
 use crate::limits;
 use crate::transport::{Inbound, Intake};
 
@@ -42,7 +41,6 @@ fn config() -> ForeignConfig {
         keep_alive: Duration::from_secs(15),
         presence: PresenceKind::Off,
         watch_ttl: Some(Duration::from_secs(60)),
-        kick: KickKind::Off,
         standby: false,
     }
 }
@@ -71,15 +69,6 @@ fn no_watch_ends_because_the_store_itself_was_cut_off() {
     assert!(gone().is_empty(), "time begins anew with a connection");
     foreign.end_watches_of_silent(&watching, at(70));
     assert_eq!(gone(), ["a"]);
-}
-
-#[test]
-fn no_order_to_the_broker_waits_while_it_is_away() {
-    let (foreign, _) = foreign();
-    for _ in 0..3 {
-        foreign.post("$CONTROL/x", "{}".into());
-    }
-    assert_eq!(foreign.state().outlet.len(), 0);
 }
 
 #[test]

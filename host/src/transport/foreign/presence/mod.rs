@@ -1,7 +1,7 @@
 //! Who has gone: MQTT does not tell one client of another, but Mosquitto publishes its connection log.
 //!
-//! Input: messages of the broker about its clients. Output: signs of clients that connected and that disconnected, in
-//! the order of the messages. A broker that publishes no log proves nothing, so the start shows whether it does. Watches
+//! Input: messages of the broker about its clients. Output: the clients whose connections ended, in the order of the
+//! messages. A broker that publishes no log proves nothing, so the start shows whether it does. Watches
 //! also end without a log: with the first notification that finds no subscriber, and by [`ttl`].
 
 pub mod mosquitto;
@@ -17,20 +17,13 @@ use self::mosquitto::Mosquitto;
 use crate::config::PresenceKind;
 use crate::limits;
 
-/// What a source has seen.
+/// What a line of the log says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign<'a> {
-    /// The broker tells this source of its clients, and their ends will be read.
+    /// The broker publishes its log, so ends of connections will be read.
     Works,
     /// The connection of this client has ended.
     Gone(&'a str),
-    /// A client has connected.
-    Came {
-        /// Its client id.
-        client: &'a str,
-        /// Its user name, where the source tells.
-        user: Option<&'a str>,
-    },
 }
 
 /// Listens to the broker's log.
@@ -79,15 +72,15 @@ impl Presence {
         self.refused = true;
     }
 
-    /// A message that is no request. It calls `sign` for each client that connected or disconnected.
-    pub fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
+    /// A message that is no request. It calls `gone` for each client whose connection has ended.
+    pub fn read(&mut self, topic: &str, payload: &[u8], gone: &mut dyn FnMut(&str)) {
         let Some(source) = &mut self.source else {
             return;
         };
         let mut works = false;
         source.read(topic, payload, &mut |seen| match seen {
             Sign::Works => works = true,
-            seen => sign(seen),
+            Sign::Gone(client) => gone(client),
         });
         if works && !self.refused && self.works.borrow().is_none() {
             let name = mosquitto::NAME;

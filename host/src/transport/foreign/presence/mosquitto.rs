@@ -1,6 +1,6 @@
 //! Mosquitto's connection log, which `log_dest topic` publishes under `$SYS/broker/log/`, one line a message.
 //!
-//! What enters: lines. What leaves: signs of who came and who has gone. A line holds what a client wrote, its id and
+//! What enters: lines. What leaves: signs of clients whose connections ended. A line holds what a client wrote, its id and
 //! its user name, and only what no client could have written there makes a sign of it:
 //!
 //! * A line is cut at some length, and then its end is what the client wanted: long ones are not read.
@@ -101,10 +101,9 @@ impl Mosquitto {
                     sign(Sign::Works);
                 }
                 if let Some(rest) = line.strip_prefix("New client connected from ") {
-                    if let Some((client, user)) = came(rest) {
-                        // Whatever it had before has ended: taken over, or nobody saw the end.
+                    if let Some(client) = came(rest) {
+                        // An earlier connection of it has ended: taken over, or its end was not logged.
                         sign(Sign::Gone(client));
-                        sign(Sign::Came { client, user });
                     }
                 } else if let Some(rest) = line.strip_prefix("Client ")
                     && let Some(client) = gone(rest, self.wording)
@@ -142,7 +141,7 @@ fn without_time(line: &str) -> &str {
 }
 
 /// `ADDRESS:PORT as ID (p5, c1, k60, u'USER').`, the user only where there is one.
-fn came(rest: &str) -> Option<(&str, Option<&str>)> {
+fn came(rest: &str) -> Option<&str> {
     let (_, rest) = rest.split_once(" as ")?;
     let rest = rest.strip_suffix(").")?;
     let mut found = None;
@@ -156,11 +155,8 @@ fn came(rest: &str) -> Option<(&str, Option<&str>)> {
         }
     }
     let (client, user) = found?;
-    let user = match user {
-        "" => None,
-        user => Some(user.strip_prefix(", u'")?.strip_suffix('\'')?),
-    };
-    is_an_id(client).then_some((client, user))
+    let is_a_user = |text: &str| (text.strip_prefix(", u'")).is_some_and(|it| it.ends_with('\''));
+    ((user.is_empty() || is_a_user(user)) && is_an_id(client)).then_some(client)
 }
 
 /// What follows `5, c1, k60`.
@@ -213,9 +209,6 @@ mod tests {
         let mut note = |sign: Sign<'_>| match sign {
             Sign::Works => {}
             Sign::Gone(client) => signs.push(format!("-{client}")),
-            Sign::Came { client, user } => {
-                signs.push(format!("+{client}/{}", user.unwrap_or_default()));
-            }
         };
         source.read(VERSION, version.as_bytes(), &mut note);
         for line in lines {
@@ -244,16 +237,7 @@ mod tests {
         assert_eq!(
             seen,
             [
-                "-plain",
-                "+plain/joe",
-                "-plain",
-                "-a b",
-                "+a b/",
-                "-a b",
-                "-ka",
-                "-vic",
-                "-tls-rst",
-                "-mal"
+                "-plain", "-plain", "-a b", "-a b", "-ka", "-vic", "-tls-rst", "-mal"
             ]
         );
     }
@@ -269,13 +253,7 @@ mod tests {
         ];
         assert_eq!(
             signs(NEW, &lines),
-            [
-                "-ESP_EA5484",
-                "+ESP_EA5484/",
-                "-ESP_EA5484",
-                "-auto-965F",
-                "-Leith"
-            ]
+            ["-ESP_EA5484", "-ESP_EA5484", "-auto-965F", "-Leith"]
         );
     }
 
