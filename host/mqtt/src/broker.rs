@@ -29,7 +29,8 @@ use crate::{
     connection,
     core::{Core, Source},
     gate::Gate,
-    limits::{PAUSE_BETWEEN_HOLDS, WALL_CLOCK_LOOK},
+    ledger,
+    limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
     output::{Direct, OutputTotal},
     persist::{Brake, Recorder},
     refusal::Refusals,
@@ -363,6 +364,14 @@ impl Broker {
     #[must_use]
     pub fn standing(&self, client: &str) -> Option<Standing> {
         self.lock().standing(client)
+    }
+
+    /// The share of an owner (a user, or the network address of anonymous clients): how many sessions it may have in all
+    /// if one more begins now.
+    #[must_use]
+    pub fn session_share(&self) -> usize {
+        let max = self.limits().sessions_max;
+        ledger::share(self.stats().sessions + 1, max, SESSIONS_FLOOR)
     }
 
     /// Gauges and counters.

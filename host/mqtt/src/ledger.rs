@@ -66,6 +66,13 @@ impl Owner {
     }
 }
 
+/// The most that one owner may hold of a kind of which `total` is held and `max` may be. `floor` is what every owner
+/// may hold as long as there is room at all.
+pub(crate) fn share(total: usize, max: usize, floor: usize) -> usize {
+    let free = max.saturating_sub(total);
+    free.saturating_mul(SHARE_OF_FREE).max(floor)
+}
+
 type Sums = [AtomicUsize; KINDS];
 
 /// What one owner holds.
@@ -76,12 +83,12 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Whether this owner may hold so much more of a kind, of which there may be `max`. `floor` is what every owner may
-    /// hold as long as there is room at all.
+    /// Whether this owner may hold so much more of a kind, of which there may be `max`: see
+    /// [`share`].
     pub(crate) fn fits(&self, kind: Kind, more: usize, max: usize, floor: usize) -> bool {
         let total = self.total[kind as usize].load(Relaxed).saturating_add(more);
         let own = self.sums[kind as usize].load(Relaxed).saturating_add(more);
-        total <= max && (own <= floor || own <= (max - total).saturating_mul(SHARE_OF_FREE))
+        total <= max && own <= share(total, max, floor)
     }
 
     pub(crate) fn add(&self, kind: Kind, more: usize) {

@@ -56,6 +56,9 @@ pub(crate) struct Told {
     pub(crate) explanation: Explanation,
     /// The limit that would refuse it at present, whatever rules say.
     pub(crate) limit: Option<String>,
+    /// A share that may refuse it. The store does not say how much of it the client's owner holds.
+    #[serde(default)]
+    pub(crate) note: Option<String>,
 }
 
 impl Told {
@@ -98,13 +101,29 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Told {
         Ok(()) => (sources.broker.as_ref())
             .and_then(|broker| at_the_broker(broker, standing.as_ref(), ask.command, on)),
     };
+    let note = (sources.broker.as_ref())
+        .filter(|_| limit.is_none() && standing.is_none() && ask.command == Wanted::Connect)
+        .and_then(share);
     Told {
         rules: sources.access.rules_file(),
         connected: origin.is_some(),
         who,
         explanation,
         limit,
+        note,
     }
+}
+
+/// Who has a share of the sessions.
+const OWNER: &str = "its owner (its user, or the address of anonymous clients)";
+
+/// The share of sessions, if an owner can have used it up.
+fn share(broker: &Broker) -> Option<String> {
+    let (share, sessions) = (broker.session_share(), broker.stats().sessions);
+    let max = broker.limits().sessions_max;
+    (share <= sessions).then(|| {
+        format!("{OWNER} may have {share} of max_sessions, which is {max}, at present: it is refused if it would have more")
+    })
 }
 
 /// The limit of the broker that would refuse it.
@@ -120,8 +139,9 @@ fn at_the_broker(
             let stats = broker.stats();
             if stats.sessions >= limits.sessions_max {
                 return Some(format!(
-                    "there are max_sessions, which is {}",
-                    limits.sessions_max
+                    "there are max_sessions, which is {}: another one begins only if an empty one without a connection can end, and if {OWNER} has no more than {} with it",
+                    limits.sessions_max,
+                    broker.session_share()
                 ));
             }
             (stats.connections >= limits.connections_max).then(|| {

@@ -144,6 +144,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
                 "rules": told.rules,
                 "explanation": told.explanation,
                 "limit": told.limit,
+                "note": told.note,
             })
             .to_string()
                 + "\n"
@@ -174,6 +175,7 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Told, Failure> 
             attributes: args.attribute.clone(),
         },
         limit: None,
+        note: None,
     })
 }
 
@@ -234,6 +236,9 @@ fn in_words(args: &ExplainArgs, told: &Told, on: &[u8]) -> String {
     }
     if let Some(limit) = &told.limit {
         _ = writeln!(text, "denied at present: {}", printable(limit.as_bytes()));
+    }
+    if let Some(note) = &told.note {
+        _ = writeln!(text, "note: {}", printable(note.as_bytes()));
     }
     if args.rules.is_none() {
         standing(&mut text, &name, told);

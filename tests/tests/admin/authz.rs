@@ -179,11 +179,38 @@ fn it_tells_of_the_limit_that_a_client_would_meet() {
     assert_eq!(store.client.subscribe("new", 1), QUOTA_EXCEEDED);
     assert_eq!(limit(&["press-4", "SUBSCRIBE", "a"]), None);
 
-    let sessions = "there are max_sessions, which is 1";
-    assert_eq!(limit(&["press-5", "CONNECT"]).as_deref(), Some(sessions));
+    let sessions = limit(&["press-5", "CONNECT"]).unwrap();
+    assert!(
+        sessions.starts_with("there are max_sessions, which is 1: ")
+            && sessions.contains("has no more than 16 with it"),
+        "{sessions}"
+    );
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("press-5"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
     assert_eq!(limit(&["press-4", "CONNECT"]), None);
+}
+
+/// 30 of 40 sessions are one address's share, although ten are free.
+#[test]
+fn the_share_of_an_owner_is_named_before_it_refuses() {
+    let server = Server::with_config("max_sessions = 40\n");
+    let ask = || explain(&server, &["one-more", "CONNECT"]).code(0).text();
+    let connect = |n: usize| server.connect(&format!("client-{n}"));
+    let mut clients: Vec<_> = (0..20).map(connect).collect();
+    assert!(!ask().contains("max_sessions"), "{}", ask());
+    clients.extend((20..30).map(connect));
+    let said = ask();
+    assert!(
+        said.contains("may have 27 of max_sessions, which is 40"),
+        "{said}"
+    );
+    let (_, ack) = Client::try_connect(server.address(), &Connect::new("one-more"));
+    assert_eq!(ack.reason, QUOTA_EXCEEDED);
+    clients.truncate(20);
+    eventually("its share has room", || {
+        (!ask().contains("max_sessions")).then_some(())
+    });
+    server.connect("one-more");
 }
 
 #[test]
