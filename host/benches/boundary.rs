@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::policy::{
+use statehouse_core::policy::{
     Access, Denial, Dialect, Engine, Entry, Host, Instance, Page, Put, Request, Stamp,
 };
 use statehouse_policy::resp;
@@ -59,7 +59,7 @@ impl Host for There {
         refused()
     }
 
-    fn put(&mut self, _: Put<'_>) -> Result<statehouse::clock::Stamp, Denial> {
+    fn put(&mut self, _: Put<'_>) -> Result<statehouse_core::clock::Stamp, Denial> {
         refused()
     }
 

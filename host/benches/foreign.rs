@@ -32,7 +32,7 @@ use rumqttc::NetworkOptions;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{ConnectProperties, Packet, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
-use statehouse::request::REQUEST_TOPIC;
+use statehouse_core::request::REQUEST_TOPIC;
 use tokio::sync::mpsc;
 
 mod common;

@@ -14,13 +14,14 @@ use std::time::Instant;
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse::access::rules::{Grants, Principal, Rules};
-use statehouse::policy::{
+use statehouse_core::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
 
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_protocol::rights::ClientRights;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
@@ -76,6 +77,7 @@ impl Bench {
             session: 1,
         };
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+        let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
         let mut ask = |packet_id: usize| {
             let request = Request {
                 dialect: Dialect::Sdk,
@@ -90,7 +92,7 @@ impl Bench {
                     packet_id: (packet_id % 60_000 + 1) as u16,
                     dup: false,
                 },
-                grants,
+                grants: grants.as_ref(),
             };
             let effects = store.step(Event::Request(&request), NOW_MS);
             assert_eq!(effects.failures, 0);

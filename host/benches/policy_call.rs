@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use statehouse::policy::{self, Denial, Engine, Host as _, Instance, Put};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Peer, Quota, State, Transaction};
-use statehouse::{STANDARD_POLICY, clock};
+use statehouse::STANDARD_POLICY;
+use statehouse_core::clock;
+use statehouse_core::policy::{self, Denial, Engine, Host as _, Instance, Put};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Peer, Quota, State, Transaction};
 use statehouse_mqtt::Properties;
 use statehouse_policy::{
     Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Stamp, resp,

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::policy::{Engine, Policy, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::policy::{Engine, Policy, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 const NOW_MS: u64 = 1_700_000_000_000;

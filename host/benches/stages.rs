@@ -15,16 +15,18 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use statehouse::STANDARD_POLICY;
-use statehouse::clock::{Clock, SystemSource};
-use statehouse::journal::record::PolicyRecord;
-use statehouse::journal::{Journal, Memory, Position, Recorder};
 use statehouse::load::Request as Asked;
 use statehouse::load::{Catalogue, Heard, Mqtt, Protocol, Role, Verb};
-use statehouse::policy::{self, Assignment, Engine, Instance, Policy, Registry};
-use statehouse::request::{Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse};
 use statehouse::server::{Server, Settings};
-use statehouse::store::{Event, Peer, Quota, Store, Transaction};
 use statehouse::transport::embedded::{Embedded, StoreService};
+use statehouse_core::clock::{Clock, SystemSource};
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Journal, LogPosition, Memory, Recorder};
+use statehouse_core::policy::{self, Assignment, Engine, Instance, Policy, Registry};
+use statehouse_core::request::{
+    Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
+};
+use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::simulation::Wire;
 use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
@@ -163,12 +165,12 @@ impl Journal for Nowhere {
     fn keeps(&self) -> bool {
         true
     }
-    fn append(&self, records: &[&[u8]], _: bool) -> Position {
+    fn append(&self, records: &[&[u8]], _: bool) -> LogPosition {
         black_box(records);
-        Position(0)
+        LogPosition(0)
     }
-    fn released(&self) -> Position {
-        Position(u64::MAX)
+    fn released(&self) -> LogPosition {
+        LogPosition(u64::MAX)
     }
     fn persisted(&self, _: bool) -> &'static str {
         "memory"

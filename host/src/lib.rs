@@ -17,36 +17,32 @@
 //! * [`access`]: who a client is, by what it shows: users, certificates, tokens; and what it may do, by rules. It opens no
 //!   connection and touches no key.
 //! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
-//! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
-//! * [`store`]: the one writer, and the memory of what may come again. An event in, effects out; no I/O, no clock.
-//! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
+//! * `statehouse_core` (a crate of its own): the deterministic state machine. `request` makes a PUBLISH a request, `store`
+//!   decides with a `policy`, `log` says what records mean. An event in, effects out; no I/O, no clock, no lock.
+//! * `statehouse_protocol` (a crate of its own): key patterns, rights and log positions, which all parts share.
 //! * `statehouse_precompiled` (a crate of its own): components in, components as machine code out. It compiles none twice.
-//! * [`journal`]: effects in, records and a position out. Records hold what a request did and all that it saw.
 //! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
 //! * [`shadow`]: runs requests again beside all this, to compare a candidate. It changes nothing, and nobody waits for it.
 //! * [`server`]: wires these together under one lock.
 //! * [`control`]: loads policies and changes which one answers, while all of that goes on.
 //!
-//! Beside the path: [`clock`] (time and versions), [`limits`] (every bound with its reason),
-//! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery and snapshots),
+//! Beside the path: [`limits`] (every bound with its reason),
+//! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery, snapshots, policies by digest),
 //! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
 //! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), [`logging`] (lines on their way to stderr), `replace` (small files that others read at
 //! any time) and `cli` (one file per command).
 //!
-//! Dependencies point one way: cli → control → server → transport, store → access, policy, journal → clock, limits.
+//! Dependencies point one way: cli → control → server → transport, access → `statehouse_core` → `statehouse_protocol`.
 #![forbid(unsafe_code)]
 
 pub mod access;
 pub mod admin;
 pub mod audit;
 pub mod cli;
-pub mod clock;
 pub mod config;
 pub mod control;
-mod glob;
 mod headers;
-pub mod journal;
 pub mod kit;
 pub mod limits;
 pub mod listener;
@@ -55,15 +51,12 @@ pub mod logging;
 mod opening;
 pub mod outbox;
 pub mod past;
-pub mod policy;
 pub mod reload;
 mod replace;
-pub mod request;
 pub mod server;
 pub mod shadow;
 pub mod ship;
 pub mod storage;
-pub mod store;
 pub mod transport;
 
 pub use statehouse_precompiled::STANDARD_POLICY;

@@ -10,15 +10,15 @@ use anyhow::Context;
 
 use crate::config::PolicyChoice;
 use crate::control::trial;
-use crate::journal::Image;
-use crate::journal::record::PolicyRecord;
 use crate::limits;
-use crate::policy::{
-    Assignment, Digest, Engine, Failure, Instance, LoadError, Modules, Policy, Registry, Role,
-    read_file,
+use crate::ship::{Trust, read_file};
+use crate::storage::Modules;
+use statehouse_core::log::Image;
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::policy::{
+    Assignment, Digest, Engine, Failure, Instance, LoadError, Policy, Registry, Role,
 };
-use crate::ship::Trust;
-use crate::store::Transaction;
+use statehouse_core::store::Transaction;
 
 /// What a start has at hand.
 pub(crate) struct Opening<'a> {

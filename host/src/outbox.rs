@@ -15,9 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::journal::Position;
 use crate::limits;
 use crate::transport::{Outbound, Transport};
+use statehouse_core::log::LogPosition;
 
 /// The queue between the store and a transport.
 #[derive(Default)]
@@ -37,11 +37,11 @@ struct Queue {
     lanes: FxHashMap<u64, usize>,
     /// Bytes that wait, by the connection whose requests led to them.
     owed: FxHashMap<u64, usize>,
-    released: Position,
+    released: LogPosition,
 }
 
 struct Waiting {
-    position: Position,
+    position: LogPosition,
     lane: u64,
     owner: u64,
     bytes: usize,
@@ -53,7 +53,7 @@ impl Outbox {
     /// that asked. Steps must come in order, so the store's lock is held. Returns the bytes of it.
     pub fn push(
         &self,
-        position: Position,
+        position: LogPosition,
         owner: u64,
         out: impl IntoIterator<Item = (u64, Outbound)>,
     ) -> usize {
@@ -120,7 +120,7 @@ impl Outbox {
 
     /// Lets everything go that the journal releases by now. Whoever calls may carry out what others queued:
     /// the transport runs one delivery at a time, so the order is that of the queue.
-    pub fn release(&self, released: Position, transport: &dyn Transport) {
+    pub fn release(&self, released: LogPosition, transport: &dyn Transport) {
         {
             let mut queue = self.lock();
             queue.released = queue.released.max(released);
@@ -178,8 +178,8 @@ fn less(counts: &mut FxHashMap<u64, usize>, connection: u64, by: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Peer;
     use bytes::Bytes;
+    use statehouse_core::store::Peer;
     use statehouse_mqtt::{Message, QoS, ReasonCode};
 
     /// Writes down what it was asked to carry out.
@@ -216,26 +216,26 @@ mod tests {
     #[test]
     fn nothing_leaves_before_its_position_is_durable() {
         let (outbox, notebook) = (Outbox::default(), Notebook::default());
-        outbox.push(Position(1), 9, [kick(10), kick(11)]);
-        outbox.push(Position(2), 9, [kick(20)]);
-        outbox.push(Position(3), 9, [kick(30)]);
-        outbox.release(Position(0), &notebook);
+        outbox.push(LogPosition(1), 9, [kick(10), kick(11)]);
+        outbox.push(LogPosition(2), 9, [kick(20)]);
+        outbox.push(LogPosition(3), 9, [kick(30)]);
+        outbox.release(LogPosition(0), &notebook);
         assert!(notebook.0.lock().unwrap().is_empty());
-        outbox.release(Position(2), &notebook);
+        outbox.release(LogPosition(2), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20]);
         // A late, lower word takes nothing back and lets nothing more go.
-        outbox.release(Position(1), &notebook);
+        outbox.release(LogPosition(1), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20]);
-        outbox.release(Position(3), &notebook);
+        outbox.release(LogPosition(3), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [10, 11, 20, 30]);
     }
 
     #[test]
     fn what_may_leave_out_of_order_waits_for_nobody() {
         let (outbox, notebook) = (Outbox::default(), Notebook::default());
-        outbox.push(Position(5), 9, [kick(1)]);
+        outbox.push(LogPosition(5), 9, [kick(1)]);
         outbox.push_out_of_order(kick(1).1);
-        outbox.release(Position(4), &notebook);
+        outbox.release(LogPosition(4), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [1]);
         assert_eq!(outbox.lock().waiting.len(), 1);
     }
@@ -243,12 +243,12 @@ mod tests {
     #[test]
     fn what_one_step_leads_to_keeps_its_order_across_clients() {
         let (outbox, notebook) = (Outbox::default(), Notebook::default());
-        outbox.push(Position(5), 9, [kick(1)]);
+        outbox.push(LogPosition(5), 9, [kick(1)]);
         // The second waits for the first client's own, and the third for its sibling.
-        outbox.push(Position(0), 9, [kick(2), kick(1), kick(3)]);
-        outbox.release(Position(4), &notebook);
+        outbox.push(LogPosition(0), 9, [kick(2), kick(1), kick(3)]);
+        outbox.release(LogPosition(4), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [2]);
-        outbox.release(Position(5), &notebook);
+        outbox.release(LogPosition(5), &notebook);
         assert_eq!(*notebook.0.lock().unwrap(), [2, 1, 1, 3]);
     }
 
@@ -256,24 +256,24 @@ mod tests {
     fn what_rests_on_nothing_waits_only_behind_its_own() {
         let (outbox, notebook) = (Outbox::default(), Notebook::default());
         let seen = || std::mem::take(&mut *notebook.0.lock().unwrap());
-        outbox.push(Position(5), 9, [kick(1)]);
+        outbox.push(LogPosition(5), 9, [kick(1)]);
         // Another client's read of something durable overtakes the write.
-        outbox.push(Position(0), 9, [kick(2)]);
+        outbox.push(LogPosition(0), 9, [kick(2)]);
         // The writer's own read does not.
-        outbox.push(Position(0), 9, [kick(1)]);
-        outbox.push(Position(6), 9, [kick(2)]);
-        outbox.push(Position(3), 9, [kick(2)]);
-        outbox.release(Position(4), &notebook);
+        outbox.push(LogPosition(0), 9, [kick(1)]);
+        outbox.push(LogPosition(6), 9, [kick(2)]);
+        outbox.push(LogPosition(3), 9, [kick(2)]);
+        outbox.release(LogPosition(4), &notebook);
         assert_eq!(seen(), [2]);
-        outbox.push(Position(4), 9, [kick(1)]);
-        outbox.release(Position(5), &notebook);
+        outbox.push(LogPosition(4), 9, [kick(1)]);
+        outbox.release(LogPosition(5), &notebook);
         assert_eq!(seen(), [1, 1]);
-        outbox.push(Position(5), 9, [kick(3)]);
-        outbox.release(Position(6), &notebook);
+        outbox.push(LogPosition(5), 9, [kick(3)]);
+        outbox.release(LogPosition(6), &notebook);
         assert_eq!(seen(), [3, 2, 2, 1]);
         // Nobody waits any more, so nothing is behind anything.
-        outbox.push(Position(6), 9, [kick(1)]);
-        outbox.release(Position(6), &notebook);
+        outbox.push(LogPosition(6), 9, [kick(1)]);
+        outbox.release(LogPosition(6), &notebook);
         assert_eq!(seen(), [1]);
         let queue = outbox.lock();
         assert!(queue.lanes.is_empty() && queue.owed.is_empty());
@@ -295,20 +295,20 @@ mod tests {
         let payload = Bytes::from(vec![b'p'; 1 << 20]);
         let all = u64::MAX;
         // A thousand watchers share the payload; each has a topic of its own.
-        let bytes = outbox.push(Position(1), 7, (0..1000).map(|it| notify(it, &payload)));
+        let bytes = outbox.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
         assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
         assert!(outbox.has_room(7, all));
         for _ in 0..3 {
-            outbox.push(Position(1), 7, (0..1000).map(|it| notify(it, &payload)));
+            outbox.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
         }
         assert!(!outbox.has_room(7, all), "beyond its own bound");
         assert!(outbox.has_room(8, all));
-        outbox.push(Position(2), 8, [notify(1, &payload)]);
+        outbox.push(LogPosition(2), 8, [notify(1, &payload)]);
         assert!(outbox.has_room(8, all));
         assert!(!outbox.has_room(8, 1 << 20), "beyond that of all");
         assert!(outbox.has_room(9, 1 << 20), "who caused nothing goes on");
         // Not carried out by the notebook, which takes kicks only.
-        outbox.lock().released = Position(2);
+        outbox.lock().released = LogPosition(2);
         let mut out = Vec::new();
         let left = outbox.lock().ready(&mut out);
         assert_eq!((out.len(), left), (4001, outbox.bytes.load(Relaxed)));

@@ -16,17 +16,18 @@ use tokio::sync::Notify;
 use crate::access::NoRule;
 use crate::access::rules::Grants;
 use crate::audit::{Audit, Refused};
-use crate::clock::{Clock, Stamp};
-use crate::journal::{Journal, Meta, Position, Progress, Recorder};
 use crate::limits;
 use crate::logging;
 use crate::outbox::Outbox;
-use crate::policy::Swaps;
-use crate::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
 use crate::shadow::Observer;
-use crate::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
+use statehouse_core::clock::{Clock, Stamp};
+use statehouse_core::log::{Journal, LogPosition, Meta, Progress, Recorder};
+use statehouse_core::policy::Swaps;
+use statehouse_core::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
+use statehouse_core::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain};
+use statehouse_protocol::rights::ClientRights;
 
 use self::core::Core;
 pub use self::policies::AssignError;
@@ -140,7 +141,7 @@ impl Server {
         &self,
         what: &'static str,
         peer: &Peer,
-        grants: Option<&Arc<Grants>>,
+        grants: Option<&Arc<dyn ClientRights>>,
         why: &dyn Display,
     ) {
         if let Some(audit) = self.audit.get() {
@@ -520,7 +521,7 @@ impl Server {
     fn queue<const N: usize>(&self, peer: &Peer, out: [Option<Outbound>; N]) {
         let lane = peer.connection;
         let out = out.into_iter().flatten().map(|out| (lane, out));
-        self.outbox.push(Position(0), lane, out);
+        self.outbox.push(LogPosition(0), lane, out);
     }
 
     /// Lets everything go that the journal releases by now. Called after each batch, and by the journal.

@@ -4,22 +4,29 @@
 //! on from, and a [`Journal`]. It runs no policy.
 
 mod client_id;
+mod disk;
+mod image_sink;
+mod modules;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use statehouse_journal::{Callbacks, Directory, Log, Opened, Options, Position, Source};
+use statehouse_journal::{Callbacks, Directory, Log, LogPosition, Opened, Options, Source};
 use statehouse_mqtt::Broker;
 
-use crate::clock::wall_ms;
 use crate::config::{Durability, Storage};
-use crate::journal::{Disk, Forgotten, Image, Progress, sessions_block};
 use crate::limits;
 use crate::logging;
 use crate::server::Server;
-use crate::store::Mode;
+use statehouse_core::clock::wall_ms;
+use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
+use statehouse_core::store::Mode;
+
+pub use disk::Disk;
+pub use image_sink::ImageSink;
+pub use modules::Modules;
 
 pub use client_id::{ClientIdError, new as new_client_id};
 
@@ -130,7 +137,8 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         .min(disk_bytes / limits::DUPLICATE_DISK_PART);
     let mut image = Image::new(retention);
     image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
-    let (log, opened) = Log::open(Arc::new(disk), options, wall_ms, &mut image).map_err(failed)?;
+    let (log, opened) =
+        Log::open(Arc::new(disk), options, wall_ms, &mut ImageSink(&mut image)).map_err(failed)?;
     image.finish();
     let behind_ms = image.now_ms.saturating_sub(wall_ms);
     if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
@@ -160,7 +168,7 @@ impl Listener {
         let _ = self.0.set((server, broker));
     }
 
-    fn released(&self, position: Position) {
+    fn released(&self, position: LogPosition) {
         if let Some((server, broker)) = self.0.get() {
             server.release();
             if let Some(broker) = broker {
@@ -300,10 +308,10 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Flags};
-    use crate::journal::Recorder;
     use crate::past::{Past, restore};
-    use crate::request::Dialect;
-    use crate::store::{Effects, Key, Peer, WatchChange, WatchChanges};
+    use statehouse_core::log::Recorder;
+    use statehouse_core::request::Dialect;
+    use statehouse_core::store::{Effects, Key, Peer, WatchChange, WatchChanges};
 
     fn settings_of(data: &Path) -> Storage {
         let flags = Flags {

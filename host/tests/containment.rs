@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use common::{NOW_MS, faulty, module};
-use statehouse::policy::{Engine, Failure, LoadError, Policy, Registry};
-use statehouse::store::{Effects, Event, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
+use statehouse_core::policy::{Engine, Failure, LoadError, Policy, Registry};
+use statehouse_core::store::{Effects, Event, Quota, Store, Transaction};
 
 fn malformed() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse::limits;
-use statehouse::policy::{Engine, Policy, Registry};
-use statehouse::request::{Dialect, Request};
-use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_core::policy::{Engine, Policy, Registry};
+use statehouse_core::request::{Dialect, Request};
+use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::Properties;
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
@@ -105,7 +105,7 @@ impl Subject for Host {
             fencing_token: request.fencing_token.as_deref(),
             peer: &peer,
             properties: &properties,
-            delivery: statehouse::request::Delivery::default(),
+            delivery: statehouse_core::request::Delivery::default(),
             grants: None,
         };
         let mut effects = self.store.step(Event::Request(&request), self.now_ms);
@@ -118,8 +118,8 @@ impl Subject for Host {
                 counter: version.counter,
             }),
             repeat: match answer.repeat {
-                statehouse::policy::Repeat::Free => statehouse_policy::Repeat::Free,
-                statehouse::policy::Repeat::Same => statehouse_policy::Repeat::Same,
+                statehouse_core::policy::Repeat::Free => statehouse_policy::Repeat::Free,
+                statehouse_core::policy::Repeat::Same => statehouse_policy::Repeat::Same,
             },
             command: answer.command,
         }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse::access::rules::{Grants, Principal, Rules};
-use statehouse::policy::{Engine, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};
+use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_protocol::rights::ClientRights;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const NOT_AUTHORIZED: &str = "-ERR not authorized\r\n";
@@ -73,6 +74,7 @@ impl World {
     ) -> (Effects, Bytes) {
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
         let peer = peer(client);
+        let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
         let request = Request {
             dialect: Dialect::Sdk,
             payload: &payload,
@@ -86,7 +88,7 @@ impl World {
                 packet_id,
                 dup,
             },
-            grants,
+            grants: grants.as_ref(),
         };
         let mut effects = self.store.step(Event::Request(&request), NOW_MS);
         let answer = effects.answer.take().expect("every request has an answer");
@@ -266,9 +268,9 @@ fn a_request_that_was_refused_runs_the_same_on_another_instance() {
     ] {
         let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
         let observed = effects.observed.expect("every request is sampled");
-        let mut instance = statehouse::policy::Instance::new(observed.by.clone());
+        let mut instance = statehouse_core::policy::Instance::new(observed.by.clone());
         match observed.by_itself(&mut instance) {
-            statehouse::store::Again::Ran(again, _) => assert_eq!(again.payload, answer),
+            statehouse_core::store::Again::Ran(again, _) => assert_eq!(again.payload, answer),
             _ => panic!("{client} {command:?} did not run"),
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use statehouse::request::REQUEST_TOPIC;
+use statehouse_core::request::REQUEST_TOPIC;
 use statehouse_mqtt::PropertiesBuilder;
 /// A command as an array of bulk strings.
 pub(crate) use statehouse_policy::resp::request as resp;

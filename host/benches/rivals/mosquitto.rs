@@ -14,7 +14,7 @@ use bytes::Bytes;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Packet, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
-use statehouse::request::REQUEST_TOPIC;
+use statehouse_core::request::REQUEST_TOPIC;
 
 use crate::servers::{Process, free_address};
 

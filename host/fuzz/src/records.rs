@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::journal::{Image, Meta, Progress, Recorder, Records, read_block, record};
-use statehouse::policy::{Engine, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Event, Mode, Peer, Quota, Retention, Store};
+use statehouse_core::log::{Image, Meta, Progress, Recorder, Records, read_block, record};
+use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Event, Mode, Peer, Quota, Retention, Store};
 use statehouse_journal::simulation::Simulation;
-use statehouse_journal::{Disk, Log, Options, Position, Sink, inspect};
+use statehouse_journal::{Disk, Log, LogPosition, Options, Sink, inspect};
 use statehouse_mqtt::Properties;
 
 /// A record, or a block of a snapshot, as the first byte says. What can be read can be taken in, or is refused.
@@ -90,8 +90,8 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
     let mut record = Vec::new();
     record::sessions(&mut record, &sessions);
     let blocks = [
-        statehouse::journal::sessions_block(&sessions),
-        statehouse::journal::module_block(&blake3::hash(b"module"), b"module"),
+        statehouse_core::log::sessions_block(&sessions),
+        statehouse_core::log::module_block(&blake3::hash(b"module"), b"module"),
     ];
     let tagged = |kind: u8, bytes: &[u8]| [&[kind], bytes].concat();
     let records = records.iter().chain([&record]).map(|it| tagged(0, it));
@@ -108,7 +108,7 @@ impl Sink for Anything {
     fn block(&mut self, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
-    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }

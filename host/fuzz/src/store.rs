@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::policy::{Engine, Policy, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_core::policy::{Engine, Policy, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_policy::{hlc, resp};
 

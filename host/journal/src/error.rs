@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::position::Position;
+use statehouse_protocol::LogPosition;
 
 /// Why a journal could not be opened, read or added to.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum Error {
     #[error("nothing before position {position} is kept any more")]
     NotRetained {
         /// What was asked for.
-        position: Position,
+        position: LogPosition,
     },
     /// The writer of this journal recycled what was being read, again and again.
     #[error("the journal moved on while it was read: try again")]
@@ -121,9 +121,9 @@ pub struct Damage {
     /// What is wrong there.
     pub reason: String,
     /// The first record that cannot be read, where known.
-    pub lost_from: Option<Position>,
+    pub lost_from: Option<LogPosition>,
     /// The last record that is known to have been durable and cannot be read, where known.
-    pub lost_to: Option<Position>,
+    pub lost_to: Option<LogPosition>,
 }
 
 impl fmt::Display for Damage {

@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::files::{self, Kind};
 use crate::limits;
 use crate::newest;
-use crate::position::Position;
 use crate::recovery::{self, Base, Range, Sink};
 use crate::segment::{Frames, Header, HeaderFault, Magic};
 use crate::snapshot::{self, Fault};
+use statehouse_protocol::LogPosition;
 
 /// What a directory holds.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ pub struct FileReport {
     /// Its length.
     pub bytes: u64,
     /// Segment: its first record. Snapshot: where it begins.
-    pub first: Option<Position>,
+    pub first: Option<LogPosition>,
     /// Segment: its last readable record. Snapshot: from where on it is complete.
-    pub last: Option<Position>,
+    pub last: Option<LogPosition>,
     /// When it was created.
     pub created_ms: Option<u64>,
     /// What was found.
@@ -123,7 +123,7 @@ impl Sink for Nobody {
         Ok(())
     }
 
-    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }
@@ -151,7 +151,7 @@ pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     judge_together(&mut files);
     Ok(Report {
         files,
-        opening: recovery::read(disk, Base::Newest, Position::END, &mut Nobody),
+        opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Nobody),
     })
 }
 
@@ -204,8 +204,8 @@ fn file_report(
         Kind::Snapshot(position) | Kind::DamagedSnapshot(position) => {
             match snapshot::read(&*file, &mut |_| Ok(())) {
                 Ok((header, footer)) => {
-                    report.first = Some(Position(header.position));
-                    report.last = Some(Position(footer.complete));
+                    report.first = Some(LogPosition(header.position));
+                    report.last = Some(LogPosition(footer.complete));
                     report.created_ms = Some(header.created_ms);
                     if header.position == position {
                         Verdict::Clean
@@ -232,7 +232,7 @@ fn header_verdict(fault: HeaderFault) -> Verdict {
 fn closed(report: &mut FileReport, content: &[u8]) -> Verdict {
     match Header::decode(content, Magic::Closed) {
         Ok(header) => {
-            report.last = Some(Position(header.position));
+            report.last = Some(LogPosition(header.position));
             report.created_ms = Some(header.created_ms);
             Verdict::Clean
         }
@@ -243,7 +243,7 @@ fn closed(report: &mut FileReport, content: &[u8]) -> Verdict {
 fn newest(report: &mut FileReport, content: &[u8]) -> Verdict {
     match newest::decode(content) {
         Ok(Some(header)) => {
-            report.last = Some(Position(header.position));
+            report.last = Some(LogPosition(header.position));
             report.created_ms = Some(header.created_ms);
             Verdict::Clean
         }
@@ -263,7 +263,7 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
     if report.kind != Kind::Segment(header.number) {
         return damaged(0, "it has another's name");
     }
-    report.first = Some(Position(header.position));
+    report.first = Some(LogPosition(header.position));
     report.created_ms = Some(header.created_ms);
     let mut next = header.position;
     let mut frames = Frames::new(header, content);
@@ -274,7 +274,7 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
             return damaged(offset, "its records have the wrong numbers");
         }
         next = frame.last() + 1;
-        report.last = Some(Position(next - 1));
+        report.last = Some(LogPosition(next - 1));
     }
     let (rest, offset) = (frames.rest(), frames.offset as u64);
     if let Some(reason) = header.wrong_length(report.bytes).filter(|_| is_last) {
@@ -303,11 +303,14 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
 
 /// What one file says of another: where a segment ends, the next begins.
 fn judge_together(files: &mut [FileReport]) {
-    let reach = |file: &FileReport| file.last.or(file.first.map(|first| Position(first.0 - 1)));
+    let reach = |file: &FileReport| {
+        file.last
+            .or(file.first.map(|first| LogPosition(first.0 - 1)))
+    };
     // The oldest state to begin with: the beginning itself, or the oldest snapshot that is whole.
     let begins = files
         .iter()
-        .any(|file| matches!(file.kind, Kind::Segment(_)) && file.first == Some(Position(1)));
+        .any(|file| matches!(file.kind, Kind::Segment(_)) && file.first == Some(LogPosition(1)));
     let whole = |file: &&FileReport| {
         matches!(file.kind, Kind::Snapshot(_)) && file.verdict == Verdict::Clean
     };

@@ -20,10 +20,10 @@ use crate::frame;
 use crate::limits;
 use crate::options::{Durability, Options};
 use crate::pending::Pending;
-use crate::position::Position;
 use crate::recovery::{self, Recovered, Sink};
 use crate::segment::{HEADER_BYTES, Header, Magic, StoreId};
 use crate::settle;
+use statehouse_protocol::LogPosition;
 
 /// What opening found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub struct Opened {
     /// There was nothing: the journal is new.
     pub fresh: bool,
     /// The last record.
-    pub position: Position,
-    /// The snapshot that was read; [`Position::NONE`] where there was none.
-    pub base: Position,
+    pub position: LogPosition,
+    /// The snapshot that was read; [`LogPosition::NONE`] where there was none.
+    pub base: LogPosition,
     /// Records that were replayed behind it.
     pub records: u64,
     /// Bytes of log behind it.
@@ -43,7 +43,7 @@ pub struct Opened {
     /// A write that was never acknowledged was found half done, and dropped.
     pub torn: bool,
     /// Snapshots that were damaged and put aside, and what is wrong with them.
-    pub damaged_snapshots: Vec<(Position, String)>,
+    pub damaged_snapshots: Vec<(LogPosition, String)>,
 }
 
 /// Somebody who is told.
@@ -275,7 +275,7 @@ impl Log {
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
-    pub fn append(&self, records: &[&[u8]]) -> Result<Position, Error> {
+    pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, false)
     }
 
@@ -283,11 +283,11 @@ impl Log {
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
-    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<Position, Error> {
+    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, true)
     }
 
-    fn push(&self, records: &[&[u8]], urgent: bool) -> Result<Position, Error> {
+    fn push(&self, records: &[&[u8]], urgent: bool) -> Result<LogPosition, Error> {
         let bytes = records.iter().fold(0usize, |bytes, record| {
             bytes.saturating_add(record.len()).saturating_add(4)
         });
@@ -307,7 +307,7 @@ impl Log {
         check_count(records.len())?;
         let mut pending = locked(&self.pending);
         if records.is_empty() {
-            return Ok(Position(pending.appended));
+            return Ok(LogPosition(pending.appended));
         }
         let last = pending.push(records, urgent);
         self.appended.store(last, Ordering::Release);
@@ -323,25 +323,25 @@ impl Log {
         if wake {
             self.work.notify_one();
         }
-        Ok(Position(last))
+        Ok(LogPosition(last))
     }
 
     /// The last record that was appended.
     #[must_use]
-    pub fn appended(&self) -> Position {
-        Position(self.appended.load(Ordering::Acquire))
+    pub fn appended(&self) -> LogPosition {
+        LogPosition(self.appended.load(Ordering::Acquire))
     }
 
     /// Everything up to here is on disk.
     #[must_use]
-    pub fn durable(&self) -> Position {
-        Position(self.durable.load(Ordering::Acquire))
+    pub fn durable(&self) -> LogPosition {
+        LogPosition(self.durable.load(Ordering::Acquire))
     }
 
     /// What was done because of records up to here may be told.
     #[must_use]
-    pub fn released(&self) -> Position {
-        Position(self.released.load(Ordering::Acquire))
+    pub fn released(&self) -> LogPosition {
+        LogPosition(self.released.load(Ordering::Acquire))
     }
 
     /// Why nothing becomes durable any more.
@@ -363,7 +363,7 @@ impl Log {
     ///
     /// # Errors
     /// Any error is for good: it is not known what is on disk.
-    pub fn sync(&self) -> Result<Position, Error> {
+    pub fn sync(&self) -> Result<LogPosition, Error> {
         let mut tail = locked(&self.tail);
         self.sync_tail(&mut tail)?;
         Ok(self.durable())
@@ -373,7 +373,7 @@ impl Log {
     ///
     /// # Errors
     /// As [`Log::write`] and [`Log::sync`].
-    pub fn commit(&self) -> Result<Position, Error> {
+    pub fn commit(&self) -> Result<LogPosition, Error> {
         let mut tail = locked(&self.tail);
         let written = self.write_tail(&mut tail);
         self.sync_tail(&mut tail)?;
@@ -615,8 +615,8 @@ impl Opened {
     fn fresh() -> Self {
         Self {
             fresh: true,
-            position: Position::NONE,
-            base: Position::NONE,
+            position: LogPosition::NONE,
+            base: LogPosition::NONE,
             records: 0,
             bytes: 0,
             clean: true,
@@ -637,7 +637,7 @@ impl Opened {
             damaged_snapshots: recovered
                 .damaged
                 .iter()
-                .map(|(at, why)| (Position(*at), why.clone()))
+                .map(|(at, why)| (LogPosition(*at), why.clone()))
                 .collect(),
         }
     }

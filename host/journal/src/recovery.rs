@@ -14,10 +14,10 @@ use crate::disk::{Disk, read_whole};
 use crate::error::{Damage, Error};
 use crate::files;
 use crate::limits;
-use crate::position::Position;
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic, StoreId};
 use crate::snapshot::{self, Fault};
 use crate::survey::{Chain, Link, SnapshotInfo, Survey, damage};
+use statehouse_protocol::LogPosition;
 
 /// Where a journal is read into.
 pub trait Sink {
@@ -32,7 +32,7 @@ pub trait Sink {
     ///
     /// # Errors
     /// Any text ends the reading.
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String>;
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
 }
 
 /// Where to begin reading.
@@ -43,20 +43,20 @@ pub enum Base {
     /// At the newest snapshot.
     Newest,
     /// At the newest snapshot from which the state just before this record can be reached.
-    Before(Position),
+    Before(LogPosition),
 }
 
 /// What was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The beginning of the snapshot; [`Position::NONE`] where it began with nothing.
-    pub base: Position,
+    /// The beginning of the snapshot; [`LogPosition::NONE`] where it began with nothing.
+    pub base: LogPosition,
     /// When that snapshot was taken, 0 where there was none.
     pub base_ms: u64,
     /// Only from here on is the state what it really was (a snapshot takes a while).
-    pub complete: Position,
+    pub complete: LogPosition,
     /// The last record that was read, or the base where there was none.
-    pub end: Position,
+    pub end: LogPosition,
 }
 
 /// What recovery found.
@@ -120,8 +120,10 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
             return Ok(None);
         }
         let mut damage = damage(files::segment(1), 0, "the whole log is missing");
-        damage.lost_to = Some(Position(survey.witness()));
-        damage.lost_from = Some(Position(survey.snapshots.last().map_or(1, |last| last + 1)));
+        damage.lost_to = Some(LogPosition(survey.witness()));
+        damage.lost_from = Some(LogPosition(
+            survey.snapshots.last().map_or(1, |last| last + 1),
+        ));
         return Err(Error::Damaged(damage));
     };
     let store = last.header.store;
@@ -169,7 +171,9 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
 /// Reads what is needed to go on writing; `None` where there is nothing yet.
 pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
     match plan(disk)? {
-        Some(plan) => plan.read(disk, Base::Newest, Position::END, sink).map(Some),
+        Some(plan) => plan
+            .read(disk, Base::Newest, LogPosition::END, sink)
+            .map(Some),
         None => Ok(None),
     }
 }
@@ -205,7 +209,7 @@ impl Plan {
         mut self,
         disk: &dyn Disk,
         base: Base,
-        until: Position,
+        until: LogPosition,
         sink: &mut dyn Sink,
     ) -> Result<Recovered, Error> {
         let mut candidates = self.candidates(base).into_iter();
@@ -244,7 +248,7 @@ impl Plan {
     }
 
     /// The past is not there, mostly because it was let go. Only damage to what may have led there is its cause.
-    fn no_base_before(self, position: Position) -> Error {
+    fn no_base_before(self, position: LogPosition) -> Error {
         let would_serve = |at: u64| at < position.0 && self.chain.reach(at).is_some();
         let in_the_way = self.damaged.iter().rfind(|(at, _)| would_serve(*at));
         match (in_the_way, self.chain.broken) {
@@ -266,10 +270,10 @@ impl Plan {
             (None, Some((position, reason))) => damage(files::snapshot(*position), 0, reason),
             (None, None) => damage(files::snapshot(first - 1), 0, "the file is missing"),
         };
-        lost.lost_from = Some(Position(
+        lost.lost_from = Some(LogPosition(
             self.snapshots.last().map_or(1, |info| info.position + 1),
         ));
-        lost.lost_to = Some(Position(first - 1));
+        lost.lost_to = Some(LogPosition(first - 1));
         Error::Damaged(lost)
     }
 
@@ -277,7 +281,7 @@ impl Plan {
         self,
         disk: &dyn Disk,
         start: Option<SnapshotInfo>,
-        until: Position,
+        until: LogPosition,
         sink: &mut dyn Sink,
     ) -> Result<Recovered, Error> {
         let base = start.map_or(0, |info| info.position);
@@ -316,17 +320,17 @@ impl Plan {
             replay.segment(&name, link.header, &content, next, sink)?;
         }
         let end = replay.next - 1;
-        if until == Position::END
+        if until == LogPosition::END
             && let Some(damage) = self.missing_end(&replay)
         {
             return Err(Error::Damaged(damage));
         }
         let end = end.min(until.0).max(base);
         let range = Range {
-            base: Position(base),
+            base: LogPosition(base),
             base_ms: start.map_or(0, |info| info.created_ms),
-            complete: Position(complete),
-            end: Position(end),
+            complete: LogPosition(complete),
+            end: LogPosition(end),
         };
         Ok(Recovered {
             store: self.store,
@@ -362,8 +366,8 @@ impl Plan {
         } else {
             return None;
         };
-        damage.lost_from = Some(Position(end + 1));
-        damage.lost_to = (end < replay.witness).then_some(Position(replay.witness));
+        damage.lost_from = Some(LogPosition(end + 1));
+        damage.lost_to = (end < replay.witness).then_some(LogPosition(replay.witness));
         Some(damage)
     }
 }
@@ -395,8 +399,8 @@ impl Replay {
                 file: name.to_owned(),
                 offset: offset as u64,
                 reason: reason.to_owned(),
-                lost_from: Some(Position(from)),
-                lost_to: to.map(Position),
+                lost_from: Some(LogPosition(from)),
+                lost_to: to.map(LogPosition),
             })
         };
         if header.position != self.next {
@@ -424,12 +428,11 @@ impl Replay {
                 for (record, position) in frame.records().zip(frame.first..) {
                     if position > self.base && position <= self.until {
                         self.records += 1;
-                        sink.record(Position(position), record).map_err(|message| {
-                            Error::Refused {
+                        sink.record(LogPosition(position), record)
+                            .map_err(|message| Error::Refused {
                                 place: format!("record {position}"),
                                 message,
-                            }
-                        })?;
+                            })?;
                     }
                 }
             }
@@ -474,7 +477,7 @@ impl Replay {
 pub fn read(
     disk: &dyn Disk,
     base: Base,
-    until: Position,
+    until: LogPosition,
     sink: &mut dyn Sink,
 ) -> Result<Range, Error> {
     let mut before = None;
@@ -484,10 +487,10 @@ pub fn read(
                 .read(disk, base, until, sink)
                 .map(|recovered| recovered.range),
             Ok(None) => Ok(Range {
-                base: Position::NONE,
+                base: LogPosition::NONE,
                 base_ms: 0,
-                complete: Position::NONE,
-                end: Position::NONE,
+                complete: LogPosition::NONE,
+                end: LogPosition::NONE,
             }),
             Err(error) => Err(error),
         };

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use crate::disk::{File, PlainFile, entropy};
 use crate::error::Error;
 use crate::limits;
-use crate::position::Position;
 use crate::recovery::Sink;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic, StoreId};
+use statehouse_protocol::LogPosition;
 
 const FOOTER_BYTES: usize = 32;
 const FOOTER_MARK: u32 = u32::MAX;
@@ -294,7 +294,7 @@ impl Window<'_> {
 /// [`Error::Io`], and [`Error::GivenUp`] where the source does.
 pub fn write_snapshot_file(
     path: impl AsRef<Path>,
-    position: Position,
+    position: LogPosition,
     created_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {
@@ -351,12 +351,15 @@ pub(crate) fn pour(
 ///
 /// # Errors
 /// [`Error::Damaged`] where a byte of it is not what was written: what the sink got is to be thrown away.
-pub fn read_snapshot_file(path: impl AsRef<Path>, sink: &mut dyn Sink) -> Result<Position, Error> {
+pub fn read_snapshot_file(
+    path: impl AsRef<Path>,
+    sink: &mut dyn Sink,
+) -> Result<LogPosition, Error> {
     let path = path.as_ref();
     let shown = path.display().to_string();
     let file = PlainFile(fs::File::open(path).map_err(Error::io("open", &shown))?);
     match read(&file, &mut |block| sink.block(block)) {
-        Ok((header, _)) => Ok(Position(header.position)),
+        Ok((header, _)) => Ok(LogPosition(header.position)),
         Err(fault) => Err(fault.into_error(&shown)),
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits;
 use crate::log::{Log, locked};
-use crate::position::Position;
+use statehouse_protocol::LogPosition;
 
 /// The listener and what it knows.
 pub(crate) struct Teller {
@@ -20,7 +20,7 @@ pub(crate) struct Teller {
 }
 
 struct Listener {
-    call: Box<dyn Fn(Position) + Send>,
+    call: Box<dyn Fn(LogPosition) + Send>,
     told: u64,
     /// What telling of a record took: rises at once, and falls by a half each time.
     each: Duration,
@@ -31,7 +31,7 @@ impl Listener {
         let records = self.behind(position);
         if records > 0 {
             let began = Instant::now();
-            (self.call)(Position(position));
+            (self.call)(LogPosition(position));
             self.each = (began.elapsed() / records).max(self.each / 2);
             self.told = position;
         }
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Teller {
 }
 
 impl Teller {
-    pub(crate) fn new(call: Box<dyn Fn(Position) + Send>, told: Position) -> Self {
+    pub(crate) fn new(call: Box<dyn Fn(LogPosition) + Send>, told: LogPosition) -> Self {
         Self {
             listener: Mutex::new(Listener {
                 call,
@@ -78,7 +78,7 @@ impl Teller {
     }
 
     /// Wakes the telling thread.
-    pub(crate) fn ring(&self, released: Position) {
+    pub(crate) fn ring(&self, released: LogPosition) {
         let mut bell = locked(&self.bell);
         bell.released = bell.released.max(released.0);
         drop(bell);
@@ -119,7 +119,7 @@ impl Teller {
     }
 
     /// Lets the telling thread end once it has told everything.
-    pub(crate) fn close(&self, released: Position) {
+    pub(crate) fn close(&self, released: LogPosition) {
         locked(&self.bell).closing = true;
         self.ring(released);
     }

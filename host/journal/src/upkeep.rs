@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::files;
 use crate::limits;
 use crate::log::{Log, locked};
-use crate::position::Position;
 use crate::segment::StoreId;
 use crate::snapshot::{self, Paced, Source, Writer};
 use crate::survey::SnapshotInfo;
+use statehouse_protocol::LogPosition;
 
 /// How much the log can still take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Snapshot {
 impl Snapshot {
     /// Where it begins: its blocks hold every effect up to here, and perhaps later ones.
     #[must_use]
-    pub fn position(&self) -> Position {
-        Position(self.position)
+    pub fn position(&self) -> LogPosition {
+        LogPosition(self.position)
     }
 
     /// Adds a block.
@@ -321,7 +321,7 @@ impl Log {
     /// # Errors
     /// [`Error::Io`] where the snapshot could not be written: the log goes on without it.
     /// [`Error::Failed`] where the log failed.
-    pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<Position, Error> {
+    pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<LogPosition, Error> {
         let complete = self.appended();
         self.finish_snapshot_at(snapshot, complete)
     }
@@ -330,8 +330,8 @@ impl Log {
     pub(crate) fn finish_snapshot_at(
         &self,
         snapshot: Snapshot,
-        Position(complete): Position,
-    ) -> Result<Position, Error> {
+        LogPosition(complete): LogPosition,
+    ) -> Result<LogPosition, Error> {
         let Snapshot {
             writer,
             position,
@@ -366,7 +366,7 @@ impl Log {
         self.snapshot_bytes.store(bytes, Ordering::Release);
         self.snapshot_at_bytes.store(at_bytes, Ordering::Release);
         locked(&self.state_bytes).at_snapshot = state_bytes;
-        Ok(Position(position))
+        Ok(LogPosition(position))
     }
 
     /// Lets history go, makes segments ready, and asks what the disk has free. To be called from
@@ -454,7 +454,7 @@ impl Log {
 pub fn create_from_snapshot(
     disk: Arc<dyn Disk>,
     options: crate::Options,
-    position: Position,
+    position: LogPosition,
     now_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {

@@ -12,17 +12,17 @@ use crate::error::{Error, Failure};
 use crate::limits;
 use crate::log::{Log, locked};
 use crate::options::Durability;
-use crate::position::Position;
 use crate::snapshot::Source;
 use crate::teller::Teller;
 use crate::upkeep::Room;
+use statehouse_protocol::LogPosition;
 
 /// What the journal calls.
 pub struct Callbacks {
     /// Told each time that [`Journal::released`] moved because something became durable: rising
     /// positions, one call at a time, from one of the journal's threads. It may be slow, take locks that
     /// are held around appends, and append; it may not take snapshots or close.
-    pub released: Box<dyn Fn(Position) + Send>,
+    pub released: Box<dyn Fn(LogPosition) + Send>,
     /// Told once when the log fails. It may run on any thread that works on the log, and should only
     /// begin the end of the process.
     pub failed: Box<dyn Fn(&Failure) + Send + Sync>,
@@ -87,7 +87,7 @@ impl Journal {
     /// The first two threads, which are enough to write and to tell.
     pub(crate) fn begin(
         log: Log,
-        released: Box<dyn Fn(Position) + Send>,
+        released: Box<dyn Fn(LogPosition) + Send>,
         failed: Box<dyn Fn(&Failure) + Send + Sync>,
     ) -> Result<Self, Error> {
         let log = Arc::new(log);
@@ -129,7 +129,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::TooLarge`].
-    pub fn append(&self, records: &[&[u8]]) -> Result<Position, Error> {
+    pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.log.append(records)
     }
 
@@ -137,13 +137,13 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::TooLarge`].
-    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<Position, Error> {
+    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.log.append_urgent(records)
     }
 
     /// See [`Log::released`].
     #[must_use]
-    pub fn released(&self) -> Position {
+    pub fn released(&self) -> LogPosition {
         self.log.released()
     }
 
@@ -380,7 +380,7 @@ fn take_snapshot(
     teller: &Teller,
     source: &mut dyn Source,
     now_ms: &dyn Fn() -> u64,
-) -> Result<Position, Error> {
+) -> Result<LogPosition, Error> {
     let Some(mut snapshot) = log.begin_snapshot(now_ms())? else {
         return Ok(log.appended());
     };

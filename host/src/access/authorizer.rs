@@ -13,7 +13,7 @@ use statehouse_mqtt::{Identity, Origin};
 use super::rules::{Grants, Principal, Rules};
 use crate::limits;
 use crate::reload::Watched;
-use crate::store::Peer;
+use statehouse_core::store::Peer;
 
 /// Rules in force, and what came of them.
 pub struct Authorizer {

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
-use crate::glob;
-use crate::request::NOTIFICATION_TOPICS;
+use statehouse_core::request::NOTIFICATION_TOPICS;
+use statehouse_protocol::pattern;
 
 /// What somebody may want to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,7 +302,7 @@ impl Resource {
                 let mut keys = keys.iter().filter(|_| is_meant);
                 let names = keys.find(|it| match it.is_pattern {
                     true => (it.template.pattern(Some(who)))
-                        .is_some_and(|pattern| glob::matches(&pattern, on)),
+                        .is_some_and(|pattern| pattern::matches(&pattern, on)),
                     false => it.template.exact(Some(who)).is_some_and(|key| key == on),
                 });
                 names.map(|it| (it.line, Some(it.template.text())))

@@ -235,9 +235,9 @@ impl Resource {
     pub(super) fn is_for(&self, who: &Principal<'_>) -> bool {
         self.clients.is_empty()
             || self.clients.iter().any(|template| {
-                template
-                    .pattern(Some(who))
-                    .is_some_and(|pattern| crate::glob::matches(&pattern, who.client.as_bytes()))
+                template.pattern(Some(who)).is_some_and(|pattern| {
+                    statehouse_protocol::pattern::matches(&pattern, who.client.as_bytes())
+                })
             })
     }
 }

@@ -42,8 +42,8 @@ use super::{Sources, metrics, path, usage};
 use crate::audit::{self, Refused};
 use crate::control::Control;
 use crate::limits;
-use crate::policy::{CanaryRule, Selector};
 use crate::ship::Gate;
+use statehouse_core::policy::{CanaryRule, Selector};
 
 /// Answers requests.
 pub(super) struct Api {

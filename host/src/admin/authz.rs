@@ -12,7 +12,7 @@ use statehouse_mqtt::{Broker, Standing};
 use super::Sources;
 use crate::access::explain::{Explanation, Question, Wanted};
 use crate::access::rules::Principal;
-use crate::store::Peer;
+use statehouse_core::store::Peer;
 
 /// Who wants what.
 #[derive(Debug, Serialize, Deserialize)]

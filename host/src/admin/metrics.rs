@@ -12,11 +12,11 @@ use super::Sources;
 use crate::config;
 use crate::control::{Listing, PolicyView};
 use crate::logging;
-use crate::policy::Role;
 use crate::reload::Count;
 use crate::server::Stats;
 use crate::shadow::ShadowReport;
 use crate::transport::foreign::Figures;
+use statehouse_core::policy::Role;
 
 /// All metrics.
 pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &Sources) -> String {
@@ -510,7 +510,7 @@ impl Page {
 mod tests {
     use super::*;
     use crate::control::CommandView;
-    use crate::policy::{Digest, Done};
+    use statehouse_core::policy::{Digest, Done};
 
     /// Whoever reads a page with a sample twice throws all of it away.
     #[test]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::output::{Failure, printable};
 use super::time;
-use crate::clock::{Fence, wall_ms};
-use crate::journal::record::PolicyRecord;
 use crate::past::PastError;
+use statehouse_core::clock::{Fence, wall_ms};
+use statehouse_core::log::record::PolicyRecord;
 
 /// Which directory.
 #[derive(Debug, clap::Args)]
@@ -56,7 +56,7 @@ impl From<PastError> for Failure {
 /// A place in a journal or a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    Position(u64),
+    LogPosition(u64),
     Time(u64),
 }
 
@@ -65,7 +65,7 @@ impl std::str::FromStr for Place {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(position) = text.parse() {
-            return Ok(Self::Position(position));
+            return Ok(Self::LogPosition(position));
         }
         time::parse(text, wall_ms()).map(Self::Time).ok_or_else(|| {
             "write a record's number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()

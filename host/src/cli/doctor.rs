@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use statehouse_journal::{DiskUse, FileReport, Kind, Position, Verdict};
+use statehouse_journal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
 
 use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::snapshot::{check_free, contents_json, contents_text, state_text};
 use super::time::utc;
-use crate::clock::wall_ms;
 use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
+use statehouse_core::clock::wall_ms;
 
 /// Check a data directory and say what is in it
 ///
@@ -159,7 +159,7 @@ fn disk_json(it: &DiskUse) -> Json {
 }
 
 fn reach_text(reach: &Reach) -> String {
-    if reach.base == Position::NONE {
+    if reach.base == LogPosition::NONE {
         return format!(
             "the history goes back to the beginning of the store, {} ago",
             data::count(reach.end.0, "record")
@@ -235,7 +235,7 @@ fn rescued(file: &Path, it: &Salvaged) -> String {
 
 fn in_json(directory: &Path, it: &Checkup, salvaged: Option<&Salvaged>) -> Json {
     let files = it.files.iter().map(|file| {
-        let position = |position: Option<Position>| position.map(|it| it.0);
+        let position = |position: Option<LogPosition>| position.map(|it| it.0);
         json!({
             "name": file.name,
             "bytes": file.bytes,
@@ -261,7 +261,7 @@ fn in_json(directory: &Path, it: &Checkup, salvaged: Option<&Salvaged>) -> Json 
         "refused": opening.err(),
         "history": reach.map(|reach| json!({
             "from_record": reach.base.0 + 1,
-            "since": (reach.base != Position::NONE).then(|| utc(reach.base_ms)),
+            "since": (reach.base != LogPosition::NONE).then(|| utc(reach.base_ms)),
             "exact_from_record": reach.exact.0,
             "to_record": reach.end.0,
         })),

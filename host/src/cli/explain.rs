@@ -10,10 +10,10 @@ use super::data::{self, Node, excerpt};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
-use crate::clock::wall_ms;
 use crate::kit::{Answer, Harness, Reads, array};
-use crate::request::Dialect;
-use crate::store::{Key, Read};
+use statehouse_core::clock::wall_ms;
+use statehouse_core::request::Dialect;
+use statehouse_core::store::{Key, Read};
 
 /// Show what becomes of a request: decision, effects, what it rests on, notifications, fuel and time
 ///
@@ -304,7 +304,7 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
     // What spans of the request mean.
     let payload = array(words);
     let keys = |keys: &[Key]| -> Vec<Json> { keys.iter().map(|key| json_bytes(key)).collect() };
-    let writes = |writes: &[crate::store::Write]| -> Vec<Json> {
+    let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
         writes.iter().map(|write| write_json(write, node)).collect()
     };
     let reads = match &it.reads {

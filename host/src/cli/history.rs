@@ -9,7 +9,7 @@ use super::data::{self, Data, Node};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::time::utc;
 use crate::past::{Change, History, Past, What};
-use crate::store::Entry;
+use statehouse_core::store::Entry;
 
 /// Print the recorded changes of a key, the newest first
 ///

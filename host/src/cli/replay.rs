@@ -8,13 +8,13 @@ use super::data::{self, Data, Node, Place};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::progress::Progress;
 use super::time::utc;
-use crate::clock::Stamp;
 use crate::config::Fuel;
 use crate::kit::read_policy;
 use crate::limits;
 use crate::past::{Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words};
-use crate::store::{Entry, Kept, Write};
-use statehouse_journal::Position;
+use statehouse_core::clock::Stamp;
+use statehouse_core::store::{Entry, Kept, Write};
+use statehouse_journal::LogPosition;
 
 /// Run recorded requests again and print every difference
 ///
@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     };
     let bound = |place: Option<Place>| {
         place.map(|place| match place {
-            Place::Position(position) => Bound::Position(Position(position)),
+            Place::LogPosition(position) => Bound::LogPosition(LogPosition(position)),
             Place::Time(ms) => Bound::Time(ms),
         })
     };
@@ -343,8 +343,8 @@ fn summary_json(it: &Replayed) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Fence;
-    use crate::store::Change;
+    use statehouse_core::clock::Fence;
+    use statehouse_core::store::Change;
 
     #[test]
     fn a_write_in_json_has_its_token_as_it_came() {

@@ -20,21 +20,21 @@ use super::signals::Signals;
 use crate::access::AccessControl;
 use crate::admin::Sources;
 use crate::audit::Audit;
-use crate::clock::{Clock, SystemSource};
 use crate::config::{
     self, Bounds, Config, Durability, Flags, Followed, LogFormat, Storage, TransportChoice,
 };
 use crate::control::{Control, Listing};
-use crate::journal::{Disk, Image, Journal, Memory, Recorder};
 use crate::opening::Opening;
-use crate::policy::{Digest, Engine, Modules};
 use crate::reload::Reloads;
 use crate::server::{EXIT_STATE_LOST, Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
-use crate::storage::{self, Listener, Recovered};
-use crate::store::{Store, Transaction};
+use crate::storage::{self, Disk, Listener, Modules, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
+use statehouse_core::clock::{Clock, SystemSource};
+use statehouse_core::log::{Image, Journal, Memory, Recorder};
+use statehouse_core::policy::{Digest, Engine};
+use statehouse_core::store::{Store, Transaction};
 
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn run(flags: Flags) -> ExitCode {

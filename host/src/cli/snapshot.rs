@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 use super::data::{self, Data};
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::time::utc;
-use crate::clock::wall_ms;
 use crate::past::{Contents, ModuleState, Past};
+use statehouse_core::clock::wall_ms;
 
 /// Write a backup of the store to one file
 ///

@@ -8,7 +8,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use super::memory::Memory;
 use super::{ConfigError, Fuel, KeyBytes, PacketBytes};
 use crate::limits;
-use crate::store::{Quota, Supervision};
+use statehouse_core::store::{Quota, Supervision};
 
 /// What `serve` takes about how much there may be.
 #[derive(clap::Args, Clone, Debug, Default)]

@@ -7,9 +7,9 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use crate::limits;
-use crate::policy::GuardSettings;
-use crate::request::Dialect;
-use crate::store::{Mode, Retention, Supervision};
+use statehouse_core::policy::GuardSettings;
+use statehouse_core::request::Dialect;
+use statehouse_core::store::{Mode, Retention, Supervision};
 
 mod access;
 mod admin;

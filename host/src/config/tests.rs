@@ -224,5 +224,5 @@ fn where_there_is_memory_enough_a_client_may_take_what_it_may_anywhere() {
     let bounds = LimitFlags::default().load(false, Supervision::default(), memory);
     let Bounds { quota, broker, .. } = bounds.unwrap();
     assert_eq!(broker, statehouse_mqtt::Limits::default());
-    assert_eq!(quota, crate::store::Quota::default());
+    assert_eq!(quota, statehouse_core::store::Quota::default());
 }

@@ -13,13 +13,14 @@ use serde::Serialize;
 
 use crate::audit;
 use crate::limits;
-use crate::policy::{
-    Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
-    LoadError, Modules, Policy, Role, Selector, SelectorError, Shadow, Swap,
-};
 use crate::server::{AssignError, Server};
 use crate::shadow::{PolicyName, ShadowReport};
-use crate::store::Transaction;
+use crate::storage::Modules;
+use statehouse_core::policy::{
+    Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
+    LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+};
+use statehouse_core::store::Transaction;
 
 mod orders;
 pub(crate) mod trial;

@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::STANDARD_POLICY;
-use crate::clock::{Clock, ManualSource};
-use crate::journal::record::{self, Record};
-use crate::journal::{Image, Recorder, Records};
-use crate::policy::Registry;
 use crate::server::Settings;
-use crate::store::{Quota, Retention, Store};
+use statehouse_core::clock::{Clock, ManualSource};
+use statehouse_core::log::record::{self, Record};
+use statehouse_core::log::{Image, Recorder, Records};
+use statehouse_core::policy::Registry;
+use statehouse_core::store::{Quota, Retention, Store};
 
 /// The name of the store.
 pub(crate) const STORE: &str = "here";

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::policy::{Failure, LoadError, Policy, Registry};
-use crate::request::{Delivery, Dialect, Request};
-use crate::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
 
 /// What is asked: what every client of a state store asks.
 const REQUESTS: [(&str, &[u8]); 3] = [

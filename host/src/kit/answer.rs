@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::policy::Repeat;
-use crate::request::Dialect;
-use crate::store::{Key, Read, Write};
+use statehouse_core::policy::Repeat;
+use statehouse_core::request::Dialect;
+use statehouse_core::store::{Key, Read, Write};
 
 /// What becomes of a PUBLISH on a request topic.
 #[derive(Debug)]

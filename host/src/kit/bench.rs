@@ -16,9 +16,9 @@ use super::harness::{Harness, NOW_MS};
 use super::setup::{self, KitError};
 use super::transcript;
 use crate::STANDARD_POLICY;
-use crate::policy::{self, Call, Engine, Instance, Policy};
-use crate::request::{Delivery, Dialect, Request};
-use crate::store::{Peer, Quota, State, Transaction};
+use statehouse_core::policy::{self, Call, Engine, Instance, Policy};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Peer, Quota, State, Transaction};
 
 /// What one policy does with one kind of request.
 #[derive(Clone, Debug, Default)]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use statehouse_transcript::quote;
 
 use super::harness::Harness;
-use crate::policy::{self, Instance, LoadError, sections};
 use crate::ship;
+use statehouse_core::policy::{self, Instance, LoadError, sections};
 
 /// Whether a file is a component or a core module, which the host wraps at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::harness::Harness;
 use super::{Answer, Came};
-use crate::request::{Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::request::{Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
 
 /// A message to the store, every part of which can be made wrong.
 #[derive(Clone, Debug)]

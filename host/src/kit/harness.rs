@@ -12,10 +12,10 @@ use super::answer::{Answer, Came, Notification, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
 use crate::STANDARD_POLICY;
-use crate::clock::Hlc;
-use crate::policy::{Policy, Registry};
-use crate::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};
-use crate::store::{
+use statehouse_core::clock::Hlc;
+use statehouse_core::policy::{Policy, Registry};
+use statehouse_core::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};
+use statehouse_core::store::{
     Change, Duplicates, Effects, Entry, Event, Key, Notice, Peer, Quota, RestsOn, Retention, Store,
     Swept, Transaction, Write,
 };
@@ -308,7 +308,7 @@ impl Harness {
     }
 
     /// Runs a request, and its twin on a fresh instance.
-    fn run(&mut self, request: &Request<'_>) -> (Option<crate::clock::Stamp>, Answer) {
+    fn run(&mut self, request: &Request<'_>) -> (Option<statehouse_core::clock::Stamp>, Answer) {
         let watched = |store: &Store| -> BTreeSet<Key> {
             store.state().watches.by(request.peer).cloned().collect()
         };
@@ -391,11 +391,11 @@ impl Harness {
     }
 }
 
-fn unanswered() -> crate::store::Answer {
-    crate::store::Answer {
+fn unanswered() -> statehouse_core::store::Answer {
+    statehouse_core::store::Answer {
         payload: Bytes::new(),
         version: None,
-        repeat: crate::policy::Repeat::Free,
+        repeat: statehouse_core::policy::Repeat::Free,
         command: None,
         put: false,
     }
@@ -414,13 +414,15 @@ fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
             statehouse_transcript::quote(&shown)
         ));
     }
-    let version = |answer: Option<&crate::store::Answer>| answer.and_then(|it| it.version);
+    let version =
+        |answer: Option<&statehouse_core::store::Answer>| answer.and_then(|it| it.version);
     if version(a) != version(b) {
         let shown = version(b).map_or("none".into(), |it| it.display(node).to_string());
         return Some(format!("a fresh instance answers with the version {shown}"));
     }
-    let owed =
-        |answer: Option<&crate::store::Answer>| answer.map(|it| (is_same(it.repeat), it.command));
+    let owed = |answer: Option<&statehouse_core::store::Answer>| {
+        answer.map(|it| (is_same(it.repeat), it.command))
+    };
     if owed(a) != owed(b) {
         return Some(
             "a fresh instance gives the same answer, but another `repeat` or `command`".into(),

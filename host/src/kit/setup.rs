@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use crate::STANDARD_POLICY;
 use crate::past::{self, Past, PastError};
-use crate::policy::{Engine, LoadError, Policy, read_file};
-use crate::store::{State, Transaction};
+use crate::ship::read_file;
+use statehouse_core::policy::{Engine, LoadError, Policy};
+use statehouse_core::store::{State, Transaction};
 
 /// Why a harness cannot be made.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,7 @@ use super::client::{Publish, array};
 use super::harness::Harness;
 use super::{Came, Notification};
 use crate::limits;
-use crate::request::{Dialect, NOTIFICATION_TOPICS};
+use statehouse_core::request::{Dialect, NOTIFICATION_TOPICS};
 
 /// What a transcript came to.
 #[derive(Debug, Default)]

@@ -86,10 +86,3 @@ pub const WATCH_TTL_CHECKS: u32 = 8;
 
 /// The longest time between these looks. One takes the store's lock for a walk over all who watch.
 pub const WATCH_TTL_CHECK_MAX: Duration = Duration::from_secs(60);
-
-/// Ends of keys that a start behind a foreign broker tells of again, since nobody knows whether the run before did: more
-/// than expire while the broker takes a message.
-pub const ENDS_TOLD_AGAIN_MAX: usize = 1024;
-
-/// How long ago they may have been: whoever waited for longer, such as for a lock, has looked by itself.
-pub const ENDS_TOLD_AGAIN_MS_MAX: u64 = 10 * 60_000;

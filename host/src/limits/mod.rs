@@ -4,26 +4,21 @@
 
 mod access;
 mod admin;
-mod duplicates;
 mod foreign;
 mod listener;
 mod load;
 mod logging;
 mod past;
-mod policy;
 mod process;
 mod ship;
-mod table;
 
 pub use access::*;
 pub use admin::*;
-pub use duplicates::*;
 pub use foreign::*;
 pub use listener::*;
 pub use load::*;
 pub use logging::*;
 pub use past::*;
-pub use policy::*;
 pub use process::*;
 pub use ship::*;
-pub use table::*;
+pub use statehouse_core::limits::*;

@@ -14,23 +14,6 @@ pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;
 /// stepped back, and versions run ahead of it.
 pub const CLOCK_UNHEALTHY_MS_MIN: u64 = 1_000;
 
-/// Steps of the system clock ahead, in milliseconds and taken together, that move the deadlines of
-/// keys. Below it keys may expire that much early, which is less than what NTP corrects by a step
-/// (128); above it each expiring key is rewritten.
-pub const CLOCK_STEP_MS_MIN: u64 = 100;
-
-/// Entries whose deadlines move by one record, and their bytes: a part of what one record may hold.
-pub const POSTPONED_KEYS_PER_RECORD_MAX: usize = 10_000;
-/// See [`POSTPONED_KEYS_PER_RECORD_MAX`].
-pub const POSTPONED_BYTES_PER_RECORD_MAX: u64 = 4 << 20;
-
-/// A piece of a snapshot: the store's lock is held while one is made, so that requests wait for some tens of
-/// microseconds at most.
-pub const SNAPSHOT_PIECE_BYTES: usize = 64 << 10;
-
-/// Entries of one piece, for small ones.
-pub const SNAPSHOT_PIECE_ENTRIES: usize = 512;
-
 /// Arguments of a request that are shown to a person.
 pub const REQUEST_WORDS_SHOWN_MAX: usize = 16;
 

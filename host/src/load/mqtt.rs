@@ -12,7 +12,7 @@ use statehouse_mqtt::PropertiesBuilder;
 use super::protocol::{Broken, Heard, Protocol, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
-use crate::request::REQUEST_TOPIC;
+use statehouse_core::request::REQUEST_TOPIC;
 
 /// Before the client id in Base 16 (the protocol, section 1).
 const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";

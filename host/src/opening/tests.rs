@@ -2,8 +2,8 @@ use std::fs;
 
 use super::*;
 use crate::STANDARD_POLICY;
-use crate::policy::{Canary, CanaryRule, Shadow};
-use crate::store::Retention;
+use statehouse_core::policy::{Canary, CanaryRule, Shadow};
+use statehouse_core::store::Retention;
 
 struct Rig {
     engine: Engine<Transaction>,

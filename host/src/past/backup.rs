@@ -8,21 +8,21 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use statehouse_journal::{Position, Source};
+use statehouse_journal::{LogPosition, Source};
 use statehouse_mqtt::{Broker, ImageCursor, Limits, NoService, Options};
 
 use super::{Past, PastError};
-use crate::journal::record::PolicyRecord;
-use crate::journal::{Image, Meta, Progress, module_block, sessions_block};
-use crate::policy::Modules;
-use crate::store::{Duplicates, Mode, State};
+use crate::storage::Modules;
 use crate::{STANDARD_POLICY, limits};
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Image, Meta, Progress, module_block, sessions_block};
+use statehouse_core::store::{Duplicates, Mode, State};
 
 /// What a directory or a backup holds.
 #[derive(Clone, Debug)]
 pub struct Contents {
     /// The place of the journal that it stands for.
-    pub position: Position,
+    pub position: LogPosition,
     /// The store's time there, in milliseconds.
     pub now_ms: u64,
     /// Keys that clients see, expired ones that no sweep has removed yet included.
@@ -134,7 +134,7 @@ impl Settled {
     /// What it holds; `module` says what became of a policy's file.
     pub(super) fn contents(
         &self,
-        position: Position,
+        position: LogPosition,
         mut module: impl FnMut(&blake3::Hash) -> ModuleState,
     ) -> Contents {
         let image = &self.image;
@@ -181,7 +181,7 @@ impl Past {
 pub(super) fn write(
     file: &Path,
     image: Image,
-    position: Position,
+    position: LogPosition,
     now_ms: u64,
     modules: &Modules,
 ) -> Result<Contents, PastError> {

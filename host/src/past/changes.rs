@@ -10,20 +10,20 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use statehouse_journal::{Base, Position, Sink};
+use statehouse_journal::{Base, LogPosition, Sink};
 
 use super::{Past, PastError};
-use crate::clock::Stamp;
-use crate::journal::record::{self, PolicyRecord, Record};
-use crate::journal::{Block, Malformed, read_block};
 use crate::limits;
-use crate::store::{self, Entry, Write};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::record::{self, PolicyRecord, Record};
+use statehouse_core::log::{Block, Malformed, read_block};
+use statehouse_core::store::{self, Entry, Write};
 
 /// One change of a key.
 #[derive(Debug)]
 pub struct Change {
     /// The record that says so.
-    pub position: Position,
+    pub position: LogPosition,
     /// The version of the change.
     pub version: Stamp,
     /// When, in the store's milliseconds.
@@ -46,7 +46,7 @@ pub enum What {
         /// Its whole length.
         bytes: usize,
         /// The fencing token that protects it.
-        fence: Option<crate::clock::Fence>,
+        fence: Option<statehouse_core::clock::Fence>,
         /// When it is gone.
         expires_ms: Option<u64>,
     },
@@ -106,7 +106,7 @@ impl Past {
     }
 
     fn read_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
-        self.read(Base::Oldest, Position::END, sink).map(drop)
+        self.read(Base::Oldest, LogPosition::END, sink).map(drop)
     }
 }
 
@@ -290,7 +290,7 @@ enum Seen<'a> {
 
 /// Where a change comes from.
 struct Origin<'a> {
-    position: Position,
+    position: LogPosition,
     now_ms: u64,
     client: Option<&'a str>,
     policy: Option<&'a Arc<PolicyRecord>>,
@@ -338,7 +338,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    fn take_record(&mut self, position: Position, record: &[u8]) -> Result<(), Malformed> {
+    fn take_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
         match record::read(record)? {
             Record::Handled(handled) => {
                 let now_ms = handled.remembered.context.now_ms;
@@ -405,7 +405,7 @@ impl Sink for Follower<'_> {
         self.take_block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.take_record(position, record)
             .map_err(|error| error.to_string())
     }

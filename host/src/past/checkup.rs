@@ -6,15 +6,15 @@
 use std::time::Duration;
 
 use statehouse_journal::{
-    Base, DiskUse, Error, FileReport, Kind, Position, Range, Sink, Verdict, inspect,
+    Base, DiskUse, Error, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
     read_snapshot_file,
 };
 
 use super::backup::{Contents, ModuleState, Settled};
 use super::{EVERYTHING, Past, PastError};
-use crate::journal::{Image, Meta, Progress};
 use crate::limits;
-use crate::store::{Duplicates, Retention, State};
+use statehouse_core::log::{Image, Meta, Progress};
+use statehouse_core::store::{Duplicates, Retention, State};
 
 /// What was found.
 #[derive(Debug)]
@@ -48,13 +48,13 @@ pub struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// The oldest record that is kept is the one behind this.
-    pub base: Position,
+    pub base: LogPosition,
     /// When the snapshot there was taken, 0 where the store itself begins there.
     pub base_ms: u64,
     /// From here on every state is known exactly.
-    pub exact: Position,
+    pub exact: LogPosition,
     /// The last record.
-    pub end: Position,
+    pub end: LogPosition,
 }
 
 impl From<Range> for Reach {
@@ -175,7 +175,7 @@ impl Checkup {
     /// Does what a start does, and then the same from the oldest state on.
     fn open(&mut self, past: &Past) {
         let mut newest = Decoder::of(Image::new(EVERYTHING));
-        let range = match past.read(Base::Newest, Position::END, &mut newest) {
+        let range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
             Ok(range) => range,
             Err(error) => {
                 let why = match &error {
@@ -307,7 +307,7 @@ impl Sink for Decoder {
         self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, _: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
         self.records += 1;
         self.image.record(record).map_err(|error| error.to_string())
     }
@@ -326,8 +326,8 @@ fn fingerprint(state: &State) -> blake3::Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Stamp;
-    use crate::store::Entry;
+    use statehouse_core::clock::Stamp;
+    use statehouse_core::store::Entry;
 
     fn state(key: &'static str, value: &'static str, hidden: bool, wall: u64) -> State {
         let mut state = State::default();

@@ -25,11 +25,11 @@ mod words;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use statehouse_journal::{Base, Directory, Disk, Position, Range, Sink};
+use statehouse_journal::{Base, Directory, Disk, LogPosition, Range, Sink};
 
-use crate::journal::Image;
-use crate::policy::Modules;
-use crate::store::Retention;
+use crate::storage::{ImageSink, Modules};
+use statehouse_core::log::Image;
+use statehouse_core::store::Retention;
 
 pub use backup::{Contents, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
@@ -63,7 +63,7 @@ pub enum PastError {
     Io(PathBuf, io::Error),
     /// A policy that cannot be run here.
     #[error("the policy cannot be used: {0}")]
-    Policy(#[from] crate::policy::LoadError),
+    Policy(#[from] statehouse_core::policy::LoadError),
 }
 
 /// A data directory that is looked at.
@@ -99,21 +99,26 @@ impl Past {
     /// The newest state, with everything that a start would go on from.
     fn newest(&self) -> Result<(Image, Range), PastError> {
         let mut image = Image::new(EVERYTHING);
-        let range = self.read(Base::Newest, Position::END, &mut image)?;
+        let range = self.read(Base::Newest, LogPosition::END, &mut ImageSink(&mut image))?;
         Ok((image, range))
     }
 
     /// The newest table and its time, and nothing else.
     pub fn keys(&self) -> Result<Image, PastError> {
         let mut image = Image::of_keys();
-        self.read(Base::Newest, Position::END, &mut image)?;
+        self.read(Base::Newest, LogPosition::END, &mut ImageSink(&mut image))?;
         Ok(image)
     }
 
-    fn read(&self, base: Base, until: Position, sink: &mut dyn Sink) -> Result<Range, PastError> {
+    fn read(
+        &self,
+        base: Base,
+        until: LogPosition,
+        sink: &mut dyn Sink,
+    ) -> Result<Range, PastError> {
         let failed = |error| PastError::Journal(self.path.clone(), error);
         let range = statehouse_journal::read(&self.disk, base, until, sink).map_err(failed)?;
-        if range.end == Position::NONE && until != Position::NONE {
+        if range.end == LogPosition::NONE && until != LogPosition::NONE {
             return Err(PastError::NoJournal(self.path.clone()));
         }
         Ok(range)

@@ -8,21 +8,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse_journal::{Base, Position, Sink};
+use statehouse_journal::{Base, LogPosition, Sink};
 
 use super::{Past, PastError, words};
-use crate::clock::Stamp;
-use crate::journal::record::{self, Handled, Record};
-use crate::journal::{Image, Malformed};
-use crate::policy::{Engine, Failure, Modules, Policy};
-use crate::store::{self, Kept, Recorded, Transaction, Write, replay};
+use crate::storage::Modules;
 use crate::{STANDARD_POLICY, limits};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::record::{self, Handled, Record};
+use statehouse_core::log::{Image, Malformed};
+use statehouse_core::policy::{Engine, Failure, Policy};
+use statehouse_core::store::{self, Kept, Recorded, Transaction, Write, replay};
 
 /// An end of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// A record.
-    Position(Position),
+    LogPosition(LogPosition),
     /// A time, in the store's milliseconds.
     Time(u64),
 }
@@ -47,7 +48,7 @@ pub trait Observer {
 /// A request that another run answers otherwise, or that has another effect there.
 pub struct Difference<'a> {
     /// Its record.
-    pub position: Position,
+    pub position: LogPosition,
     /// When it ran, in the store's milliseconds.
     pub now_ms: u64,
     /// Whose it was.
@@ -103,9 +104,9 @@ pub struct Tally {
 #[derive(Debug)]
 pub struct Replayed {
     /// The first record that was looked at.
-    pub from: Position,
+    pub from: LogPosition,
     /// The last one.
-    pub to: Position,
+    pub to: LogPosition,
     /// The times of the two, in the store's milliseconds.
     pub times_ms: (u64, u64),
     /// Whether records that were asked for are not kept any more.
@@ -138,12 +139,12 @@ impl Past {
         };
         let other = candidate.map(load).transpose()?;
         let mut scout = Scout::new(from, to);
-        let range = self.read(Base::Oldest, Position::END, &mut scout)?;
+        let range = self.read(Base::Oldest, LogPosition::END, &mut scout)?;
         // Before that the state is not exactly what it was.
-        let known = Position(range.complete.0 + 1);
-        let first = scout.from.unwrap_or(Position(range.end.0 + 1));
+        let known = LogPosition(range.complete.0 + 1);
+        let first = scout.from.unwrap_or(LogPosition(range.end.0 + 1));
         let from_position = first.max(known);
-        let to_position = scout.to.unwrap_or(Position::NONE);
+        let to_position = scout.to.unwrap_or(LogPosition::NONE);
         let mut rerun = Rerun {
             image: Image::of_keys(),
             modules: self.modules(),
@@ -161,14 +162,14 @@ impl Past {
             self.read(Base::Before(from_position), to_position, &mut rerun)?;
         }
         let asked = from.is_some_and(|from| match from {
-            Bound::Position(position) => position.0 > 0 && position < known,
+            Bound::LogPosition(position) => position.0 > 0 && position < known,
             Bound::Time(ms) => scout.first_ms.is_some_and(|first_ms| ms < first_ms),
         });
         Ok(Replayed {
             from: from_position,
             to: to_position,
             times_ms: rerun.times_ms.unwrap_or_default(),
-            shortened: asked && range.base != Position::NONE,
+            shortened: asked && range.base != LogPosition::NONE,
             tally: rerun.tally,
         })
     }
@@ -177,8 +178,8 @@ impl Past {
 /// Finds the places of the times that a range was given by.
 struct Scout {
     bounds: (Option<Bound>, Option<Bound>),
-    from: Option<Position>,
-    to: Option<Position>,
+    from: Option<LogPosition>,
+    to: Option<LogPosition>,
     first_ms: Option<u64>,
     now_ms: u64,
 }
@@ -204,21 +205,21 @@ impl Sink for Scout {
         Ok(())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         let record = record::read(record).map_err(|error| error.to_string())?;
         if let Some(now_ms) = time_of(&record) {
             self.now_ms = now_ms;
             self.first_ms.get_or_insert(now_ms);
         }
         let reached = self.bounds.0.is_none_or(|from| match from {
-            Bound::Position(from) => position >= from,
+            Bound::LogPosition(from) => position >= from,
             Bound::Time(from_ms) => self.now_ms >= from_ms,
         });
         if reached {
             self.from.get_or_insert(position);
         }
         let within = self.bounds.1.is_none_or(|to| match to {
-            Bound::Position(to) => position <= to,
+            Bound::LogPosition(to) => position <= to,
             Bound::Time(to_ms) => self.now_ms <= to_ms,
         });
         if within {
@@ -251,8 +252,8 @@ struct Rerun<'a> {
     other: Option<(Arc<Policy<Transaction>>, u64)>,
     /// Policies by digest; none where one cannot be had.
     loaded: HashMap<blake3::Hash, Option<Arc<Policy<Transaction>>>>,
-    from: Position,
-    to: Position,
+    from: LogPosition,
+    to: LogPosition,
     /// The last record that was compared: where the reading begins anew, it is not compared again.
     done: u64,
     times_ms: Option<(u64, u64)>,
@@ -261,7 +262,7 @@ struct Rerun<'a> {
 }
 
 impl Rerun<'_> {
-    fn take(&mut self, position: Position, record: &[u8]) -> Result<(), Malformed> {
+    fn take(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
         let record = record::read(record)?;
         if position.0 > self.done {
             self.done = position.0;
@@ -277,7 +278,7 @@ impl Rerun<'_> {
         self.image.apply(record)
     }
 
-    fn handled(&mut self, position: Position, handled: &Handled<'_>) {
+    fn handled(&mut self, position: LogPosition, handled: &Handled<'_>) {
         let payload = Bytes::copy_from_slice(handled.payload);
         let comparison = self.compare(handled, &payload);
         let counts = self.tally.counts(&payload);
@@ -441,7 +442,7 @@ impl Sink for Rerun<'_> {
         self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.take(position, record)
             .map_err(|error| error.to_string())
     }

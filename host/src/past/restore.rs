@@ -10,14 +10,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use statehouse_journal::{
-    Directory, Error, Options, Position, Sink, Source, create_from_snapshot, read_snapshot_file,
+    Directory, Error, LogPosition, Options, Sink, Source, create_from_snapshot, read_snapshot_file,
 };
 
 use super::backup::{Contents, ModuleState, Settled};
 use super::{EVERYTHING, PastError};
-use crate::journal::{Block, Image, read_block};
 use crate::limits;
-use crate::policy::Modules;
+use crate::storage::Modules;
+use statehouse_core::log::{Block, Image, read_block};
 
 /// Makes a data directory of a backup, and says what it holds.
 pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, PastError> {
@@ -127,7 +127,7 @@ impl Sink for Check<'_> {
         self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }
@@ -142,7 +142,7 @@ impl Sink for Saving<'_> {
         take_module(block, self.0)
     }
 
-    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }
@@ -175,7 +175,7 @@ fn copy(file: &Path, blocks: &SyncSender<Sent>) {
             }
         }
 
-        fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+        fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
             Ok(())
         }
     }

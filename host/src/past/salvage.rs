@@ -9,13 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use statehouse_journal::{
-    Base, Disk, Error, File, Kind, Position, Range, Sink, Verdict, inspect, read_snapshot_file,
+    Base, Disk, Error, File, Kind, LogPosition, Range, Sink, Verdict, inspect, read_snapshot_file,
 };
 
 use super::backup::{self, Contents};
 use super::checkup::in_words;
 use super::{EVERYTHING, Past, PastError};
-use crate::journal::Image;
+use crate::storage::ImageSink;
+use statehouse_core::log::Image;
 
 /// What was saved.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub struct Salvaged {
     pub whole: bool,
     /// The log that completes the snapshot is lost: each key is as of some moment while it was taken, which
     /// ended at this record.
-    pub blurred_up_to: Option<Position>,
+    pub blurred_up_to: Option<LogPosition>,
 }
 
 impl Past {
@@ -53,7 +54,7 @@ impl Past {
             };
             match view.newest() {
                 // Nothing of it is left to see.
-                Ok((_, range, _)) if range.end == Position::NONE => {}
+                Ok((_, range, _)) if range.end == LogPosition::NONE => {}
                 Ok((image, range, damaged)) => {
                     let whole = first.is_none() && !damaged;
                     return self.keep(file, image, range, whole, now_ms);
@@ -69,12 +70,12 @@ impl Past {
             };
             let mut image = Image::new(EVERYTHING);
             let path = self.path().join(&snapshot.name);
-            if read_snapshot_file(path, &mut image).is_ok() {
+            if read_snapshot_file(path, &mut ImageSink(&mut image)).is_ok() {
                 let range = Range {
-                    base: Position(position),
+                    base: LogPosition(position),
                     base_ms: 0,
-                    complete: snapshot.last.unwrap_or(Position(position)),
-                    end: Position(position),
+                    complete: snapshot.last.unwrap_or(LogPosition(position)),
+                    end: LogPosition(position),
                 };
                 return self.keep(file, image, range, false, now_ms);
             }
@@ -118,12 +119,13 @@ impl View<'_> {
     /// The newest state, as far as it can be read, and whether that ends at damage.
     fn newest(&self) -> Result<(Image, Range, bool), Error> {
         let mut reader = Reader::new();
-        let error = match statehouse_journal::read(self, Base::Newest, Position::END, &mut reader) {
-            Ok(range) => return Ok((reader.image, range, false)),
-            Err(error) => error,
-        };
+        let error =
+            match statehouse_journal::read(self, Base::Newest, LogPosition::END, &mut reader) {
+                Ok(range) => return Ok((reader.image, range, false)),
+                Err(error) => error,
+            };
         let until = match &error {
-            Error::Damaged(damage) => damage.lost_from.map(|lost| Position(lost.0 - 1)),
+            Error::Damaged(damage) => damage.lost_from.map(|lost| LogPosition(lost.0 - 1)),
             Error::Refused { .. } => reader.last,
             _ => None,
         };
@@ -190,7 +192,7 @@ impl Disk for View<'_> {
 /// Rebuilds a state, and knows how far it came.
 struct Reader {
     image: Image,
-    last: Option<Position>,
+    last: Option<LogPosition>,
 }
 
 impl Reader {
@@ -211,7 +213,7 @@ impl Sink for Reader {
         self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.image
             .record(record)
             .map_err(|error| error.to_string())?;

@@ -3,7 +3,7 @@
 //! What enters: settings, and what somebody would do. What leaves: bounds in force, and which of them would say no.
 
 use super::Server;
-use crate::store::{Exceeded, Peer, Quota, Supervision};
+use statehouse_core::store::{Exceeded, Peer, Quota, Supervision};
 
 impl Server {
     /// Takes other bounds into force, from the next request on. What is there stays.

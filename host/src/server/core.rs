@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use super::{AssignError, Stats};
-use crate::clock::{Clock, Reading};
-use crate::journal::record::PolicyRecord;
-use crate::journal::{Journal, Position, Recorder};
 use crate::limits;
-use crate::policy::{Assignment, Instance, Part, Policy, Swaps};
-use crate::store::{Store, Transaction, Trip};
+use statehouse_core::clock::{Clock, Reading};
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Journal, LogPosition, Recorder};
+use statehouse_core::policy::{Assignment, Instance, Part, Policy, Swaps};
+use statehouse_core::store::{Store, Transaction, Trip};
 
 /// What decides, under one lock.
 pub(super) struct Core {
@@ -29,7 +29,7 @@ impl Core {
         &mut self,
         next: Assignment,
         ready: Vec<Instance<Transaction>>,
-    ) -> Result<(Position, Vec<Instance<Transaction>>), AssignError> {
+    ) -> Result<(LogPosition, Vec<Instance<Transaction>>), AssignError> {
         let now_ms = self.now();
         let before = self.store.registry().assignment().active;
         let left = self.store.assign(next, ready);

@@ -6,8 +6,8 @@
 use std::fmt;
 
 use crate::limits;
-use crate::request::{ReplyTo, Request};
-use crate::store::{Effects, Rerun};
+use statehouse_core::request::{ReplyTo, Request};
+use statehouse_core::store::{Effects, Rerun};
 
 /// Where requests are found in the log.
 const TARGET: &str = "statehouse::request";

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Server;
-use crate::journal::Position;
 use crate::limits;
-use crate::policy::{Absent, Assignment, Instance, Policy, Swap};
 use crate::shadow::Observer;
-use crate::store::Transaction;
+use statehouse_core::log::LogPosition;
+use statehouse_core::policy::{Absent, Assignment, Instance, Policy, Swap};
+use statehouse_core::store::Transaction;
 
 impl Server {
     /// Who answers what, and all policies that are held ready.
@@ -45,7 +45,7 @@ impl Server {
         seen: &Assignment,
         next: Assignment,
         ready: Vec<Instance<Transaction>>,
-    ) -> Result<Position, AssignError> {
+    ) -> Result<LogPosition, AssignError> {
         let mut core = self.lock();
         if self.stopped.load(Relaxed) {
             return Err(AssignError::Stopped);
@@ -87,7 +87,7 @@ impl Server {
     ///
     /// # Errors
     /// [`AssignError::Unknown`]: the record may be kept all the same.
-    pub fn durable(&self, position: Position) -> Result<(), AssignError> {
+    pub fn durable(&self, position: LogPosition) -> Result<(), AssignError> {
         while self.journal.released() < position {
             if self.stopped.load(Relaxed) {
                 return Err(AssignError::Unknown);

@@ -4,11 +4,11 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 use super::*;
 use crate::STANDARD_POLICY;
-use crate::clock::ManualSource;
-use crate::journal::{Journal, Memory, Position};
-use crate::policy::{Engine, Registry};
-use crate::request::{Delivery, Incoming, REQUEST_TOPIC};
-use crate::store::{Duplicates, Mode, Quota, Retention, State, Transaction};
+use statehouse_core::clock::ManualSource;
+use statehouse_core::log::{Journal, LogPosition, Memory};
+use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Duplicates, Mode, Quota, Retention, State, Transaction};
 
 const START_MS: u64 = 1_700_000_000_000;
 
@@ -204,12 +204,12 @@ impl Journal for Full {
         true
     }
 
-    fn append(&self, _records: &[&[u8]], _urgent: bool) -> Position {
-        Position(0)
+    fn append(&self, _records: &[&[u8]], _urgent: bool) -> LogPosition {
+        LogPosition(0)
     }
 
-    fn released(&self) -> Position {
-        Position(0)
+    fn released(&self) -> LogPosition {
+        LogPosition(0)
     }
 
     fn persisted(&self, _urgent: bool) -> &'static str {

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::limits;
-use crate::policy::{Digest, Instance};
-use crate::store::{Again, Key, Observed, Read, Transaction, same_writes};
+use statehouse_core::policy::{Digest, Instance};
+use statehouse_core::store::{Again, Key, Observed, Read, Transaction, same_writes};
 
 mod report;
 

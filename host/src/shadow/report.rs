@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::limits;
 use crate::past::{command_of, words};
-use crate::policy::{Digest, Failure, Policy};
-use crate::store::{Answer, Observed, Transaction, Write};
+use statehouse_core::policy::{Digest, Failure, Policy};
+use statehouse_core::store::{Answer, Observed, Transaction, Write};
 
 /// A policy, as a report names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -205,7 +205,7 @@ impl Ran {
     }
 }
 
-fn version(stamp: crate::clock::Stamp) -> String {
+fn version(stamp: statehouse_core::clock::Stamp) -> String {
     format!("{}:{}", stamp.wall, stamp.counter)
 }
 
@@ -251,8 +251,8 @@ fn line(write: &Write) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Fence, Stamp};
-    use crate::store::{Change, Entry};
+    use statehouse_core::clock::{Fence, Stamp};
+    use statehouse_core::store::{Change, Entry};
 
     /// A candidate may write a fence as long as its memory, and each example of it was kept whole.
     #[test]

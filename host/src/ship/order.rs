@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::ClientId;
 use crate::limits;
-use crate::policy::{CanaryRule, Digest};
+use statehouse_core::policy::{CanaryRule, Digest};
 
 /// What a store is told to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use wasmsign2::reexports::hmac_sha256;
 use wasmsign2::{Module, PublicKey, SecretKey};
 
 use crate::limits;
-use crate::policy::sections::{self, Reader};
+use statehouse_core::policy::sections::{self, Reader};
 
 /// Name of the section.
 const SECTION: &[u8] = b"signature";

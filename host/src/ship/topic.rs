@@ -22,8 +22,8 @@ use super::gate::{Gate, ShipError};
 use super::order::{Action, Assembly, Order, OrderError};
 use crate::audit::{self, Audit, Refused};
 use crate::limits;
-use crate::policy::{Digest, Selector};
 use crate::transport::embedded::Orders;
+use statehouse_core::policy::{Digest, Selector};
 
 /// All topics of the administration begin so.
 const TOPICS: &str = "statehouse/v1/admin/";

@@ -7,8 +7,10 @@ use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use crate::access::{Authorizer, Found};
-use crate::request::{Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
-use crate::store::Peer;
+use statehouse_core::request::{
+    Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
+};
+use statehouse_core::store::Peer;
 
 /// Takes what is published for the administration. It is no request to the store, and passes it by.
 pub trait Orders: Send + Sync {
@@ -101,7 +103,7 @@ impl Service for StoreService {
                 expires: request.expires,
                 peer: &peer,
                 // Looked at when its turn comes: rules that change after that find what the request leads to.
-                grants: (self.rules.as_ref()).map(|it| it.grants_again(from, &mut found)),
+                grants: (self.rules.as_ref()).map(|it| it.grants_again(from, &mut found) as _),
             };
             Inbound::Publish(incoming, ticket)
         });

@@ -11,8 +11,8 @@ use std::time::Duration;
 use statehouse_mqtt::{Message, ReasonCode, Token};
 
 use crate::limits;
-use crate::request::Incoming;
-use crate::store::Peer;
+use statehouse_core::request::Incoming;
+use statehouse_core::store::Peer;
 
 /// A request's promise of a PUBACK, kept once. Each transport gives out its own kind, and gets only that back.
 #[derive(Clone, Copy, Debug)]

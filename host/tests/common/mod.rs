@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Peer, Store};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Effects, Event, Peer, Store};
 use statehouse_mqtt::Properties;
 
 pub(crate) const NOW_MS: u64 = 1_700_000_000_000;

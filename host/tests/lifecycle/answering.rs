@@ -1,9 +1,9 @@
 //! Who answers: routes, canaries, and the owners of keys.
 
 use super::*;
-use statehouse::clock::Stamp;
-use statehouse::policy::{Canary, CanaryRule};
-use statehouse::store::{Kept, Key, Rerun};
+use statehouse_core::clock::Stamp;
+use statehouse_core::policy::{Canary, CanaryRule};
+use statehouse_core::store::{Kept, Key, Rerun};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);

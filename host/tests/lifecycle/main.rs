@@ -10,10 +10,10 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use common::{NOW_MS, faulty};
-use statehouse::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
-use statehouse::request::{Delivery, Dialect};
-use statehouse::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse::{STANDARD_POLICY, limits};
+use statehouse_core::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
+use statehouse_core::request::{Delivery, Dialect};
+use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::Properties;
 
 struct Policies {

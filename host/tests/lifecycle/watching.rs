@@ -3,15 +3,15 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use statehouse::clock::{Clock, ManualSource, Stamp};
 use statehouse::control::Control;
-use statehouse::journal::{Memory, Recorder};
-use statehouse::policy::{Failure, Role, Selector, Shadow};
-use statehouse::request::{Incoming, REQUEST_TOPIC};
 use statehouse::server::{Server, Settings};
 use statehouse::shadow::ShadowReport;
-use statehouse::store::{Again, Key};
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
+use statehouse_core::clock::{Clock, ManualSource, Stamp};
+use statehouse_core::log::{Memory, Recorder};
+use statehouse_core::policy::{Failure, Role, Selector, Shadow};
+use statehouse_core::request::{Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Again, Key};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 
 use super::*;
@@ -289,7 +289,7 @@ fn a_canary_that_fails_too_often_is_ended() {
     let all = policies();
     let rig = rig(loaded(), 0);
     let which: Selector = digest(&all.faulty).into();
-    let rule = statehouse::policy::CanaryRule::Percent(100);
+    let rule = statehouse_core::policy::CanaryRule::Percent(100);
     rig.control.canary(Some((&which, rule))).unwrap();
     for _ in 0..10 {
         assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.faulty));

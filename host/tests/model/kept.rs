@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse::clock::Stamp;
-use statehouse::journal::{Image, Journal, Position, Progress, Recorder, Records, record};
 use statehouse::limits;
-use statehouse::policy::Registry;
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
+use statehouse_core::policy::Registry;
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
@@ -77,12 +77,21 @@ impl Kept {
     }
 
     /// A new request; what the store makes of it, and the record that its answer rests on.
-    pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, client: u64, words: &[A]) -> (Effects, Position) {
+    pub(crate) fn ask<A: AsRef<[u8]>>(
+        &mut self,
+        client: u64,
+        words: &[A],
+    ) -> (Effects, LogPosition) {
         self.next_id += 1;
         self.ask_as(client, self.next_id, words)
     }
 
-    fn ask_as<A: AsRef<[u8]>>(&mut self, client: u64, id: u64, words: &[A]) -> (Effects, Position) {
+    fn ask_as<A: AsRef<[u8]>>(
+        &mut self,
+        client: u64,
+        id: u64,
+        words: &[A],
+    ) -> (Effects, LogPosition) {
         let peer = self.peer(client);
         let words: Vec<&[u8]> = words.iter().map(AsRef::as_ref).collect();
         let payload = Bytes::from(statehouse_policy::resp::request(&words));
@@ -121,8 +130,8 @@ impl Kept {
     }
 
     /// How many records there are.
-    fn last(&self) -> Position {
-        Position(self.records.all().len() as u64)
+    fn last(&self) -> LogPosition {
+        LogPosition(self.records.all().len() as u64)
     }
 
     fn watchers(&self, key: &str) -> usize {
@@ -148,7 +157,7 @@ fn the_answer_to_a_registration_leaves_with_its_record_and_a_second_one_writes_n
     assert_eq!((position, kept.last()), (registered, registered));
     // Who registers nothing waits for no registration.
     let (_, position) = kept.ask(1, &["GET", "k"]);
-    assert_eq!(position, Position(0));
+    assert_eq!(position, LogPosition(0));
 }
 
 #[test]
@@ -160,7 +169,7 @@ fn as_the_broker_a_registration_is_no_record() {
     assert_eq!(kept.watchers("k"), 1);
     kept.step(Event::Gone(&gone));
     assert_eq!(kept.watchers("k"), 0);
-    assert_eq!((position, kept.last()), (Position(0), before));
+    assert_eq!((position, kept.last()), (LogPosition(0), before));
 }
 
 #[test]

@@ -18,14 +18,14 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use statehouse::STANDARD_POLICY;
-use statehouse::clock::Stamp;
-use statehouse::journal::record::PolicyRecord;
-use statehouse::journal::{
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{
     Image, Journal, Meta, Progress, Recorder, Records, record, sessions_block,
 };
-use statehouse::policy::{Engine, Instance, Policy, Registry};
-use statehouse::request::{Delivery, Dialect, Request};
-use statehouse::store::{
+use statehouse_core::policy::{Engine, Instance, Policy, Registry};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{
     Effects, Event, Mode, Notice, Peer, Quota, Rerun, Retention, Store, ToldAgain, Transaction,
     Watches,
 };

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use statehouse::clock::Stamp;
-use statehouse::request::Dialect;
+use statehouse_core::clock::Stamp;
+use statehouse_core::request::Dialect;
 
 /// A clock reading as a client writes it, or something that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]

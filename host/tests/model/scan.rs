@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock};
 
 use proptest::prelude::*;
-use statehouse::store::Mode;
+use statehouse_core::store::Mode;
 
 use crate::kept::Kept;
 use crate::oracle::matches;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse::clock::Stamp;
-use statehouse::request::{Delivery, Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
-use statehouse::store::{Key, Mode};
+use statehouse_core::clock::Stamp;
+use statehouse_core::request::{Delivery, Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::store::{Key, Mode};
 use statehouse_journal::simulation::Dice;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 

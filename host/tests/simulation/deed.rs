@@ -1,9 +1,9 @@
 //! What a step did, and whether its record says the same. Recovery needs less of a record than history and replays.
 
-use statehouse::clock::Stamp;
-use statehouse::journal::record::{self, Record};
-use statehouse::request::Request;
-use statehouse::store::{Effects, Handled, Swept, WatchChanges, Write};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::record::{self, Record};
+use statehouse_core::request::Request;
+use statehouse_core::store::{Effects, Handled, Swept, WatchChanges, Write};
 
 /// What stands behind one record.
 pub(crate) enum Deed {

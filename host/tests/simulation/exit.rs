@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use statehouse::clock::Stamp;
-use statehouse::journal::{Journal, Position};
 use statehouse::outbox::Outbox;
-use statehouse::store::Effects;
 use statehouse::transport::{Outbound, Transport};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::{Journal, LogPosition};
+use statehouse_core::store::Effects;
 use statehouse_journal::{Log, Room};
 use statehouse_mqtt::{Message, QoS};
 
@@ -21,7 +21,7 @@ impl Journal for OnLog {
         true
     }
 
-    fn append(&self, records: &[&[u8]], urgent: bool) -> Position {
+    fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
         let appended = match urgent {
             true => self.0.append_urgent(records),
             false => self.0.append(records),
@@ -29,7 +29,7 @@ impl Journal for OnLog {
         appended.expect("small records")
     }
 
-    fn released(&self) -> Position {
+    fn released(&self) -> LogPosition {
         self.0.released()
     }
 
@@ -138,13 +138,13 @@ impl Exit {
     /// PUBACK. Returns how many notifications.
     pub(crate) fn push(
         &mut self,
-        position: Position,
+        position: LogPosition,
         effects: &Effects,
         record: u64,
         out: Option<Out>,
     ) -> u64 {
         let mut all = Vec::new();
-        let tell = |notices: &[statehouse::store::Notice], all: &mut Vec<(u64, Waiting)>| {
+        let tell = |notices: &[statehouse_core::store::Notice], all: &mut Vec<(u64, Waiting)>| {
             for notice in notices {
                 all.extend(notice.to.iter().map(|(peer, _)| {
                     let heard = Heard {
@@ -194,7 +194,12 @@ impl Exit {
     }
 
     /// Lets go what may go by now, and checks that it may.
-    pub(crate) fn release(&mut self, released: Position, durable: u64, always: bool) -> Vec<Left> {
+    pub(crate) fn release(
+        &mut self,
+        released: LogPosition,
+        durable: u64,
+        always: bool,
+    ) -> Vec<Left> {
         let notebook = Notebook::default();
         self.outbox.release(released, &notebook);
         let mut left = Vec::new();

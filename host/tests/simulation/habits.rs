@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use statehouse::store::{Mode, Retention};
+use statehouse_core::store::{Mode, Retention};
 use statehouse_journal::simulation::Dice;
 use statehouse_journal::{Durability, Options};
 

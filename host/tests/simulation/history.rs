@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use statehouse::clock::Stamp;
-use statehouse::journal::Image;
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
-use statehouse::policy::Assignment;
-use statehouse::request::Dialect;
-use statehouse::store::{Duplicates, Entry, Key, Peer, Remembered, State, Watches};
+use statehouse_core::clock::Stamp;
+use statehouse_core::log::Image;
+use statehouse_core::policy::Assignment;
+use statehouse_core::request::Dialect;
+use statehouse_core::store::{Duplicates, Entry, Key, Peer, Remembered, State, Watches};
 
 type Owned = Vec<(Entry, Option<Box<str>>)>;
 

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use statehouse::STANDARD_POLICY;
-use statehouse::journal::record::PolicyRecord;
-use statehouse::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
-use statehouse::store::Transaction;
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
+use statehouse_core::store::Transaction;
 
 /// The standard policy.
 pub(crate) const STANDARD: usize = 0;

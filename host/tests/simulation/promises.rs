@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use statehouse::store::{Key, Notice, Swept, Table, WatchChange, WatchChanges, Watches, Write};
+use statehouse_core::store::{
+    Key, Notice, Swept, Table, WatchChange, WatchChanges, Watches, Write,
+};
 
 use crate::exit::Heard;
 

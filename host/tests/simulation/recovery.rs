@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use statehouse::journal::Image;
 use statehouse::limits;
-use statehouse::store::Retention;
+use statehouse_core::log::Image;
+use statehouse_core::store::Retention;
 use statehouse_journal::simulation::Simulation;
-use statehouse_journal::{Disk, Error, Log, Opened, Options, Position, Sink};
+use statehouse_journal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
 
 use crate::deed::Deed;
 use crate::policies;
@@ -24,7 +24,7 @@ impl Sink for ImageSink<'_> {
         self.0.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         Deed::check(self.1.get(&position.0), position.0, record);
         self.0.record(record).map_err(|error| error.to_string())
     }
@@ -139,7 +139,7 @@ impl World {
         if opened.torn {
             self.tally.count("torn ends");
         }
-        if opened.base > Position::NONE {
+        if opened.base > LogPosition::NONE {
             self.tally.count("starts from a snapshot");
         }
         if spoiled {

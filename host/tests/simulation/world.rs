@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use statehouse::clock::{Clock, ManualSource, Stamp};
-use statehouse::journal::{Progress, Recorder, record};
-use statehouse::policy::{Assignment, CanaryRule, Digest, Repeat};
-use statehouse::request::{self, Incoming, Parsed};
-use statehouse::store::{
+use statehouse_core::clock::{Clock, ManualSource, Stamp};
+use statehouse_core::log::{Progress, Recorder, record};
+use statehouse_core::policy::{Assignment, CanaryRule, Digest, Repeat};
+use statehouse_core::request::{self, Incoming, Parsed};
+use statehouse_core::store::{
     Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
     ToldAgain, WatchChange,
 };
@@ -176,7 +176,7 @@ impl World {
     pub(crate) fn begin(
         &mut self,
         mut assignment: Assignment,
-        image: Option<statehouse::journal::Image>,
+        image: Option<statehouse_core::log::Image>,
     ) {
         let (mut last_ms, mut ends) = (0, Vec::new());
         if let Some(mut image) = image {

@@ -56,12 +56,12 @@ fn a_close_is_told_from_a_crash() {
     log.close().expect("no faults");
     let (log, opened, _) = open(&disk.kill(), small()).expect("opens");
     assert!(opened.clean && !opened.torn && !opened.fresh);
-    assert_eq!((opened.position, opened.records), (Position(3), 3));
+    assert_eq!((opened.position, opened.records), (LogPosition(3), 3));
     log.append(&[b"more"]).expect("small");
     log.commit().expect("no faults");
     let (_, opened, _) = open(&disk.kill(), small()).expect("opens");
     assert!(!opened.clean);
-    assert_eq!(opened.position, Position(4));
+    assert_eq!(opened.position, LogPosition(4));
 }
 
 #[test]
@@ -116,12 +116,12 @@ fn sizes_are_bounded_and_a_group_larger_than_a_segment_gets_its_own() {
         log.append(&[&half, &half]),
         Err(Error::TooLarge { .. })
     ));
-    assert_eq!(log.append(&[]).expect("nothing"), Position::NONE);
+    assert_eq!(log.append(&[]).expect("nothing"), LogPosition::NONE);
 
     let record = vec![9; 3 << 20];
     for expected in 1..=3 {
-        assert_eq!(log.append(&[&record]).expect("fits"), Position(expected));
-        assert_eq!(log.commit().expect("no faults"), Position(expected));
+        assert_eq!(log.append(&[&record]).expect("fits"), LogPosition(expected));
+        assert_eq!(log.commit().expect("no faults"), LogPosition(expected));
     }
     let (_, _, records) = open(&disk.crash(3), small()).expect("opens");
     assert!(records.list() == [record.clone(), record.clone(), record]);
@@ -201,7 +201,10 @@ fn a_log_acknowledges_nothing_in_a_removed_segment() {
         log.append(&[b"two"]).expect("small");
         let error = log.commit().expect_err("lost").to_string();
         assert!(error.contains(&files::segment(1)), "{error}");
-        assert_eq!((log.durable(), log.released()), (Position(1), Position(1)));
+        assert_eq!(
+            (log.durable(), log.released()),
+            (LogPosition(1), LogPosition(1))
+        );
     }
 }
 
@@ -230,7 +233,7 @@ fn a_log_fails_once_its_directory_or_lock_is_not_its_own() {
         assert!(error.contains(what), "{error}");
         assert!(log.failure().is_some() && log.append(&[b"two"]).is_ok());
         assert!(log.commit().is_err());
-        assert_eq!(log.released(), Position(1));
+        assert_eq!(log.released(), LogPosition(1));
     }
 }
 
@@ -239,12 +242,12 @@ fn a_backup_is_one_file_and_begins_a_journal() {
     let place = tempfile::tempdir().expect("a directory");
     let file = place.path().join("backup");
     let list: Vec<Vec<u8>> = (0..100).map(|n| vec![n; usize::from(n) * 100]).collect();
-    write_snapshot_file(&file, Position(100), 5, &mut Blocks(list.clone(), 0)).expect("written");
+    write_snapshot_file(&file, LogPosition(100), 5, &mut Blocks(list.clone(), 0)).expect("written");
 
     let mut records = Records::default();
     assert_eq!(
         read_snapshot_file(&file, &mut records).expect("whole"),
-        Position(100)
+        LogPosition(100)
     );
     assert!(records.list() == list);
 
@@ -253,7 +256,7 @@ fn a_backup_is_one_file_and_begins_a_journal() {
     create_from_snapshot(
         Arc::clone(&shared),
         small(),
-        Position(100),
+        LogPosition(100),
         5,
         &mut Blocks(list.clone(), 0),
     )
@@ -261,7 +264,7 @@ fn a_backup_is_one_file_and_begins_a_journal() {
     let again = create_from_snapshot(
         shared,
         small(),
-        Position(100),
+        LogPosition(100),
         5,
         &mut Blocks(list.clone(), 0),
     );
@@ -270,9 +273,9 @@ fn a_backup_is_one_file_and_begins_a_journal() {
     assert!(records.list() == list);
     assert_eq!(
         (opened.base, opened.position, opened.clean),
-        (Position(100), Position(100), true)
+        (LogPosition(100), LogPosition(100), true)
     );
-    assert_eq!(log.append(&[b"next"]).expect("small"), Position(101));
+    assert_eq!(log.append(&[b"next"]).expect("small"), LogPosition(101));
 
     let content = std::fs::read(&file).expect("there");
     for at in (0..content.len())
@@ -306,7 +309,7 @@ fn a_restore_that_ends_half_way_is_no_empty_store() {
         }
     }
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let outcome = create_from_snapshot(shared, small(), Position(7), 5, &mut GivesUp(false));
+    let outcome = create_from_snapshot(shared, small(), LogPosition(7), 5, &mut GivesUp(false));
     assert!(matches!(outcome, Err(Error::GivenUp(_))));
     assert!(matches!(
         open(&disk.kill(), small()),

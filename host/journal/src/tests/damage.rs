@@ -182,7 +182,7 @@ fn an_inspection_finds_what_opening_finds() {
     let report = inspect(&disk).expect("a directory");
     assert_eq!(
         report.opening.expect("whole").end,
-        Position(list.len() as u64)
+        LogPosition(list.len() as u64)
     );
     let verdicts: Vec<&Verdict> = report.files.iter().map(|file| &file.verdict).collect();
     assert!(verdicts.contains(&&Verdict::Spare));

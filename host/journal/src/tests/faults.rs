@@ -217,7 +217,10 @@ fn a_failed_log_takes_appends_and_does_nothing_with_them() {
     assert!(text.contains("nothing becomes durable any more"), "{text}");
     disk.fail_sync_in(None);
     for expected in 3..100 {
-        assert_eq!(log.append(&[b"lost"]).expect("small"), Position(expected));
+        assert_eq!(
+            log.append(&[b"lost"]).expect("small"),
+            LogPosition(expected)
+        );
         assert!(
             log.commit().is_err()
                 && log.sync().is_err()
@@ -226,7 +229,10 @@ fn a_failed_log_takes_appends_and_does_nothing_with_them() {
         );
     }
     assert!(log.begin_snapshot(1).is_err() && log.maintain(1).is_err());
-    assert_eq!((log.durable(), log.released()), (Position(1), Position(1)));
+    assert_eq!(
+        (log.durable(), log.released()),
+        (LogPosition(1), LogPosition(1))
+    );
     let report = inspect(&disk).expect("a directory");
     assert!(
         !report

@@ -40,7 +40,7 @@ impl Sink for NoState {
         Ok(())
     }
 
-    fn record(&mut self, _: Position, _: &[u8]) -> Result<(), String> {
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }

@@ -206,9 +206,9 @@ fn history_is_kept_by_bytes_and_by_age() {
         grow(&log, &mut list, 60, 1_000);
         let disk = disk.kill();
         let mut records = Records::default();
-        let range = read(&disk, Base::Oldest, Position::END, &mut records).expect("whole");
+        let range = read(&disk, Base::Oldest, LogPosition::END, &mut records).expect("whole");
         assert!(records.list() == list);
-        assert_eq!(range.end, Position(60));
+        assert_eq!(range.end, LogPosition(60));
         oldest.push((range.base.0, range.base_ms));
         let (.., records) = open(&disk, options).expect("opens");
         assert!(records.list() == list);
@@ -235,8 +235,8 @@ fn a_state_of_the_past_is_read_from_the_snapshot_before_it() {
         let mut records = Records::default();
         let range = read(
             &disk,
-            Base::Before(Position(position)),
-            Position(position),
+            Base::Before(LogPosition(position)),
+            LogPosition(position),
             &mut records,
         )
         .expect("kept");
@@ -244,7 +244,7 @@ fn a_state_of_the_past_is_read_from_the_snapshot_before_it() {
             range.base.0 < position && position - range.base.0 <= 5,
             "{range:?}"
         );
-        assert_eq!(range.end, Position(position));
+        assert_eq!(range.end, LogPosition(position));
         assert!(records.list() == list[..position as usize]);
     }
 }
@@ -257,15 +257,15 @@ fn what_is_no_longer_kept_is_said_to_be_gone() {
     grow(&log, &mut list, 30, 0);
     let gone = read(
         &disk,
-        Base::Before(Position(3)),
-        Position(3),
+        Base::Before(LogPosition(3)),
+        LogPosition(3),
         &mut Records::default(),
     );
     assert!(
         matches!(
             gone,
             Err(Error::NotRetained {
-                position: Position(3)
+                position: LogPosition(3)
             })
         ),
         "{gone:?}"
@@ -289,8 +289,8 @@ fn damage_of_later_days_is_not_why_the_past_is_gone() {
     drop(log);
     let disk = disk.kill();
     let before = |disk: &Simulation, position| {
-        let base = Base::Before(Position(position));
-        read(disk, base, Position(position), &mut Records::default())
+        let base = Base::Before(LogPosition(position));
+        read(disk, base, LogPosition(position), &mut Records::default())
     };
     let gone = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
     let kept: Vec<u64> = disk
@@ -340,7 +340,10 @@ fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
         assert_eq!(opened.damaged_snapshots.len(), 1);
         // The header shows it at once; a block only after others were handed out.
         assert_eq!(records.resets, u32::from(at > 0));
-        assert_eq!((opened.base, opened.position), (Position(15), Position(23)));
+        assert_eq!(
+            (opened.base, opened.position),
+            (LogPosition(15), LogPosition(23))
+        );
         assert!(records.list() == list);
         assert_eq!(count(&disk, |kind| kind == Kind::DamagedSnapshot(20)), 1);
         // It goes with the history that it belonged to.
@@ -439,16 +442,25 @@ fn in_interval_mode_only_urgent_groups_wait() {
     )
     .expect("opens");
     log.append(&[b"1"]).expect("small");
-    assert_eq!((log.released(), log.durable()), (Position(1), Position(0)));
+    assert_eq!(
+        (log.released(), log.durable()),
+        (LogPosition(1), LogPosition(0))
+    );
     log.append_urgent(&[b"2", b"3"]).expect("small");
     log.append(&[b"4"]).expect("small");
-    assert_eq!(log.released(), Position(1));
+    assert_eq!(log.released(), LogPosition(1));
     log.write().expect("no faults");
-    assert_eq!(log.released(), Position(1));
+    assert_eq!(log.released(), LogPosition(1));
     log.sync().expect("no faults");
-    assert_eq!((log.released(), log.durable()), (Position(4), Position(4)));
+    assert_eq!(
+        (log.released(), log.durable()),
+        (LogPosition(4), LogPosition(4))
+    );
     log.append(&[b"5"]).expect("small");
-    assert_eq!((log.released(), log.durable()), (Position(5), Position(4)));
+    assert_eq!(
+        (log.released(), log.durable()),
+        (LogPosition(5), LogPosition(4))
+    );
 }
 
 #[test]
@@ -489,7 +501,7 @@ fn a_finished_snapshot_has_its_name_on_the_disk() {
     log.append(&[b"one"]).expect("small");
     assert_eq!(
         snapshot(&log, &[b"one".to_vec()], 1).expect("no faults"),
-        Position(1)
+        LogPosition(1)
     );
     for seed in 0..20 {
         let crashed = disk.fork().crash(seed);

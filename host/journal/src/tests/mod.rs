@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::simulation::{Dice, Simulation};
-use crate::{Disk, Error, Log, Opened, Options, Position, Sink, Snapshot, Source};
+use crate::{Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
 
 /// A store that keeps every record under its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Sink for Records {
         Ok(())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.by_position.insert(position.0, record.to_vec());
         Ok(())
     }
@@ -97,7 +97,7 @@ fn open(disk: &Simulation, options: Options) -> Result<(Log, Opened, Records), E
 }
 
 /// Takes a snapshot of a list at once.
-fn snapshot(log: &Log, list: &[Vec<u8>], now_ms: u64) -> Result<Position, Error> {
+fn snapshot(log: &Log, list: &[Vec<u8>], now_ms: u64) -> Result<LogPosition, Error> {
     let Some(mut snapshot) = log.begin_snapshot(now_ms)? else {
         return Ok(log.appended());
     };

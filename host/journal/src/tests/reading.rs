@@ -23,7 +23,7 @@ impl Sink for Numbers {
         Ok(())
     }
 
-    fn record(&mut self, position: Position, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         if self.last != 0 && position.0 != self.last + 1 {
             return Err(format!("{position} after {}", self.last));
         }
@@ -68,7 +68,7 @@ fn a_reader_beside_the_writer_sees_a_prefix_and_never_a_wrong_record() {
                 last: 0,
                 base: false,
             };
-            match read(&reader, Base::Newest, Position::END, &mut numbers) {
+            match read(&reader, Base::Newest, LogPosition::END, &mut numbers) {
                 Ok(range) => {
                     assert!(range.end.0 >= seen, "a later look sees no less: {range:?}");
                     seen = range.end.0;

@@ -20,11 +20,11 @@ impl Scene {
         let (log, ..) = open(&Simulation::new(1), Options::default()).expect("opens");
         let told: Arc<Mutex<Vec<_>>> = Arc::default();
         let listener = Arc::clone(&told);
-        let call = move |position: Position| {
+        let call = move |position: LogPosition| {
             let mut told = listener.lock().expect("no panic");
             told.push((position.0, thread::current().id()));
         };
-        let teller = Teller::new(Box::new(call), Position::NONE);
+        let teller = Teller::new(Box::new(call), LogPosition::NONE);
         Self { log, teller, told }
     }
 

@@ -19,7 +19,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn wait(&self, position: Position) {
+    fn wait(&self, position: LogPosition) {
         let mut released = self.released.lock().expect("no panic");
         while *released < position.0 {
             released = self.moved.wait(released).expect("no panic");
@@ -434,12 +434,12 @@ fn a_listener_may_append_as_much_as_it_likes() {
     let callbacks = Callbacks {
         released: Box::new(move |position| {
             let journal = appender.wait();
-            if position == Position(1) {
+            if position == LogPosition(1) {
                 for _ in 0..40 {
                     journal.append(&[&[1; 1 << 20]]).expect("fits");
                 }
             }
-            told.store(position >= Position(41), Ordering::Release);
+            told.store(position >= LogPosition(41), Ordering::Release);
         }),
         failed: Box::new(|_| {}),
         source: Box::new(Live(Arc::default(), 0)),
@@ -450,6 +450,6 @@ fn a_listener_may_append_as_much_as_it_likes() {
     while !done.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
-    assert_eq!(started.log.durable(), Position(41));
+    assert_eq!(started.log.durable(), LogPosition(41));
     started.close().expect("no faults");
 }

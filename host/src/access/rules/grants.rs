@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::keys::{KeySet, KeySetBuilder};
+use statehouse_protocol::rights::{ClientRights, Right};
+
 use super::principal::Principal;
 use super::seal::Seal;
 use super::topics::TopicSet;
@@ -136,40 +138,14 @@ impl Grants {
             || self.own.subscribe.cover(filter)
     }
 
-    /// Whether an answer may go to a topic because this client asked for it. Otherwise it could let the store publish where
-    /// it may not do so itself.
-    pub fn may_be_answered_at(&self, topic: &[u8]) -> bool {
-        self.owns(topic) || self.may_publish(topic)
-    }
-
     /// Whether it may read a key.
     pub fn may_read(&self, key: &[u8]) -> bool {
         self.shared.read.holds(key) || self.own.read.holds(key)
     }
 
-    /// What a look at one key may cost, beside what it costs where there are no patterns.
-    pub(crate) fn read_tries(&self) -> usize {
-        self.shared.read.tries() + self.own.read.tries()
-    }
-
     /// Whether it may change a key.
     pub fn may_write(&self, key: &[u8]) -> bool {
         self.shared.write.holds(key) || self.own.write.holds(key)
-    }
-
-    /// The same of a key that it wants to change.
-    pub(crate) fn write_tries(&self) -> usize {
-        self.shared.write.tries() + self.own.write.tries()
-    }
-
-    /// A cursor that does not show the key that it stands for.
-    pub(crate) fn seal(&self, key: &[u8]) -> Vec<u8> {
-        self.seal.close(key)
-    }
-
-    /// The key of such a cursor; none where it is not one of this process.
-    pub(crate) fn unseal(&self, cursor: &[u8]) -> Option<Vec<u8>> {
-        self.seal.open(cursor)
     }
 
     /// Whether any rule lets it touch any key.
@@ -185,6 +161,38 @@ impl Grants {
     #[cfg(test)]
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl ClientRights for Grants {
+    fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    fn may_be_answered_at(&self, topic: &[u8]) -> bool {
+        self.owns(topic) || self.may_publish(topic)
+    }
+
+    fn allow(&self, key: &[u8], right: Right) -> bool {
+        match right {
+            Right::Read => self.may_read(key),
+            Right::Write => self.may_write(key),
+        }
+    }
+
+    fn patterns(&self, right: Right) -> usize {
+        match right {
+            Right::Read => self.shared.read.tries() + self.own.read.tries(),
+            Right::Write => self.shared.write.tries() + self.own.write.tries(),
+        }
+    }
+
+    fn seal(&self, key: &[u8]) -> Vec<u8> {
+        self.seal.close(key)
+    }
+
+    fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+        self.seal.open(sealed)
     }
 }
 

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use rustc_hash::FxHashSet;
 
-use crate::glob;
+use statehouse_protocol::pattern;
 
 /// The keys that something allows.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl KeySetBuilder {
 
     /// Allows what a pattern names.
     pub(super) fn pattern(&mut self, pattern: &[u8]) {
-        let (literal, rest) = glob::literal(pattern);
+        let (literal, rest) = pattern::literal(pattern);
         match rest {
             [] => self.key(&literal),
             rest => self.patterns.push((literal, rest.into())),
@@ -130,7 +130,7 @@ impl KeySet {
                     || it
                         .patterns
                         .iter()
-                        .any(|pattern| glob::matches(pattern, rest)))
+                        .any(|pattern| pattern::matches(pattern, rest)))
             {
                 return true;
             }
@@ -183,7 +183,7 @@ mod tests {
             key in "[ab\\[]{0,7}",
         ) {
             let patterns: Vec<&str> = patterns.iter().map(|it| &**it).collect();
-            let named = patterns.iter().any(|it| glob::matches(it.as_bytes(), key.as_bytes()));
+            let named = patterns.iter().any(|it| pattern::matches(it.as_bytes(), key.as_bytes()));
             prop_assert_eq!(set(&patterns).holds(key.as_bytes()), named);
         }
     }

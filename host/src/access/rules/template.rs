@@ -6,7 +6,8 @@
 
 use super::principal::Principal;
 use super::{Filter, Mistake};
-use crate::{glob, limits};
+use crate::limits;
+use statehouse_protocol::pattern;
 
 /// What every place begins with.
 const OPENS: &str = "{principal.";
@@ -73,13 +74,13 @@ impl Template {
 
     /// Reads a pattern.
     pub(super) fn parse_pattern(text: &str) -> Result<Self, Mistake> {
-        if !glob::is_closed(text.as_bytes()) {
+        if !pattern::is_closed(text.as_bytes()) {
             return Err(Mistake::Bracket(text.into()));
         }
         let template = Self::parse(text)?;
         // As long as it can be without what is put in.
         if text.len() > limits::RULE_PATTERN_BYTES_MAX
-            || glob::floating(text.as_bytes()) > limits::RULE_FLOATING_BYTES_MAX
+            || pattern::floating(text.as_bytes()) > limits::RULE_FLOATING_BYTES_MAX
         {
             return Err(Mistake::LongPattern);
         }
@@ -176,12 +177,12 @@ impl Template {
             let value = part.value(who)?;
             match part {
                 Part::Bytes(_) => pattern.extend_from_slice(value),
-                _ => glob::escape(&mut pattern, value),
+                _ => pattern::escape(&mut pattern, value),
             }
         }
         // A client chooses its id: it may not choose how long a comparison takes.
         let is_short = pattern.len() <= limits::RULE_PATTERN_BYTES_MAX
-            && glob::floating(&pattern) <= limits::RULE_FLOATING_BYTES_MAX;
+            && pattern::floating(&pattern) <= limits::RULE_FLOATING_BYTES_MAX;
         is_short.then_some(pattern)
     }
 

@@ -22,8 +22,8 @@ use crate::cli::remote::Credentials;
 use crate::config::{BrokerUrl, ClientId};
 use crate::kit::read_policy;
 use crate::limits;
-use crate::policy::Digest;
 use crate::ship::{self, Action, Order};
+use statehouse_core::policy::Digest;
 
 /// Exit code: the store refused.
 const EXIT_REFUSED: u8 = 4;
@@ -112,7 +112,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         None => Vec::new(),
     };
     let place = place(args)?;
-    let serial = args.serial.unwrap_or_else(crate::clock::wall_ms);
+    let serial = args.serial.unwrap_or_else(statehouse_core::clock::wall_ms);
     let deadline = Instant::now() + args.timeout;
     let mut connected = false;
     loop {

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::clock::Hlc;
-use crate::journal::{Meta, Progress, Recorder, Records};
-use crate::store::{Duplicates, Effects, Retention, State, Swept};
+use statehouse_core::clock::Hlc;
+use statehouse_core::log::{Meta, Progress, Recorder, Records};
+use statehouse_core::store::{Duplicates, Effects, Retention, State, Swept};
 
 fn stamp(wall: u64) -> Stamp {
     Stamp { wall, counter: 0 }
@@ -71,7 +71,7 @@ impl Told {
             sink.reset();
             self.blocks.iter().try_for_each(|block| sink.block(block))?;
             for (record, position) in self.records.iter().zip(1..) {
-                sink.record(Position(position), record)?;
+                sink.record(LogPosition(position), record)?;
             }
         }
         Ok(())
@@ -210,7 +210,7 @@ fn an_end_in_anothers_request_is_not_his() {
         built_in: true,
     });
     let origin = Origin {
-        position: Position(1),
+        position: LogPosition(1),
         now_ms: 5,
         client: Some("client"),
         policy: Some(&policy),

@@ -1,10 +1,10 @@
 //! What counts as the same.
 
 use super::*;
-use crate::clock::Fence;
-use crate::policy::Repeat;
-use crate::request::{Delivery, Dialect};
-use crate::store::{Answer, Context, Entry, Evidence, Outcome, Remembered};
+use statehouse_core::clock::Fence;
+use statehouse_core::policy::Repeat;
+use statehouse_core::request::{Delivery, Dialect};
+use statehouse_core::store::{Answer, Context, Entry, Evidence, Outcome, Remembered};
 
 const VERSION: Stamp = Stamp {
     wall: 7,

@@ -1,9 +1,9 @@
 //! Steps of the system clock, as an operator or NTP makes them.
 
 use super::*;
-use crate::journal::record::PolicyRecord;
-use crate::journal::{Image, Records};
-use crate::policy::Assignment;
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Image, Records};
+use statehouse_core::policy::Assignment;
 
 /// A store under a clock that a test sets.
 struct Stepped {

@@ -19,9 +19,9 @@ use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
 use crate::access::Authorizer;
 use crate::limits;
-use crate::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
-use crate::store::Peer;
 use crate::transport::{Inbound, Ticket};
+use statehouse_core::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::store::Peer;
 
 /// What came and has not been looked at.
 enum Held {
@@ -88,7 +88,7 @@ impl Told {
     fn inbound(&self, rules: Option<&Authorizer>) -> Inbound<'_> {
         match self {
             Self::Asked(asked, receipt) => {
-                let grants = rules.map(|it| it.grants_of(&asked.peer));
+                let grants = rules.map(|it| it.grants_of(&asked.peer) as _);
                 Inbound::Publish(asked.incoming(grants), receipt.map(Ticket::Foreign))
             }
             Self::Gone(peer) => Inbound::Gone(peer),

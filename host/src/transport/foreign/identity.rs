@@ -5,8 +5,8 @@
 
 use statehouse_mqtt::Properties;
 
-use crate::request::Delivery;
-use crate::store::{Mode, Peer};
+use statehouse_core::request::Delivery;
+use statehouse_core::store::{Mode, Peer};
 
 /// The user property in which clients name themselves.
 const SOURCE: &str = "__srcId";

@@ -12,10 +12,10 @@ use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS};
 
 use super::identity;
-use crate::access::rules::Grants;
 use crate::limits;
-use crate::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
-use crate::store::Peer;
+use statehouse_core::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::store::Peer;
+use statehouse_protocol::rights::ClientRights;
 
 /// A request, as far as the transport can tell.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Asked {
     }
 
     /// As the store takes it.
-    pub(super) fn incoming(&self, grants: Option<Arc<Grants>>) -> Incoming<'_> {
+    pub(super) fn incoming(&self, grants: Option<Arc<dyn ClientRights>>) -> Incoming<'_> {
         Incoming {
             topic: self.topic,
             payload: &self.payload,

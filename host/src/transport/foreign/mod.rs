@@ -41,7 +41,7 @@ use super::{Inbound, Intake, Outbound, Transport};
 use crate::access::Authorizer;
 use crate::config::{BrokerUrl, ForeignConfig};
 use crate::limits;
-use crate::store::Peer;
+use statehouse_core::store::Peer;
 
 /// A store's session with a foreign broker.
 pub struct Foreign {

@@ -12,7 +12,7 @@ use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
 use statehouse_mqtt::{Message, Properties, PropertiesBuilder};
 
 use crate::limits;
-use crate::store::{INTERNAL_ERROR, Peer};
+use statehouse_core::store::{INTERNAL_ERROR, Peer};
 
 /// User properties that say which version a value has: an error has none.
 const VERSIONS: [&str; 2] = ["__ts", "Timestamp"];

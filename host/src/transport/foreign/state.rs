@@ -16,8 +16,8 @@ use super::figures::Figures;
 use super::outgoing::{Outgoing, To};
 use super::quiet::Quiet;
 use crate::limits;
-use crate::store::Peer;
 use crate::transport::{Outbound, Ticket};
+use statehouse_core::store::Peer;
 
 /// What goes out.
 #[derive(Debug, Default)]

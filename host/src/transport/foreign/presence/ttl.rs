@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::limits;
-use crate::store::Peer;
+use statehouse_core::store::Peer;
 
 /// When each client that holds watches was heard last.
 pub struct Ttl {

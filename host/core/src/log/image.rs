@@ -1,0 +1,398 @@
+//! The whole of a store at one place of its journal, as recovery and the offline commands rebuild it.
+//!
+//! What enters: the blocks of a snapshot, then every record since it was begun. What leaves: the table, the
+//! requests that may come again, the sessions or the watches, the clock. It runs no policy.
+//!
+//! A snapshot is taken while the store goes on, piece by piece, so its pieces are of different times.
+//! Records say what something *is* from then on, so applying all of them since the first piece gives the
+//! state of the last. Only what a request saw cannot be had so: that is captured last, and found again in
+//! the table for the requests behind it.
+
+use std::collections::VecDeque;
+
+use super::codec::{Malformed, Reader};
+use super::entries::Entries;
+use super::record::{self, Handled, PolicyRecord, Record};
+use super::snapshot::{
+    self, ENTRIES, META, MODULE, Meta, OWNED_ENTRIES, REMEMBERED, SESSIONS, UNKNOWN, WATCHES,
+};
+use crate::clock::{Hlc, Stamp};
+use crate::limits;
+use crate::policy::Assignment;
+use crate::store::{
+    Change, Duplicates, Entry, Key, Mode, NOBODY, Owner, Remembered, Retention, State, Table, Write,
+};
+
+/// A store as it was.
+pub struct Image {
+    /// The table, its hidden part, the clock, and the watches that are kept.
+    pub state: Box<State>,
+    /// Requests that may come again.
+    pub duplicates: Duplicates,
+    /// What the broker remembers.
+    pub sessions: statehouse_mqtt::Recovery,
+    /// Policies that answered, by their number in records; the last that is named answers.
+    pub policies: Vec<PolicyRecord>,
+    /// The number of the one that answers.
+    pub active: Option<u32>,
+    /// Who answers what; none where nobody ever assigned anything.
+    pub assignment: Option<Assignment>,
+    /// The largest Receive Maximum that a client may have been told, where that is recorded.
+    receive_max: u16,
+    /// The latest time that is recorded.
+    pub now_ms: u64,
+    /// The latest run that is recorded.
+    pub run: u32,
+    /// Watched keys that the records say went because their time was over, the last ones.
+    ends: VecDeque<(Key, Stamp)>,
+    /// Requests below this number were remembered in the snapshot, or forgotten before it.
+    remembered_below: u64,
+    /// Whether anything was handled behind the snapshot.
+    goes_on: bool,
+    /// Entries of a snapshot that is being read with their owners, visible and hidden.
+    loading: [Vec<(Entry, Owner)>; 2],
+    /// Whether sessions and requests are wanted: offline commands look at keys only.
+    whole: bool,
+}
+
+/// What a start in another mode than the last one forgets.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Sessions of the embedded broker.
+    pub sessions: usize,
+    /// Its retained messages.
+    pub retained: usize,
+    /// Watches of clients of a foreign broker.
+    pub watches: usize,
+    /// Requests that may come again, of either.
+    pub requests: usize,
+}
+
+impl Image {
+    /// An empty store.
+    pub fn new(retention: Retention) -> Self {
+        Self {
+            state: Box::default(),
+            duplicates: Duplicates::new(retention),
+            sessions: statehouse_mqtt::Recovery::default(),
+            policies: Vec::new(),
+            active: None,
+            assignment: None,
+            receive_max: 0,
+            now_ms: 0,
+            run: 0,
+            ends: VecDeque::new(),
+            remembered_below: 0,
+            goes_on: false,
+            loading: [Vec::new(), Vec::new()],
+            whole: true,
+        }
+    }
+
+    /// An empty store that will hold keys only.
+    pub fn of_keys() -> Self {
+        Self {
+            whole: false,
+            ..Self::new(Retention::default())
+        }
+    }
+
+    /// Takes in a block of a snapshot.
+    pub fn block(&mut self, block: &[u8]) -> Result<(), Malformed> {
+        let mut reader = Reader(block);
+        match reader.u8()? {
+            ENTRIES | OWNED_ENTRIES => self.entries(Entries::new(reader))?,
+            REMEMBERED if !self.whole => {}
+            REMEMBERED => {
+                let mut policies = Vec::new();
+                for _ in 0..reader.count()? {
+                    policies.push(blake3::Hash::from_bytes(reader.array()?));
+                }
+                while !reader.is_empty() {
+                    let policy: usize = reader.small()?;
+                    let mut remembered = record::read_remembered(&mut reader, true)?;
+                    remembered.context.policy = *policies.get(policy).ok_or(UNNAMED)?;
+                    self.duplicates.insert(&remembered);
+                }
+            }
+            SESSIONS => self.sessions(reader.0)?,
+            WATCHES => {
+                self.state.watches.keep(true);
+                while !reader.is_empty() {
+                    let watches = record::read_watches(&mut reader)?;
+                    self.state.watches.apply(watches);
+                }
+            }
+            META => {
+                let (meta, next_number) = snapshot::read_meta(&mut reader)?;
+                self.settle();
+                self.tick(meta.clock, meta.now_ms);
+                self.run = meta.run;
+                self.remembered_below = next_number;
+                self.duplicates.continue_from(next_number);
+                self.policies = meta.policies;
+                self.active = meta.active;
+                self.assignment = meta.assignment;
+                self.told(meta.receive_max);
+            }
+            // A module is a file of its own, not a part of the state.
+            MODULE => {}
+            _ => return Err(UNKNOWN),
+        }
+        Ok(())
+    }
+
+    fn entries(&mut self, mut entries: Entries<'_>) -> Result<(), Malformed> {
+        let (mut last, mut owner) = (None, NOBODY);
+        while let Some(entry) = entries.next_owned() {
+            let (write, client) = entry?;
+            let Change::Set(entry) = write.change else {
+                return Err(Malformed("an entry that is none"));
+            };
+            if client != last {
+                let owners = &mut self.state.owners;
+                owner = client.map_or(NOBODY, |client| owners.enter(client));
+                last = client;
+            }
+            self.loading[usize::from(write.hidden)].push((entry, owner));
+        }
+        Ok(())
+    }
+
+    /// Takes in a record.
+    pub fn record(&mut self, record: &[u8]) -> Result<(), Malformed> {
+        self.apply(record::read(record)?)
+    }
+
+    /// Takes in a record that was read.
+    pub fn apply(&mut self, record: Record<'_>) -> Result<(), Malformed> {
+        self.settle();
+        match record {
+            Record::Handled(handled) => self.handled(*handled)?,
+            Record::Swept {
+                now_ms,
+                clock,
+                writes,
+            } => {
+                self.note_ends(&writes);
+                self.state.write_by(&writes, None);
+                self.tick(clock, now_ms);
+            }
+            Record::Policy(policy) => {
+                let number = self.number_of(policy);
+                if self.assignment.is_none() {
+                    self.active = Some(number);
+                }
+            }
+            Record::Assignment(assignment) => {
+                let active = |it: &PolicyRecord| it.digest == assignment.active.0;
+                let active = self.policies.iter().position(active).ok_or(UNNAMED)?;
+                self.active = u32::try_from(active).ok();
+                self.assignment = Some(*assignment);
+            }
+            Record::Started { run, now_ms, mode } => {
+                self.begin(mode);
+                self.run = self.run.max(run);
+                self.now_ms = self.now_ms.max(now_ms);
+            }
+            Record::Stopped { now_ms } => self.now_ms = self.now_ms.max(now_ms),
+            Record::Sessions(changes) => self.sessions(changes)?,
+            Record::Watches(watches) => {
+                self.state.watches.keep(true);
+                self.state.watches.apply(watches);
+            }
+            Record::Told { receive_max } => self.told(receive_max),
+        }
+        Ok(())
+    }
+
+    /// Sessions may be of clients that were told so: what these can send again is remembered, however little clients are
+    /// told from here on.
+    fn told(&mut self, receive_max: u16) {
+        self.receive_max = self.receive_max.max(receive_max);
+        self.duplicates.raise_per_session(receive_max);
+    }
+
+    /// What the end of a snapshot says of this store.
+    pub fn meta(&self) -> Meta {
+        Meta {
+            clock: self.state.hlc.last(),
+            now_ms: self.now_ms,
+            run: self.run,
+            policies: self.policies.clone(),
+            active: self.active,
+            assignment: self.assignment.clone(),
+            // Not what it remembers: a reader forgets nothing.
+            receive_max: self.receive_max,
+        }
+    }
+
+    /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their
+    /// requests and watches.
+    pub fn begin(&mut self, mode: Mode) -> Forgotten {
+        if mode == Mode::Embedded {
+            self.ends.clear();
+        }
+        let watches = &mut self.state.watches;
+        let (watched, remembered) = (watches.len(), self.duplicates.len());
+        watches.keep(mode == Mode::Foreign);
+        let lives = |number| Mode::of_session(number) == mode;
+        self.duplicates.retain(lives);
+        let (sessions, retained) = match mode {
+            Mode::Embedded => (0, 0),
+            Mode::Foreign => std::mem::take(&mut self.sessions).counts(),
+        };
+        Forgotten {
+            sessions,
+            retained,
+            watches: watched - self.state.watches.len(),
+            requests: remembered - self.duplicates.len(),
+        }
+    }
+
+    fn handled(&mut self, handled: Handled<'_>) -> Result<(), Malformed> {
+        let Handled {
+            client,
+            payload,
+            policy,
+            owed,
+            clock,
+            mut remembered,
+            writes,
+            ..
+        } = handled;
+        let now_ms = remembered.context.now_ms;
+        if owed && self.whole && remembered.number >= self.remembered_below {
+            let policy = self.policies.get(policy as usize).ok_or(UNNAMED)?;
+            remembered.context.policy = policy.digest;
+            // What the keys held before is what they hold now, before the writes below.
+            for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+                let table = if read.hidden {
+                    &self.state.hidden
+                } else {
+                    &self.state.table
+                };
+                let key = read.key.resolve(payload);
+                read.entry = key.and_then(|key| table.get(key)).cloned();
+            }
+            self.remember(remembered);
+        }
+        self.state.write_by(&writes, Some(client));
+        self.tick(clock, now_ms);
+        Ok(())
+    }
+
+    /// Remembers a request as the store did, if its session lives: what is dead must not push out what lives.
+    fn remember(&mut self, remembered: Remembered) {
+        if !self.goes_on {
+            // A session's beginning is recorded before its first request is. So those of the snapshot have begun
+            // by now, or were not meant to outlive the process.
+            self.goes_on = true;
+            self.retain_sessions();
+        }
+        let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
+        if lives(&self.sessions, session) {
+            self.duplicates.insert(&remembered);
+            self.duplicates.evict(session, now_ms);
+        }
+    }
+
+    fn retain_sessions(&mut self) {
+        let sessions = &self.sessions;
+        self.duplicates.retain(|number| lives(sessions, number));
+    }
+
+    fn note_ends(&mut self, writes: &[Write]) {
+        let watches = &self.state.watches;
+        if !watches.are_kept() {
+            return;
+        }
+        for write in writes.iter().filter(|it| !it.hidden) {
+            if watches.of(write.key()).next().is_some() {
+                let key = Key::copy_from_slice(write.key());
+                self.ends.push_back((key, write.version()));
+            }
+        }
+        let over = self.ends.len().saturating_sub(limits::ENDS_TOLD_AGAIN_MAX);
+        self.ends.drain(..over);
+    }
+
+    /// Keys that lately went because their time was over, and that somebody watched, where watches are kept: the run
+    /// before may have ended before it told anybody. Only those that records tell of are known, not those that only the
+    /// snapshot has seen go.
+    pub fn ends(&self) -> Vec<(Key, Stamp)> {
+        let since_ms = self.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
+        let ends = self.ends.iter().filter(|(key, version)| {
+            version.wall >= since_ms && self.state.table.get(key).is_none()
+        });
+        ends.cloned().collect()
+    }
+
+    /// Everything is read: forgets what a store that goes on from here would not remember.
+    pub fn finish(&mut self) {
+        self.settle();
+        self.retain_sessions();
+        // Where less is kept from now on. What is too old goes with the next request, as ever; and no session has
+        // this number, so that nobody is asked to give way first.
+        self.duplicates.evict(0, 0);
+    }
+
+    /// Makes tables of the entries of a snapshot: sorted as they are, that is much quicker than one by one.
+    fn settle(&mut self) {
+        if self.loading.iter().all(Vec::is_empty) {
+            return;
+        }
+        let [visible, hidden] = &mut self.loading;
+        if !visible.is_empty() {
+            self.state.table = Table::of(std::mem::take(visible));
+        }
+        if !hidden.is_empty() {
+            self.state.hidden = Table::of(std::mem::take(hidden));
+        }
+        self.state.count_owners();
+    }
+
+    fn sessions(&mut self, changes: &[u8]) -> Result<(), Malformed> {
+        if !self.whole {
+            return Ok(());
+        }
+        let ended = self.sessions.apply(changes);
+        let ended = ended.map_err(|_| Malformed("sessions that the broker cannot read"))?;
+        self.duplicates.ended(&ended);
+        Ok(())
+    }
+
+    fn tick(&mut self, clock: Stamp, now_ms: u64) {
+        self.state.hlc = Hlc::at(self.state.hlc.last().max(clock));
+        self.now_ms = self.now_ms.max(now_ms);
+    }
+
+    /// The number of a policy in records; a new one gets the next.
+    pub fn number_of(&mut self, policy: PolicyRecord) -> u32 {
+        let known = self
+            .policies
+            .iter()
+            .position(|it| it.digest == policy.digest);
+        let number = known.unwrap_or_else(|| {
+            self.policies.push(policy);
+            self.policies.len() - 1
+        });
+        u32::try_from(number).unwrap_or(u32::MAX)
+    }
+
+    /// Forgets everything: another snapshot is tried.
+    pub fn reset(&mut self) {
+        let whole = self.whole;
+        *self = Self {
+            whole,
+            ..Self::new(self.duplicates.retention())
+        };
+    }
+}
+
+/// Whether requests of a session can come again. Of sessions of a foreign broker nobody knows the end.
+fn lives(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
+    Mode::of_session(number) == Mode::Foreign || sessions.has_session(number)
+}
+
+const UNNAMED: Malformed = Malformed("a policy that no record names");

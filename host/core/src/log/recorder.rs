@@ -1,0 +1,178 @@
+//! Turns what steps did into records.
+//!
+//! What enters: effects, in their order. What leaves: their position in the journal. Used under the store's
+//! lock, so the order of records is that of the steps.
+
+use std::sync::Arc;
+
+use super::record::{self, PolicyRecord, Source};
+use super::unreleased::Unreleased;
+use super::{Journal, LogPosition};
+use crate::limits;
+use crate::policy::Assignment;
+use crate::request::Request;
+use crate::store::{Effects, Handled, Mode};
+
+/// Writes the records of one store.
+pub struct Recorder {
+    journal: Arc<dyn Journal>,
+    /// Policies by their number in records.
+    policies: Vec<PolicyRecord>,
+    active: Option<u32>,
+    assignment: Option<Assignment>,
+    /// The last record of this store.
+    last: LogPosition,
+    unreleased: Unreleased,
+    swept: Vec<u8>,
+    watches: Vec<u8>,
+    handled: Vec<u8>,
+}
+
+impl Recorder {
+    /// Goes on behind records that name these policies.
+    pub fn new(
+        journal: Arc<dyn Journal>,
+        policies: Vec<PolicyRecord>,
+        active: Option<u32>,
+    ) -> Self {
+        Self {
+            journal,
+            policies,
+            active,
+            assignment: None,
+            last: LogPosition(0),
+            unreleased: Unreleased::default(),
+            swept: Vec::new(),
+            watches: Vec::new(),
+            handled: Vec::new(),
+        }
+    }
+
+    /// Where the records go.
+    pub fn journal(&self) -> &Arc<dyn Journal> {
+        &self.journal
+    }
+
+    /// What a snapshot says of policies: by their number, the number of the one that answers, and all that is
+    /// assigned.
+    pub fn policies(&self) -> (&[PolicyRecord], Option<u32>, Option<&Assignment>) {
+        (&self.policies, self.active, self.assignment.as_ref())
+    }
+
+    /// The start of a run.
+    pub fn started(&mut self, run: u32, now_ms: u64, mode: Mode) {
+        let mut record = Vec::new();
+        record::started(&mut record, run, now_ms, mode);
+        self.append(&record);
+    }
+
+    /// Clients may be told this Receive Maximum from here on. What every start remembers anyway is not recorded.
+    pub fn told(&mut self, receive_max: u16) {
+        if receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN {
+            let mut record = Vec::new();
+            record::told(&mut record, receive_max);
+            self.append(&record);
+        }
+    }
+
+    /// The end of a run.
+    pub fn stopped(&mut self, now_ms: u64) {
+        let mut record = Vec::new();
+        record::stopped(&mut record, now_ms);
+        self.append(&record);
+    }
+
+    /// From the next request on policies answer so. Each one that is named has its record among `named`, and its
+    /// module is durable already. The position is on disk before it counts as released.
+    pub fn assign(&mut self, named: Vec<PolicyRecord>, assignment: &Assignment) -> LogPosition {
+        let mut records = Vec::new();
+        for policy in named {
+            let known = |it: &PolicyRecord| it.digest == policy.digest;
+            if !self.policies.iter().any(known) {
+                let mut record = Vec::new();
+                record::policy(&mut record, &policy);
+                records.push(record);
+                self.policies.push(policy);
+            }
+        }
+        let mut record = Vec::new();
+        record::assignment(&mut record, assignment);
+        records.push(record);
+        let active = |it: &PolicyRecord| it.digest == assignment.active.0;
+        let active = self.policies.iter().position(active);
+        self.active = active.and_then(|it| u32::try_from(it).ok());
+        self.assignment = Some(assignment.clone());
+        if self.journal.keeps() {
+            let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+            self.last = self.journal.append(&records, true);
+        }
+        self.last
+    }
+
+    /// Records what a step did; the position that its answer rests on.
+    pub fn step(
+        &mut self,
+        request: Option<&Request<'_>>,
+        effects: &Effects,
+        urgent: bool,
+    ) -> LogPosition {
+        if !self.journal.keeps() {
+            return LogPosition(0);
+        }
+        let (swept, handled) = (effects.swept.as_ref(), effects.handled.as_ref());
+        self.swept.clear();
+        self.watches.clear();
+        self.handled.clear();
+        if let Some(swept) = swept {
+            record::swept(&mut self.swept, swept.now_ms, swept.clock, &swept.writes);
+        }
+        if let Some(watches) = &effects.watches {
+            record::watches(&mut self.watches, watches);
+        }
+        if let (Some(request), Some(handled)) = (request, handled) {
+            self.encode(request, handled);
+        }
+        let journal = &self.journal;
+        self.unreleased.release(journal.released());
+        let mut records = [&self.swept[..], &self.watches, &self.handled];
+        // To the front, in their order.
+        records.sort_by_key(|record| record.is_empty());
+        let count = records.partition_point(|record| !record.is_empty());
+        if count == 0 {
+            let payload = request.map_or(&[][..], |request| request.payload);
+            return self.unreleased.of(&effects.rests_on, payload, self.last);
+        }
+        self.last = journal.append(&records[..count], urgent);
+        let writes = swept.map(|it| &it.writes).into_iter();
+        for writes in writes.chain(handled.map(|it| &it.writes)) {
+            self.unreleased.wrote(self.last, writes);
+        }
+        self.last
+    }
+
+    fn encode(&mut self, request: &Request<'_>, handled: &Handled) {
+        let digest = handled.remembered.context.policy;
+        let number = self.policies.iter().rposition(|it| it.digest == digest);
+        record::handled(
+            &mut self.handled,
+            &Source {
+                client: &request.peer.client,
+                payload: request.payload,
+                timestamp: request.timestamp,
+                fencing_token: request.fencing_token,
+                // Every policy is recorded before it answers.
+                policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+                owed: handled.owed,
+                clock: handled.clock,
+                remembered: &handled.remembered,
+                writes: &handled.writes,
+            },
+        );
+    }
+
+    fn append(&mut self, record: &[u8]) {
+        if self.journal.keeps() {
+            self.last = self.journal.append(&[record], false);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A journal in memory that tests can read.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::{Journal, LogPosition};
+
+/// Keeps records in memory, for tests. It releases them at once, until a test holds them back.
+#[derive(Debug, Default)]
+pub struct Records {
+    records: Mutex<Vec<Vec<u8>>>,
+    held: AtomicBool,
+}
+
+impl Records {
+    /// All records, in the order in which they were appended.
+    pub fn all(&self) -> Vec<Vec<u8>> {
+        let records = self.records.lock();
+        records.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Releases no record from now on, as a disk that hangs does.
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::Release);
+    }
+}
+
+impl Journal for Records {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], _urgent: bool) -> LogPosition {
+        let mut all = (self.records.lock()).unwrap_or_else(PoisonError::into_inner);
+        all.extend(records.iter().map(|record| record.to_vec()));
+        LogPosition(all.len() as u64)
+    }
+
+    fn released(&self) -> LogPosition {
+        match self.held.load(Ordering::Acquire) {
+            true => LogPosition(0),
+            false => LogPosition(u64::MAX),
+        }
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "memory"
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}

@@ -1,0 +1,108 @@
+//! Keys whose last write the journal has not released yet: what is read of them may not leave before it.
+//!
+//! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use hashbrown::DefaultHashBuilder;
+use rustc_hash::FxHashMap;
+
+use super::LogPosition;
+use crate::store::{Read, RestsOn, Write};
+
+/// Writes on their way to the disk.
+///
+/// A key is known by its hash: of two that have the same one a read may wait for the other, which is late and never wrong.
+#[derive(Default)]
+pub(super) struct Unreleased {
+    hasher: DefaultHashBuilder,
+    last: FxHashMap<u64, LogPosition>,
+    order: VecDeque<(LogPosition, u64)>,
+}
+
+impl Unreleased {
+    /// Notes what a record wrote.
+    pub(super) fn wrote(&mut self, position: LogPosition, writes: &[Write]) {
+        for write in writes {
+            let key = self.hash(write.key(), write.hidden);
+            self.last.insert(key, position);
+            self.order.push_back((position, key));
+        }
+    }
+
+    /// Forgets what is released.
+    pub(super) fn release(&mut self, released: LogPosition) {
+        while let Some((position, key)) = self
+            .order
+            .pop_front_if(|(position, _)| *position <= released)
+        {
+            if self.last.get(&key) == Some(&position) {
+                self.last.remove(&key);
+            }
+        }
+    }
+
+    /// The position that an answer rests on; `last` is that of the last record.
+    pub(super) fn of(&self, rests_on: &RestsOn, payload: &[u8], last: LogPosition) -> LogPosition {
+        match rests_on {
+            RestsOn::Nothing => LogPosition(0),
+            RestsOn::Everything => last,
+            RestsOn::Keys(reads) => {
+                let of = |read: &Read| {
+                    let key = read.key.resolve(payload)?;
+                    self.last.get(&self.hash(key, read.hidden)).copied()
+                };
+                reads.iter().filter_map(of).max().unwrap_or_default()
+            }
+        }
+    }
+
+    fn hash(&self, key: &[u8], hidden: bool) -> u64 {
+        self.hasher.hash_one((key, hidden))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Change, Key, KeyRef};
+
+    fn write(key: &'static str, hidden: bool) -> Write {
+        let key = Key::from_static(key.as_bytes());
+        Write {
+            hidden,
+            ..Write::of(Change::Deleted(key, Default::default()))
+        }
+    }
+
+    fn rests(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
+        let reads = vec![Read {
+            key: KeyRef::Own(Key::from_static(key.as_bytes())),
+            hidden,
+            entry: None,
+        }];
+        on.of(&RestsOn::Keys(reads), b"", LogPosition(99)).0
+    }
+
+    #[test]
+    fn a_read_rests_on_the_last_write_of_its_key() {
+        let mut unreleased = Unreleased::default();
+        unreleased.wrote(LogPosition(1), &[write("a", false), write("b", false)]);
+        unreleased.wrote(LogPosition(2), &[write("a", false), write("c", true)]);
+        assert_eq!(rests(&unreleased, "a", false), 2);
+        assert_eq!(rests(&unreleased, "b", false), 1);
+        assert_eq!(rests(&unreleased, "c", false), 0);
+        assert_eq!(rests(&unreleased, "c", true), 2);
+        unreleased.release(LogPosition(1));
+        assert_eq!(rests(&unreleased, "a", false), 2, "written again since");
+        assert_eq!(rests(&unreleased, "b", false), 0);
+        assert_eq!(
+            unreleased.of(&RestsOn::Everything, b"", LogPosition(99)).0,
+            99
+        );
+        assert_eq!(unreleased.of(&RestsOn::Nothing, b"", LogPosition(99)).0, 0);
+        unreleased.release(LogPosition(2));
+        assert!(unreleased.last.is_empty() && unreleased.order.is_empty());
+    }
+}

@@ -1,0 +1,506 @@
+//! Which policy answers what: one document, and the ways it may change.
+//!
+//! What enters: what an operator wants. What leaves: the next document, or a refusal that says what to do. It is
+//! recorded whole with every change, so that a restart goes on with it; it runs nothing and loads nothing.
+
+use serde::{Deserialize, Serialize};
+
+use super::digest::Digest;
+use crate::limits;
+use statehouse_protocol::pattern;
+
+/// Who answers, who is tried, who could be gone back to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// Came with the program. It is always held ready, and speaks where another cannot.
+    pub built_in: Digest,
+    /// Answers every request that no route and no canary takes.
+    pub active: Digest,
+    /// Those that were active before, the newest first: what a rollback goes back to.
+    #[serde(default)]
+    pub previous: Vec<Digest>,
+    /// Runs live requests again, and nothing comes of it but a comparison.
+    #[serde(default)]
+    pub shadow: Option<Shadow>,
+    /// Answers a part of the requests.
+    #[serde(default)]
+    pub canary: Option<Canary>,
+    /// Answers requests about keys under a prefix; the longest prefix counts.
+    #[serde(default)]
+    pub routes: Vec<Route>,
+    /// All others that are held ready, whatever they do, the newest last.
+    #[serde(default)]
+    pub loaded: Vec<Digest>,
+    /// The last rollback, or end of a canary, that nobody asked for; until the next promotion.
+    #[serde(default)]
+    pub guard: Option<RolledBack>,
+    /// The number of the last signed order that was carried out: an older one is a repetition.
+    #[serde(default)]
+    pub serial: u64,
+}
+
+/// A candidate that is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shadow {
+    /// The candidate.
+    pub policy: Digest,
+    /// How many of a thousand requests it sees.
+    pub per_mille: u16,
+}
+
+/// A candidate that answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Canary {
+    /// The candidate.
+    pub policy: Digest,
+    /// What it answers.
+    pub rule: CanaryRule,
+}
+
+/// Which requests a canary answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CanaryRule {
+    /// Those of clients whose id this pattern names.
+    Clients(String),
+    /// Those about keys that this pattern names.
+    Keys(String),
+    /// Those of so many of a hundred clients: always the same ones.
+    Percent(u8),
+}
+
+impl CanaryRule {
+    /// Whether a request is the canary's.
+    pub(super) fn takes(&self, client: &str, key: Option<&[u8]>) -> bool {
+        match self {
+            Self::Clients(pattern) => pattern::matches(pattern.as_bytes(), client.as_bytes()),
+            Self::Keys(pattern) => key.is_some_and(|key| pattern::matches(pattern.as_bytes(), key)),
+            Self::Percent(percent) => share_of(client) < u64::from(*percent),
+        }
+    }
+
+    fn check(&self) -> Result<(), AssignmentError> {
+        match self {
+            Self::Percent(1..=100) => Ok(()),
+            Self::Percent(_) => Err(AssignmentError::Percent),
+            Self::Clients(pattern) | Self::Keys(pattern)
+                if pattern.is_empty() || pattern.len() > limits::CANARY_PATTERN_BYTES_MAX =>
+            {
+                Err(AssignmentError::Pattern)
+            }
+            Self::Clients(_) | Self::Keys(_) => Ok(()),
+        }
+    }
+}
+
+/// A number below a hundred that is a client's own, whatever it asks and whenever.
+fn share_of(client: &str) -> u64 {
+    let hash = blake3::hash(client.as_bytes());
+    let (first, _) = hash
+        .as_bytes()
+        .split_first_chunk()
+        .unwrap_or((&[0; 8], &[]));
+    u64::from_be_bytes(*first) % 100
+}
+
+/// A policy of its own for some keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// How its keys begin.
+    pub prefix: Prefix,
+    /// Who owns them.
+    pub policy: Digest,
+}
+
+/// The beginning of keys. As text where it is text, else as a list of numbers, so that the document is JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PrefixText", into = "PrefixText")]
+pub struct Prefix(pub Vec<u8>);
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum PrefixText {
+    Text(String),
+    Bytes { bytes: Vec<u8> },
+}
+
+impl From<PrefixText> for Prefix {
+    fn from(text: PrefixText) -> Self {
+        match text {
+            PrefixText::Text(text) => Self(text.into_bytes()),
+            PrefixText::Bytes { bytes } => Self(bytes),
+        }
+    }
+}
+
+impl From<Prefix> for PrefixText {
+    fn from(Prefix(bytes): Prefix) -> Self {
+        match String::from_utf8(bytes) {
+            Ok(text) => Self::Text(text),
+            Err(error) => Self::Bytes {
+                bytes: error.into_bytes(),
+            },
+        }
+    }
+}
+
+/// A rollback, or the end of a canary, that the host decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolledBack {
+    /// The policy that answered until then.
+    pub policy: Digest,
+    /// What it did, in words.
+    pub why: String,
+    /// When, in the store's milliseconds.
+    pub now_ms: u64,
+}
+
+/// What a policy is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Answers what nobody else does.
+    Active,
+    /// Could be gone back to.
+    Previous,
+    /// Is compared.
+    Shadow,
+    /// Answers some clients or keys.
+    Canary,
+    /// Owns the keys under a prefix.
+    Routed,
+}
+
+/// Why an assignment does not change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssignmentError {
+    /// A policy that nobody loaded.
+    #[error("the policy {0} is not loaded: load its file first")]
+    NotLoaded(Digest),
+    /// Nothing before the active policy.
+    #[error("there is nothing to go back to: no other policy was active before this one")]
+    NothingBefore,
+    /// Needed.
+    #[error("the policy {0} cannot be unloaded, for it {1}")]
+    InUse(Digest, &'static str),
+    /// Too many.
+    #[error(
+        "{max} policies are loaded and each of them is in use: unload one, or end a route, a canary or a shadow",
+        max = limits::LOADED_POLICIES_MAX
+    )]
+    Full,
+    /// Too many routes.
+    #[error("there are {max} routes, and no more are possible: end one first", max = limits::ROUTES_MAX)]
+    Routes,
+    /// A prefix that no key can begin with.
+    #[error("a prefix has at least 1 and at most {max} bytes", max = limits::ROUTE_PREFIX_BYTES_MAX)]
+    Prefix,
+    /// No such route.
+    #[error("there is no route for this prefix; the routes are listed by `statehouse policy list`")]
+    NoRoute,
+    /// No such share.
+    #[error(
+        "a canary takes at least 1 and at most 100 percent of the clients; to end it, say --off"
+    )]
+    Percent,
+    /// No such pattern.
+    #[error("a pattern has at least 1 and at most {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
+    Pattern,
+    /// No such share.
+    #[error(
+        "a shadow sees at least 1 and at most 1000 of a thousand requests; to end it, say --off"
+    )]
+    PerMille,
+    /// An order that was given before, or between others.
+    #[error("the order {0} is not newer than {1}, the last one that was taken")]
+    Serial(u64, u64),
+    /// It answers already.
+    #[error("the policy {0} is the active one: there is nothing to compare it with")]
+    Active(Digest),
+}
+
+impl Assignment {
+    /// The built-in policy, and nothing else.
+    pub fn of(built_in: Digest) -> Self {
+        Self {
+            built_in,
+            active: built_in,
+            previous: Vec::new(),
+            shadow: None,
+            canary: None,
+            routes: Vec::new(),
+            loaded: Vec::new(),
+            guard: None,
+            serial: 0,
+        }
+    }
+
+    /// Every policy that it names, each once.
+    pub fn all(&self) -> Vec<Digest> {
+        let mut all = vec![self.built_in];
+        let routed = self.routes.iter().map(|route| route.policy);
+        let named = std::iter::once(self.active)
+            .chain(self.previous.iter().copied())
+            .chain(self.shadow.iter().map(|it| it.policy))
+            .chain(self.canary.iter().map(|it| it.policy))
+            .chain(routed)
+            .chain(self.loaded.iter().copied());
+        for digest in named {
+            if !all.contains(&digest) {
+                all.push(digest);
+            }
+        }
+        all
+    }
+
+    /// What a policy is there for.
+    pub fn roles(&self, digest: &Digest) -> Vec<Role> {
+        let roles = [
+            (self.active == *digest, Role::Active),
+            (self.previous.contains(digest), Role::Previous),
+            (
+                self.shadow.is_some_and(|it| it.policy == *digest),
+                Role::Shadow,
+            ),
+            (
+                self.canary.as_ref().is_some_and(|it| it.policy == *digest),
+                Role::Canary,
+            ),
+            (
+                self.routes.iter().any(|it| it.policy == *digest),
+                Role::Routed,
+            ),
+        ];
+        let held = roles.into_iter().filter(|(held, _)| *held);
+        held.map(|(_, role)| role).collect()
+    }
+
+    /// An order of this number is carried out, and none of it or of a lower one ever again.
+    pub fn accept(&self, serial: u64) -> Result<Self, AssignmentError> {
+        if serial <= self.serial {
+            return Err(AssignmentError::Serial(serial, self.serial));
+        }
+        Ok(Self {
+            serial,
+            ..self.clone()
+        })
+    }
+
+    /// One more is held ready. Where there are too many, the oldest that does nothing makes room.
+    pub fn load(&self, policy: Digest) -> Result<Self, AssignmentError> {
+        let mut next = self.clone();
+        if next.is_loaded(policy) {
+            return Ok(next);
+        }
+        if next.loaded.len() >= limits::LOADED_POLICIES_MAX {
+            let idle = next.loaded.iter().position(|it| self.roles(it).is_empty());
+            next.loaded.remove(idle.ok_or(AssignmentError::Full)?);
+        }
+        next.loaded.push(policy);
+        Ok(next)
+    }
+
+    /// Another one answers; the one before it stays behind it.
+    pub fn promote(&self, policy: Digest) -> Result<Self, AssignmentError> {
+        self.check_loaded(policy)?;
+        let mut next = self.clone();
+        next.guard = None;
+        if policy == self.active {
+            return Ok(next);
+        }
+        next.previous
+            .retain(|it| *it != policy && *it != self.active);
+        next.previous.insert(0, self.active);
+        next.previous.truncate(limits::PREVIOUS_POLICIES_MAX);
+        next.activate(policy);
+        Ok(next)
+    }
+
+    /// The one before it answers again. Doing so again goes back further.
+    pub fn rollback(&self) -> Result<Self, AssignmentError> {
+        let mut next = self.clone();
+        if next.previous.is_empty() {
+            return Err(AssignmentError::NothingBefore);
+        }
+        let before = next.previous.remove(0);
+        next.guard = None;
+        next.activate(before);
+        Ok(next)
+    }
+
+    /// The host goes back by itself.
+    pub fn roll_back_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
+        let mut next = self.rollback()?;
+        next.guard = Some(RolledBack {
+            policy: self.active,
+            why,
+            now_ms,
+        });
+        Ok(next)
+    }
+
+    /// The host ends a canary by itself.
+    pub fn end_canary_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
+        let Some(canary) = &self.canary else {
+            return Err(AssignmentError::NothingBefore);
+        };
+        Ok(Self {
+            canary: None,
+            guard: Some(RolledBack {
+                policy: canary.policy,
+                why,
+                now_ms,
+            }),
+            ..self.clone()
+        })
+    }
+
+    /// A candidate is compared from here on, or none.
+    pub fn shadow(&self, shadow: Option<Shadow>) -> Result<Self, AssignmentError> {
+        if let Some(Shadow { policy, per_mille }) = shadow {
+            self.check_candidate(policy)?;
+            if !(1..=1000).contains(&per_mille) {
+                return Err(AssignmentError::PerMille);
+            }
+        }
+        Ok(Self {
+            shadow,
+            ..self.clone()
+        })
+    }
+
+    /// A candidate answers some requests from here on, or none.
+    pub fn canary(&self, canary: Option<Canary>) -> Result<Self, AssignmentError> {
+        if let Some(Canary { policy, rule }) = &canary {
+            self.check_candidate(*policy)?;
+            rule.check()?;
+        }
+        Ok(Self {
+            canary,
+            ..self.clone()
+        })
+    }
+
+    /// A policy owns the keys under a prefix from here on, or none of its own does.
+    pub fn route(&self, prefix: &[u8], policy: Option<Digest>) -> Result<Self, AssignmentError> {
+        if prefix.is_empty() || prefix.len() > limits::ROUTE_PREFIX_BYTES_MAX {
+            return Err(AssignmentError::Prefix);
+        }
+        let mut next = self.clone();
+        let known = next.routes.iter().position(|it| it.prefix.0 == prefix);
+        match (policy, known) {
+            (None, None) => return Err(AssignmentError::NoRoute),
+            (None, Some(at)) => drop(next.routes.remove(at)),
+            (Some(policy), known) => {
+                self.check_loaded(policy)?;
+                match known {
+                    Some(at) => next.routes[at].policy = policy,
+                    None if next.routes.len() >= limits::ROUTES_MAX => {
+                        return Err(AssignmentError::Routes);
+                    }
+                    None => next.routes.push(Route {
+                        prefix: Prefix(prefix.to_vec()),
+                        policy,
+                    }),
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// A policy is held ready no more.
+    pub fn unload(&self, policy: Digest) -> Result<Self, AssignmentError> {
+        self.check_loaded(policy)?;
+        if policy == self.built_in {
+            return Err(AssignmentError::InUse(policy, "comes with the program"));
+        }
+        for role in self.roles(&policy) {
+            let why = match role {
+                Role::Active => "answers requests: promote another one first",
+                Role::Shadow => "is compared in shadow: end that first",
+                Role::Canary => "answers as a canary: end that first",
+                Role::Routed => "owns the keys of a route: end that first",
+                Role::Previous => continue,
+            };
+            return Err(AssignmentError::InUse(policy, why));
+        }
+        let mut next = self.clone();
+        next.previous.retain(|it| *it != policy);
+        next.loaded.retain(|it| *it != policy);
+        Ok(next)
+    }
+
+    /// Another module takes every part of one: the built-in policy of another version of the program.
+    pub fn replace(&self, old: Digest, new: Digest) -> Self {
+        let mut next = self.clone();
+        let change = |it: &mut Digest| {
+            if *it == old {
+                *it = new;
+            }
+        };
+        change(&mut next.built_in);
+        change(&mut next.active);
+        next.previous.iter_mut().for_each(change);
+        next.loaded.iter_mut().for_each(change);
+        next.routes.iter_mut().for_each(|it| change(&mut it.policy));
+        next.canary.iter_mut().for_each(|it| change(&mut it.policy));
+        next.shadow.iter_mut().for_each(|it| change(&mut it.policy));
+        next.tidy();
+        next.loaded.retain(|it| *it != next.built_in);
+        next
+    }
+
+    /// What cannot be had any more is dropped. Not for the active one: who answers is never decided in silence.
+    pub fn without(&self, policy: Digest) -> Self {
+        let mut next = self.clone();
+        next.previous.retain(|it| *it != policy);
+        next.loaded.retain(|it| *it != policy);
+        next.routes.retain(|it| it.policy != policy);
+        next.canary = next.canary.filter(|it| it.policy != policy);
+        next.shadow = next.shadow.filter(|it| it.policy != policy);
+        next
+    }
+
+    fn activate(&mut self, policy: Digest) {
+        self.active = policy;
+        self.tidy();
+    }
+
+    /// Each policy once in each list, and no comparison of the active one with itself.
+    fn tidy(&mut self) {
+        let active = self.active;
+        self.canary = self.canary.take().filter(|it| it.policy != active);
+        self.shadow = self.shadow.filter(|it| it.policy != active);
+        self.previous.retain(|it| *it != active);
+        for list in [&mut self.previous, &mut self.loaded] {
+            let mut seen = Vec::new();
+            list.retain(|it| {
+                let new = !seen.contains(it);
+                seen.push(*it);
+                new
+            });
+        }
+    }
+
+    fn is_loaded(&self, policy: Digest) -> bool {
+        policy == self.built_in || self.loaded.contains(&policy)
+    }
+
+    fn check_loaded(&self, policy: Digest) -> Result<(), AssignmentError> {
+        match self.is_loaded(policy) {
+            true => Ok(()),
+            false => Err(AssignmentError::NotLoaded(policy)),
+        }
+    }
+
+    fn check_candidate(&self, policy: Digest) -> Result<(), AssignmentError> {
+        self.check_loaded(policy)?;
+        match policy == self.active {
+            true => Err(AssignmentError::Active(policy)),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,573 @@
+//! Makes a PUBLISH a request: dialect, the properties a command needs, where the answer goes.
+//!
+//! What enters: topic, properties and QoS of a PUBLISH. What leaves: a [`Request`], or the reason
+//! why it is none. It never looks into the payload: that is the policy's.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
+
+use crate::clock::Stamp;
+use crate::store::Peer;
+use statehouse_protocol::rights::ClientRights;
+
+/// Where current clients send requests (the protocol, section 1).
+pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
+/// Where clients of the 2023 preview send them.
+pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
+/// What all notification topics begin with; only the store publishes there.
+pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
+
+/// The answer to a request at QoS 0 (the protocol, section 1).
+pub const QOS_ZERO_ANSWER: &str = "-ERR syntax error\r\n";
+
+/// Which of the published and shipped forms of the protocol a client speaks (the protocol, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dialect {
+    /// What the official client libraries parse.
+    Sdk,
+    /// What the published article prints.
+    Documents,
+    /// The 2023 preview.
+    Preview,
+}
+
+impl Dialect {
+    /// The user property that carries a version, in both directions.
+    pub fn version_property(self) -> &'static str {
+        match self {
+            Self::Sdk | Self::Documents => "__ts",
+            Self::Preview => "Timestamp",
+        }
+    }
+
+    /// The user property that carries a fencing token.
+    pub fn fencing_property(self) -> &'static str {
+        match self {
+            Self::Sdk | Self::Documents => "__ft",
+            Self::Preview => "FencingToken",
+        }
+    }
+}
+
+/// How a request was delivered: what tells a redelivery from a new one (the protocol, section 9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// The number of the session; no two sessions have the same, also over restarts.
+    pub session: u64,
+    /// The number of the connection, likewise.
+    pub connection: u64,
+    /// The packet identifier.
+    pub packet_id: u16,
+    /// The DUP flag.
+    pub dup: bool,
+}
+
+/// A request that a policy can handle.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// How the client speaks.
+    pub dialect: Dialect,
+    /// The command.
+    pub payload: &'a Bytes,
+    /// The client's clock, unparsed.
+    pub timestamp: Option<&'a str>,
+    /// The fencing token, unparsed.
+    pub fencing_token: Option<&'a str>,
+    /// Whose connection it came over.
+    pub peer: &'a Peer,
+    /// Everything else a policy may ask for.
+    pub properties: &'a Properties,
+    /// How it came.
+    pub delivery: Delivery,
+    /// What its client may do; everything where there are no rules.
+    pub grants: Option<&'a Arc<dyn ClientRights>>,
+}
+
+/// Where an answer goes and what it must carry.
+#[derive(Clone, Debug)]
+pub struct ReplyTo<'a> {
+    /// The Response Topic.
+    pub topic: &'a [u8],
+    correlation_data: &'a [u8],
+    dialect: Dialect,
+    protocol_version: bool,
+    /// What the client said about persistence, if it said anything: whether it asks for the disk.
+    pub persistence: Option<bool>,
+    /// When the request expires; so does the answer.
+    pub expires: Option<Instant>,
+}
+
+impl ReplyTo<'_> {
+    /// What tells the client which of its requests an answer is for.
+    pub fn correlation_data(&self) -> &[u8] {
+        self.correlation_data
+    }
+
+    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
+    /// gave it.
+    pub fn properties(
+        &self,
+        version: Option<Stamp>,
+        node: &str,
+        persisted: Option<&str>,
+        policy: Option<&str>,
+    ) -> Bytes {
+        let mut properties = self.start("200");
+        if let Some(version) = version {
+            let version = version.display(node);
+            properties = properties.user_shown(self.dialect.version_property(), version);
+        }
+        if self.protocol_version {
+            properties = properties.user("__protVer", "1.0");
+        }
+        if let Some(persisted) = persisted.filter(|_| self.persistence.is_some()) {
+            properties = properties.user("persisted", persisted);
+        }
+        if let Some(policy) = policy {
+            properties = properties.user("policy", policy);
+        }
+        finish(properties)
+    }
+
+    /// The MQTT properties of the answer to a protocol version that is not spoken here.
+    pub fn unsupported_version(&self, asked: &str) -> Bytes {
+        let properties = self
+            .start("505")
+            .user("__supProtMajVer", "1")
+            .user("__requestProtVer", asked)
+            .user("__protVer", "1.0");
+        finish(properties)
+    }
+
+    fn start(&self, status: &str) -> PropertiesBuilder {
+        // Enough for everything but an unusually long node name.
+        PropertiesBuilder::with_capacity(self.correlation_data.len() + 96)
+            .correlation_data(self.correlation_data)
+            .user("__stat", status)
+    }
+}
+
+/// Every part came out of a packet's properties or is a short text of our own, so none can be too
+/// long or hold U+0000. Were one, the client would get an answer that it cannot match to a request.
+fn finish(properties: PropertiesBuilder) -> Bytes {
+    properties.finish().unwrap_or_default()
+}
+
+/// What a PUBLISH on a request topic turned out to be.
+pub enum Parsed<'a> {
+    /// A request for the policy.
+    Run(Request<'a>, ReplyTo<'a>),
+    /// No request a policy could answer, but there is where to say so.
+    Answer(ReplyTo<'a>, Early<'a>),
+    /// Refused without an answer: PUBACK with a reason, or at QoS 0 dropped.
+    Refuse(ReasonCode, &'static str),
+    /// The client broke the rule on response topics and is disconnected.
+    Disconnect(ReasonCode, &'static str),
+}
+
+impl<'a> Parsed<'a> {
+    /// Where an answer would go.
+    pub fn response_topic(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::Run(_, to) | Self::Answer(to, _) => Some(to.topic),
+            Self::Refuse(..) | Self::Disconnect(..) => None,
+        }
+    }
+}
+
+/// Answers that need no policy, since they are about the message and not about the command.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Early<'a> {
+    /// `__protVer` names a major version other than 1.
+    UnsupportedVersion(&'a str),
+    /// QoS 0: nothing could be acknowledged, so nothing is done.
+    QosZero,
+}
+
+/// A PUBLISH as a transport hands it over.
+pub struct Incoming<'a> {
+    /// Its topic, one of the two request topics.
+    pub topic: &'a str,
+    /// Its payload.
+    pub payload: &'a Bytes,
+    /// Its properties.
+    pub properties: &'a Properties,
+    /// Its QoS.
+    pub qos: QoS,
+    /// How it came.
+    pub delivery: Delivery,
+    /// When it expires.
+    pub expires: Option<Instant>,
+    /// Whose it is.
+    pub peer: &'a Peer,
+    /// What its client may do; everything where there are no rules.
+    pub grants: Option<Arc<dyn ClientRights>>,
+}
+
+/// Reads what makes a PUBLISH a request. `forced` overrides the choice of dialect on the current topic.
+pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
+    let properties = incoming.properties;
+    let response_topic = properties
+        .response_topic_bytes()
+        .filter(|topic| !topic.is_empty());
+    if let Some(topic) = response_topic {
+        if topic.contains(&b'+') || topic.contains(&b'#') {
+            return Parsed::Disconnect(
+                ReasonCode::PROTOCOL_ERROR,
+                "the response topic of a request holds a wildcard",
+            );
+        }
+        if topic == REQUEST_TOPIC.as_bytes()
+            || topic == PREVIEW_TOPIC.as_bytes()
+            || topic.starts_with(NOTIFICATION_TOPICS.as_bytes())
+        {
+            return Parsed::Disconnect(
+                ReasonCode::TOPIC_NAME_INVALID,
+                "the response topic of a request is reserved by the state store",
+            );
+        }
+    }
+    let (topic, correlation_data) = match (response_topic, properties.correlation_data()) {
+        (Some(topic), Some(correlation_data)) => (topic, correlation_data),
+        (None, Some(_)) => return refuse("a request needs a Response Topic"),
+        (Some(_), None) => return refuse("a request needs Correlation Data"),
+        (None, None) => return refuse("a request needs a Response Topic and Correlation Data"),
+    };
+
+    let mut fields = Fields::default();
+    for (name, value) in properties.user_bytes() {
+        fields.note(name, value);
+    }
+    let dialect = if incoming.topic == PREVIEW_TOPIC {
+        Dialect::Preview
+    } else {
+        forced.unwrap_or(match fields.protocol_version {
+            Some(_) => Dialect::Sdk,
+            None => Dialect::Documents,
+        })
+    };
+    let reply_to = ReplyTo {
+        topic,
+        correlation_data,
+        dialect,
+        protocol_version: fields.protocol_version.is_some(),
+        persistence: fields.persistence.map(|asked| asked == b"true"),
+        expires: incoming.expires,
+    };
+    if let Some(version) = fields.protocol_version
+        && version != b"1"
+        && !version.starts_with(b"1.")
+    {
+        return Parsed::Answer(reply_to, Early::UnsupportedVersion(text(version)));
+    }
+    if incoming.qos == QoS::AtMostOnce {
+        return Parsed::Answer(reply_to, Early::QosZero);
+    }
+    let (timestamp, fencing_token) = match dialect {
+        Dialect::Preview => (fields.preview_timestamp, fields.preview_fencing_token),
+        Dialect::Sdk | Dialect::Documents => (fields.timestamp, fields.fencing_token),
+    };
+    let request = Request {
+        dialect,
+        payload: incoming.payload,
+        timestamp: timestamp.map(text),
+        fencing_token: fencing_token.map(text),
+        peer: incoming.peer,
+        properties,
+        delivery: incoming.delivery,
+        grants: incoming.grants.as_ref(),
+    };
+    Parsed::Run(request, reply_to)
+}
+
+/// What the codec has checked to be UTF-8.
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
+}
+
+fn refuse(text: &'static str) -> Parsed<'static> {
+    Parsed::Refuse(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
+}
+
+/// The user properties that mean something here; of repeated ones the first counts.
+#[derive(Default)]
+struct Fields<'a> {
+    protocol_version: Option<&'a [u8]>,
+    timestamp: Option<&'a [u8]>,
+    fencing_token: Option<&'a [u8]>,
+    preview_timestamp: Option<&'a [u8]>,
+    preview_fencing_token: Option<&'a [u8]>,
+    persistence: Option<&'a [u8]>,
+}
+
+impl<'a> Fields<'a> {
+    fn note(&mut self, name: &[u8], value: &'a [u8]) {
+        let field = match name {
+            b"__protVer" => &mut self.protocol_version,
+            b"__ts" => &mut self.timestamp,
+            b"__ft" => &mut self.fencing_token,
+            b"Timestamp" => &mut self.preview_timestamp,
+            b"FencingToken" => &mut self.preview_fencing_token,
+            b"aio-persistence" => &mut self.persistence,
+            _ => return,
+        };
+        field.get_or_insert(value);
+    }
+}
+
+/// What makes a redelivered request the same one, in one piece: client id, response topic, correlation data, payload,
+/// timestamp and fencing token (the protocol, section 9).
+pub fn identity(
+    client: &str,
+    payload: &[u8],
+    properties: &Properties,
+    timestamp: Option<&str>,
+    fencing_token: Option<&str>,
+) -> Vec<u8> {
+    let correlation_data = properties.correlation_data();
+    let parts = [
+        Some(client.as_bytes()),
+        properties.response_topic_bytes(),
+        correlation_data,
+        Some(payload),
+        timestamp.map(str::as_bytes),
+        fencing_token.map(str::as_bytes),
+    ];
+    let bytes = parts.iter().flatten().map(|part| part.len());
+    let mut whole = Vec::with_capacity(bytes.sum::<usize>() + size_of::<u64>() * parts.len());
+    for part in parts {
+        // Length first, so that no two different requests have the same bytes; absent is not empty.
+        let length = part.map_or(u64::MAX, |part| part.len() as u64);
+        whole.extend_from_slice(&length.to_le_bytes());
+        whole.extend_from_slice(part.unwrap_or_default());
+    }
+    whole
+}
+
+/// The MQTT properties of a notification.
+pub fn notification_properties(dialect: Dialect, version: Stamp, node: &str) -> Bytes {
+    let version = version.display(node);
+    finish(PropertiesBuilder::new().user_shown(dialect.version_property(), version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SDK: &[(&str, &str)] = &[("__protVer", "1.0"), ("__ts", "1:2:a"), ("__ft", "3:4:b")];
+
+    fn properties(
+        response_topic: Option<&str>,
+        correlation_data: Option<&[u8]>,
+        user: &[(&str, &str)],
+    ) -> Properties {
+        let mut builder = PropertiesBuilder::new();
+        if let Some(topic) = response_topic {
+            builder = builder.response_topic(topic);
+        }
+        if let Some(data) = correlation_data {
+            builder = builder.correlation_data(data);
+        }
+        for (name, value) in user {
+            builder = builder.user(name, value);
+        }
+        Properties::parse(builder.finish().unwrap()).unwrap()
+    }
+
+    fn whole(user: &[(&str, &str)]) -> Properties {
+        properties(Some("answers/here"), Some(b"7"), user)
+    }
+
+    /// Parses a PUBLISH with these properties and hands the result to `check`.
+    fn check(
+        topic: &str,
+        qos: QoS,
+        properties: &Properties,
+        forced: Option<Dialect>,
+        check: impl FnOnce(Parsed<'_>),
+    ) {
+        let peer = Peer {
+            client: "c".into(),
+            connection: 1,
+            session: 1,
+        };
+        let payload = Bytes::new();
+        let incoming = Incoming {
+            topic,
+            payload: &payload,
+            properties,
+            qos,
+            delivery: Delivery::default(),
+            expires: None,
+            peer: &peer,
+            grants: None,
+        };
+        check(parse(&incoming, forced));
+    }
+
+    #[test]
+    fn the_dialect_is_chosen_by_topic_and_property() {
+        for (topic, user, forced, dialect) in [
+            (REQUEST_TOPIC, SDK, None, Dialect::Sdk),
+            (REQUEST_TOPIC, &[][..], None, Dialect::Documents),
+            (
+                REQUEST_TOPIC,
+                SDK,
+                Some(Dialect::Documents),
+                Dialect::Documents,
+            ),
+            (REQUEST_TOPIC, &[], Some(Dialect::Sdk), Dialect::Sdk),
+            (PREVIEW_TOPIC, SDK, Some(Dialect::Sdk), Dialect::Preview),
+        ] {
+            check(
+                topic,
+                QoS::AtLeastOnce,
+                &whole(user),
+                forced,
+                |parsed| match parsed {
+                    Parsed::Run(request, _) => assert_eq!(request.dialect, dialect),
+                    _ => panic!("not a request"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn each_dialect_reads_its_own_properties_and_the_first_counts() {
+        let user = [
+            ("Timestamp", "p"),
+            ("__ts", "first"),
+            ("__ts", "second"),
+            ("FencingToken", "q"),
+            ("__ft", "r"),
+            ("__invId", "ignored"),
+        ];
+        for (topic, expected) in [(REQUEST_TOPIC, ("first", "r")), (PREVIEW_TOPIC, ("p", "q"))] {
+            check(
+                topic,
+                QoS::ExactlyOnce,
+                &whole(&user),
+                None,
+                |parsed| match parsed {
+                    Parsed::Run(request, _) => {
+                        assert_eq!(request.timestamp, Some(expected.0));
+                        assert_eq!(request.fencing_token, Some(expected.1));
+                    }
+                    _ => panic!("not a request"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for (properties, says) in [
+            (
+                properties(None, Some(b"1"), SDK),
+                "a request needs a Response Topic",
+            ),
+            (
+                properties(Some("a"), None, SDK),
+                "a request needs Correlation Data",
+            ),
+            (
+                properties(None, None, SDK),
+                "a request needs a Response Topic and Correlation Data",
+            ),
+        ] {
+            check(
+                REQUEST_TOPIC,
+                QoS::AtLeastOnce,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Refuse(reason, text) => {
+                        assert_eq!((reason.0, text), (0x83, says));
+                    }
+                    _ => panic!("not refused"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn reserved_response_topics_end_the_connection() {
+        let notification = format!("{NOTIFICATION_TOPICS}/AB/command/notify/CD");
+        for topic in [
+            REQUEST_TOPIC,
+            PREVIEW_TOPIC,
+            NOTIFICATION_TOPICS,
+            &notification,
+        ] {
+            let properties = properties(Some(topic), Some(b"1"), &[]);
+            check(
+                REQUEST_TOPIC,
+                QoS::AtMostOnce,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Disconnect(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
+                    _ => panic!("{topic} was accepted"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn other_versions_and_qos_zero_are_answered_without_a_policy() {
+        for (version, qos, early) in [
+            (
+                "2.0",
+                QoS::AtLeastOnce,
+                Some(Early::UnsupportedVersion("2.0")),
+            ),
+            (
+                "10.0",
+                QoS::AtLeastOnce,
+                Some(Early::UnsupportedVersion("10.0")),
+            ),
+            ("", QoS::AtLeastOnce, Some(Early::UnsupportedVersion(""))),
+            ("1.7", QoS::AtMostOnce, Some(Early::QosZero)),
+            ("1.7", QoS::AtLeastOnce, None),
+        ] {
+            let properties = whole(&[("__protVer", version)]);
+            check(
+                REQUEST_TOPIC,
+                qos,
+                &properties,
+                None,
+                |parsed| match parsed {
+                    Parsed::Answer(_, found) => assert_eq!(Some(found), early, "{version}"),
+                    Parsed::Run(..) => assert_eq!(early, None, "{version}"),
+                    _ => panic!("{version} was refused"),
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn an_identity_tells_every_part_apart() {
+        let here = properties(Some("answers/here"), Some(b"7"), &[]);
+        let there = properties(Some("answers/there"), Some(b"7"), &[]);
+        let eighth = properties(Some("answers/here"), Some(b"8"), &[]);
+        let (ts, ft) = (Some("1:2:a"), Some("3:4:b"));
+        let base = identity("c", b"GET", &here, ts, ft);
+        assert_eq!(base, identity("c", b"GET", &here, ts, ft));
+        for other in [
+            identity("d", b"GET", &here, ts, ft),
+            identity("c", b"SET", &here, ts, ft),
+            identity("c", b"GET", &here, ts, None),
+            identity("c", b"GET", &here, None, ft),
+            identity("c", b"GET", &here, ft, ts),
+            identity("c", b"GET", &there, ts, ft),
+            identity("c", b"GET", &eighth, ts, ft),
+            // The same bytes, divided otherwise.
+            identity("cG", b"ET", &here, ts, ft),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+}

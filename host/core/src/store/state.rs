@@ -1,0 +1,157 @@
+//! All that a store holds.
+//!
+//! What enters: writes, each of a client's request or of nobody's. What leaves: the tables as they are from then on, with the
+//! sums of who owns what. It decides nothing: what may be written is the transaction's business.
+
+use super::entry::Entry;
+use super::owners::{NOBODY, Owner, Owners};
+use super::quota::{Exceeded, Quota};
+use super::table::Table;
+use super::watch::Watches;
+use super::write::Write;
+use crate::clock::Hlc;
+use crate::limits;
+
+/// Everything a step may change.
+#[derive(Clone, Default)]
+pub struct State {
+    /// What clients see.
+    pub table: Table,
+    /// Policies' own bookkeeping: no client can name these keys.
+    pub hidden: Table,
+    /// Whose they are, in both tables.
+    pub owners: Owners,
+    /// Who watches what.
+    pub watches: Watches,
+    /// The store's clock.
+    pub hlc: Hlc,
+}
+
+impl State {
+    /// Whether this client's SET of this key would be within the bounds, with a value that is neither too long nor longer than
+    /// the one that is there.
+    pub fn check_write(&self, client: &str, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
+        quota.check_key(key)?;
+        if quota.journal_full {
+            return Err(Exceeded::Disk);
+        }
+        let (held, own) = (self.table.owned(key), self.owners.find(client));
+        let weight = held.map_or(
+            key.len() as u64 + limits::ENTRY_OVERHEAD_BYTES,
+            |(it, _)| it.weight(),
+        );
+        let load = self.load();
+        let mut grown = (load.0, load.1 + self.cost_of_entering(client, key, false));
+        if held.is_none() {
+            grown = (grown.0 + 1, grown.1 + weight);
+        }
+        quota.check(load, grown)?;
+        let owned = own.map_or((0, 0), |own| self.owners.load(own));
+        let is_its_own = own.is_some() && held.map(|(_, owner)| owner) == own;
+        let grown = match is_its_own {
+            true => owned,
+            false => (owned.0 + 1, owned.1 + weight),
+        };
+        quota.check_client(owned, grown)
+    }
+
+    /// Policies' own keys, or those that clients see.
+    pub(super) fn part(&self, hidden: bool) -> &Table {
+        match hidden {
+            true => &self.hidden,
+            false => &self.table,
+        }
+    }
+
+    /// The client that owns a key, visible or hidden.
+    pub fn owner(&self, key: &[u8], hidden: bool) -> Option<&str> {
+        self.owners.client(self.part(hidden).owned(key)?.1)
+    }
+
+    /// Entries of one table behind a key, in order, each with the client that owns it.
+    pub(crate) fn entries<'a>(
+        &'a self,
+        hidden: bool,
+        after: Option<&'a [u8]>,
+    ) -> impl Iterator<Item = (&'a Entry, Option<&'a str>)> {
+        let entries = self.part(hidden).range_owned(b"", after);
+        entries.map(|(entry, owner)| (entry, self.owners.client(owner)))
+    }
+
+    /// Counts anew what clients own, where tables were put here as a whole.
+    pub(crate) fn count_owners(&mut self) {
+        self.owners.count([&self.table, &self.hidden]);
+    }
+
+    /// Keys and bytes of both tables, and what being an owner costs.
+    pub fn load(&self) -> (u64, u64) {
+        let Self { table, hidden, .. } = self;
+        let bytes = table.bytes() + hidden.bytes() + self.owners.bytes();
+        (table.keys() + hidden.keys(), bytes)
+    }
+
+    /// What a client that owns nothing yet costs by owning this key: where it is the last one of somebody else, less by him.
+    pub(super) fn cost_of_entering(&self, client: &str, key: &[u8], hidden: bool) -> u64 {
+        if self.owners.find(client).is_some() {
+            return 0;
+        }
+        let left = self.part(hidden).owned(key).and_then(|(_, owner)| {
+            let is_last = self.owners.load(owner).0 == 1;
+            self.owners.client(owner).filter(|_| is_last)
+        });
+        Owners::cost(client).saturating_sub(left.map_or(0, Owners::cost))
+    }
+
+    /// Makes one write real, of which nobody is the owner.
+    pub fn write(&mut self, write: &Write) {
+        self.write_as(write, NOBODY);
+    }
+
+    /// Makes writes of a client's request real, or what no client asked for: then a key that is put keeps its owner.
+    pub fn write_by(&mut self, writes: &[Write], client: Option<&str>) {
+        let Some(client) = client else {
+            for write in writes {
+                let held = self.part(write.hidden).owned(write.key());
+                let owner = held.filter(|_| write.entry().is_some());
+                self.write_as(write, owner.map_or(NOBODY, |(_, owner)| owner));
+            }
+            return;
+        };
+        let puts = writes.iter().any(|it| it.entry().is_some());
+        let owner = if puts {
+            self.owners.enter(client)
+        } else {
+            NOBODY
+        };
+        self.write_all(writes, owner);
+    }
+
+    /// Makes writes real; what they put belongs to this owner, which is forgotten where that is nothing.
+    pub(super) fn write_all(&mut self, writes: &[Write], owner: Owner) {
+        for write in writes {
+            self.write_as(write, owner);
+        }
+        self.owners.leave(owner);
+    }
+
+    fn write_as(&mut self, write: &Write, owner: Owner) {
+        let table = if write.hidden {
+            &mut self.hidden
+        } else {
+            &mut self.table
+        };
+        let old = match write.entry() {
+            Some(entry) => {
+                self.owners.give(owner, entry);
+                table.put(entry.clone(), owner)
+            }
+            None => table.remove(write.key()),
+        };
+        if let Some((entry, before)) = old {
+            self.owners.take(before, &entry);
+            if before != owner {
+                self.owners.leave(before);
+            }
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! What a policy may do within its request: the imports, over the transaction.
+//!
+//! What enters: calls of the policy, spans resolved. What leaves: answers, or refusals that the policy puts into
+//! words. In a request that runs again they are those of the first time.
+
+use bytes::Bytes;
+
+use super::super::capture::{Cue, Imported, Question};
+use super::super::quota::Exceeded;
+use super::super::rights::Rights;
+use super::{Change, STRAYED, Transaction, Write};
+use crate::clock::Stamp;
+use crate::limits;
+use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
+use statehouse_protocol::rights::Right;
+
+/// Bytes of user properties that the host reads in the time in which it examines a key.
+const PROPERTY_BYTES_PER_LOOK: u64 = 32;
+
+fn other(text: String) -> Denial {
+    Denial::Fault(Fault::Other(text))
+}
+
+impl Host for Transaction {
+    fn head(&mut self, key: &[u8], access: Access) -> Result<Option<policy::Entry>, Denial> {
+        let hidden = matches!(access, Access::Hidden);
+        if hidden != self.is_hidden(key) {
+            if hidden {
+                if self.hidden.len() >= limits::STAGED_WRITES_MAX {
+                    return Err(Denial::Violation(
+                        "more hidden keys than one request may open",
+                    ));
+                }
+                self.hidden.push(Bytes::copy_from_slice(key));
+            } else {
+                self.hidden.retain(|hidden| hidden != key);
+            }
+        }
+        match access {
+            Access::Read => self.check_right(key, Right::Read)?,
+            Access::Write => self.check_right(key, Right::Write)?,
+            Access::Hidden => {}
+        }
+        self.note_read(key, hidden)?;
+        Ok(self.view(key, hidden).map(|entry| policy::Entry {
+            // Values are bounded by MQTT's 256 MiB, far below 4 GiB.
+            len: u32::try_from(entry.value().len()).unwrap_or(u32::MAX),
+            version: entry.version().into(),
+            fence: entry.fence().map(Into::into),
+            expires: entry.expires_ms(),
+        }))
+    }
+
+    fn load(&mut self, key: &[u8], at: u32, len: u32) -> Result<Option<Bytes>, Denial> {
+        let hidden = self.touch(key, Right::Read)?;
+        self.note_read(key, hidden)?;
+        let entry = self.view(key, hidden);
+        Ok(entry.map(|entry| {
+            let value = entry.value();
+            let at = (at as usize).min(value.len());
+            let end = at.saturating_add(len as usize).min(value.len());
+            Bytes::copy_from_slice(&value[at..end])
+        }))
+    }
+
+    fn matches(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Denial> {
+        let hidden = self.touch(key, Right::Write)?;
+        self.note_read(key, hidden)?;
+        Ok(self
+            .view(key, hidden)
+            .is_some_and(|entry| entry.value() == value))
+    }
+
+    fn put(&mut self, put: Put<'_>) -> Result<Stamp, Denial> {
+        self.room_for_effects()?;
+        let observed = put.observed.unwrap_or_default();
+        let latest_ms = self.now_ms.saturating_add(limits::SKEW_MS_MAX);
+        if observed.wall > latest_ms {
+            return Err(Denial::Violation(
+                "a put that observed a clock more than 60 s ahead",
+            ));
+        }
+        let hidden = self.touch(put.key, Right::Write)?;
+        self.check_owner(put.key, hidden)?;
+        self.note_read(put.key, hidden)?;
+        let staged = match self.capture.cue(Question::Put) {
+            Cue::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => Err(STRAYED),
+            Cue::Live => self
+                .check_put(&put)
+                .and_then(|()| self.stage_put(put, hidden, observed)),
+        };
+        if let Err(Denial::Fault(fault)) = &staged {
+            self.capture.imported(|| Imported::Refused(fault.clone()));
+        }
+        staged
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Result<bool, Denial> {
+        let hidden = self.touch(key, Right::Write)?;
+        self.check_owner(key, hidden)?;
+        self.note_read(key, hidden)?;
+        if self.view(key, hidden).is_none() {
+            return Ok(false);
+        }
+        self.room_for_effects()?;
+        let key_at = self.place(key);
+        if hidden {
+            let key = Bytes::copy_from_slice(key);
+            self.stage(Write {
+                change: Change::Deleted(key, Stamp::default()),
+                hidden,
+                key_at,
+                value_at: None,
+            });
+        } else {
+            self.stage_removal(key, key_at, Change::Deleted);
+        }
+        Ok(true)
+    }
+
+    fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
+        match self.capture.cue(Question::Keys) {
+            Cue::Recorded(Imported::Page(page)) => return Ok(page),
+            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let mut looks = 0;
+        let page = self.page(prefix, cursor, limit, &mut looks);
+        self.looks += looks;
+        match &page {
+            Ok(page) => self.capture.imported(|| Imported::Page(page.clone())),
+            Err(Denial::Fault(fault)) => {
+                self.capture.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        page
+    }
+
+    fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
+        self.check_right(key, Right::Read)?;
+        match self.capture.cue(Question::Watch) {
+            Cue::Recorded(Imported::Watched) => return Ok(()),
+            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let staged = self.stage_watch(key);
+        match &staged {
+            Ok(()) => self.capture.imported(|| Imported::Watched),
+            Err(Denial::Fault(fault)) => {
+                self.capture.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        staged
+    }
+
+    fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
+        match self.capture.cue(Question::Unwatch) {
+            Cue::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
+            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
+            Cue::Live => {}
+        }
+        let watched = self.stage_unwatch(key)?;
+        self.capture.imported(|| Imported::Unwatched(watched));
+        Ok(watched)
+    }
+
+    fn property(&mut self, name: &str) -> Option<String> {
+        if let Some(recorded) = self.capture.recorded_property(name) {
+            return recorded;
+        }
+        let origin = self.origin.as_ref()?;
+        // Each question goes through all of them.
+        self.looks += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_LOOK;
+        let mut user = origin.properties.user();
+        let value = user
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value);
+        self.capture.property(name, value);
+        value.map(str::to_owned)
+    }
+
+    fn random(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let recorded = self.capture.recorded_seed();
+        let Some(origin) = &mut self.origin else {
+            return bytes;
+        };
+        if origin.random.is_none() {
+            let seed = recorded.unwrap_or_else(|| origin.seed());
+            self.capture.seed(seed);
+            let stream = blake3::Hasher::new_keyed(&seed).finalize_xof();
+            origin.random = Some(Box::new(stream));
+        }
+        if let Some(stream) = &mut origin.random {
+            stream.fill(&mut bytes);
+        }
+        bytes
+    }
+
+    fn is_rerun(&self) -> bool {
+        self.capture.is_playing()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    fn fuel_max(&self) -> u64 {
+        self.quota.fuel_max
+    }
+
+    fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.looks)
+    }
+}
+
+impl Transaction {
+    /// Whether a key is a policy's own, to which clients need no right; of another one, whether the client has this right.
+    fn touch(&mut self, key: &[u8], right: Right) -> Result<bool, Denial> {
+        let hidden = self.is_hidden(key);
+        if !hidden {
+            self.check_right(key, right)?;
+        }
+        Ok(hidden)
+    }
+
+    /// What a bound of the configuration refuses. A run that is played back was not refused.
+    fn check_put(&mut self, put: &Put<'_>) -> Result<(), Denial> {
+        if self.capture.is_playing() {
+            return Ok(());
+        }
+        self.check_key(put.key)?;
+        if put.value.len() as u64 > self.quota.value_bytes_max {
+            return Err(self.exceeds(Exceeded::ValueBytes(self.quota.value_bytes_max)));
+        }
+        if self.quota.journal_full {
+            return Err(self.exceeds(Exceeded::Disk));
+        }
+        Ok(())
+    }
+
+    /// A key of a length that no table holds.
+    fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
+        if key.is_empty() {
+            return Err(other("the key length is zero".into()));
+        }
+        let checked = self.quota.check_key(key);
+        checked.map_err(|bound| self.exceeds(bound))
+    }
+
+    /// What a policy hears of a bound that says no. The first of a request is told to the operator too.
+    pub(super) fn exceeds(&mut self, bound: Exceeded) -> Denial {
+        self.exceeded.get_or_insert(bound);
+        match bound {
+            Exceeded::KeyBytes(max) => other(format!("the key is longer than {max} bytes")),
+            Exceeded::ValueBytes(max) => other(format!("the value is longer than {max} bytes")),
+            _ => Denial::Fault(Fault::Quota),
+        }
+    }
+
+    fn page(
+        &self,
+        prefix: &[u8],
+        cursor: Option<&[u8]>,
+        limit: u32,
+        looked: &mut u64,
+    ) -> Result<Page, Denial> {
+        let grants = match &self.rights {
+            Rights::All => None,
+            Rights::Granted(grants) => Some(grants),
+            Rights::Recorded(grants) => grants.as_ref(),
+        };
+        // The last key of a page may be one that the client may not even know of.
+        let no_cursor = || other("syntax error".into());
+        let opened = match (grants, cursor) {
+            (Some(grants), Some(cursor)) => Some(grants.unseal(cursor).ok_or_else(no_cursor)?),
+            _ => None,
+        };
+        let cursor = opened.as_deref().or(cursor);
+        let seal = |key: Vec<u8>| match grants {
+            Some(grants) => grants.seal(&key),
+            None => key,
+        };
+        // A cursor is the last key of the page before, so it lies within the prefix.
+        if cursor.is_some_and(|cursor| {
+            !cursor.starts_with(prefix) || cursor.len() as u64 > limits::KEY_BYTES_MAX_MAX
+        }) {
+            return Err(no_cursor());
+        }
+        let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
+        // A look at a key is a look at the patterns that might allow it.
+        let looks = 1 + grants.map_or(0, |it| it.patterns(Right::Read));
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
+        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / looks).max(1);
+        let mut keys = Vec::new();
+        let mut bytes = 0;
+        let mut examined_bytes = 0;
+        let mut next: Option<&[u8]> = None;
+        for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
+            let key = entry.key();
+            *looked += looks as u64;
+            if keys.len() == limit
+                || examined == examined_max
+                || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
+                || examined_bytes >= examined_bytes_max
+            {
+                let next = next.map(|key| seal(key.to_vec()));
+                return Ok(Page { keys, next });
+            }
+            examined_bytes += key.len();
+            // Listed as of the beginning of this request; what it staged itself comes with the next.
+            if !entry.expired(self.now_ms) && grants.is_none_or(|it| it.allow(key, Right::Read)) {
+                bytes += key.len();
+                keys.push(key.to_vec());
+            }
+            next = Some(key);
+        }
+        Ok(Page { keys, next: None })
+    }
+
+    fn stage_watch(&mut self, key: &[u8]) -> Result<(), Denial> {
+        self.check_key(key)?;
+        let Some(origin) = &self.origin else {
+            return Err(Denial::Violation("a watch without a connection"));
+        };
+        if self.watches.len() >= limits::STAGED_WATCHES_MAX {
+            return Err(Denial::Violation("more watches than one request may stage"));
+        }
+        let watches = &self.state.watches;
+        // On a full disk what would be recorded takes room that removals need.
+        let recorded = watches.are_kept() && !watches.contains(key, &origin.peer);
+        let room = match recorded && self.quota.journal_full {
+            true => Err(Exceeded::Disk),
+            false => watches.check(&origin.peer, key, &self.quota),
+        };
+        room.map_err(|bound| self.exceeds(bound))?;
+        self.watches.push((Bytes::copy_from_slice(key), true));
+        Ok(())
+    }
+
+    fn stage_unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
+        let Some(origin) = &self.origin else {
+            return Ok(false);
+        };
+        let staged = self.watches.iter().rev().find(|(staged, _)| staged == key);
+        let watched = match staged {
+            Some((_, on)) => *on,
+            None => self.state.watches.contains(key, &origin.peer),
+        };
+        if watched {
+            if self.watches.len() >= limits::STAGED_WATCHES_MAX {
+                return Err(Denial::Violation("more watches than one request may stage"));
+            }
+            self.watches.push((Bytes::copy_from_slice(key), false));
+        }
+        Ok(watched)
+    }
+}

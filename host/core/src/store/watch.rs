@@ -1,0 +1,347 @@
+//! Watches: which client wants to hear of which key, in which dialect.
+//!
+//! What enters: registrations, their ends, and ends of connections. What leaves: the watchers of a
+//! key, and what is to be recorded of them where they are kept.
+//!
+//! A watch belongs to (client id, key). Where this process is the broker it lives as long as the connection that
+//! made it. Behind a foreign broker clients stay connected while this process is away, so their watches are kept:
+//! recorded, and there again after a restart. What ends one there:
+//!
+//! * the client's `KEYNOTIFY key STOP`: this one;
+//! * [`Event::Unheard`](super::Event::Unheard), a notification that nobody took (PUBACK 0x10): this one;
+//! * [`Event::Gone`](super::Event::Gone), a sign that the client disconnected, or that its watches were not renewed
+//!   in time: all of it.
+//!
+//! A client that left while nobody saw it (no presence source, or the host was away) and whose key nobody changes holds
+//! its watches until then. [`Watches::peers`] names whoever holds any, so that a start can give each a time to show itself.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::entry::Key;
+use super::quota::{Exceeded, Quota};
+use crate::limits::WATCH_OVERHEAD_BYTES;
+use crate::request::Dialect;
+
+/// A connection: the client id and a number that no other connection of this process has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Peer {
+    /// The client id, as the transport knows it; empty where it does not.
+    pub client: Arc<str>,
+    /// The connection's number.
+    pub connection: u64,
+    /// The number of its session.
+    pub session: u64,
+}
+
+impl Peer {
+    /// The client id, where the transport knows it.
+    pub fn known(&self) -> Option<&str> {
+        (!self.client.is_empty()).then_some(&*self.client)
+    }
+}
+
+/// What became of one client's watches: a record, or a part of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchChanges {
+    /// Whose they are.
+    pub peer: Peer,
+    /// In their order.
+    pub changes: Vec<WatchChange>,
+}
+
+/// What became of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchChange {
+    /// The client hears of this key from now on, in this dialect.
+    Began(Key, Dialect),
+    /// It does not any more.
+    Ended(Key),
+    /// All of its watches ended.
+    AllEnded,
+}
+
+/// All watches.
+#[derive(Clone, Default)]
+pub struct Watches {
+    // Notifications speak the dialect of the request that registered.
+    by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
+    /// In order, so that a snapshot can go on where its last piece ended.
+    by_peer: BTreeMap<Peer, Held>,
+    count: usize,
+    bytes: usize,
+    kept: bool,
+}
+
+/// What one connection watches.
+#[derive(Clone, Default)]
+struct Held {
+    keys: BTreeSet<Key>,
+    bytes: usize,
+}
+
+fn weight(key: &[u8]) -> usize {
+    key.len() + WATCH_OVERHEAD_BYTES
+}
+
+impl Watches {
+    /// Whether they outlive this process: then every change of them is to be recorded.
+    pub fn are_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Says whether they are kept. Those that no other process could know of end with that.
+    pub fn keep(&mut self, kept: bool) {
+        if !kept {
+            *self = Self::default();
+        }
+        self.kept = kept;
+    }
+
+    /// Whether `peer` may add a watch of `key`, and if not, why.
+    pub fn check(&self, peer: &Peer, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
+        let none = Held::default();
+        let held = self.by_peer.get(peer).unwrap_or(&none);
+        let (all, own) = (quota.watches_max, quota.watches_per_connection_max);
+        let own_bytes = quota.watch_bytes_per_connection_max();
+        if held.keys.contains(key) {
+            Ok(())
+        } else if held.keys.len() as u64 >= own {
+            Err(Exceeded::ClientWatches(own))
+        } else if (held.bytes + weight(key)) as u64 > own_bytes {
+            Err(Exceeded::WatchBytes(own_bytes))
+        } else if self.count as u64 >= all {
+            Err(Exceeded::Watches(all))
+        } else if (self.bytes + weight(key)) as u64 > quota.watch_bytes_max {
+            Err(Exceeded::WatchBytes(quota.watch_bytes_max))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Registers. A second time changes nothing but the dialect. False where it changed nothing at all.
+    pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) -> bool {
+        let watchers = self.by_key.entry(key.clone()).or_default();
+        let before = watchers.insert(peer.clone(), dialect);
+        if before.is_none() {
+            let held = self.by_peer.entry(peer.clone()).or_default();
+            held.bytes += weight(&key);
+            self.bytes += weight(&key);
+            self.count += 1;
+            held.keys.insert(key);
+        }
+        before != Some(dialect)
+    }
+
+    /// Whether `peer` watches `key`.
+    pub fn contains(&self, key: &[u8], peer: &Peer) -> bool {
+        self.by_peer
+            .get(peer)
+            .is_some_and(|held| held.keys.contains(key))
+    }
+
+    /// The keys that `peer` watches, in order.
+    pub fn by(&self, peer: &Peer) -> impl Iterator<Item = &Key> {
+        let held = self.by_peer.get(peer);
+        held.into_iter().flat_map(|held| &held.keys)
+    }
+
+    /// Ends one watch. False where there was none.
+    pub fn remove(&mut self, key: &[u8], peer: &Peer) -> bool {
+        let Some(held) = self.by_peer.get_mut(peer) else {
+            return false;
+        };
+        let removed = held.keys.remove(key);
+        if removed {
+            held.bytes -= weight(key);
+            if held.keys.is_empty() {
+                self.by_peer.remove(peer);
+            }
+            self.forget(key, peer);
+        }
+        removed
+    }
+
+    /// Ends all watches of a connection. False where there were none.
+    pub fn gone(&mut self, peer: &Peer) -> bool {
+        let held = self.by_peer.remove(peer);
+        for key in held.iter().flat_map(|held| &held.keys) {
+            self.forget(key, peer);
+        }
+        held.is_some()
+    }
+
+    /// Does what was recorded.
+    pub(crate) fn apply(&mut self, recorded: WatchChanges) {
+        let WatchChanges { peer, changes } = recorded;
+        for change in changes {
+            match change {
+                WatchChange::Began(key, dialect) => _ = self.add(key, &peer, dialect),
+                WatchChange::Ended(key) => _ = self.remove(&key, &peer),
+                WatchChange::AllEnded => _ = self.gone(&peer),
+            }
+        }
+    }
+
+    /// Whoever watches anything, in order.
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.by_peer.keys()
+    }
+
+    /// All behind a place, in order of the peers and of their keys.
+    pub(crate) fn range(
+        &self,
+        after: Option<&(Peer, Key)>,
+    ) -> impl Iterator<Item = (&Peer, &Key, Dialect)> {
+        let first = after.and_then(|(peer, key)| {
+            let (peer, held) = self.by_peer.get_key_value(peer)?;
+            let behind = (Bound::Excluded(key), Bound::Unbounded);
+            Some(
+                held.keys
+                    .range::<Key, _>(behind)
+                    .map(move |key| (peer, key)),
+            )
+        });
+        let from = after.map_or(Bound::Unbounded, |(peer, _)| Bound::Excluded(peer));
+        let others = self.by_peer.range::<Peer, _>((from, Bound::Unbounded));
+        let others = others.flat_map(|(peer, held)| held.keys.iter().map(move |key| (peer, key)));
+        first
+            .into_iter()
+            .flatten()
+            .chain(others)
+            .filter_map(|(peer, key)| Some((peer, key, *self.by_key.get(key)?.get(peer)?)))
+    }
+
+    fn forget(&mut self, key: &[u8], peer: &Peer) {
+        if let Some(watchers) = self.by_key.get_mut(key) {
+            watchers.remove(peer);
+            if watchers.is_empty() {
+                self.by_key.remove(key);
+            }
+            self.count -= 1;
+            self.bytes -= weight(key);
+        }
+    }
+
+    /// The watchers of a key and their dialects.
+    pub fn of(&self, key: &[u8]) -> impl Iterator<Item = (&Peer, Dialect)> {
+        self.by_key
+            .get(key)
+            .into_iter()
+            .flatten()
+            .map(|(peer, dialect)| (peer, *dialect))
+    }
+
+    /// Whether anybody watches a key.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.of(key).next().is_some()
+    }
+
+    /// How many watches there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(client: &str, connection: u64) -> Peer {
+        Peer {
+            client: client.into(),
+            connection,
+            session: 1,
+        }
+    }
+
+    #[test]
+    fn a_watch_is_a_set_member_and_its_last_dialect_wins() {
+        let mut watches = Watches::default();
+        let key = Key::from_static(b"k");
+        watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
+        watches.add(key.clone(), &peer("a", 1), Dialect::Documents);
+        let of: Vec<_> = watches.of(b"k").collect();
+        assert_eq!(of, [(&peer("a", 1), Dialect::Documents)]);
+        assert!(watches.contains(b"k", &peer("a", 1)) && !watches.contains(b"k", &peer("a", 2)));
+        watches.remove(b"k", &peer("a", 1));
+        watches.remove(b"k", &peer("a", 1));
+        assert!(watches.is_empty() && watches.of(b"k").next().is_none());
+    }
+
+    #[test]
+    fn a_late_end_of_an_older_connection_takes_nothing_of_the_newer() {
+        let mut watches = Watches::default();
+        let key = Key::from_static(b"k");
+        watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
+        watches.add(key.clone(), &peer("a", 2), Dialect::Sdk);
+        watches.add(Key::from_static(b"other"), &peer("a", 1), Dialect::Sdk);
+        watches.gone(&peer("a", 1));
+        assert_eq!(
+            watches
+                .of(b"k")
+                .map(|(peer, _)| peer.connection)
+                .collect::<Vec<_>>(),
+            [2]
+        );
+        assert!(watches.of(b"other").next().is_none());
+        assert_eq!(watches.len(), 1);
+    }
+
+    #[test]
+    fn a_connection_holds_a_bounded_number() {
+        let mut watches = Watches::default();
+        let (greedy, other) = (peer("a", 1), peer("b", 2));
+        let mut quota = Quota {
+            watches_max: 5,
+            watches_per_connection_max: 3,
+            ..Quota::default()
+        };
+        let mut add = |peer: &Peer, key: &'static str, quota: &Quota| {
+            watches.check(peer, key.as_bytes(), quota)?;
+            watches.add(Key::from(key), peer, Dialect::Sdk);
+            Ok(())
+        };
+        for key in ["0", "1", "2"] {
+            assert_eq!(add(&greedy, key, &quota), Ok(()));
+        }
+        let own = Err(Exceeded::ClientWatches(3));
+        assert_eq!(add(&greedy, "one more", &quota), own);
+        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it is there already");
+        assert_eq!(add(&other, "0", &quota), Ok(()));
+        assert_eq!(add(&other, "1", &quota), Ok(()));
+        let all = Err(Exceeded::Watches(5));
+        assert_eq!(add(&other, "2", &quota), all);
+        quota.watches_max = 2;
+        assert_eq!(add(&other, "1", &quota), Ok(()), "nothing is taken away");
+    }
+
+    #[test]
+    fn long_keys_count_in_bytes() {
+        let mut watches = Watches::default();
+        let greedy = peer("a", 1);
+        let long = |n: usize| Key::from(format!("{n:032000}"));
+        let mut held = 0;
+        let quota = Quota {
+            watch_bytes_max: 8 << 20,
+            ..Quota::default()
+        };
+        while watches.check(&greedy, &long(held), &quota).is_ok() {
+            watches.add(long(held), &greedy, Dialect::Sdk);
+            held += 1;
+        }
+        assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
+        let other = watches.check(&peer("b", 2), &long(held), &quota);
+        assert_eq!(other, Ok(()), "others have theirs");
+        watches.remove(&long(0), &greedy);
+        assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
+        watches.gone(&greedy);
+        assert_eq!((watches.bytes, watches.len()), (0, 0));
+    }
+}

@@ -1,0 +1,20 @@
+//! What every part of a state store must agree on, on both sides of the wire and of the sandbox.
+//!
+//! * [`pattern`]: key patterns, as SCAN reads them.
+//! * [`LogPosition`]: the number of a log record.
+//! * [`rights`]: what a client may do to a key.
+//!
+//! This crate imports nothing of ours and does no I/O.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+extern crate alloc;
+
+pub mod pattern;
+mod position;
+pub mod rights;
+
+pub use position::LogPosition;

@@ -1,0 +1,317 @@
+//! Patterns that an operator writes for client ids and keys, as a SCAN reads them: `*` is any bytes, `?` is one byte,
+//! `[a-z]` one of these and `[!a-z]` one of the others, and `\` before a byte means that byte.
+//!
+//! Inside brackets a range whose ends are reversed is read the other way round, `[]` names no byte and `[!]` every one; a
+//! `[` without its `]` and a `\` at the end mean themselves.
+
+use alloc::vec::Vec;
+
+/// Whether `pattern` names `text`. Without brackets it takes at most as many steps as the product of their lengths.
+pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at, mut place) = (0, 0);
+    // Behind the last `*`, and where in the text it ended last.
+    let mut star: Option<(usize, usize)> = None;
+    while place < text.len() {
+        let rest = &pattern[at..];
+        if rest.first() == Some(&b'*') {
+            at += 1;
+            if at == pattern.len() {
+                return true;
+            }
+            star = Some((at, place));
+            continue;
+        }
+        if let Some((true, width)) = element(rest, text[place]) {
+            (at, place) = (at + width, place + 1);
+            continue;
+        }
+        // It does not go on here: let the last `*` take one byte more.
+        let Some((behind, ended)) = star else {
+            return false;
+        };
+        star = Some((behind, ended + 1));
+        (at, place) = (behind, ended + 1);
+    }
+    pattern[at..].iter().all(|byte| *byte == b'*')
+}
+
+/// Whether the first element of a pattern, which is no `*`, stands for this byte; and how much of the pattern it takes.
+fn element(pattern: &[u8], byte: u8) -> Option<(bool, usize)> {
+    Some(match pattern {
+        [] => return None,
+        [b'?', ..] => (true, 1),
+        [b'\\', escaped, ..] => (*escaped == byte, 2),
+        [b'[', members @ ..] => match class(members, byte) {
+            Some((holds, width)) => (holds, 1 + width),
+            None => (byte == b'[', 1),
+        },
+        [literal, ..] => (*literal == byte, 1),
+    })
+}
+
+/// Whether the set that stands behind a `[` holds a byte, and its width with the `]`. None where there is no `]`.
+fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
+    let negated = members.first() == Some(&b'!');
+    let mut at = usize::from(negated);
+    let mut holds = false;
+    while *members.get(at)? != b']' {
+        let (first, width) = member(&members[at..])?;
+        at += width;
+        let mut last = first;
+        // A `-` before the closing `]` means itself.
+        if let [b'-', behind @ ..] = &members[at..]
+            && !behind.starts_with(b"]")
+        {
+            let width;
+            (last, width) = member(behind)?;
+            at += 1 + width;
+        }
+        holds |= (first.min(last)..=first.max(last)).contains(&byte);
+    }
+    Some((holds != negated, at + 1))
+}
+
+/// One byte inside brackets, behind a `\` where it has one; and its width.
+fn member(bytes: &[u8]) -> Option<(u8, usize)> {
+    match bytes {
+        [b'\\', byte, ..] => Some((*byte, 2)),
+        [byte, ..] => Some((*byte, 1)),
+        [] => None,
+    }
+}
+
+/// What every text that `pattern` names begins with, and what of the pattern is behind that.
+pub fn literal(pattern: &[u8]) -> (Vec<u8>, &[u8]) {
+    let mut begins = Vec::new();
+    let mut rest = pattern;
+    loop {
+        rest = match rest {
+            [b'\\', byte, behind @ ..] => {
+                begins.push(*byte);
+                behind
+            }
+            [] | [b'*' | b'?' | b'[', ..] => return (begins, rest),
+            [byte, behind @ ..] => {
+                begins.push(*byte);
+                behind
+            }
+        };
+    }
+}
+
+/// Appends `text` so that it names itself and nothing else.
+pub fn escape(pattern: &mut Vec<u8>, text: &[u8]) {
+    for byte in text {
+        if matches!(byte, b'*' | b'?' | b'[' | b']' | b'\\') {
+            pattern.push(b'\\');
+        }
+        pattern.push(*byte);
+    }
+}
+
+/// How much of a pattern stands between its first `*` and its last: what may have to be tried at every place of a text.
+pub fn floating(pattern: &[u8]) -> usize {
+    let (_, rest) = literal(pattern);
+    let (mut first, mut last, mut at) = (None, 0, 0);
+    while let Some(byte) = rest.get(at) {
+        if *byte == b'*' {
+            first.get_or_insert(at);
+            last = at;
+            at += 1;
+            continue;
+        }
+        let Some((_, width)) = element(&rest[at..], 0) else {
+            break;
+        };
+        at += width;
+    }
+    first.map_or(0, |first| last - first)
+}
+
+/// Whether each `[` of a pattern has its `]`. Where one has not, each look at it reads to the end.
+pub fn is_closed(pattern: &[u8]) -> bool {
+    let mut rest = pattern;
+    loop {
+        rest = match rest {
+            [] => return true,
+            [b'[', members @ ..] => match class(members, 0) {
+                Some((_, width)) => &members[width..],
+                None => return false,
+            },
+            [b'\\', _, behind @ ..] | [_, behind @ ..] => behind,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use statehouse_guest::Standard;
+    use statehouse_policy::Policy;
+    use statehouse_policy::testing::{Table, cases};
+
+    use super::*;
+
+    #[test]
+    fn patterns_name_what_they_say() {
+        let yes = [
+            ("", ""),
+            ("*", ""),
+            ("*", "abc"),
+            ("a*c", "abbbc"),
+            ("a*b*c", "axxbyybzc"),
+            ("?b?", "abc"),
+            ("press-*", "press-7"),
+            ("*-7", "press-7-7"),
+            ("a\\*", "a*"),
+            ("a\\", "a\\"),
+            ("[a-c]", "b"),
+            ("[c-a]", "b"),
+            ("[!a-c]", "d"),
+            ("[-a]", "-"),
+            ("[a-]", "-"),
+            ("[a\\-c]", "-"),
+            ("[\\]]", "]"),
+            ("[!!]", "a"),
+            ("[!]", "a"),
+            ("[a-\\]]", "]"),
+            ("*[0-9]*", "abc5d"),
+            ("[", "["),
+            ("[abc", "[abc"),
+            ("[[", "[["),
+            ("press-[0-9]/*", "press-7/x"),
+        ];
+        for (pattern, text) in yes {
+            assert!(
+                matches(pattern.as_bytes(), text.as_bytes()),
+                "{pattern} {text}"
+            );
+        }
+        let no = [
+            ("", "a"),
+            ("a", ""),
+            ("?", ""),
+            ("a*c", "abbbd"),
+            ("press-*", "pres-7"),
+            ("a\\*", "ab"),
+            ("ab", "abc"),
+            ("[a-c]", "d"),
+            ("[a-c]", ""),
+            ("[!a-c]", "b"),
+            ("[a\\-c]", "b"),
+            ("[]", "a"),
+            ("[]a]", "a"),
+            ("press-[0-9]/*", "press-x/x"),
+        ];
+        for (pattern, text) in no {
+            assert!(
+                !matches(pattern.as_bytes(), text.as_bytes()),
+                "{pattern} {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_a_pattern_is_read_without_its_escapes() {
+        for (pattern, begins, rest) in [
+            ("a/b", "a/b", ""),
+            ("a\\*b*", "a*b", "*"),
+            ("?", "", "?"),
+            ("a[b]c", "a", "[b]c"),
+            ("a\\", "a\\", ""),
+        ] {
+            let (found, behind) = literal(pattern.as_bytes());
+            assert_eq!(
+                (&found[..], behind),
+                (begins.as_bytes(), rest.as_bytes()),
+                "{pattern}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_floats_is_between_stars() {
+        for (pattern, bytes) in [("abc", 0), ("a*b", 0), ("a*bc*d", 3), ("*[*]*", 4)] {
+            assert_eq!(floating(pattern.as_bytes()), bytes, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn brackets_are_closed_or_not() {
+        for (pattern, closed) in [
+            ("a[b]", true),
+            ("\\[", true),
+            ("[", false),
+            ("[a]b[c", false),
+        ] {
+            assert_eq!(is_closed(pattern.as_bytes()), closed, "{pattern}");
+        }
+    }
+
+    /// The definition, exponential.
+    fn naive(pattern: &[u8], text: &[u8]) -> bool {
+        match (pattern, text) {
+            ([], _) => text.is_empty(),
+            ([b'*', rest @ ..], []) => naive(rest, text),
+            ([b'*', rest @ ..], [_, behind @ ..]) => naive(rest, text) || naive(pattern, behind),
+            (_, []) => false,
+            (_, [byte, behind @ ..]) => match element(pattern, *byte) {
+                Some((true, width)) => naive(&pattern[width..], behind),
+                _ => false,
+            },
+        }
+    }
+
+    /// Whether a SCAN with this pattern lists the only key of a store.
+    fn scan_lists(pattern: &[u8], key: &[u8]) -> bool {
+        let policy = Standard::configure(&[]).unwrap();
+        let mut table = Table::new(cases::NOW_MS);
+        let mut call = |words: &[&[u8]]| table.call(&policy, &cases::request(words)).bytes;
+        assert_eq!(call(&[b"SET", key, b"v"]), b"+OK\r\n");
+        let answer = call(&[b"SCAN", pattern]);
+        assert!(answer.starts_with(b"*1\r\n*"), "{}", answer.escape_ascii());
+        answer != b"*1\r\n*0\r\n"
+    }
+
+    proptest! {
+        #[test]
+        fn going_back_to_the_last_star_is_enough(
+            pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
+            text in "[ab*!\\[-]{0,10}",
+        ) {
+            let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+            prop_assert_eq!(matches(pattern, text), naive(pattern, text));
+        }
+
+        /// An operator may test a pattern of the rules with SCAN.
+        #[test]
+        fn scan_and_rules_read_a_pattern_the_same_way(
+            pattern in proptest::collection::vec(prop::sample::select(&b"ab*?[]!\\-\x00\x80\xff"[..]), 1..10),
+            text in proptest::collection::vec(prop::sample::select(&b"ab*[]!\\-\x7f\x80\xff"[..]), 1..6),
+        ) {
+            prop_assert_eq!(matches(&pattern, &text), scan_lists(&pattern, &text));
+        }
+
+        #[test]
+        fn an_escaped_text_names_itself_only(
+            text in proptest::collection::vec(any::<u8>(), 0..40),
+            other in proptest::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let mut pattern = Vec::new();
+            escape(&mut pattern, &text);
+            prop_assert!(matches(&pattern, &text) && is_closed(&pattern));
+            prop_assert_eq!(matches(&pattern, &other), text == other);
+        }
+
+        #[test]
+        fn what_a_pattern_names_begins_with_its_beginning(
+            pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
+            text in "[ab*!\\[-]{0,10}",
+        ) {
+            let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+            let (begins, rest) = literal(pattern);
+            let behind = text.strip_prefix(&begins[..]);
+            prop_assert_eq!(matches(pattern, text), behind.is_some_and(|it| matches(rest, it)));
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The journal of a data directory, seen from the store and from the broker.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use statehouse_journal::{LogPosition, Room};
+use statehouse_mqtt::Persistence;
+
+use crate::config::Durability;
+use crate::logging;
+use statehouse_core::log::{Journal, record};
+
+thread_local! {
+    /// Bytes that this thread has ever appended: so a connection sees whether its own turn added to the journal.
+    static APPENDED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Records of a store on a disk.
+pub struct Disk {
+    journal: statehouse_journal::Journal,
+    durability: Durability,
+    place: String,
+}
+
+impl Disk {
+    /// A journal that was started with this durability; `place` is its directory, for people.
+    pub fn new(
+        journal: statehouse_journal::Journal,
+        durability: Durability,
+        place: String,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            journal,
+            durability,
+            place,
+        })
+    }
+
+    /// The journal itself.
+    pub fn journal(&self) -> &statehouse_journal::Journal {
+        &self.journal
+    }
+}
+
+impl Journal for Disk {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
+        let bytes: usize = records.iter().map(|record| record.len()).sum();
+        APPENDED.set(APPENDED.get().wrapping_add(bytes as u64));
+        let appended = if urgent {
+            self.journal.append_urgent(records)
+        } else {
+            self.journal.append(records)
+        };
+        appended.unwrap_or_else(|error| {
+            // Every record is bounded far below what the journal takes, so this is a bug. The state is ahead
+            // of the journal by now: going on would answer what a restart forgets.
+            tracing::error!(%error, "a record cannot be kept; stopping");
+            logging::exit(crate::server::EXIT_STATE_LOST)
+        })
+    }
+
+    fn released(&self) -> LogPosition {
+        self.journal.released()
+    }
+
+    fn persisted(&self, urgent: bool) -> &'static str {
+        match self.durability {
+            Durability::Interval if !urgent => "interval",
+            _ => "disk",
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        matches!(self.journal.room(), Room::Plenty | Room::Tight)
+    }
+
+    fn promise(&self) -> String {
+        match self.durability {
+            Durability::Interval => format!(
+                "the store is in {}: a write is on disk some time after its answer (--durability interval)",
+                self.place
+            ),
+            _ => format!(
+                "the store is in {}: a write is on disk before its answer",
+                self.place
+            ),
+        }
+    }
+}
+
+impl Persistence for Disk {
+    fn append(&self, changes: &[u8]) -> u64 {
+        let mut record = Vec::with_capacity(changes.len() + 1);
+        record::sessions(&mut record, changes);
+        Journal::append(self, &[&record], false).0
+    }
+
+    fn released(&self) -> u64 {
+        self.journal.released().0
+    }
+
+    fn has_room(&self) -> bool {
+        Journal::has_room(self)
+    }
+
+    fn is_behind(&self) -> bool {
+        self.journal.is_behind()
+    }
+
+    fn appended_here(&self) -> u64 {
+        APPENDED.get()
+    }
+}

@@ -1,0 +1,22 @@
+//! Recovery: records and snapshots of a data directory become the state that they describe.
+
+use statehouse_core::log::Image;
+use statehouse_journal::Sink;
+use statehouse_protocol::LogPosition;
+
+/// Reads what the log delivers into an image.
+pub struct ImageSink<'a>(pub &'a mut Image);
+
+impl Sink for ImageSink<'_> {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.0.block(block).map_err(|error| error.to_string())
+    }
+
+    fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
+        self.0.record(record).map_err(|error| error.to_string())
+    }
+}
