@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use statehouse::STANDARD_POLICY;
-use statehouse::load::Request as Asked;
-use statehouse::load::{Catalogue, Heard, Mqtt, Protocol, Role, Verb};
 use statehouse::server::{Server, Settings};
 use statehouse::transport::embedded::{Embedded, StoreService};
 use statehouse_core::clock::{Clock, SystemSource};
@@ -27,6 +25,8 @@ use statehouse_core::request::{
     Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
 };
 use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_loadgen::Request as Asked;
+use statehouse_loadgen::{Catalogue, Heard, Mqtt, Protocol, Role, Verb};
 use statehouse_mqtt::simulation::Wire;
 use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,

@@ -27,11 +27,13 @@
 //! * [`server`]: wires these together under one lock.
 //! * [`control`]: loads policies and changes which one answers, while all of that goes on.
 //!
-//! Beside the path: [`limits`] (every bound with its reason),
-//! [`config`] (flags over environment over file), [`storage`] (a data directory in use: recovery, snapshots, policies by digest),
-//! [`past`] (a data directory seen from outside), [`kit`] (what the author of a policy uses), [`load`] (what `bench`
-//! measures with), [`reload`] (files that are read again while the store runs), [`audit`] (who was refused, and why), [`logging`] (lines on their way to stderr), `replace` (small files that others read at
-//! any time) and `cli` (one file per command).
+//! Beside the path: [`limits`] (every bound with its reason), [`config`] (flags over environment over
+//! file), [`storage`] (a data directory in use: recovery and snapshots), [`reload`] (files that are read again
+//! while the store runs), [`audit`] (refusals and their reasons), [`logging`] (log lines on their way to
+//! stderr), `replace` (small files that are replaced atomically) and `cli` (one file per command).
+//!
+//! Tools that are not part of serving are crates: `statehouse_offline` (a data directory read from outside: history,
+//! replay, backup, doctor), `statehouse_testkit` (the store for policy authors) and `statehouse_loadgen` (`bench`).
 //!
 //! Dependencies point one way: cli → control → server → transport, access → `statehouse_core` → `statehouse_protocol`.
 #![forbid(unsafe_code)]
@@ -43,14 +45,11 @@ pub mod cli;
 pub mod config;
 pub mod control;
 mod headers;
-pub mod kit;
 pub mod limits;
 pub mod listener;
-pub mod load;
 pub mod logging;
 mod opening;
 pub mod outbox;
-pub mod past;
 pub mod reload;
 mod replace;
 pub mod server;

@@ -11,14 +11,15 @@ use anyhow::Context;
 use crate::config::PolicyChoice;
 use crate::control::trial;
 use crate::limits;
-use crate::ship::{Trust, read_file};
-use crate::storage::Modules;
+use crate::ship::Trust;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{
     Assignment, Digest, Engine, Failure, Instance, LoadError, Policy, Registry, Role,
 };
 use statehouse_core::store::Transaction;
+use statehouse_precompiled::Modules;
+use statehouse_precompiled::read_file;
 
 /// What a start has at hand.
 pub(crate) struct Opening<'a> {

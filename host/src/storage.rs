@@ -5,8 +5,6 @@
 
 mod client_id;
 mod disk;
-mod image_sink;
-mod modules;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -25,8 +23,6 @@ use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
 
 pub use disk::Disk;
-pub use image_sink::ImageSink;
-pub use modules::Modules;
 
 pub use client_id::{ClientIdError, new as new_client_id};
 
@@ -137,8 +133,13 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         .min(disk_bytes / limits::DUPLICATE_DISK_PART);
     let mut image = Image::new(retention);
     image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
-    let (log, opened) =
-        Log::open(Arc::new(disk), options, wall_ms, &mut ImageSink(&mut image)).map_err(failed)?;
+    let (log, opened) = Log::open(
+        Arc::new(disk),
+        options,
+        wall_ms,
+        &mut statehouse_offline::ImageSink(&mut image),
+    )
+    .map_err(failed)?;
     image.finish();
     let behind_ms = image.now_ms.saturating_sub(wall_ms);
     if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
@@ -308,10 +309,10 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Flags};
-    use crate::past::{Past, restore};
     use statehouse_core::log::Recorder;
     use statehouse_core::request::Dialect;
     use statehouse_core::store::{Effects, Key, Peer, WatchChange, WatchChanges};
+    use statehouse_offline::{Past, restore};
 
     fn settings_of(data: &Path) -> Storage {
         let flags = Flags {

@@ -1,9 +1,9 @@
 //! The harness, as the author of a policy uses it in a plain `#[test]`.
 
-use statehouse::kit::{Harness, NOW_MS, Publish, Reads, transcript};
 use statehouse_core::policy::LoadError;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::Quota;
+use statehouse_testkit::{Harness, NOW_MS, Publish, Reads, transcript};
 
 #[test]
 fn a_script_has_a_clock_a_table_and_clients() {

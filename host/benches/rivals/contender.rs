@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use statehouse::load::{Job, Mqtt};
+use statehouse_loadgen::{Job, Mqtt};
 
 use crate::VALUE_BYTES;
 use crate::common::Server;

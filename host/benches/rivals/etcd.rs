@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use statehouse::load::{Broken, Catalogue, Heard, Protocol, Reply, Request};
+use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request};
 
 use crate::servers::{Process, free_address};
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use contender::{Contender, Who};
 use rows::{ROWS, Row};
 use servers::{Figures, Work, median};
-use statehouse::load::Job;
+use statehouse_loadgen::Job;
 
 #[path = "../common/mod.rs"]
 #[allow(

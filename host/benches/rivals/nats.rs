@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use statehouse::load::{Broken, Catalogue, Heard, Protocol, Reply, Request, Verb};
+use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request, Verb};
 
 use crate::servers::{Process, free_address};
 

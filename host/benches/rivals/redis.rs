@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use statehouse::load::{Broken, Catalogue, Heard, Protocol, Reply, Request, Usage, Verb};
+use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request, Usage, Verb};
 
 use crate::servers::{Figures, Process, Work, free_address};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use statehouse::load::{Catalogue, Job, Pace, Plan, Protocol, Role, put_on};
+use statehouse_loadgen::{Catalogue, Job, Pace, Plan, Protocol, Role, put_on};
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);

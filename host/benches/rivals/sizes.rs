@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use statehouse::load::{Job, Usage};
+use statehouse_loadgen::{Job, Usage};
 
 use crate::common::Server;
 use crate::contender::{Contender, Who};

@@ -8,6 +8,7 @@
 //! * [`store`]: the table, transactions over it, watches, quotas, and the memory of requests that may be redelivered.
 //! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
 //! * [`log`]: the record format, the log that keeps records, and the image that they are read into.
+//! * [`words`]: a request as a person reads it, for logs and tools.
 //! * [`clock`]: time and versions (hybrid logical clocks).
 //! * [`limits`]: every bound, with its unit and its reason.
 //!
@@ -20,5 +21,6 @@ pub mod log;
 pub mod policy;
 pub mod request;
 pub mod store;
+pub mod words;
 
 pub use statehouse_precompiled::STANDARD_POLICY;

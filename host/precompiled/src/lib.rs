@@ -17,6 +17,8 @@
 
 mod compiler;
 mod directory;
+mod file;
+mod modules;
 mod settings;
 
 use std::hash::{Hash, Hasher};
@@ -28,6 +30,8 @@ use wasmtime::{Config, Engine};
 
 pub use compiler::{CompileBounds, CompileError, Compiler, child, encode};
 pub use directory::{Bounds, Directory, Error};
+pub use file::read_file;
+pub use modules::Modules;
 
 /// The standard policy as a component: built from `guest/` by the build script.
 pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));
@@ -35,6 +39,9 @@ pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sta
 /// The same as machine code that every processor of the target's architecture runs. Empty where the build could not compile
 /// for the target.
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
+
+/// A policy file: Python policies with their interpreter are 18 MB.
+pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A configuration of an engine for policies. What is set on top of it may be nothing that machine code depends on.
 #[must_use]

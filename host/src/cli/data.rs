@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::output::{Failure, printable};
 use super::time;
-use crate::past::PastError;
 use statehouse_core::clock::{Fence, wall_ms};
 use statehouse_core::log::record::PolicyRecord;
+use statehouse_offline::PastError;
 
 /// Which directory.
 #[derive(Debug, clap::Args)]

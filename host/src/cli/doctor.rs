@@ -9,8 +9,8 @@ use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::snapshot::{check_free, contents_json, contents_text, state_text};
 use super::time::utc;
-use crate::past::{Checkup, Opening, Past, Reach, Salvaged};
 use statehouse_core::clock::wall_ms;
+use statehouse_offline::{Checkup, Opening, Past, Reach, Salvaged};
 
 /// Check a data directory and say what is in it
 ///

@@ -10,10 +10,10 @@ use super::data::{self, Node, excerpt};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
-use crate::kit::{Answer, Harness, Reads, array};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read};
+use statehouse_testkit::{Answer, Harness, Reads, array};
 
 /// Show what becomes of a request: decision, effects, what it rests on, notifications, fuel and time
 ///

@@ -10,9 +10,9 @@ use super::data::{Data, Node};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::remote::Remote;
 use super::time;
-use crate::past::{AsOf, Moment, Past};
 use statehouse_core::clock::Stamp;
 use statehouse_core::clock::wall_ms;
+use statehouse_offline::{AsOf, Moment, Past};
 
 /// Print the value of a key
 ///

@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 use super::data::{self, Data, Node};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::time::utc;
-use crate::past::{Change, History, Past, What};
 use statehouse_core::store::Entry;
+use statehouse_offline::{Change, History, Past, What};
 
 /// Print the recorded changes of a key, the newest first
 ///

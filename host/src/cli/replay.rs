@@ -9,12 +9,14 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::progress::Progress;
 use super::time::utc;
 use crate::config::Fuel;
-use crate::kit::read_policy;
 use crate::limits;
-use crate::past::{Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words};
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, Kept, Write};
 use statehouse_journal::LogPosition;
+use statehouse_offline::{
+    Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words,
+};
+use statehouse_testkit::read_policy;
 
 /// Run recorded requests again and print every difference
 ///

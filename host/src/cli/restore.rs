@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::data::Data;
 use super::output::{Exit, Failure};
 use super::snapshot;
-use crate::past::restore;
 use statehouse_core::clock::wall_ms;
+use statehouse_offline::restore;
 
 /// Make a data directory of a backup
 ///

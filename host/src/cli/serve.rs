@@ -28,13 +28,14 @@ use crate::opening::Opening;
 use crate::reload::Reloads;
 use crate::server::{EXIT_STATE_LOST, Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
-use crate::storage::{self, Disk, Listener, Modules, Recovered};
+use crate::storage::{self, Disk, Listener, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
 use statehouse_core::policy::{Digest, Engine};
 use statehouse_core::store::{Store, Transaction};
+use statehouse_precompiled::Modules;
 
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn run(flags: Flags) -> ExitCode {

@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 use super::data::{self, Data};
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::time::utc;
-use crate::past::{Contents, ModuleState, Past};
 use statehouse_core::clock::wall_ms;
+use statehouse_offline::{Contents, ModuleState, Past};
 
 /// Write a backup of the store to one file
 ///

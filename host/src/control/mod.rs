@@ -15,12 +15,12 @@ use crate::audit;
 use crate::limits;
 use crate::server::{AssignError, Server};
 use crate::shadow::{PolicyName, ShadowReport};
-use crate::storage::Modules;
 use statehouse_core::policy::{
     Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
     LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
+use statehouse_precompiled::Modules;
 
 mod orders;
 pub(crate) mod trial;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::limits;
-use crate::past::{command_of, words};
 use statehouse_core::policy::{Digest, Failure, Policy};
 use statehouse_core::store::{Answer, Observed, Transaction, Write};
+use statehouse_core::words::{command_of, words};
 
 /// A policy, as a report names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::gate::{Gate, ShipError};
-use super::read_file;
 use crate::audit;
 use crate::config::DropAction;
 use crate::control::PolicyView;
 use crate::limits;
 use crate::replace::replace;
 use statehouse_core::policy::{Digest, Selector};
+use statehouse_precompiled::read_file;
 
 /// The ending of files that count.
 const MODULE: &str = "wasm";

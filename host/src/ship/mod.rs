@@ -4,7 +4,6 @@
 //! calls of [`Control`](crate::control::Control). Nothing here touches the table of keys or the path of a request.
 
 mod drop;
-mod file;
 mod gate;
 mod keys;
 mod order;
@@ -13,7 +12,6 @@ mod topic;
 mod trust;
 
 pub use drop::Drop;
-pub use file::read_file;
 pub use gate::{Gate, ShipError};
 pub use keys::{KeyError, decode_base64, encode_base64, generate, public_key, secret_key};
 pub use order::{Action, Order, OrderError};

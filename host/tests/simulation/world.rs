@@ -502,7 +502,7 @@ impl World {
 
     /// Who is to answer a request, by the assignment; none where that depends on how a policy reads it.
     fn who(&self, client: &str, asked: &Asked) -> Option<Digest> {
-        let words = statehouse::past::words(&asked.payload)?;
+        let words = statehouse_offline::words(&asked.payload)?;
         let key = match words[0] {
             b"HIDE" => return None,
             b"SCAN" => None,

@@ -71,8 +71,7 @@ pub const GUEST_TABLES_MAX: usize = 4;
 /// Native stack of a policy call. A recursion without end stops here instead of in the host's guard page.
 pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
 
-/// A policy file: Python policies with their interpreter are 18 MB.
-pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
+pub use statehouse_precompiled::POLICY_FILE_BYTES_MAX;
 
 /// What compiling a policy may take, in a process of its own. Of the policies in `examples/set-point` the one in Rust takes
 /// 15 MB, that with QuickJS (1.6 MB) 95 MB and that with CPython (18 MB) 350 MB and ten seconds; a file of half a megabyte that

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 use super::GUEST_MEMORY_BYTES_MAX;
 
+/// Names of commands in the summary of a replay. Clients choose them; what is beyond counts as others.
+pub const REPLAY_COMMANDS_MAX: usize = 64;
+
+/// Arguments of a request that are shown to a person.
+pub const REQUEST_WORDS_SHOWN_MAX: usize = 16;
+
 /// How far ahead of `now` a version may lie: clients refuse a later one, and the protocol allows a
 /// request's clock this much (the protocol, section 5).
 pub const SKEW_MS_MAX: u64 = 60_000;

@@ -25,7 +25,7 @@ use super::remote::{START_ONE, Way};
 use crate::admin::Door;
 use crate::config::BrokerUrl;
 use crate::limits;
-use crate::load::{
+use statehouse_loadgen::{
     Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
     put_on, socket_listener,
 };

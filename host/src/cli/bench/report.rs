@@ -9,7 +9,7 @@ use super::Args;
 use super::sweep::Sweep;
 use crate::cli::data::count;
 use crate::cli::output::printable;
-use crate::load::{Latencies, Outcome};
+use statehouse_loadgen::{Latencies, Outcome};
 
 /// What one run was.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use serde_json::{Value as Json, json};
 
 use super::test;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
-use crate::kit::bench::{Cost, Measured, bench};
-use crate::kit::{KitError, read_policy};
+use statehouse_testkit::bench::{Cost, Measured, bench};
+use statehouse_testkit::{KitError, read_policy};
 
 /// Measure what a request costs, beside the built-in policy in the same run
 ///

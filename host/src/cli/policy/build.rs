@@ -11,8 +11,8 @@ use statehouse_precompiled::encode;
 
 use super::check::text;
 use crate::cli::output::{Exit, Failure, emit};
-use crate::kit::check::check;
-use crate::kit::project::{Language, is_name};
+use statehouse_testkit::check::check;
+use statehouse_testkit::project::{Language, is_name};
 
 /// What Rust builds policies for: a target without WASI.
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     fs::write(&path, &module)
         .map_err(|error| Failure::transport(format!("cannot write {}: {error}", path.display())))?;
     let checked = check(&module);
-    emit(format!("wrote {}\n\n{}", path.display(), text(&checked)).as_bytes())?;
+    emit(format!("wrote {}\n\n{}", path.display(), text(&checked, None)).as_bytes())?;
     Ok(match checked.policy {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Negative,

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
-use crate::kit::check::{Checked, Kind, check};
-use crate::kit::read_policy;
+use crate::ship;
+use statehouse_testkit::check::{Checked, Kind, check};
+use statehouse_testkit::read_policy;
 
 /// Say whether a file is a policy that this store can run, and what its commands cost
 ///
@@ -30,11 +31,13 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let checked = check(&read_policy(&args.policy)?);
+    let file = read_policy(&args.policy)?;
+    let signers = ship::signers(&file);
+    let checked = check(&file);
     if args.json {
-        emit_json(&json(&checked))?;
+        emit_json(&json(&checked, signers))?;
     } else {
-        emit(text(&checked).as_bytes())?;
+        emit(text(&checked, signers).as_bytes())?;
     }
     Ok(match checked.policy {
         Ok(_) => Exit::Done,
@@ -42,7 +45,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-pub(super) fn text(it: &Checked) -> String {
+pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| {
         text.push_str(&format!("{name:<10} {}\n", printable(value.as_bytes())));
@@ -70,7 +73,7 @@ pub(super) fn text(it: &Checked) -> String {
     row("digest", format!("blake3:{}", it.digest));
     row(
         "signed",
-        match &it.signed {
+        match signers {
             None => "no".into(),
             Some(keys) if keys.is_empty() => "so that nobody can tell by whom".into(),
             Some(keys) => format!("by key {}, it says", keys.join(", ")),
@@ -110,7 +113,7 @@ pub(super) fn text(it: &Checked) -> String {
     text
 }
 
-fn json(it: &Checked) -> Json {
+fn json(it: &Checked, signers: Option<Vec<String>>) -> Json {
     let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
     let mut json = json!({
         "fit": it.policy.is_ok(),
@@ -121,7 +124,7 @@ fn json(it: &Checked) -> Json {
         },
         "bytes": it.bytes,
         "digest": format!("blake3:{}", it.digest),
-        "signed_by": it.signed,
+        "signed_by": signers,
         "imports": it.imports,
         "exports": it.exports,
     });

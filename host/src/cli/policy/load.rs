@@ -7,7 +7,7 @@ use hyper::Method;
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::cli::store::Store;
-use crate::kit::read_policy;
+use statehouse_testkit::read_policy;
 
 /// Load a policy into a running store
 ///

@@ -22,7 +22,7 @@ mod words;
 use std::process::ExitCode;
 
 use super::output;
-use crate::kit::KitError;
+use statehouse_testkit::KitError;
 
 /// Write, test, sign, ship, compare, swap and roll back policies
 ///

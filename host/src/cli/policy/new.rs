@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli::output::{Exit, Failure, emit};
-use crate::kit::project::{self, Language, ProjectError};
+use statehouse_testkit::project::{self, Language, ProjectError};
 
 /// Write a project for a policy: small, complete, and its tests pass
 ///

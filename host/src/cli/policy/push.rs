@@ -20,10 +20,10 @@ use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::remote::Credentials;
 use crate::config::{BrokerUrl, ClientId};
-use crate::kit::read_policy;
 use crate::limits;
 use crate::ship::{self, Action, Order};
 use statehouse_core::policy::Digest;
+use statehouse_testkit::read_policy;
 
 /// Exit code: the store refused.
 const EXIT_REFUSED: u8 = 4;

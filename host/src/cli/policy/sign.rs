@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::cli::output::{Exit, Failure, emit, emit_json};
-use crate::kit::read_policy;
 use crate::ship;
+use statehouse_testkit::read_policy;
 
 /// Sign a policy, so that stores know whose it is
 ///

@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 
 use crate::cli::data::count;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
-use crate::kit::{Harness, conformance, transcript};
 use crate::limits;
+use statehouse_testkit::{Harness, conformance, transcript};
 
 /// Run transcripts over a policy, and show every line that says something else than what came
 ///

@@ -15,7 +15,7 @@ use super::client::array;
 use super::harness::{Harness, NOW_MS};
 use super::setup::{self, KitError};
 use super::transcript;
-use crate::STANDARD_POLICY;
+use statehouse_core::STANDARD_POLICY;
 use statehouse_core::policy::{self, Call, Engine, Instance, Policy};
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Peer, Quota, State, Transaction};

@@ -6,7 +6,6 @@
 //!
 //! * `changes`: what became of one key; its value as of a version or a time.
 //! * `replay`: recorded requests, run again by the policy that handled them or by another.
-//! * `words`: a request as a person reads it.
 //! * `backup`: a whole store in one file. `restore`: a data directory of it.
 //! * `checkup`: every file, block, record and module looked at.
 //! * `salvage`: what can still be read of a damaged directory.
@@ -14,31 +13,34 @@
 //! Reading is streaming: beside one segment of the log only the state that is rebuilt is held, and where the log
 //! is read from its oldest place on, of that the keys.
 
+#![forbid(unsafe_code)]
+
 mod backup;
 mod changes;
 mod checkup;
+mod image_sink;
+pub mod limits;
 mod replay;
 mod restore;
 mod salvage;
-mod words;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use statehouse_journal::{Base, Directory, Disk, LogPosition, Range, Sink};
 
-use crate::storage::{ImageSink, Modules};
 use statehouse_core::log::Image;
 use statehouse_core::store::Retention;
+use statehouse_precompiled::Modules;
 
 pub use backup::{Contents, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
 pub use checkup::{Checkup, Opening, Reach};
-pub(crate) use replay::command_of;
+pub use image_sink::ImageSink;
 pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
 pub use restore::{read_backup, restore};
 pub use salvage::Salvaged;
-pub use words::words;
+pub use statehouse_core::words::words;
 
 /// Why a data directory or a backup does not give what it was asked for. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

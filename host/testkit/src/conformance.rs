@@ -124,7 +124,7 @@ pub const TRANSCRIPTS: &[(&str, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit::{Harness, transcript};
+    use crate::{Harness, transcript};
 
     #[test]
     fn the_standard_policy_holds_them_all_without_a_socket() {

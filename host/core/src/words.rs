@@ -4,6 +4,8 @@
 //! (RESP3), as the requests of all published commands are. It decides nothing: what a request means is the
 //! policy's business.
 
+use std::collections::BTreeMap;
+
 use crate::limits;
 
 /// The arguments of a request; none where it is no array of bulk strings.
@@ -30,6 +32,32 @@ fn length(rest: &mut &[u8], mark: u8) -> Option<usize> {
     }
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
+
+/// The entry of a request's command in a table by command. Clients choose the names, so the table has at most
+/// [`limits::REPLAY_COMMANDS_MAX`] entries.
+pub fn command_of<'a, T: Default>(
+    commands: &'a mut BTreeMap<String, T>,
+    payload: &[u8],
+) -> &'a mut T {
+    let first = words(payload).and_then(|words| words.first().copied());
+    let name = match first {
+        Some(word) if word.len() <= 16 && word.iter().all(u8::is_ascii_graphic) => {
+            String::from_utf8_lossy(word).to_ascii_uppercase()
+        }
+        _ => OTHERS.to_owned(),
+    };
+    // One place is for the others.
+    let full = commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
+    let name = if full && !commands.contains_key(&name) {
+        OTHERS.to_owned()
+    } else {
+        name
+    };
+    commands.entry(name).or_default()
+}
+
+/// Requests without a readable first word.
+pub const OTHERS: &str = "(others)";
 
 #[cfg(test)]
 mod tests {

@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::limits;
+use crate::POLICY_FILE_BYTES_MAX;
 
 /// Reads it, unless it is larger than a policy can be.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let max = limits::POLICY_FILE_BYTES_MAX;
+    let max = POLICY_FILE_BYTES_MAX;
     let file = File::open(path)?;
     let mut length = file.metadata()?.len();
     let mut bytes = Vec::new();
@@ -38,7 +38,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("large");
-        let max = limits::POLICY_FILE_BYTES_MAX;
+        let max = POLICY_FILE_BYTES_MAX;
         let file = File::create(&path).unwrap();
         file.set_len(max + 1).unwrap();
         let says = read_file(&path).unwrap_err().to_string();

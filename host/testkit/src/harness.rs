@@ -11,7 +11,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonC
 use super::answer::{Answer, Came, Notification, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
-use crate::STANDARD_POLICY;
+use statehouse_core::STANDARD_POLICY;
 use statehouse_core::clock::Hlc;
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};

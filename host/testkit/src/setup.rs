@@ -4,11 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::STANDARD_POLICY;
-use crate::past::{self, Past, PastError};
-use crate::ship::read_file;
+use statehouse_core::STANDARD_POLICY;
 use statehouse_core::policy::{Engine, LoadError, Policy};
 use statehouse_core::store::{State, Transaction};
+use statehouse_offline::{self as offline, Past, PastError};
+use statehouse_precompiled::read_file;
 
 /// Why a harness cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub(super) struct Base {
 impl Base {
     /// The table of a backup.
     pub(super) fn of_backup(file: &Path) -> Result<Self, KitError> {
-        let image = past::read_backup(file)?;
+        let image = offline::read_backup(file)?;
         Ok(Self {
             state: *image.state,
             now_ms: image.now_ms,

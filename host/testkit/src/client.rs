@@ -126,7 +126,7 @@ impl<'a> Client<'a> {
 }
 
 /// An array of bulk strings.
-pub(crate) fn array<A: AsRef<[u8]>>(words: &[A]) -> Vec<u8> {
+pub fn array<A: AsRef<[u8]>>(words: &[A]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", words.len()).into_bytes();
     for word in words.iter().map(AsRef::as_ref) {
         out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());

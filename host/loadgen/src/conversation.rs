@@ -275,7 +275,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::load::work::{Catalogue, Job};
+    use crate::work::{Catalogue, Job};
 
     const MS: Duration = Duration::from_millis(1);
 

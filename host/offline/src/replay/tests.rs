@@ -172,8 +172,8 @@ fn commands_are_counted_by_name_within_bounds() {
             .same += 1;
     }
     assert_eq!(tally.commands["SET"].same, 2);
-    assert_eq!(tally.commands[OTHERS].different, 3);
-    assert!(tally.commands.len() <= limits::REPLAY_COMMANDS_MAX);
+    assert_eq!(tally.commands[statehouse_core::words::OTHERS].different, 3);
+    assert!(tally.commands.len() <= statehouse_core::limits::REPLAY_COMMANDS_MAX);
     let all: u64 = tally.commands.values().map(|counts| counts.same).sum();
     assert_eq!(all, 1002);
 }

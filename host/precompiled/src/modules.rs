@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::limits;
+use crate::POLICY_FILE_BYTES_MAX;
 
 /// The ending of a module's name.
 const FINISHED: &str = "wasm";
@@ -56,7 +56,7 @@ impl Modules {
     /// Of the kind `NotFound` or `InvalidData` where there is no such file any more; any other may pass.
     pub fn load(&self, digest: &blake3::Hash) -> io::Result<Vec<u8>> {
         let path = self.path(digest);
-        if fs::metadata(&path)?.len() > limits::POLICY_FILE_BYTES_MAX {
+        if fs::metadata(&path)?.len() > POLICY_FILE_BYTES_MAX {
             let large = "it is larger than a policy may be";
             return Err(io::Error::new(io::ErrorKind::InvalidData, large));
         }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use statehouse_transcript::quote;
 
 use super::harness::Harness;
-use crate::ship;
 use statehouse_core::policy::{self, Instance, LoadError, sections};
 
 /// Whether a file is a component or a core module, which the host wraps at load.
@@ -31,8 +30,6 @@ pub struct Checked {
     pub bytes: u64,
     /// What tells it from every other policy: BLAKE3 of the file.
     pub digest: blake3::Hash,
-    /// The ids of the keys that it says signed it; none where it is not signed.
-    pub signed: Option<Vec<String>>,
     /// The interfaces it imports, with their versions.
     pub imports: Vec<String>,
     /// The interfaces it exports.
@@ -103,7 +100,6 @@ pub fn check(file: &[u8]) -> Checked {
         kind,
         bytes: file.len() as u64,
         digest: blake3::hash(file),
-        signed: ship::signers(file),
         imports,
         exports,
         policy,

@@ -16,8 +16,8 @@ use statehouse_journal::{
 use super::backup::{Contents, ModuleState, Settled};
 use super::{EVERYTHING, PastError};
 use crate::limits;
-use crate::storage::Modules;
 use statehouse_core::log::{Block, Image, read_block};
+use statehouse_precompiled::Modules;
 
 /// Makes a data directory of a backup, and says what it holds.
 pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, PastError> {

@@ -9,8 +9,11 @@
 //!                  its task       (no I/O)         a rival's (no I/O)
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod conversation;
 mod drive;
+pub mod limits;
 mod mqtt;
 mod pace;
 mod process;
@@ -44,8 +47,6 @@ use drive::Line;
 use pace::{Schedule, Turns};
 use run::Run;
 use work::Source;
-
-use crate::limits;
 
 /// What is to be done.
 #[derive(Clone, Debug)]

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse_journal::{Base, LogPosition, Sink};
 
-use super::{Past, PastError, words};
-use crate::storage::Modules;
-use crate::{STANDARD_POLICY, limits};
+use super::{Past, PastError};
+use crate::limits;
+use statehouse_core::STANDARD_POLICY;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, Handled, Record};
 use statehouse_core::log::{Image, Malformed};
 use statehouse_core::policy::{Engine, Failure, Policy};
 use statehouse_core::store::{self, Kept, Recorded, Transaction, Write, replay};
+use statehouse_precompiled::Modules;
 
 /// An end of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,7 +323,7 @@ impl Rerun<'_> {
                 };
                 match self.policy(&digest) {
                     // Whatever the bound was that it ran under.
-                    Some(policy) => (policy, limits::FUEL_PER_CALL_MAX),
+                    Some(policy) => (policy, statehouse_core::limits::FUEL_PER_CALL_MAX),
                     None => {
                         return Comparison::NotComparable(
                             "the policy that handled it is not in the data directory any more",
@@ -404,34 +405,9 @@ fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
 
 impl Tally {
     fn counts(&mut self, payload: &[u8]) -> &mut Counts {
-        command_of(&mut self.commands, payload)
+        statehouse_core::words::command_of(&mut self.commands, payload)
     }
 }
-
-/// The place of a request's command in sums by command. Clients choose the words, so there are only so many.
-pub(crate) fn command_of<'a, T: Default>(
-    commands: &'a mut BTreeMap<String, T>,
-    payload: &[u8],
-) -> &'a mut T {
-    let first = words(payload).and_then(|words| words.first().copied());
-    let name = match first {
-        Some(word) if word.len() <= 16 && word.iter().all(u8::is_ascii_graphic) => {
-            String::from_utf8_lossy(word).to_ascii_uppercase()
-        }
-        _ => OTHERS.to_owned(),
-    };
-    // One place is for the others.
-    let full = commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
-    let name = if full && !commands.contains_key(&name) {
-        OTHERS.to_owned()
-    } else {
-        name
-    };
-    commands.entry(name).or_default()
-}
-
-/// Requests without a readable first word.
-const OTHERS: &str = "(others)";
 
 impl Sink for Rerun<'_> {
     fn reset(&mut self) {

@@ -12,11 +12,11 @@ use statehouse_journal::{LogPosition, Source};
 use statehouse_mqtt::{Broker, ImageCursor, Limits, NoService, Options};
 
 use super::{Past, PastError};
-use crate::storage::Modules;
-use crate::{STANDARD_POLICY, limits};
+use statehouse_core::STANDARD_POLICY;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Image, Meta, Progress, module_block, sessions_block};
 use statehouse_core::store::{Duplicates, Mode, State};
+use statehouse_precompiled::Modules;
 
 /// What a directory or a backup holds.
 #[derive(Clone, Debug)]
@@ -251,7 +251,10 @@ impl Source for Pieces {
 
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
         if let Some(cursor) = &mut self.sessions {
-            if let Some(changes) = self.broker.image(cursor, limits::SNAPSHOT_PIECE_BYTES) {
+            if let Some(changes) = self
+                .broker
+                .image(cursor, statehouse_core::limits::SNAPSHOT_PIECE_BYTES)
+            {
                 *block = sessions_block(&changes);
                 return Ok(true);
             }

@@ -304,10 +304,10 @@ impl Run {
             array(words)
         };
         if let Some(times) = options.times {
-            if payload.len().saturating_mul(times) > limits::PACKET_BYTES_MAX_MAX {
+            if payload.len().saturating_mul(times) > statehouse_core::limits::PACKET_BYTES_MAX_MAX {
                 return Err(format!(
                     "no packet has more than {} bytes",
-                    limits::PACKET_BYTES_MAX_MAX
+                    statehouse_core::limits::PACKET_BYTES_MAX_MAX
                 ));
             }
             payload = payload.repeat(times);

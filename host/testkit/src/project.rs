@@ -7,8 +7,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::limits;
-
 /// What policies are written in here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
@@ -39,7 +37,7 @@ pub enum ProjectError {
     /// A name that is none.
     #[error(
         "a policy's name is of lower-case letters, digits and `-`, begins with a letter and has at most {} bytes",
-        limits::POLICY_NAME_BYTES_MAX
+        statehouse_core::limits::POLICY_NAME_BYTES_MAX
     )]
     Name,
     /// There is something already.
@@ -138,7 +136,7 @@ const OF_EXAMPLES: &[(&str, &str)] = &[
 /// Whether a policy may be called so: the name is that of a package, of a file and of a policy.
 pub fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= limits::POLICY_NAME_BYTES_MAX
+    name.len() <= statehouse_core::limits::POLICY_NAME_BYTES_MAX
         && name.bytes().all(plain)
         && name.starts_with(|first: char| first.is_ascii_lowercase())
 }

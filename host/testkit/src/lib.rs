@@ -14,7 +14,7 @@
 //! Where the two differ the policy hides state between requests, and a redelivery would be answered otherwise.
 //!
 //! ```no_run
-//! use statehouse::kit::Harness;
+//! use statehouse_testkit::Harness;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut it = Harness::load("setpoint.wasm")?;
@@ -30,18 +30,21 @@
 //! # }
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod answer;
 pub mod bench;
 pub mod check;
 mod client;
 pub mod conformance;
 mod harness;
+pub mod limits;
 pub mod project;
 mod setup;
 pub mod transcript;
 
 pub use answer::{Answer, Came, Notification, Reads};
-pub(crate) use client::array;
+pub use client::array;
 pub use client::{Client, Publish};
 pub use harness::{Harness, NOW_MS};
 pub use setup::{KitError, read_policy};

@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let workspace = Path::new(&env::var("CARGO_MANIFEST_DIR")?)
-        .join("..")
+        .join("../..")
         .canonicalize()?;
     let mut list = String::from("&[\n");
     for (from, to) in [

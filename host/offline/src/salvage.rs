@@ -15,7 +15,7 @@ use statehouse_journal::{
 use super::backup::{self, Contents};
 use super::checkup::in_words;
 use super::{EVERYTHING, Past, PastError};
-use crate::storage::ImageSink;
+use crate::ImageSink;
 use statehouse_core::log::Image;
 
 /// What was saved.
