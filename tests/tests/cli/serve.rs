@@ -148,7 +148,7 @@ fn json_logs_are_one_object_a_line() {
 
 #[test]
 fn each_request_is_a_line_where_that_is_wanted() {
-    let filter = "info,statehouse_core::request=debug";
+    let filter = "info,statehouse::request=debug";
     let server = Server::with("", &["--log", "json", "--log-filter", filter]);
     let mut store = server.store("client\n1");
     let request = store.command(&["SET", "secret-key", "secret-value"]);
@@ -159,7 +159,7 @@ fn each_request_is_a_line_where_that_is_wanted() {
     let lines = server.stderr();
     let lines = lines
         .iter()
-        .filter(|it| it.contains("statehouse_core::request"));
+        .filter(|it| it.contains("statehouse::request"));
     let lines: Vec<serde_json::Value> = lines.map(|it| serde_json::from_str(it).unwrap()).collect();
     let [set, nonsense, get] = &lines[..] else {
         panic!("{lines:#?}")
