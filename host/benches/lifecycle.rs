@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::access::rules::{Grants, Principal, Rules};
+use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };

@@ -38,9 +38,7 @@
 //! Dependencies point one way: cli → control → server → transport, access → `statehouse_core` → `statehouse_protocol`.
 #![forbid(unsafe_code)]
 
-pub mod access;
 pub mod admin;
-pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -50,8 +48,6 @@ pub mod listener;
 pub mod logging;
 mod opening;
 pub mod outbox;
-pub mod reload;
-mod replace;
 pub mod server;
 pub mod shadow;
 pub mod ship;

@@ -13,15 +13,15 @@ use bytes::Bytes;
 use statehouse_mqtt::{Message, QoS, ReasonCode};
 use tokio::sync::Notify;
 
-use crate::access::NoRule;
-use crate::access::rules::Grants;
-use crate::audit::{Audit, Refused};
 use crate::limits;
 use crate::logging;
 use crate::outbox::Outbox;
 use crate::shadow::Observer;
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
+use statehouse_access::NoRule;
+use statehouse_access::audit::{Audit, Refused};
+use statehouse_access::rules::Grants;
 use statehouse_core::clock::{Clock, Stamp};
 use statehouse_core::log::{Journal, LogPosition, Meta, Progress, Recorder};
 use statehouse_core::policy::Swaps;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::access::rules::{Grants, Principal, Rules};
+use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use statehouse::access::rules::Rules;
 use statehouse::config::{Config, Flags};
+use statehouse_access::rules::Rules;
 
 /// The same text as a configuration file and as rules. Errors are sentences.
 pub(crate) fn settings(data: &[u8]) {

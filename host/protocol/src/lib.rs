@@ -2,6 +2,8 @@
 //!
 //! * [`pattern`]: key patterns, as SCAN reads them.
 //! * [`LogPosition`]: the number of a log record.
+//! * [`topics`]: where requests and notifications go.
+//! * [`Peer`]: the connection behind a request.
 //! * [`rights`]: what a client may do to a key.
 //!
 //! This crate imports nothing of ours and does no I/O.
@@ -14,7 +16,10 @@ extern crate std;
 extern crate alloc;
 
 pub mod pattern;
+mod peer;
 mod position;
 pub mod rights;
+pub mod topics;
 
+pub use peer::Peer;
 pub use position::LogPosition;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::AdminPlace;
 use crate::headers::only_once;
 use crate::limits;
-use crate::replace::replace;
+use statehouse_files::atomic::replace;
 
 /// Bytes of a token that is made here.
 const TOKEN_BYTES: usize = 32;

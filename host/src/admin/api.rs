@@ -39,10 +39,10 @@ use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
 use super::seat::Seat;
 use super::{Sources, metrics, path, usage};
-use crate::audit::{self, Refused};
 use crate::control::Control;
 use crate::limits;
 use crate::ship::Gate;
+use statehouse_access::audit::{self, Refused};
 use statehouse_core::policy::{CanaryRule, Selector};
 
 /// Answers requests.

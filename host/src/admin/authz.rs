@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use statehouse_mqtt::{Broker, Standing};
 
 use super::Sources;
-use crate::access::explain::{Explanation, Question, Wanted};
-use crate::access::rules::Principal;
+use statehouse_access::explain::{Explanation, Question, Wanted};
+use statehouse_access::rules::Principal;
 use statehouse_core::store::Peer;
 
 /// Who wants what.

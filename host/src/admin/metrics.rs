@@ -12,11 +12,11 @@ use super::Sources;
 use crate::config;
 use crate::control::{Listing, PolicyView};
 use crate::logging;
-use crate::reload::Count;
 use crate::server::Stats;
 use crate::shadow::ShadowReport;
 use crate::transport::foreign::Figures;
 use statehouse_core::policy::Role;
+use statehouse_files::watch::Count;
 
 /// All metrics.
 pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &Sources) -> String {

@@ -32,18 +32,18 @@ pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{Owner, Taken};
 
-use crate::access::AccessControl;
-use crate::audit::Audit;
 use crate::config::AdminPlace;
 use crate::limits;
 use crate::listener::handshakes::Handshakes;
-use crate::reload::Reloads;
 use crate::server::Server;
 use crate::ship::Gate;
 use access::Access;
 use api::Api;
 use listener::Listener;
 use seat::Seat;
+use statehouse_access::AccessControl;
+use statehouse_access::audit::Audit;
+use statehouse_files::watch::Reloads;
 
 /// What the administration tells of, beside policies.
 pub struct Sources {

@@ -13,9 +13,9 @@ use serde_json::json;
 
 use super::output::{self, Exit, Failure, printable};
 use super::store::{Store, strange};
-use crate::access::explain::{self, Explanation, Place, Question, Wanted, Why};
-use crate::access::rules::{Action, Principal, Rules};
 use crate::admin::{Ask, Told, Who, encode};
+use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
+use statehouse_access::rules::{Action, Principal, Rules};
 
 /// Say which rule decides what somebody may do
 #[derive(Debug, clap::Args)]

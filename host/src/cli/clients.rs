@@ -10,14 +10,14 @@ use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
 use super::output::Failure;
-use crate::access::Authorizer;
-use crate::audit::Audit;
 use crate::config::{Config, ForeignConfig, TransportChoice};
 use crate::limits;
 use crate::listener::Listeners;
-use crate::reload::Reloads;
 use crate::server::Server;
 use crate::transport::foreign::{self, Foreign, Phase};
+use statehouse_access::Authorizer;
+use statehouse_access::audit::Audit;
+use statehouse_files::watch::Reloads;
 
 /// Exit code of a store whose session another client took over (EX_PROTOCOL of sysexits.h): whoever supervises it should
 /// not start it again.

@@ -17,24 +17,24 @@ use super::clients::{Clients, Entrance, Open};
 use super::output::{self, Failure};
 use super::service_manager;
 use super::signals::Signals;
-use crate::access::AccessControl;
 use crate::admin::Sources;
-use crate::audit::Audit;
 use crate::config::{
     self, Bounds, Config, Durability, Flags, Followed, LogFormat, Storage, TransportChoice,
 };
 use crate::control::{Control, Listing};
 use crate::opening::Opening;
-use crate::reload::Reloads;
 use crate::server::{EXIT_STATE_LOST, Server, Settings};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Disk, Listener, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
+use statehouse_access::AccessControl;
+use statehouse_access::audit::Audit;
 use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
 use statehouse_core::policy::{Digest, Engine};
 use statehouse_core::store::{Store, Transaction};
+use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
 
 /// Runs until SIGTERM or SIGINT.

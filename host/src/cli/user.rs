@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use super::output::{self, Exit, Failure};
-use crate::access::users::{self, Users, check_name};
 use crate::limits;
-use crate::replace::{replace_with, sync_name};
+use statehouse_access::users::{self, Users, check_name};
+use statehouse_files::atomic::{replace_with, sync_name};
 
 /// Say who may log in with a name and a password
 #[derive(clap::Args)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{ADMIN_TOKEN, BrokerUrl, ListenError};
 use crate::limits;
-use crate::reload::FileError;
+use statehouse_files::watch::FileError;
 
 /// Why there is no configuration. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ use super::{
     PacketBytes, PresenceKind, Span, Threads, Window,
 };
 use crate::limits;
-use crate::reload::read_file;
+use statehouse_files::watch::read_file;
 
 /// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
 #[derive(Deserialize, Debug, Default)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::bounds::Bounds;
 use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
-use crate::reload::{Files, Watched};
+use statehouse_files::watch::{Files, Watched};
 
 /// Keys of the file that count as soon as they change.
 const LIVE: [&str; 21] = [

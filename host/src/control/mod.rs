@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use crate::audit;
 use crate::limits;
 use crate::server::{AssignError, Server};
 use crate::shadow::{PolicyName, ShadowReport};
+use statehouse_access::audit;
 use statehouse_core::policy::{
     Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
     LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,

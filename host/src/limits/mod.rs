@@ -2,7 +2,6 @@
 //! itself (connections, queues, packets) is in `statehouse_mqtt::Limits`; the ones that an operator
 //! may move are defaults of the configuration.
 
-mod access;
 mod admin;
 mod foreign;
 mod listener;
@@ -11,7 +10,6 @@ mod past;
 mod process;
 mod ship;
 
-pub use access::*;
 pub use admin::*;
 pub use foreign::*;
 pub use listener::*;
@@ -19,6 +17,7 @@ pub use logging::*;
 pub use past::*;
 pub use process::*;
 pub use ship::*;
+pub use statehouse_access::limits::*;
 pub use statehouse_core::limits::*;
 pub use statehouse_loadgen::limits::*;
 pub use statehouse_offline::limits::*;

@@ -22,11 +22,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use crate::audit::{Audit, Refused};
 use crate::config::{Listen, ListenConfig, Origin};
 use crate::limits;
-use crate::reload::{Reloads, Watched};
 use handshakes::Handshakes;
+use statehouse_access::audit::{Audit, Refused};
+use statehouse_files::watch::{Reloads, Watched};
 use tls::Shown;
 pub use tls::{Certificates, TlsError};
 use websocket::{UpgradeError, upgrade};

@@ -19,7 +19,7 @@ use x509_cert::der::Decode;
 
 use crate::config::TlsFiles;
 use crate::limits;
-use crate::reload::{FileError, Watched, read_file};
+use statehouse_files::watch::{FileError, Watched, read_file};
 
 /// Why nobody can be shown a certificate. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::gate::{Gate, ShipError};
-use crate::audit;
 use crate::config::DropAction;
 use crate::control::PolicyView;
 use crate::limits;
-use crate::replace::replace;
+use statehouse_access::audit;
 use statehouse_core::policy::{Digest, Selector};
+use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;
 
 /// The ending of files that count.

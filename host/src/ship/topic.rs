@@ -20,9 +20,9 @@ use statehouse_mqtt::{Broker, Claim, Message, Origin, QoS, ReasonCode, Request};
 
 use super::gate::{Gate, ShipError};
 use super::order::{Action, Assembly, Order, OrderError};
-use crate::audit::{self, Audit, Refused};
 use crate::limits;
 use crate::transport::embedded::Orders;
+use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_core::policy::{Digest, Selector};
 
 /// All topics of the administration begin so.

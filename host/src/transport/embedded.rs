@@ -6,7 +6,7 @@ use std::sync::Arc;
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
-use crate::access::{Authorizer, Found};
+use statehouse_access::{Authorizer, Found};
 use statehouse_core::request::{
     Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
 };

@@ -157,9 +157,7 @@ fn each_request_is_a_line_where_that_is_wanted() {
     store.ask(&["GET", "secret-key"]);
     server.wait_for_log("GET");
     let lines = server.stderr();
-    let lines = lines
-        .iter()
-        .filter(|it| it.contains("statehouse::request"));
+    let lines = lines.iter().filter(|it| it.contains("statehouse::request"));
     let lines: Vec<serde_json::Value> = lines.map(|it| serde_json::from_str(it).unwrap()).collect();
     let [set, nonsense, get] = &lines[..] else {
         panic!("{lines:#?}")

@@ -10,11 +10,12 @@ use super::observed::Observed;
 use super::remembered::Remembered;
 use super::repeat::{Rerun, ToldAgain};
 use super::transaction::Transaction;
-use super::watch::{Peer, WatchChange, WatchChanges};
+use super::watch::{WatchChange, WatchChanges};
 use super::write::Write;
 use super::{Exceeded, Key};
 use crate::clock::Stamp;
 use crate::policy::{Failure, Part, Policy, Repeat};
+use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
 
 /// The text of an answer whose policy failed (the protocol, section 4).

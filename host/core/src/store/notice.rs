@@ -6,12 +6,12 @@
 use bytes::Bytes;
 
 use super::transaction::Transaction;
-use super::watch::Peer;
 use super::write::Change;
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance};
 use crate::request::Dialect;
+use statehouse_protocol::Peer;
 
 /// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
 const TOPIC_BYTES_MAX: usize = 65_535;

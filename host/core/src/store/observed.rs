@@ -18,12 +18,12 @@ use super::remembered::Context;
 use super::replay::{NO_QUOTA, run};
 use super::state::State;
 use super::transaction::Transaction;
-use super::watch::Peer;
 use super::write::Write;
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
+use statehouse_protocol::Peer;
 use statehouse_protocol::rights::ClientRights;
 
 /// Which requests are the ones that run again.

@@ -19,7 +19,7 @@ use super::state::State;
 use super::table::Table;
 use super::telling::Telling;
 use super::transaction::Transaction;
-use super::watch::{Peer, WatchChange};
+use super::watch::WatchChange;
 use super::write::{Change, Write};
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
@@ -29,6 +29,7 @@ use crate::policy::{
     Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
+use statehouse_protocol::Peer;
 
 /// What a step is about.
 #[derive(Clone, Copy)]

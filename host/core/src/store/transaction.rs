@@ -14,12 +14,12 @@ use super::quota::{Exceeded, Quota};
 use super::rights::Rights;
 use super::state::State;
 use super::table::Table;
-use super::watch::Peer;
 use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{self, Denial, Fault, Put, Routes};
 use crate::request::{self, Dialect, Request};
+use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
 
 mod imports;

@@ -17,30 +17,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
-use std::sync::Arc;
 
 use super::entry::Key;
 use super::quota::{Exceeded, Quota};
 use crate::limits::WATCH_OVERHEAD_BYTES;
 use crate::request::Dialect;
-
-/// A connection: the client id and a number that no other connection of this process has.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Peer {
-    /// The client id, as the transport knows it; empty where it does not.
-    pub client: Arc<str>,
-    /// The connection's number.
-    pub connection: u64,
-    /// The number of its session.
-    pub session: u64,
-}
-
-impl Peer {
-    /// The client id, where the transport knows it.
-    pub fn known(&self) -> Option<&str> {
-        (!self.client.is_empty()).then_some(&*self.client)
-    }
-}
+use statehouse_protocol::Peer;
 
 /// What became of one client's watches: a record, or a part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]

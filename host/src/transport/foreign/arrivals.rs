@@ -17,9 +17,9 @@ use super::incoming::{Asked, Bad, request_topic};
 use super::outgoing::Outgoing;
 use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
-use crate::access::Authorizer;
 use crate::limits;
 use crate::transport::{Inbound, Ticket};
+use statehouse_access::Authorizer;
 use statehouse_core::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::Peer;
 

@@ -38,9 +38,9 @@ use self::presence::ttl::Ttl;
 use self::presence::{Presence, Shown};
 use self::state::State;
 use super::{Inbound, Intake, Outbound, Transport};
-use crate::access::Authorizer;
 use crate::config::{BrokerUrl, ForeignConfig};
 use crate::limits;
+use statehouse_access::Authorizer;
 use statehouse_core::store::Peer;
 
 /// A store's session with a foreign broker.

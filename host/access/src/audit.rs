@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::limits;
 
 /// Where refusals are found in the log, and acts of the administration.
-pub(crate) const TARGET: &str = "statehouse::audit";
+pub const TARGET: &str = "statehouse::audit";
 
 /// Something that was refused.
 pub struct Refused<'a> {

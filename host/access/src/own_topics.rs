@@ -4,7 +4,7 @@
 //! clients can therefore own the same topics: `A` and `41` both own `clients/41/…`. Both may subscribe, and the response to a
 //! request of one never reaches the other.
 
-use statehouse_core::request::NOTIFICATION_TOPICS;
+use statehouse_protocol::topics::NOTIFICATION_TOPICS;
 
 /// What the topics of clients begin with.
 const CLIENTS: &[u8] = b"clients";

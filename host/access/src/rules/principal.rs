@@ -13,7 +13,7 @@ pub struct Principal<'a> {
 
 /// Who a rule is for: everybody whom one of these names. They are compared exactly and with regard to case.
 #[derive(Debug, Default)]
-pub(in crate::access) struct Principals {
+pub(crate) struct Principals {
     pub(super) clients: Vec<Box<str>>,
     pub(super) users: Vec<Box<str>>,
     /// Of each, all have to be there.
@@ -25,7 +25,7 @@ pub(in crate::access) struct Principals {
 
 impl Principals {
     /// Whether this is one of them.
-    pub(in crate::access) fn name(&self, who: &Principal<'_>) -> bool {
+    pub(crate) fn name(&self, who: &Principal<'_>) -> bool {
         let has = |wanted: &(Box<str>, Box<str>)| who.attributes.contains(wanted);
         self.every_client
             || self.clients.iter().any(|it| **it == *who.client)
@@ -36,7 +36,7 @@ impl Principals {
     }
 
     /// Whether it is only for clients that are named one by one.
-    pub(in crate::access) fn are_known(&self) -> bool {
+    pub(crate) fn are_known(&self) -> bool {
         !self.every_client
             && !self.every_user
             && self.users.is_empty()
@@ -44,12 +44,12 @@ impl Principals {
     }
 
     /// The clients that are named.
-    pub(in crate::access) fn clients(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn clients(&self) -> impl Iterator<Item = &str> {
         self.clients.iter().map(|it| &**it)
     }
 
     /// Names with a `*` in them, which is compared as any other character.
-    pub(in crate::access) fn with_wildcards(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn with_wildcards(&self) -> impl Iterator<Item = &str> {
         let names = self.clients.iter().chain(&self.users);
         names.map(|it| &**it).filter(|it| it.contains('*'))
     }

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use data_encoding::BASE64URL_NOPAD;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 use statehouse_mqtt::{Identity, Proof};
-use wasmsign2::reexports::ct_codecs::{Base64UrlSafeNoPadding, Decoder};
 
-use crate::config::TokenConfig;
 use crate::limits;
-use crate::reload::{FileError, Watched, read_file};
+use crate::settings::TokenConfig;
+use statehouse_files::watch::{FileError, Watched, read_file};
 
 /// The name of the method, as Azure IoT Operations has it.
 pub const METHOD: &str = "K8S-SAT";
@@ -212,7 +212,7 @@ impl KeySet {
 /// library does not look at it. None if the header is no JSON object in base64url.
 fn has_critical_extensions(token: &str) -> Option<bool> {
     let (header, _) = token.split_once('.')?;
-    let header = Base64UrlSafeNoPadding::decode_to_vec(header, None).ok()?;
+    let header = BASE64URL_NOPAD.decode(header.as_bytes()).ok()?;
     let header: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&header).ok()?;
     Some(header.contains_key("crit"))

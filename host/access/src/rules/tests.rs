@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use statehouse_protocol::rights::ClientRights as _;
 
 use super::*;
-use crate::access::explain::{self, Question, Why};
+use crate::explain::{self, Question, Why};
 
 const FILE: &str = r#"
 [[rules]]                                      # line 2
@@ -159,7 +159,10 @@ fn what_a_client_is_called_stands_for_itself() {
 #[test]
 fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
     let grants = rules().grants(pump());
-    let notifications = format!("{}/616E79/#", statehouse_core::request::NOTIFICATION_TOPICS);
+    let notifications = format!(
+        "{}/616E79/#",
+        statehouse_protocol::topics::NOTIFICATION_TOPICS
+    );
     assert!(grants.may_subscribe(b"clients/any/services/answers"));
     assert!(grants.may_subscribe(notifications.as_bytes()));
     for filter in [
@@ -171,7 +174,7 @@ fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
     ] {
         assert!(!grants.may_subscribe(filter.as_bytes()), "{filter}");
     }
-    let others = format!("{}/+/#", statehouse_core::request::NOTIFICATION_TOPICS);
+    let others = format!("{}/+/#", statehouse_protocol::topics::NOTIFICATION_TOPICS);
     assert!(!grants.may_subscribe(others.as_bytes()));
     assert!(grants.may_be_answered_at(b"clients/any/x"));
     assert!(!grants.may_be_answered_at(b"valves/7/open"));

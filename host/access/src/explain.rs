@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
-use statehouse_core::request::NOTIFICATION_TOPICS;
 use statehouse_protocol::pattern;
+use statehouse_protocol::topics::NOTIFICATION_TOPICS;
 
 /// What somebody may want to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use argon2::password_hash::{Output, PasswordHashString, Salt, SaltString};
 use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, PasswordHasher, Version};
 
 use crate::limits;
-use crate::reload::{FileError, read_file};
+use statehouse_files::watch::{FileError, read_file};
 
 /// Why a users file, or a new user, is not taken. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

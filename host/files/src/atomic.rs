@@ -10,12 +10,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Puts `bytes` where `path` is, with `mode` as far as the umask allows.
-pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, bytes, mode, |_| Ok(()))
 }
 
 /// The same, with something to do to the new file before anybody sees it.
-pub(crate) fn replace_with(
+pub fn replace_with(
     path: &Path,
     bytes: &[u8],
     mode: u32,
@@ -39,7 +39,7 @@ pub(crate) fn replace_with(
 }
 
 /// Makes the name of a file durable.
-pub(crate) fn sync_name(path: &Path) -> io::Result<()> {
+pub fn sync_name(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }

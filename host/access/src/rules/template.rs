@@ -14,7 +14,7 @@ const OPENS: &str = "{principal.";
 
 /// The text.
 #[derive(Debug)]
-pub(in crate::access) struct Template {
+pub(crate) struct Template {
     text: Box<str>,
     parts: Vec<Part>,
 }
@@ -130,19 +130,19 @@ impl Template {
     }
 
     /// The text as it stands in the file.
-    pub(in crate::access) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
     /// Whether it is the same for everybody.
-    pub(in crate::access) fn is_static(&self) -> bool {
+    pub(crate) fn is_static(&self) -> bool {
         self.parts.iter().all(|it| matches!(it, Part::Bytes(_)))
     }
 
     /// Whether a place of this pattern has no end: a wildcard or another place stands directly next
     /// to it. `{principal.username}*` means all names that begin with the user's: for `press-1`
     /// also those of `press-10`.
-    pub(in crate::access) fn has_open_place(&self) -> bool {
+    pub(crate) fn has_open_place(&self) -> bool {
         let is_place = |part: &Part| !matches!(part, Part::Bytes(_));
         let opens_to = |left: &Part, right: &Part| match (left, right) {
             (Part::Bytes(left), right) if is_place(right) => ends_with_wildcard(left),
@@ -162,7 +162,7 @@ impl Template {
     }
 
     /// The bytes, with what is known of a client.
-    pub(in crate::access) fn exact(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
+    pub(crate) fn exact(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for part in &self.parts {
             bytes.extend_from_slice(part.value(who)?);
@@ -171,7 +171,7 @@ impl Template {
     }
 
     /// The pattern, with what is known of a client.
-    pub(in crate::access) fn pattern(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
+    pub(crate) fn pattern(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut pattern = Vec::new();
         for part in &self.parts {
             let value = part.value(who)?;
@@ -187,7 +187,7 @@ impl Template {
     }
 
     /// The topic filter, with what is known of a client.
-    pub(in crate::access) fn filter(&self, who: Option<&Principal<'_>>) -> Option<Filter> {
+    pub(crate) fn filter(&self, who: Option<&Principal<'_>>) -> Option<Filter> {
         let mut filter = Filter::default();
         for level in self.text.split('/') {
             let place = level

@@ -17,7 +17,7 @@ use super::places::Places;
 use super::throttle::Throttle;
 use super::users::Users;
 use crate::limits;
-use crate::reload::Watched;
+use statehouse_files::watch::Watched;
 
 /// Why somebody is not let in.
 pub(super) type Refusal = (ReasonCode, &'static str);

@@ -9,7 +9,7 @@ use super::principal::Principal;
 use super::seal::Seal;
 use super::topics::TopicSet;
 use super::{Kind, Resource};
-use crate::access::own_topics;
+use crate::own_topics;
 
 /// What one client may do. Rules that change do not change it: a new one is worked out.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Grants {
     }
 
     /// Whether any rule lets it touch any key.
-    pub(in crate::access) fn may_touch_keys(&self) -> bool {
+    pub(crate) fn may_touch_keys(&self) -> bool {
         let sets = [&self.shared, &self.own].map(|it: &Index| [&it.read, &it.write]);
         sets.iter().flatten().any(|it| !it.is_empty())
     }

@@ -24,7 +24,7 @@ use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::name::Name;
 
 use crate::limits;
-use crate::reload::{FileError, read_file};
+use statehouse_files::watch::{FileError, read_file};
 
 /// Why a table is not taken. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

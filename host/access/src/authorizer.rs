@@ -12,8 +12,8 @@ use statehouse_mqtt::{Identity, Origin};
 
 use super::rules::{Grants, Principal, Rules};
 use crate::limits;
-use crate::reload::Watched;
-use statehouse_core::store::Peer;
+use statehouse_files::watch::Watched;
+use statehouse_protocol::Peer;
 
 /// Rules in force, and what came of them.
 pub struct Authorizer {

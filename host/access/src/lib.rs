@@ -3,13 +3,18 @@
 //! In comes what a client shows; out goes who it is, or a refusal that says what is missing. It opens no connection, and says
 //! to nobody whether a user exists.
 
+#![forbid(unsafe_code)]
+
+pub mod audit;
 mod authorizer;
 pub mod certificates;
 pub mod explain;
+pub mod limits;
 mod logins;
 mod own_topics;
 mod places;
 pub mod rules;
+pub mod settings;
 mod throttle;
 pub mod tokens;
 pub mod users;
@@ -32,8 +37,8 @@ use self::rules::{Action, Grants, Principal, Rules, RulesError, Seal};
 use self::tokens::{KeySet, Token, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
-use crate::config::{AccessConfig, CertificateUsers, TokenConfig};
-use crate::reload::{Reloads, Watched};
+use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
+use statehouse_files::watch::{Reloads, Watched};
 
 /// Why a store does not start. Its text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]

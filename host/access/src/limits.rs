@@ -110,3 +110,12 @@ pub const GRANTS_CLAIMED_MAX: usize = 4096;
 
 /// The longest id of these: with the two above some megabytes.
 pub const GRANTS_CLAIMED_CLIENT_BYTES_MAX: usize = 256;
+
+/// Log lines about refusals of one kind (of what, by whom, to strangers or not) in a second: enough to see who is there, and a flood of refusals is not one of log lines.
+pub const AUDIT_LINES_PER_SECOND_MAX: u32 = 10;
+
+/// Of a topic or a key that was refused, what a log line shows.
+pub const NO_RULE_SHOWN_BYTES: usize = 128;
+
+/// A client id or user name in such a line, before it is escaped.
+pub const AUDIT_NAME_BYTES_MAX: usize = 256;

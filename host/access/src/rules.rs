@@ -24,9 +24,9 @@ pub(super) use template::Template;
 pub use topics::Filter;
 
 use crate::limits;
-use crate::reload::read_file;
 use grants::Index;
 use principal::Principals;
+use statehouse_files::watch::read_file;
 
 /// Something that a rule can allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
