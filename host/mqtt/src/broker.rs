@@ -24,16 +24,16 @@ use tokio::{
 use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Origin, Persistence, ReasonCode,
     Recovery, Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
-    allowance::SharedAllowance,
-    arriving::Arriving,
     clock::Clock,
     connection,
     core::{Core, Source},
     gate::Gate,
+    incomplete::IncompletePackets,
     ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
     output::{Direct, OutputTotal},
     persist::{Brake, Recorder},
+    rate_limit::SharedRateLimit,
     refusal::Refusals,
     round::{self, Rounds},
     writer::SharedWriter,
@@ -101,7 +101,7 @@ struct Shared {
     limits: RwLock<Arc<Limits>>,
     /// A copy of the limit, since every connection reads it often.
     publishes_per_second_max: AtomicU32,
-    publishes: SharedAllowance,
+    publishes: SharedRateLimit,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     refusals: Arc<Refusals>,
@@ -120,9 +120,9 @@ struct Shared {
     /// there are.
     cut_turns: Semaphore,
     /// The bytes of incomplete CONNECTs.
-    connects: Arriving,
+    connects: IncompletePackets,
     /// The bytes of other incomplete packets.
-    packets: Arriving,
+    packets: IncompletePackets,
     outputs: Arc<OutputTotal>,
     turned_away: AtomicU64,
     /// Wakes the timers for a deadline earlier than the one they sleep for.
@@ -182,8 +182,8 @@ impl Broker {
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
-            connects: Arriving::default(),
-            packets: Arriving::default(),
+            connects: IncompletePackets::default(),
+            packets: IncompletePackets::default(),
             outputs: Arc::new(OutputTotal::new(limits.output_bytes_total_max)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
@@ -191,7 +191,7 @@ impl Broker {
             stop: Notify::new(),
             abort: Notify::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
-            publishes: SharedAllowance::per_second(limits.publishes_per_second_total_max),
+            publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
         }))
     }
@@ -322,9 +322,9 @@ impl Broker {
     /// Applies changed rules of the [access control](Access), or revoked credentials, to connected
     /// clients.
     ///
-    /// Connections that are no longer allowed end with DISCONNECT 0x87; of the others, such
-    /// subscriptions end. Packets after the change follow the new rules anyway. Sessions without a
-    /// connection are checked when they are resumed.
+    /// Connections that are no longer allowed end with DISCONNECT 0x87. Other connections lose the
+    /// subscriptions that are no longer allowed. Packets after the change follow the new rules
+    /// anyway. Sessions without a connection are checked when they are resumed.
     ///
     /// Other clients are served during this call. Call it from a thread that may block.
     pub fn recheck(&self) {
@@ -472,7 +472,7 @@ impl Broker {
     }
 
     /// The rate limit on PUBLISHes of all clients together.
-    pub(crate) fn publishes(&self) -> &SharedAllowance {
+    pub(crate) fn publishes(&self) -> &SharedRateLimit {
         &self.0.publishes
     }
 
@@ -510,12 +510,12 @@ impl Broker {
     }
 
     /// The bytes of incomplete CONNECTs.
-    pub(crate) fn connects(&self) -> &Arriving {
+    pub(crate) fn connects(&self) -> &IncompletePackets {
         &self.0.connects
     }
 
     /// The bytes of other incomplete packets.
-    pub(crate) fn packets(&self) -> &Arriving {
+    pub(crate) fn packets(&self) -> &IncompletePackets {
         &self.0.packets
     }
 

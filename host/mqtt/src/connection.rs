@@ -20,10 +20,10 @@ use tokio::{
 use crate::{
     Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
     admission::{self, Credentials},
-    arriving::{Share, counted},
     codec::{self, Answer, Connect, ConnectFault, Violation},
     core::Accepted,
     dispatch::{Dispatch, Turn},
+    incomplete::{ConnectionBytes, counted_bytes},
     limits::{
         BUFFER_PARTS_IN_USE, IDLE_BUFFER_BYTES_MAX, PAUSE_LOOK, READ_BYTES_MIN, WRITE_STALL_LOOK,
         WRITE_STALL_OVER_TOTAL,
@@ -47,8 +47,8 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let share = broker.connects().share();
-    let first = read_connect(&mut reader, &mut buffer, &limits, share);
+    let memory = broker.connects().add_connection();
+    let first = read_connect(&mut reader, &mut buffer, &limits, memory);
     let first = timeout_at(deadline, first).await;
     let refuse = |reason, text| {
         broker.refusal_log().tell(&Refusal {
@@ -241,7 +241,7 @@ async fn read_connect<R: AsyncRead + Unpin>(
     reader: &mut R,
     buffer: &mut BytesMut,
     limits: &Limits,
-    mut share: Share<'_>,
+    mut memory: ConnectionBytes<'_>,
 ) -> Option<Result<Connect, ConnectFault>> {
     loop {
         match codec::decode_connect(buffer, limits.connect_bytes_max) {
@@ -252,7 +252,7 @@ async fn read_connect<R: AsyncRead + Unpin>(
         // Most CONNECTs are small. A client that has sent nothing yet gets no more memory than
         // this.
         buffer.reserve(512);
-        if !share.fits(counted(buffer, 0), || limits.connect_bytes_total_max) {
+        if !memory.fits(counted_bytes(buffer, 0), || limits.connect_bytes_total_max) {
             let violation = Violation {
                 reason: ReasonCode::SERVER_BUSY,
                 text: "large CONNECTs of all clients exceed the memory limit: retry later",
@@ -281,7 +281,7 @@ async fn read<R: AsyncRead + Unpin>(
     let Attached { broker, output, .. } = attached;
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
-    let mut share = broker.packets().share();
+    let mut memory = broker.packets().add_connection();
     let mut brake = broker.brake();
     // The size of the read buffer's allocation; `capacity` is only what is left of it.
     let mut allocated = buffer.capacity();
@@ -305,8 +305,8 @@ async fn read<R: AsyncRead + Unpin>(
         };
         release(buffer, &mut allocated);
         let bytes_max = || broker.limits().packet_bytes_total_max;
-        let bytes = counted(buffer, allocated) + dispatch.held_bytes();
-        let fits = share.fits(bytes, bytes_max);
+        let bytes = counted_bytes(buffer, allocated) + dispatch.held_bytes();
+        let fits = memory.fits(bytes, bytes_max);
         if !fits && !paused {
             attached.disconnect_for(Violation {
                 reason: ReasonCode::QUOTA_EXCEEDED,
@@ -314,7 +314,7 @@ async fn read<R: AsyncRead + Unpin>(
             });
             return Ended::ByBroker;
         }
-        let reads = !paused || dispatch.accepts_input() && !share.is_over(bytes_max);
+        let reads = !paused || dispatch.accepts_input() && !memory.is_over(bytes_max);
         if reads {
             make_room(buffer, ask);
             allocated = allocated.max(buffer.capacity());
@@ -614,7 +614,7 @@ mod tests {
         assert_ne!(buffer.as_ptr(), place);
         drop(packet);
         // A buffer in use counts with its whole allocation.
-        assert_eq!(counted(&buffer, 4 << 20), 4 << 20);
-        assert_eq!(counted(&buffer, allocated), 0);
+        assert_eq!(counted_bytes(&buffer, 4 << 20), 4 << 20);
+        assert_eq!(counted_bytes(&buffer, allocated), 0);
     }
 }

@@ -20,7 +20,6 @@ use bytes::{Bytes, BytesMut};
 use crate::{
     Access, Broker, Claim, Limits, Message, Origin, Properties, ReasonCode, Refused, Request,
     Service, Token,
-    allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
@@ -30,6 +29,7 @@ use crate::{
         STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work,
     },
     nagle::Nagle,
+    rate_limit::RateLimit,
     router::SessionKey,
     topic,
 };
@@ -85,7 +85,7 @@ pub(crate) struct Dispatch {
     alias_bytes: Holding,
     alias_bytes_max: usize,
     state_bytes_total_max: usize,
-    publishes: Allowance,
+    publishes: RateLimit,
     /// Packets that were decoded but not handled.
     packets: VecDeque<(Packet, Claim)>,
     /// What the buffer held behind `packets`: how the turn ends once these are handled.
@@ -130,7 +130,7 @@ impl Dispatch {
             alias_bytes: Holding::new(account, Kind::State),
             alias_bytes_max: limits.alias_bytes_max,
             state_bytes_total_max: limits.state_bytes_total_max,
-            publishes: Allowance::default(),
+            publishes: RateLimit::default(),
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
@@ -240,7 +240,7 @@ impl Dispatch {
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.resolve_alias(publish)?;
-                if self.publishes.takes(now) {
+                if self.publishes.allows(now) {
                     self.limit_total_rate(self.claim(&publish.topic), now)
                 } else {
                     TOO_MANY
@@ -269,7 +269,7 @@ impl Dispatch {
     fn limit_total_rate(&self, claim: Claim, now: Instant) -> Claim {
         match claim {
             Claim::Refuse(..) => claim,
-            Claim::Take | Claim::Route if self.broker.publishes().takes(now) => claim,
+            Claim::Take | Claim::Route if self.broker.publishes().allows(now) => claim,
             Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
         }
     }

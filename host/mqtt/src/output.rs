@@ -7,7 +7,7 @@
 //! Above the high-water mark new messages are refused, so that they stay in the session's queue,
 //! and the connection's reader pauses.
 //!
-//! A packet that reports a change whose record is not durable yet stands behind a mark. Bytes
+//! A packet that reports a change whose record is not durable yet is behind a mark. Bytes
 //! behind a mark must not reach the socket before that record is released.
 
 use std::{
@@ -82,7 +82,7 @@ pub(crate) struct Output {
 #[derive(Debug, Default)]
 struct State {
     buffer: BytesMut,
-    /// The number of bytes ever removed from the buffer: the stream position where it begins.
+    /// The number of bytes ever removed from the buffer: its first stream position.
     taken: u64,
     /// Stream positions that must not be passed before a batch is released; ascending in both
     /// numbers.
@@ -301,7 +301,7 @@ impl Output {
             return false;
         }
         let open = state.open_bytes();
-        // The last packet stands behind every mark, since nothing is added after it.
+        // The last packet is behind every mark, since nothing is added after it.
         let last = (state.last_packet_at - state.taken) as usize;
         let last = state.buffer.split_off(last);
         state.buffer.truncate(open);
