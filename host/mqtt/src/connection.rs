@@ -102,7 +102,31 @@ pub(crate) async fn run<R, W>(
         }
     };
     tracing::debug!(%peer, client = %accepted.origin.client.escape_debug(), "connected");
+    serve_accepted(
+        broker,
+        accepted,
+        credentials.as_ref(),
+        output,
+        reader,
+        buffer,
+        writer,
+    )
+    .await;
+}
 
+/// Serves a connection after its CONNECT. `buffer` holds the bytes that were read behind it.
+async fn serve_accepted<R, W>(
+    broker: &Broker,
+    accepted: Accepted,
+    credentials: Option<&Credentials>,
+    output: Arc<Output>,
+    mut reader: R,
+    mut buffer: BytesMut,
+    writer: W,
+) where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
     let Accepted {
         session,
         origin,
@@ -131,14 +155,14 @@ pub(crate) async fn run<R, W>(
         previous.ended().await;
     }
     let mut dispatch = Dispatch::new(broker.clone(), session, origin, &account, &limits);
-    let expired = credentials.as_ref().map(Credentials::expired);
+    let expired = credentials.map(Credentials::expired);
     let read = read(
         &attached,
         &mut reader,
         &mut buffer,
         &mut dispatch,
         silence_max,
-        credentials.as_ref(),
+        credentials,
     );
     let ended = tokio::select! {
         ended = read => ended,
