@@ -144,7 +144,7 @@ async fn connect_that_never_completes_times_out() {
 }
 
 #[tokio::test]
-async fn a_large_connect_is_refused() {
+async fn large_connect_is_refused() {
     let broker = broker(Limits {
         connect_bytes_max: 1000,
         ..Limits::default()
@@ -300,7 +300,7 @@ async fn slow_reader_is_disconnected_and_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_stalls_ends_the_connection() {
+async fn stalled_write_ends_the_connection() {
     let broker = broker(Limits::default());
     let mut client = Client::duplex(&broker, 100).hello("a", 0).await;
     client.listen_to("t", Q::AtMostOnce).await;

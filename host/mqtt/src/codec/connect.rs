@@ -78,7 +78,7 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
         (name @ (b"MQTT" | b"MQIsdp"), version) => {
             let violation = Violation {
                 reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
-                text: "this broker supports MQTT 5 only",
+                text: "this broker speaks MQTT 5 only",
             };
             let answer = match (name, version) {
                 (b"MQTT", 4) | (b"MQIsdp", 3) => Answer::Version3,
