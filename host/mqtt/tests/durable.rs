@@ -200,7 +200,7 @@ fn session_and_requests_continue_after_a_crash() {
         client
             .send(&[request("req/x", Q::AtLeastOnce, 4, "answers")])
             .await;
-        // The earlier answer may precede the new one, if the broker still noticed the end of its connection.
+        // The earlier answer may precede it, if the broker noticed the end of its connection.
         loop {
             match client.next().await {
                 Some(Packet::PubAck(ack)) => break assert_eq!(ack.pkid, 4),
