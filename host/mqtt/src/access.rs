@@ -1,7 +1,9 @@
-//! Who may connect, and what each client may publish and subscribe to: the embedder's answers.
+//! Access control: the embedder decides who may connect and what each client may publish and
+//! subscribe to.
 //!
-//! In comes what a CONNECT shows, and what is known of the stream that it came over; out go an identity or a refusal, and
-//! a yes or no for each topic. The broker enforces the answers, and knows no user, no key and no rule itself.
+//! [`Access::admit`] gets the credentials of a CONNECT and what the listener knows of its stream,
+//! and returns an identity or a refusal. The other methods allow or deny single topics. The broker
+//! enforces these decisions and must not know any user, key or rule itself.
 
 use std::{
     fmt,
@@ -16,27 +18,27 @@ use bytes::Bytes;
 
 use crate::{Origin, ReasonCode, Refusal};
 
-/// Something that a client has shown to be let in, such as a password, and that may be taken back while it is connected.
+/// A credential of a client, such as a password, that may be revoked while the client is connected.
 pub trait Proof: Send + Sync {
-    /// Whether it is still good. The first answer after a change may take some time; later ones are as quick as those of
-    /// [`Access`].
+    /// Whether the credential is still valid. The first call after a change may take some time;
+    /// later calls are as fast as those of [`Access`].
     fn is_good(&self) -> bool;
 }
 
-/// What is known of a stream before its first byte.
+/// What a listener knows of a stream before its first byte.
 #[derive(Clone)]
 pub struct Door {
-    /// The other end.
+    /// The address of the remote end.
     pub peer: SocketAddr,
-    /// The certificates that the client has shown, in DER, its own first. The listener has verified them; none where
-    /// it did not ask.
+    /// The client's certificate chain in DER, its own certificate first, verified by the listener.
+    /// Empty if the listener did not request a certificate.
     pub certificates: Arc<[Vec<u8>]>,
-    /// Whether the listener would still take them.
+    /// Whether the listener would still accept these certificates.
     pub proof: Option<Arc<dyn Proof>>,
 }
 
 impl Door {
-    /// That of a stream over which nobody has shown a certificate.
+    /// A stream without client certificates.
     #[must_use]
     pub fn open(peer: SocketAddr) -> Self {
         Self {
@@ -56,15 +58,15 @@ impl fmt::Debug for Door {
     }
 }
 
-/// Who is at the other end of a connection, as [`Access::admit`] found.
+/// The identity of a connected client, as [`Access::admit`] determined it.
 #[derive(Clone, Default)]
 pub struct Identity {
-    /// The name of the user; none where the client is anonymous.
+    /// The name of the user; none if the client is anonymous.
     pub user: Option<Box<str>>,
-    /// What else is known of it, as names and values.
+    /// Further attributes of the client, as names and values.
     pub attributes: Vec<(Box<str>, Box<str>)>,
-    /// What proved it; none where it needs no proof. Who proves to be the same in another way is the same, so these have no
-    /// part in comparisons.
+    /// The credentials that prove this identity; empty if it needs no proof. Comparisons ignore
+    /// them: two proofs of the same user and attributes are the same identity.
     pub proofs: Vec<Arc<dyn Proof>>,
 }
 
@@ -86,7 +88,7 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Nobody in particular.
+    /// The identity of a client without a user name and attributes.
     #[must_use]
     pub fn anonymous() -> Arc<Self> {
         static ANONYMOUS: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
@@ -100,38 +102,39 @@ impl Identity {
         named.next().map(|(_, value)| &**value)
     }
 
-    /// Whether all that proved it is still good.
+    /// Whether all credentials of this identity are still valid.
     #[must_use]
     pub fn is_proven(&self) -> bool {
         self.proofs.iter().all(|proof| proof.is_good())
     }
 }
 
-/// A client that asks to be let in, or to stay (section 4.12.1).
+/// A client that connects, or that authenticates again (section 4.12.1).
 #[derive(Clone)]
 pub struct Attempt {
-    /// The client identifier; empty where the broker is to choose one.
+    /// The client identifier; empty if the broker must choose one.
     pub client: Box<str>,
     /// The user name of CONNECT. Any UTF-8 without U+0000, of up to 65 535 bytes.
     pub user: Option<Box<str>>,
     /// The password of CONNECT; may come without a user name (section 3.1.2.9).
     pub password: Option<Bytes>,
-    /// The Authentication Method and Data, where the client asks for enhanced authentication.
+    /// The Authentication Method and Data, if the client uses enhanced authentication.
     pub enhanced: Option<Enhanced>,
-    /// The stream it came over.
+    /// The stream of the connection.
     pub door: Door,
 }
 
-/// Enhanced authentication as a client asks for it (section 4.12). Methods of more than one message are not served.
+/// Enhanced authentication as a client requests it (section 4.12). Methods that need more than one
+/// message are not supported.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Enhanced {
     /// The Authentication Method.
     pub method: Box<str>,
-    /// The Authentication Data; empty where there is none.
+    /// The Authentication Data; empty if the packet had none.
     pub data: Bytes,
 }
 
-/// Without what is secret.
+/// Omits secrets.
 impl fmt::Debug for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Attempt")
@@ -144,7 +147,7 @@ impl fmt::Debug for Attempt {
     }
 }
 
-/// Without what is secret.
+/// Omits secrets.
 impl fmt::Debug for Enhanced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enhanced")
@@ -153,27 +156,27 @@ impl fmt::Debug for Enhanced {
     }
 }
 
-/// What becomes of an attempt.
+/// The decision about an [`Attempt`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is this client.
+    /// The client is admitted.
     Admit(Admission),
-    /// Refused with this code, which has to be one of CONNACK (section 3.2.2.2), and Reason String.
+    /// Refused with this code, which must be one of CONNACK (section 3.2.2.2), and Reason String.
     Refuse(ReasonCode, &'static str),
 }
 
-/// A client that is let in.
+/// An admitted client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
-    /// Who it is.
+    /// The identity of the client.
     pub identity: Arc<Identity>,
-    /// When what it has shown is no longer good. The connection ends then with DISCONNECT 0x87, unless the client has
-    /// authenticated again.
+    /// When the credentials expire. The broker then ends the connection with DISCONNECT 0x87,
+    /// unless the client has authenticated again before.
     pub expires: Option<Instant>,
 }
 
 impl Verdict {
-    /// Lets this client in, for as long as it likes.
+    /// Admits the client without an expiry time.
     #[must_use]
     pub fn admit(identity: Arc<Identity>) -> Self {
         Self::Admit(Admission {
@@ -183,48 +186,59 @@ impl Verdict {
     }
 }
 
-/// An answer that may take its time.
+/// A decision that may take some time.
 pub type Deciding = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
-/// Decides who may connect, publish and subscribe. All methods but [`admit`](Self::admit) are called for many packets, most of them
-/// with a lock of the broker held: they have to be quick, and may not call the broker.
+/// Decides who may connect, publish and subscribe.
+///
+/// All methods but [`admit`](Self::admit) are called for many packets, most of them with a lock of
+/// the broker held. They must be fast and must never call the broker.
 pub trait Access: Send + Sync + 'static {
-    /// Who is this? Asked before the broker knows of the client, and again where it authenticates anew; dropped where the
-    /// time for a CONNECT is over. An answer that is ready when it is first polled is taken at once. A bounded number of the
-    /// others is undecided at a time ([`Limits::admissions_max`](crate::Limits::admissions_max)); one more is dropped.
+    /// Authenticates a client: before the broker knows of it, and again if it re-authenticates.
+    ///
+    /// A decision that is ready when first polled is used at once. Of the others,
+    /// [`Limits::admissions_max`](crate::Limits::admissions_max) may be pending at a time; the
+    /// broker drops further ones. It also drops a decision when the time for the CONNECT is over.
     fn admit(&self, attempt: Attempt) -> Deciding;
 
-    /// Whether this client may be connected, as things are by now. Asked for every new connection, for one whose client has
-    /// authenticated anew, and without a lock for all of them by [`Broker::recheck`](crate::Broker::recheck). The session
-    /// number is 0: it has none yet, or may be gone by then. The [proofs](Identity::proofs) are to be looked at here.
+    /// Whether this client may be connected under the rules in force now. Must check the
+    /// [proofs](Identity::proofs).
+    ///
+    /// Called for every new connection and after a re-authentication.
+    /// [`Broker::recheck`](crate::Broker::recheck) calls it for all connections without holding a
+    /// lock. The session number is 0, because the session may not exist yet or may have ended.
     fn may_connect(&self, who: &Origin) -> bool {
         _ = who;
         true
     }
 
-    /// Whether this client may publish an ordinary message to this topic, its will included. Not asked for what the
-    /// service takes.
+    /// Whether this client may publish an ordinary message, or a will, to this topic. Not called
+    /// for topics that the service claims.
     fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool;
 
-    /// Whether this client may subscribe to this filter, which is well formed: of a shared subscription the one behind
-    /// `$share/NAME/`. A session that may not have it any more asks the same of the topics of its messages.
+    /// Whether this client may subscribe to this well-formed filter. For a shared subscription it
+    /// is the filter after `$share/NAME/`.
+    ///
+    /// If a session has lost the right to a filter, the broker calls this with the topic of each of
+    /// its messages.
     fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
 
-    /// Whether this client may receive the answer to a request of another client at this topic. Only asked about clients that
-    /// subscribed to the topic; `asker` is none if the session of the request has ended.
+    /// Whether this client may receive the answer to a request of another client at this topic.
+    /// Only called for clients that subscribed to the topic; `asker` is none if the session of the
+    /// request has ended.
     fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
         _ = (client, asker, topic);
         true
     }
 
-    /// The broker has refused something that this access control was not asked about, or ends a connection: for a log. As
-    /// many come as hostile clients care to provoke.
+    /// Reports, for a log, that the broker refused something without asking this access control, or
+    /// ends a connection. Hostile clients can provoke any number of these calls.
     fn refused(&self, refusal: &Refusal<'_>) {
         _ = refusal;
     }
 }
 
-/// Lets everybody do everything, anonymously. User names and passwords are not looked at.
+/// Admits every client anonymously and allows everything. Ignores user names and passwords.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anyone;
 

@@ -1,7 +1,7 @@
-//! A client is let in, and shows anew who it is.
+//! Admission of clients: authenticates a CONNECT, and the AUTH packets of a connected client.
 //!
-//! In come a CONNECT or an AUTH, and what is known of the stream; out goes a connection that the core knows, or a refusal. Asks
-//! the access control without a lock, for a bounded time.
+//! Gets the packet and what the listener knows of the stream; returns a connection that the core
+//! knows, or a refusal. Waits for the access control without a lock and for a bounded time.
 
 use std::{future::pending, sync::Arc, time::Instant};
 
@@ -19,19 +19,19 @@ use crate::{
     router::SessionKey,
 };
 
-/// Why a client is refused that the access control did not decide about.
-const BUSY: &str = "too many clients are connecting: come back in a second";
-const LATE: &str = "who this client is was not found out in time: come back later";
+/// Refusals that the access control did not decide.
+const BUSY: &str = "too many clients are connecting: retry in a second";
+const LATE: &str = "this client was not authenticated in time: retry later";
 
-/// What a client has shown that expires, or that it may show anew.
-pub(crate) struct Showing {
+/// The credentials of a connection that expire, or that the client may renew by AUTH.
+pub(crate) struct Credentials {
     method: Option<Box<str>>,
     door: Door,
     expires: watch::Sender<Option<Instant>>,
 }
 
-impl Showing {
-    /// Waits until it is no longer good.
+impl Credentials {
+    /// Waits until the credentials expire.
     pub(crate) async fn expired(&self) {
         let mut expires = self.expires.subscribe();
         loop {
@@ -44,21 +44,21 @@ impl Showing {
             };
             tokio::select! {
                 () = expired => return,
-                // The sender lives as long as this.
+                // `changed` never fails, since `self` owns the sender.
                 _ = expires.changed() => {}
             }
         }
     }
 }
 
-/// Finds out who this is, and then lets the core know of the connection.
+/// Authenticates the client and then registers the connection in the core.
 pub(crate) async fn accept(
     broker: &Broker,
     mut connect: Connect,
     door: Door,
     deadline: tokio::time::Instant,
     output: &Arc<Output>,
-) -> Result<(Accepted, Option<Showing>), TurnedAway> {
+) -> Result<(Accepted, Option<Credentials>), TurnedAway> {
     let limits = broker.limits();
     let attempt = Attempt {
         client: connect.client_id.clone(),
@@ -69,7 +69,7 @@ pub(crate) async fn accept(
     };
     let (client, user) = (attempt.client.clone(), attempt.user.clone());
     let refuse = |reason, text| {
-        broker.told().tell(&Refusal {
+        broker.refusal_log().tell(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
@@ -92,7 +92,7 @@ pub(crate) async fn accept(
     let admission = match timeout_at(deadline, broker.admit(attempt)).await {
         Ok(Some(Verdict::Admit(admission))) => admission,
         Ok(Some(Verdict::Refuse(reason, text))) => {
-            broker.told().count(Refused::Connect, reason);
+            broker.refusal_log().count(Refused::Connect, reason);
             return Err((reason, text));
         }
         Ok(None) => return refuse(ReasonCode::SERVER_BUSY, BUSY),
@@ -103,23 +103,25 @@ pub(crate) async fn accept(
     let peer = door.peer.ip();
     let accepted = core.connect(connect, admission.identity, peer, output, Instant::now())?;
     let expires = admission.expires;
-    let showing = (method.is_some() || expires.is_some()).then(|| Showing {
+    let credentials = (method.is_some() || expires.is_some()).then(|| Credentials {
         method,
         door,
         expires: watch::Sender::new(expires),
     });
-    Ok((accepted, showing))
+    Ok((accepted, credentials))
 }
 
-/// The client authenticates anew (section 4.12.1). It has to be the same as before, since others know it by that.
+/// Re-authenticates a connected client (section 4.12.1). The identity must stay the same, since
+/// other clients know this client by it.
 pub(crate) async fn renew(
     broker: &Broker,
     session: SessionKey,
     origin: &Origin,
     auth: Option<Auth>,
-    showing: Option<&Showing>,
+    credentials: Option<&Credentials>,
 ) -> Result<(), Violation> {
-    let Some((showing, method)) = showing.and_then(|it| Some((it, it.method.as_deref()?))) else {
+    let Some((credentials, method)) = credentials.and_then(|it| Some((it, it.method.as_deref()?)))
+    else {
         return Err(Violation::protocol(
             "AUTH without an authentication method in CONNECT",
         ));
@@ -129,28 +131,28 @@ pub(crate) async fn renew(
         .and_then(|auth| auth.enhanced)
         .filter(|enhanced| *enhanced.method == *method)
         .ok_or(Violation::protocol(
-            "AUTH that does not authenticate anew by the method of CONNECT",
+            "AUTH must re-authenticate by the authentication method of CONNECT",
         ))?;
     let attempt = Attempt {
         client: (*origin.client).into(),
         user: None,
         password: None,
         enhanced: Some(enhanced),
-        door: showing.door.clone(),
+        door: credentials.door.clone(),
     };
     let verdict = timeout(broker.limits().connect_timeout, broker.admit(attempt)).await;
     let (reason, text) = match verdict {
         Ok(Some(Verdict::Admit(admission))) if admission.identity == origin.identity => {
-            showing.expires.send_replace(admission.expires);
+            credentials.expires.send_replace(admission.expires);
             let mut core = broker.lock();
             core.authenticated(session, origin.connection, admission.identity, method);
             return Ok(());
         }
         Ok(Some(Verdict::Admit(_))) => (
             ReasonCode::NOT_AUTHORIZED,
-            "this is somebody else than who connected",
+            "the re-authenticated identity differs from that of CONNECT",
         ),
-        // Of CONNACK's codes few are DISCONNECT's too.
+        // DISCONNECT has only these of CONNACK's codes.
         Ok(Some(Verdict::Refuse(
             reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),
             text,

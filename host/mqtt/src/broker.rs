@@ -1,4 +1,5 @@
-//! The handle of the embedder: starts connections, gives the core's lock away, ends everything.
+//! The embedder's handle to the broker. It starts connections, guards the core with one lock, and
+//! shuts everything down.
 
 use std::{
     borrow::Cow,
@@ -23,35 +24,37 @@ use tokio::{
 use crate::{
     Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Origin, Persistence, ReasonCode,
     Recovery, Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
-    allowance::SharedAllowance,
-    arriving::Arriving,
     clock::Clock,
     connection,
     core::{Core, Source},
     gate::Gate,
+    incomplete::IncompletePackets,
     ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
     output::{Direct, OutputTotal},
     persist::{Brake, Recorder},
+    rate_limit::SharedRateLimit,
     refusal::Refusals,
     round::{self, Rounds},
     writer::SharedWriter,
 };
 
-/// How a broker is to run.
+/// The options of a [`Broker`].
 #[derive(Clone)]
 pub struct Options {
-    /// The bounds.
+    /// The limits at the start.
     pub limits: Limits,
-    /// Where changes of durable state go. None: a restart forgets everything.
+    /// Receives changes of durable state. None: all state is lost at a restart.
     pub persistence: Option<Arc<dyn Persistence>>,
-    /// The number of this run of the process, counted by whoever keeps the log. Numbers of connections and sessions
-    /// begin at `(run << 32) + 1`, so that they never repeat over restarts.
+    /// The number of this run of the process, counted by the owner of the log. Numbers of
+    /// connections and sessions begin at `(run << 32) + 1`, so that they never repeat over
+    /// restarts.
     pub run: u32,
-    /// Who may connect, publish and subscribe. [`Anyone`], unless it is set.
+    /// Decides who may connect, publish and subscribe. The default is [`Anyone`].
     pub access: Arc<dyn Access>,
-    /// Ends the process: a panic has left the broker's state half changed. Nothing that was changed since the lock was taken is
-    /// appended or announced. Ends with code 70 (EX_SOFTWARE of sysexits.h), unless it is set.
+    /// Ends the process after a panic has left the broker's state half changed. Nothing that was
+    /// changed since the lock was taken is appended or sent. The default exits with code 70
+    /// (EX_SOFTWARE of sysexits.h).
     pub state_lost: fn() -> !,
 }
 
@@ -85,7 +88,8 @@ impl fmt::Debug for Options {
 #[derive(Clone)]
 pub struct Broker(Arc<Shared>);
 
-/// Places for sockets, far more than there can be: how many are taken is compared with a bound that may change.
+/// Permits for sockets, far more than there can be sockets. The number taken is compared with a
+/// limit that may change at run time.
 const SOCKETS: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
     Semaphore::MAX_PERMITS
 } else {
@@ -93,11 +97,11 @@ const SOCKETS: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
 };
 
 struct Shared {
-    /// In force now; those that count under the core's lock are there too.
+    /// The limits in force. The core has a copy of those that it enforces.
     limits: RwLock<Arc<Limits>>,
-    /// Of these, what every connection looks at again and again.
+    /// A copy of the limit, since every connection reads it often.
     publishes_per_second_max: AtomicU32,
-    publishes: SharedAllowance,
+    publishes: SharedRateLimit,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     refusals: Arc<Refusals>,
@@ -106,24 +110,26 @@ struct Shared {
     persistence: Option<Arc<dyn Persistence>>,
     rounds: Rounds,
     gate: Arc<Gate>,
-    /// One permit per socket, of [`SOCKETS`]; all are back once every connection has ended.
+    /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
+    /// ended.
     sockets: Arc<Semaphore>,
-    /// One permit per CONNECT that is not decided yet.
+    /// One permit per CONNECT that the access control has not decided yet.
     admissions: Semaphore,
-    /// One permit: of the connections whose last turn did all the work that it may, one at a time has the next turn. So
-    /// however many of them there are, a connection with little to do waits for one of their turns.
+    /// One permit: of the connections whose last turn used up its work limit, one at a time has its
+    /// next turn. So a connection with little to do waits for at most one such turn, however many
+    /// there are.
     cut_turns: Semaphore,
-    /// CONNECTs that are not whole yet.
-    connects: Arriving,
-    /// Other packets that are not.
-    packets: Arriving,
+    /// The bytes of incomplete CONNECTs.
+    connects: IncompletePackets,
+    /// The bytes of other incomplete packets.
+    packets: IncompletePackets,
     outputs: Arc<OutputTotal>,
     turned_away: AtomicU64,
-    /// An earlier deadline than the timers sleep for.
+    /// Wakes the timers for a deadline earlier than the one they sleep for.
     earlier: Notify,
     stopping: AtomicBool,
     stop: Notify,
-    /// Connections that the grace of a shutdown did not suffice for.
+    /// Aborts connections that have not ended within the grace period of a shutdown.
     abort: Notify,
 }
 
@@ -134,9 +140,11 @@ impl Broker {
         Self::restore(options, service, Recovery::default())
     }
 
-    /// A broker without connections, with the sessions and retained messages that recovery found. A session that was
-    /// connected is as if its connection ended now; its will waits some seconds for the client to come back. What does not
-    /// fit the limits is dropped and logged. Sessions that have expired end as soon as the timers run.
+    /// A broker without connections, with the sessions and retained messages that recovery found.
+    ///
+    /// A session that was connected is treated as if its connection ended now; its will waits some
+    /// seconds for the client to reconnect. Sessions and messages beyond the limits are dropped and
+    /// logged. Expired sessions end as soon as the timers run.
     #[must_use]
     pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
         Self::restore_at(options, service, recovery, Clock::now())
@@ -174,8 +182,8 @@ impl Broker {
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
-            connects: Arriving::default(),
-            packets: Arriving::default(),
+            connects: IncompletePackets::default(),
+            packets: IncompletePackets::default(),
             outputs: Arc::new(OutputTotal::new(limits.output_bytes_total_max)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
@@ -183,13 +191,14 @@ impl Broker {
             stop: Notify::new(),
             abort: Notify::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
-            publishes: SharedAllowance::per_second(limits.publishes_per_second_total_max),
+            publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
         }))
     }
 
-    /// Accepts connections until [`shutdown`](Self::shutdown), each in tasks of its own. May be called for several
-    /// listeners. Errors of single connections and a shortage of file descriptors do not end it.
+    /// Accepts connections until [`shutdown`](Self::shutdown) and serves each in its own tasks. May
+    /// be called for several listeners. Errors of single connections and a lack of file descriptors
+    /// do not end it.
     pub async fn listen(&self, listener: TcpListener) -> io::Result<()> {
         loop {
             let accepted = tokio::select! {
@@ -198,7 +207,8 @@ impl Broker {
             };
             match accepted {
                 Ok((socket, peer)) => {
-                    // Answers are small and waited for. Where it fails the socket is dead, and its reader will see that.
+                    // Answers are small and clients wait for them. If this fails, the socket is
+                    // dead and its reader will see the error.
                     _ = socket.set_nodelay(true);
                     let broker = self.clone();
                     tokio::spawn(async move {
@@ -211,14 +221,15 @@ impl Broker {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    // Without file descriptors accept fails at once, again and again.
+                    // Without file descriptors accept fails immediately, so wait before the next
+                    // attempt.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         }
     }
 
-    /// Serves one connection over any byte stream, to its end.
+    /// Serves one connection over any byte stream until it ends.
     pub async fn serve_connection<S>(&self, stream: S, door: Door)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -242,14 +253,14 @@ impl Broker {
             self.0.refusals.tell(&Refusal {
                 what: Refused::Connect,
                 reason: ReasonCode::SERVER_BUSY,
-                text: Some("there are as many connections as there may be"),
+                text: Some("the broker has reached its limit of connections"),
                 peer: Some(door.peer),
                 client: "",
                 user: None,
             });
             return;
         };
-        // Made before the look at the flag, so that a shutdown in between is not missed.
+        // Created before the flag is read, so that a shutdown in between is not missed.
         let abort = self.0.abort.notified();
         if self.is_stopping() {
             return;
@@ -260,8 +271,8 @@ impl Broker {
         }
     }
 
-    /// Ends sessions and sends wills when it is time, and looks at the wall clock again and again. Runs until
-    /// [`shutdown`](Self::shutdown).
+    /// Ends sessions and sends wills when they are due, and reads the wall clock periodically. Runs
+    /// until [`shutdown`](Self::shutdown).
     pub async fn run_timers(&self) {
         while !self.is_stopping() {
             let earlier = self.0.earlier.notified();
@@ -274,7 +285,7 @@ impl Broker {
             let look = now + WALL_CLOCK_LOOK;
             let next = next.map_or(look, |at| at.min(look));
             if next <= now {
-                // As after any turn that did all the work that it may.
+                // The work limit of one turn is used up: let connections run.
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -286,10 +297,13 @@ impl Broker {
         }
     }
 
-    /// One lock, many operations: clients see everything of the closure in this order, and what it leads to is written once
-    /// at its end, or with what other connections have led to. The closure may not call the broker itself.
+    /// Runs several operations under one lock.
     ///
-    /// Their changes are appended in one batch or in some, divided between the operations.
+    /// Clients see the effects in the order of the operations. The output is written once at the
+    /// end, or together with that of other connections. The changes are appended in one batch, or
+    /// in several that are divided between operations.
+    ///
+    /// The closure must not call the broker itself.
     pub fn batch<R>(&self, f: impl FnOnce(&mut Batch<'_>) -> R) -> R {
         let mut core = self.lock();
         f(&mut Batch {
@@ -298,26 +312,29 @@ impl Broker {
         })
     }
 
-    /// Everything up to this position of the log is durable: what waited for it is written, and whatever else can be. For any
-    /// thread; takes no lock that is held for long.
+    /// Reports that everything up to this log position is durable. Output that waited for it is
+    /// written. May be called from any thread; takes no lock that is held for long.
     pub fn released(&self, position: u64) {
         self.0.gate.release_to(position);
         self.0.rounds.write_gathered();
     }
 
-    /// The rules of the [access control](Access) have changed, or credentials of clients have
-    /// become invalid: ends connections that are no longer allowed with DISCONNECT 0x87, and such
-    /// subscriptions of the others. Packets after the change follow the new rules anyway. Sessions
-    /// without a connection are looked at when they are resumed. Other clients are served during
-    /// this call. For a thread that may block.
+    /// Applies changed rules of the [access control](Access), or revoked credentials, to connected
+    /// clients.
+    ///
+    /// Connections that are no longer allowed end with DISCONNECT 0x87. Other connections lose the
+    /// subscriptions that are no longer allowed. Packets after the change follow the new rules
+    /// anyway. Sessions without a connection are checked when they are resumed.
+    ///
+    /// Other clients are served during this call. Call it from a thread that may block.
     pub fn recheck(&self) {
-        // Many certificates are verified here, or many rules looked through.
+        // Without the lock: this may verify many certificates and evaluate many rules.
         let mut refused = self.connected();
         refused.retain(|who| !self.0.access.may_connect(who));
         self.end_refused(refused);
     }
 
-    /// The connections that there are.
+    /// All current connections.
     pub(crate) fn connected(&self) -> Vec<Origin> {
         let mut connected = Vec::new();
         let mut next = Some(0);
@@ -327,7 +344,7 @@ impl Broker {
         connected
     }
 
-    /// Ends these connections, and subscriptions of the others that are no longer allowed.
+    /// Ends these connections, and subscriptions of other connections that are no longer allowed.
     pub(crate) fn end_refused(&self, refused: Vec<Origin>) {
         let refused = refused
             .into_iter()
@@ -340,34 +357,38 @@ impl Broker {
         }
     }
 
-    /// The next piece of an image of all durable sessions and retained messages, of about so many bytes, as of now; `None`
-    /// at its end. Begun after the embedder has noted a position of its log, the pieces and then every change behind that
-    /// position give the state again ([`Recovery::apply`]); changes may go on between two pieces.
+    /// The next piece, of about `bytes_max` bytes, of an image of all durable sessions and retained
+    /// messages; `None` at its end.
+    ///
+    /// The embedder must note a position of its log before the first piece. The pieces, followed by
+    /// every change behind that position, reproduce the state ([`Recovery::apply`]). Changes may
+    /// happen between two pieces.
     #[must_use]
     pub fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
         self.lock().image(cursor, bytes_max)
     }
 
-    /// About how many bytes an image has by now; by how much that changes is what counts. It takes the lock for a moment.
+    /// The approximate size of an image in bytes. Only differences between two calls are
+    /// meaningful. Takes the lock for a moment.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         self.lock().kept_bytes() as u64
     }
 
-    /// The numbers of all sessions there are, connected or not.
+    /// The numbers of all sessions, connected or not.
     #[must_use]
     pub fn sessions(&self) -> Vec<u64> {
         self.lock().session_numbers()
     }
 
-    /// What is known of the client with this id; `None` where it has no session.
+    /// The connection and subscriptions of the client with this id; `None` if it has no session.
     #[must_use]
     pub fn standing(&self, client: &str) -> Option<Standing> {
         self.lock().standing(client)
     }
 
-    /// The share of an owner (a user, or the network address of anonymous clients): how many sessions it may have in all
-    /// if one more begins now.
+    /// The session quota of one owner (a user, or the network address of anonymous clients) if one
+    /// more session begins now.
     #[must_use]
     pub fn session_share(&self) -> usize {
         let max = self.limits().sessions_max;
@@ -383,29 +404,30 @@ impl Broker {
         }
     }
 
-    /// What was refused since the start, those refusals included that the access control and the service have decided.
+    /// Counts of refusals since the start, including those decided by the access control and the
+    /// service.
     #[must_use]
     pub fn refusals(&self) -> Vec<RefusalCount> {
         self.0.refusals.counts()
     }
 
-    /// Sends DISCONNECT 0x8B to everyone, gives it at most `grace` to arrive, then closes. Listeners and timers end, and
-    /// nobody can connect any more.
+    /// Sends DISCONNECT 0x8B to every client, waits at most `grace` for delivery, then closes.
+    /// Listeners and timers end, and no client can connect any more.
     ///
-    /// Wills are not published: section 3.1.2.5 lets a server that shuts down put them off until it starts again, and
-    /// nobody is left to hear them. Those of durable sessions are kept for then.
+    /// Wills are not published: section 3.1.2.5 lets a server that shuts down defer them until it
+    /// restarts, and no subscriber is left. Wills of durable sessions are stored for the restart.
     pub async fn shutdown(&self, grace: Duration) {
         self.0.stopping.store(true, Ordering::Release);
         self.lock().shut_down();
         self.0.stop.notify_waiters();
-        // It is not larger; see there.
+        // Never saturates: `SOCKETS` is at most `u32::MAX`.
         let sockets = u32::try_from(SOCKETS).unwrap_or(u32::MAX);
         if tokio::time::timeout(grace, self.0.sockets.acquire_many(sockets))
             .await
             .is_err()
         {
             self.0.abort.notify_waiters();
-            // These end at once, without waiting for their peers.
+            // These connections end at once, without waiting for their clients.
             _ = self.0.sockets.acquire_many(sockets).await;
         }
     }
@@ -421,17 +443,20 @@ impl Broker {
         }
     }
 
-    /// The bounds in force.
+    /// The limits in force.
     #[must_use]
     pub fn limits(&self) -> Arc<Limits> {
-        // Nothing panics while it is written.
+        // Writers of this lock cannot panic.
         let limits = self.0.limits.read();
         limits.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes other bounds into force, for what comes from now on. What is there stays, also beyond a lower bound: nobody is
-    /// disconnected, and no session, subscription or message goes. A connection keeps the bounds that it was told in its CONNACK
-    /// or that are of its socket; the next one of its client has the new ones. `admissions_max` stays as it was at the start.
+    /// Replaces the limits for everything that follows.
+    ///
+    /// Existing state stays even above a lower limit: no client is disconnected, and no session,
+    /// subscription or message is removed. A connection keeps the limits sent in its CONNACK and
+    /// those of its socket; the client's next connection has the new ones. `admissions_max` keeps
+    /// its value from the start.
     pub fn set_limits(&self, limits: Limits) {
         let limits = Arc::new(limits);
         self.lock().set_limits(limits.clone());
@@ -446,8 +471,8 @@ impl Broker {
             .unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
-    /// How much all clients together may publish.
-    pub(crate) fn publishes(&self) -> &SharedAllowance {
+    /// The rate limit on PUBLISHes of all clients together.
+    pub(crate) fn publishes(&self) -> &SharedRateLimit {
         &self.0.publishes
     }
 
@@ -463,36 +488,38 @@ impl Broker {
         &self.0.access
     }
 
-    pub(crate) fn told(&self) -> &Refusals {
+    pub(crate) fn refusal_log(&self) -> &Refusals {
         &self.0.refusals
     }
 
-    /// Asks who this is; none where too many are asked about already. An attempt that is decided at once needs no place, so a
-    /// flood of attempts that wait refuses no client whose password is known.
+    /// Authenticates a client; none if too many attempts are pending.
+    ///
+    /// An attempt that is decided at once needs no permit, so a flood of pending attempts cannot
+    /// refuse a client whose password is cached.
     pub(crate) async fn admit(&self, attempt: Attempt) -> Option<Verdict> {
         let mut deciding = self.0.access.admit(attempt);
-        let at_once = poll_fn(|context| match deciding.as_mut().poll(context) {
+        let immediate = poll_fn(|context| match deciding.as_mut().poll(context) {
             Poll::Ready(verdict) => Poll::Ready(Some(verdict)),
             Poll::Pending => Poll::Ready(None),
         });
-        if let Some(verdict) = at_once.await {
+        if let Some(verdict) = immediate.await {
             return Some(verdict);
         }
         let _permit = self.0.admissions.try_acquire().ok()?;
         Some(deciding.await)
     }
 
-    /// CONNECTs that are not whole yet.
-    pub(crate) fn connects(&self) -> &Arriving {
+    /// The bytes of incomplete CONNECTs.
+    pub(crate) fn connects(&self) -> &IncompletePackets {
         &self.0.connects
     }
 
-    /// Other packets that are not.
-    pub(crate) fn packets(&self) -> &Arriving {
+    /// The bytes of other incomplete packets.
+    pub(crate) fn packets(&self) -> &IncompletePackets {
         &self.0.packets
     }
 
-    /// What the outputs of all connections share.
+    /// The output of all connections together.
     pub(crate) fn outputs(&self) -> Arc<OutputTotal> {
         self.0.outputs.clone()
     }
@@ -501,7 +528,7 @@ impl Broker {
         &self.0.cut_turns
     }
 
-    /// What pauses a connection while the log is behind.
+    /// Pauses a connection while the log is behind.
     pub(crate) fn brake(&self) -> Brake {
         Brake::new(self.0.persistence.clone())
     }
@@ -524,32 +551,34 @@ impl Shared {
         self.core.lock().unwrap_or_else(|_| self.state_is_lost())
     }
 
-    /// A panic under the lock left the state half changed. To go on would record and announce what never happened.
+    /// A panic under the lock left the state half changed. Continuing would record and announce
+    /// changes that never happened.
     fn state_is_lost(&self) -> ! {
         tracing::error!("the broker panicked; stopping, since its state is lost");
         (self.state_lost)()
     }
 }
 
-/// The core's lock. Before it is given back the changes made under it are appended; then what there is to write is written
-/// or gathered, and the service is told of sessions that are no more.
+/// The core's lock. Releasing it appends the changes made under it, then writes or gathers the
+/// output, and reports ended sessions to the service.
 pub(crate) struct Guard<'a> {
     broker: &'a Broker,
     core: Option<MutexGuard<'a, Core>>,
-    /// Whether the thread was panicking when the lock was taken: the state was whole then.
+    /// Whether the thread was already panicking when it took the lock. The state was consistent
+    /// then.
     panicking: bool,
 }
 
 impl Guard<'_> {
-    /// Gives the lock back, calls the function, and takes the lock again.
+    /// Releases the lock, calls the function, and takes the lock again.
     pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        self.give_back();
+        self.release();
         let result = f();
         self.core = Some(self.broker.0.lock());
         result
     }
 
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         let Some(mut core) = self.core.take() else {
             return;
         };
@@ -559,7 +588,7 @@ impl Guard<'_> {
         if wakes.timers {
             self.broker.0.earlier.notify_waiters();
         }
-        // Only who ends sessions finds some here, which no call of the service does.
+        // Calls of the service end no sessions, so this cannot recurse.
         if !wakes.ended.is_empty() {
             self.broker.service().ended(self.broker, &wakes.ended);
         }
@@ -571,7 +600,7 @@ impl Drop for Guard<'_> {
         if self.core.is_some() && !self.panicking && std::thread::panicking() {
             self.broker.0.state_is_lost();
         }
-        self.give_back();
+        self.release();
     }
 }
 
@@ -579,7 +608,7 @@ impl Deref for Guard<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
-        // Only `unlocked` takes it out, and puts it back before anybody can look.
+        // Only `unlocked` takes it out, and puts it back before it returns.
         self.core.as_deref().expect("the lock is held")
     }
 }
@@ -597,18 +626,23 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Publishes as the broker itself (No Local does not apply). Returns the number of sessions with a matching
-    /// subscription, and of groups that share one (section 4.8.2); 0 where a retained message had no room.
+    /// Publishes a message of the broker itself (No Local does not apply).
+    ///
+    /// Returns the number of sessions with a matching subscription plus the number of matching
+    /// shared subscriptions (section 4.8.2). Returns 0 if a retained message had no room.
     pub fn publish(&mut self, message: Message) -> usize {
         let source = Source::default();
         let sessions = self.core.publish(Cow::Owned(message), source, self.now);
         self.published(sessions)
     }
 
-    /// Publishes the answer to the request of this token: the same as [`publish`](Self::publish), but less is recorded.
-    /// The answer stands in front of the request's acknowledgement in the same output, so who did not get it asks again.
-    /// Where it cannot be sent at once, or the request came at QoS 2, it is recorded, and the acknowledgement waits for
-    /// that. Before [`settle`](Self::settle).
+    /// Publishes the answer to the request of this token. Works like [`publish`](Self::publish),
+    /// but records less.
+    ///
+    /// The answer precedes the request's acknowledgement in the same output, so a client that did
+    /// not receive it sends the request again. If the answer cannot be sent at once, or the request
+    /// came at QoS 2, it is recorded, and the acknowledgement waits for that record. Must be called
+    /// before [`settle`](Self::settle).
     pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
         let sessions = self.core.answer(token, message, self.now);
         self.published(sessions)
@@ -622,9 +656,12 @@ impl Batch<'_> {
         })
     }
 
-    /// Sends to this connection of this client only, subscribed or not, exactly once. A matching subscription lends its
-    /// QoS (never above the message's) and Subscription Identifiers. What is unsent when the connection ends is dropped,
-    /// what is unacknowledged is re-sent to a resumed session, and recorded by then at the latest. False where the
+    /// Sends a message exactly once, only to this connection of this client, whether it subscribed
+    /// or not.
+    ///
+    /// A matching subscription determines the QoS (never above the message's) and the Subscription
+    /// Identifiers. When the connection ends, unsent messages are dropped. Unacknowledged messages
+    /// are recorded by then at the latest and sent again to a resumed session. Returns false if the
     /// connection has ended.
     pub fn deliver(&mut self, client: &str, connection: u64, message: Message) -> bool {
         let is_open = self.core.deliver(client, connection, message, self.now);
@@ -632,15 +669,18 @@ impl Batch<'_> {
         is_open
     }
 
-    /// Sends the PUBACK or PUBREC of a request. It leaves after everything published before, but for messages that wait
-    /// for the client's own acknowledgements: these may not delay it (section 3.3.4). Acknowledgements leave in the order
-    /// of the requests. A used token does nothing.
+    /// Sends the PUBACK or PUBREC of a request.
+    ///
+    /// It leaves after everything published before, except messages that wait for the client's own
+    /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
+    /// order of the requests. A used token has no effect.
     pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
         self.core.settle(token, reason, text);
         self.core.checkpoint();
     }
 
-    /// Disconnects this connection of this client with a DISCONNECT; nothing where it has ended.
+    /// Sends a DISCONNECT to this connection of this client and closes it. Does nothing if it has
+    /// ended.
     pub fn disconnect(
         &mut self,
         client: &str,

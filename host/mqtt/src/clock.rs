@@ -1,8 +1,9 @@
-//! Instants to wall time and back, for what has to outlive the process.
+//! Converts instants to wall time and back, for times that outlive the process.
 //!
-//! Inside the broker times are instants, which no step of the wall clock moves. A pair of readings carries them into
-//! records and out of them. It is taken at the start and again and again, so that what is recorded after a step of the
-//! wall clock, or after a sleep of the machine, is right by the clock that the next start reads.
+//! The broker uses instants, which clock steps do not change. A pair of readings of both clocks
+//! converts them for records. The pair is taken at the start and then periodically. So times
+//! recorded after a clock step, or after the machine slept, are right by the wall clock that the
+//! next start reads.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -40,8 +41,8 @@ impl Clock {
         }
     }
 
-    /// The instant of a wall time; `None` where it is too far ahead to ever come. An instant cannot be arbitrarily
-    /// early: what is before the first one there is becomes the start, which is past as well.
+    /// The instant of a wall time; `None` if it is too far in the future for an instant. A time too
+    /// early for an instant becomes the time of this pair, which is past as well.
     pub(crate) fn instant(&self, wall_ms: u64) -> Option<Instant> {
         match wall_ms.checked_sub(self.wall_ms) {
             Some(ahead_ms) => self.at.checked_add(Duration::from_millis(ahead_ms)),
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_and_back() {
+    fn wall_time_round_trips() {
         let at = Instant::now() + Duration::from_secs(100);
         let clock = Clock::at(at, 1_000_000);
         for ms in [1_000_000, 1_000_001, 999_999, 2_000_000, 950_000] {

@@ -1,7 +1,7 @@
-//! One socket: a task that reads and one that writes.
+//! One connection: a task that reads the socket and a task that writes it.
 //!
-//! In come a byte stream's halves; out go packets to the dispatch and bytes to the peer. Keeps the time: for the CONNECT,
-//! between packets, for a write, for the last words. Never interprets a packet but the first.
+//! Passes packets to the dispatch and enforces all time limits: for the CONNECT, between packets,
+//! for a write, and for closing. Never interprets a packet other than CONNECT.
 
 use std::{
     future::pending,
@@ -19,11 +19,11 @@ use tokio::{
 
 use crate::{
     Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
-    admission::{self, Showing},
-    arriving::{Share, counted},
+    admission::{self, Credentials},
     codec::{self, Answer, Connect, ConnectFault, Violation},
     core::Accepted,
     dispatch::{Dispatch, Turn},
+    incomplete::{ConnectionBytes, counted_bytes},
     limits::{
         BUFFER_PARTS_IN_USE, IDLE_BUFFER_BYTES_MAX, PAUSE_LOOK, READ_BYTES_MIN, WRITE_STALL_LOOK,
         WRITE_STALL_OVER_TOTAL,
@@ -47,11 +47,11 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let share = broker.connects().share();
-    let first = read_connect(&mut reader, &mut buffer, &limits, share);
+    let memory = broker.connects().add_connection();
+    let first = read_connect(&mut reader, &mut buffer, &limits, memory);
     let first = timeout_at(deadline, first).await;
     let refuse = |reason, text| {
-        broker.told().tell(&Refusal {
+        broker.refusal_log().tell(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
@@ -73,14 +73,14 @@ pub(crate) async fn run<R, W>(
                     codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
                 }
             }
-            return turn_away(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
+            return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
         Ok(None) => {
             tracing::debug!(%peer, "closed without a CONNECT");
             return;
         }
         Err(_) => {
-            // It is told nothing, and the standard has no code for it.
+            // The client gets no answer, since the standard has no code for this.
             let text = "its CONNECT took too long";
             return refuse(ReasonCode::UNSPECIFIED_ERROR, text);
         }
@@ -92,17 +92,41 @@ pub(crate) async fn run<R, W>(
     ));
     let bytes_max = connect.packet_bytes_max;
     let admitted = admission::accept(broker, connect, door, deadline, &output).await;
-    let (accepted, showing) = match admitted {
+    let (accepted, credentials) = match admitted {
         Ok(admitted) => admitted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
             let mut refusal = BytesMut::new();
             codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
-            return turn_away(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
+            return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
     tracing::debug!(%peer, client = %accepted.origin.client.escape_debug(), "connected");
+    serve_accepted(
+        broker,
+        accepted,
+        credentials.as_ref(),
+        output,
+        reader,
+        buffer,
+        writer,
+    )
+    .await;
+}
 
+/// Serves a connection after its CONNECT. `buffer` holds the bytes that were read behind it.
+async fn serve_accepted<R, W>(
+    broker: &Broker,
+    accepted: Accepted,
+    credentials: Option<&Credentials>,
+    output: Arc<Output>,
+    mut reader: R,
+    mut buffer: BytesMut,
+    writer: W,
+) where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
     let Accepted {
         session,
         origin,
@@ -126,19 +150,19 @@ pub(crate) async fn run<R, W>(
         writer,
         limits.write_stall,
     )));
-    // The connection that was taken over first hands over what it has; it has been told to end.
+    // The connection that this one takes over is ending. It must hand over its last requests first.
     if let Some(previous) = previous {
         previous.ended().await;
     }
     let mut dispatch = Dispatch::new(broker.clone(), session, origin, &account, &limits);
-    let expired = showing.as_ref().map(Showing::expired);
+    let expired = credentials.map(Credentials::expired);
     let read = read(
         &attached,
         &mut reader,
         &mut buffer,
         &mut dispatch,
         silence_max,
-        showing.as_ref(),
+        credentials,
     );
     let ended = tokio::select! {
         ended = read => ended,
@@ -146,23 +170,23 @@ pub(crate) async fn run<R, W>(
         () = async { match expired { Some(expired) => expired.await, None => pending().await } } => Ended::Expired,
     };
     let violation = match ended {
-        Ended::Silent => Some((
+        Ended::KeepAliveTimeout => Some((
             ReasonCode::KEEP_ALIVE_TIMEOUT,
             "no packet came for one and a half times the keep alive",
         )),
         Ended::Expired => Some((
             ReasonCode::NOT_AUTHORIZED,
-            "what this client showed to be let in is no longer good: authenticate again before that",
+            "the credentials of this client have expired: authenticate again in time",
         )),
         Ended::ByPeer | Ended::ByBroker => None,
     };
     if let Some((reason, text)) = violation {
-        attached.punish(Violation { reason, text });
+        attached.disconnect_for(Violation { reason, text });
     }
     drop(dispatch);
     drop(attached);
-    // What is in the output still goes out, the DISCONNECT at its end above all. What waits for its record for too long
-    // never does.
+    // Send what is in the output, the DISCONNECT at its end above all. Output that waits too long
+    // for its record is discarded.
     let mut written = timeout(limits.close_timeout, &mut writing.0).await.is_ok();
     if !written && output.cut() {
         written = timeout(limits.close_timeout, &mut writing.0).await.is_ok();
@@ -172,8 +196,8 @@ pub(crate) async fn run<R, W>(
     }
 }
 
-/// Sends the last word to a peer that gets no connection.
-async fn turn_away<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+/// Sends a refusal to a client that gets no connection.
+async fn send_refusal<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     reader: &mut R,
     writer: &mut W,
     buffer: &mut BytesMut,
@@ -189,7 +213,8 @@ async fn turn_away<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-/// A connection that the core knows. However its task ends, the session is told, then the service, then a successor.
+/// A connection that the core knows. However its task ends, dropping this notifies the session,
+/// then the service, then a connection that took the session over.
 struct Attached {
     broker: Broker,
     session: SessionKey,
@@ -199,7 +224,7 @@ struct Attached {
 }
 
 impl Attached {
-    fn punish(&self, violation: Violation) {
+    fn disconnect_for(&self, violation: Violation) {
         let mut core = self.broker.lock();
         core.punish(self.session, self.origin.connection, violation);
     }
@@ -217,7 +242,7 @@ impl Drop for Attached {
     }
 }
 
-/// The writer's task; it does not outlive the connection's.
+/// The writer's task; it must not outlive the connection's task.
 struct Writing(JoinHandle<()>);
 
 impl Drop for Writing {
@@ -230,17 +255,17 @@ impl Drop for Writing {
 enum Ended {
     ByPeer,
     ByBroker,
-    Silent,
-    /// What it showed to be let in is no longer good.
+    KeepAliveTimeout,
+    /// The client's credentials have expired.
     Expired,
 }
 
-/// The CONNECT, or what is wrong with it; `None` where the peer has gone.
+/// Reads the CONNECT, or finds what is wrong with it; `None` if the client closed the stream.
 async fn read_connect<R: AsyncRead + Unpin>(
     reader: &mut R,
     buffer: &mut BytesMut,
     limits: &Limits,
-    mut share: Share<'_>,
+    mut memory: ConnectionBytes<'_>,
 ) -> Option<Result<Connect, ConnectFault>> {
     loop {
         match codec::decode_connect(buffer, limits.connect_bytes_max) {
@@ -248,12 +273,13 @@ async fn read_connect<R: AsyncRead + Unpin>(
             Ok(None) => {}
             Err(fault) => return Some(Err(fault)),
         }
-        // Most CONNECTs are small, and a peer that has sent nothing yet gets no more than this.
+        // Most CONNECTs are small. A client that has sent nothing yet gets no more memory than
+        // this.
         buffer.reserve(512);
-        if !share.fits(counted(buffer, 0), || limits.connect_bytes_total_max) {
+        if !memory.fits(counted_bytes(buffer, 0), || limits.connect_bytes_total_max) {
             let violation = Violation {
                 reason: ReasonCode::SERVER_BUSY,
-                text: "others send as many bytes of large CONNECTs as there may be at once",
+                text: "large CONNECTs of all clients exceed the memory limit: retry later",
             };
             return Some(Err(ConnectFault {
                 violation,
@@ -266,21 +292,22 @@ async fn read_connect<R: AsyncRead + Unpin>(
     }
 }
 
-/// Reads packets until the connection ends. Pauses while the peer does not read what we write.
+/// Reads packets until the connection ends. Pauses while the client does not read the broker's
+/// output.
 async fn read<R: AsyncRead + Unpin>(
     attached: &Attached,
     reader: &mut R,
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
     silence_max: Option<Duration>,
-    showing: Option<&Showing>,
+    credentials: Option<&Credentials>,
 ) -> Ended {
     let Attached { broker, output, .. } = attached;
     let mut last_packet = tokio::time::Instant::now();
     let mut ask = READ_BYTES_MIN;
-    let mut share = broker.packets().share();
+    let mut memory = broker.packets().add_connection();
     let mut brake = broker.brake();
-    // The read buffer's allocation, of which its capacity is what is left.
+    // The size of the read buffer's allocation; `capacity` is only what is left of it.
     let mut allocated = buffer.capacity();
     let mut pause = None;
     // Reset when it fires rather than at every packet.
@@ -293,7 +320,7 @@ async fn read<R: AsyncRead + Unpin>(
             dispatch,
             &mut brake,
             &mut last_packet,
-            showing,
+            credentials,
         )
         .await
         {
@@ -302,16 +329,16 @@ async fn read<R: AsyncRead + Unpin>(
         };
         release(buffer, &mut allocated);
         let bytes_max = || broker.limits().packet_bytes_total_max;
-        let bytes = counted(buffer, allocated) + dispatch.held_bytes();
-        let fits = share.fits(bytes, bytes_max);
+        let bytes = counted_bytes(buffer, allocated) + dispatch.held_bytes();
+        let fits = memory.fits(bytes, bytes_max);
         if !fits && !paused {
-            attached.punish(Violation {
+            attached.disconnect_for(Violation {
                 reason: ReasonCode::QUOTA_EXCEEDED,
-                text: "clients send as many bytes of large packets as there may be at once",
+                text: "large packets of all clients exceed the memory limit: retry later",
             });
             return Ended::ByBroker;
         }
-        let reads = !paused || dispatch.reads_on() && !share.is_over(bytes_max);
+        let reads = !paused || dispatch.accepts_input() && !memory.is_over(bytes_max);
         if reads {
             make_room(buffer, ask);
             allocated = allocated.max(buffer.capacity());
@@ -319,9 +346,9 @@ async fn read<R: AsyncRead + Unpin>(
         if !paused {
             pause = None;
         } else if is_stuck(attached, &mut pause, reads) {
-            attached.punish(Violation {
+            attached.disconnect_for(Violation {
                 reason: ReasonCode::QUOTA_EXCEEDED,
-                text: "this client sends requests and does not acknowledge their answers",
+                text: "this client sends requests without acknowledging their answers",
             });
             return Ended::ByBroker;
         }
@@ -339,7 +366,7 @@ async fn read<R: AsyncRead + Unpin>(
                 () = silence.as_mut(), if silence_max.is_some() && reads => {
                     let due = last_packet + silence_max.unwrap_or_default();
                     if due <= tokio::time::Instant::now() {
-                        return Ended::Silent;
+                        return Ended::KeepAliveTimeout;
                     }
                     silence.as_mut().reset(due);
                 }
@@ -348,22 +375,23 @@ async fn read<R: AsyncRead + Unpin>(
     }
 }
 
-/// Handles what was read: turn by turn, until there is no whole packet left. True: packets wait.
+/// Handles the packets that were read, turn by turn, until no complete packet is left. Returns true
+/// if packets wait.
 async fn turns(
     attached: &Attached,
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
     brake: &mut crate::persist::Brake,
     last_packet: &mut tokio::time::Instant,
-    showing: Option<&Showing>,
+    credentials: Option<&Credentials>,
 ) -> Result<bool, Ended> {
     let Attached { broker, output, .. } = attached;
     let mut cut = false;
     loop {
         output.room().await;
         brake.wait(buffer.len() > attached.read_bytes_max).await;
-        // After a cut turn: one of these at a time, between the turns of the others.
-        let lane = match mem::take(&mut cut) {
+        // After a cut turn: one connection at a time, between the turns of other connections.
+        let permit = match mem::take(&mut cut) {
             true => broker.cut_turns().acquire().await.ok(),
             false => None,
         };
@@ -372,19 +400,19 @@ async fn turns(
         brake.begin();
         let turn = dispatch.turn(buffer, now.into_std());
         brake.end();
-        drop(lane);
+        drop(permit);
         if buffer.len() != before {
             *last_packet = now;
         }
         if let Some(round) = round
             && round.waits()
         {
-            // Until all that are ready have had their turns, and it ends.
+            // Until all ready connections have had their turns and the round ends.
             tokio::task::yield_now().await;
         }
         match turn {
             Turn::Drained => {
-                if dispatch.is_waited_for(now.into_std()) {
+                if dispatch.needs_quick_ack(now.into_std()) {
                     output.acknowledge();
                 }
                 return Ok(false);
@@ -401,23 +429,23 @@ async fn turns(
                     attached.session,
                     &attached.origin,
                     dispatch.take_auth(),
-                    showing,
+                    credentials,
                 )
                 .await;
                 if let Err(violation) = renewed {
-                    attached.punish(violation);
+                    attached.disconnect_for(violation);
                     return Err(Ended::ByBroker);
                 }
             }
-            // What was the cause has been said; a DISCONNECT of the client wants no answer.
+            // The reason has been sent already; a DISCONNECT of the client gets no answer.
             Turn::Over if output.is_closing() => return Err(Ended::ByBroker),
             Turn::Over => return Err(Ended::ByPeer),
         }
     }
 }
 
-/// Whether a paused connection that is not read from will never go on: its client takes nothing, or acknowledges nothing of
-/// what it took, since its acknowledgements stand behind its requests.
+/// Whether a paused connection that is not read from can never continue. Either its client reads
+/// nothing, or its acknowledgements are stuck behind its requests.
 fn is_stuck(attached: &Attached, pause: &mut Option<Pause>, reads: bool) -> bool {
     let now = tokio::time::Instant::now();
     let taken = attached.output.taken();
@@ -436,14 +464,14 @@ fn is_stuck(attached: &Attached, pause: &mut Option<Pause>, reads: bool) -> bool
             .has_room_for_answers(attached.session)
 }
 
-/// How long a connection is paused without progress.
+/// How long a connection has been paused without progress.
 struct Pause {
     taken: u64,
     since: tokio::time::Instant,
 }
 
-/// What to ask of the socket next, where so much was asked and came: most clients send little at a time, and each keeps
-/// what it asks for while it is silent.
+/// The size of the next read, from the size asked for last and the bytes that came. Most clients
+/// send little at a time, and a silent connection keeps a buffer of this size.
 fn next_read_bytes(asked: usize, came: usize, max: usize) -> usize {
     let next = match came {
         _ if came >= asked / 2 => asked * 2,
@@ -453,7 +481,8 @@ fn next_read_bytes(asked: usize, came: usize, max: usize) -> usize {
     next.max(READ_BYTES_MIN).min(max)
 }
 
-/// Gives a large allocation back of which little is in use: a byte behind a large packet would pin all of its buffer.
+/// Shrinks a large allocation of which little is in use. Otherwise one byte behind a large packet
+/// would pin the whole buffer.
 fn release(buffer: &mut BytesMut, allocated: &mut usize) {
     if *allocated > IDLE_BUFFER_BYTES_MAX && buffer.len() <= *allocated / BUFFER_PARTS_IN_USE {
         *buffer = BytesMut::from(&buffer[..]);
@@ -461,7 +490,8 @@ fn release(buffer: &mut BytesMut, allocated: &mut usize) {
     }
 }
 
-/// Room for one read. The buffer grows only with what has come, and shrinks again after a large packet.
+/// Makes room for one read. The buffer grows only with received bytes, and shrinks again after a
+/// large packet.
 fn make_room(buffer: &mut BytesMut, read_bytes: usize) {
     if buffer.is_empty() && buffer.capacity() > (4 * read_bytes).min(IDLE_BUFFER_BYTES_MAX) {
         *buffer = BytesMut::new();
@@ -471,7 +501,8 @@ fn make_room(buffer: &mut BytesMut, read_bytes: usize) {
     }
 }
 
-/// Writes what comes into the output, all of it at once, until that is closed or the peer does not take it.
+/// Writes the output until it is closed or the client does not take it. Takes all available bytes
+/// at a time.
 async fn write<W: AsyncWrite + Unpin>(
     broker: Broker,
     session: SessionKey,
@@ -497,7 +528,7 @@ async fn write<W: AsyncWrite + Unpin>(
             }
         }
     }
-    // The peer may be gone already.
+    // Fails if the client has closed its end already.
     _ = writer.shutdown().await;
 }
 
@@ -518,7 +549,7 @@ async fn write_chunk<W: AsyncWrite + Unpin>(
     writer.flush().await
 }
 
-/// Writes what the peer takes; an error if that is nothing for too long.
+/// Writes as many bytes as the client takes; an error if it takes none for too long.
 async fn write_some<W: AsyncWrite + Unpin>(
     writer: &mut W,
     bytes: &[u8],
@@ -532,14 +563,14 @@ async fn write_some<W: AsyncWrite + Unpin>(
             return written;
         }
         let stalled = began.elapsed();
-        if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.is_in_the_way() {
+        if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {
             return Err(io::ErrorKind::TimedOut.into());
         }
     }
 }
 
-/// Reads and forgets until the peer closes. A socket that is closed with unread bytes is reset, and the reset can
-/// overtake the last packet on its way to the peer.
+/// Reads and discards until the client closes. Closing a socket with unread bytes resets it, and
+/// the reset can overtake the last packet on its way to the client.
 async fn linger<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut, limits: &Limits) {
     let drain = async {
         loop {
@@ -558,14 +589,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_grow_with_what_comes_and_shrink_again() {
+    fn read_size_adapts_to_the_bytes_received() {
         let max = 16 << 10;
         let mut ask = READ_BYTES_MIN;
         for _ in 0..10 {
             ask = next_read_bytes(ask, ask, max);
         }
         assert_eq!(ask, max);
-        // More than was asked for comes where there was room for it.
+        // A read may return more than was asked for, if the buffer had room.
         assert_eq!(
             next_read_bytes(READ_BYTES_MIN, max, max),
             2 * READ_BYTES_MIN
@@ -579,21 +610,21 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_connection_keeps_a_small_buffer() {
+    fn idle_connection_keeps_a_small_buffer() {
         let mut buffer = BytesMut::new();
         make_room(&mut buffer, 16 << 10);
         assert!(buffer.capacity() >= 16 << 10);
         make_room(&mut buffer, READ_BYTES_MIN);
         let small = buffer.capacity();
         assert!((READ_BYTES_MIN..=4 * READ_BYTES_MIN).contains(&small));
-        // What is in it stays.
+        // The content stays.
         buffer.extend_from_slice(&[7; 3000]);
         make_room(&mut buffer, READ_BYTES_MIN);
         assert_eq!(buffer, [7; 3000][..]);
     }
 
     #[test]
-    fn a_byte_behind_a_large_packet_does_not_pin_its_buffer() {
+    fn byte_after_a_large_packet_does_not_pin_its_buffer() {
         let mut buffer = BytesMut::with_capacity(4 << 20);
         let mut allocated = buffer.capacity();
         buffer.extend_from_slice(&vec![7; 2 << 20]);
@@ -606,8 +637,8 @@ mod tests {
         assert!(allocated < 64, "{allocated}");
         assert_ne!(buffer.as_ptr(), place);
         drop(packet);
-        // What is in use counts with all of its allocation.
-        assert_eq!(counted(&buffer, 4 << 20), 4 << 20);
-        assert_eq!(counted(&buffer, allocated), 0);
+        // A buffer in use counts with its whole allocation.
+        assert_eq!(counted_bytes(&buffer, 4 << 20), 4 << 20);
+        assert_eq!(counted_bytes(&buffer, allocated), 0);
     }
 }

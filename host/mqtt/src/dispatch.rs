@@ -1,9 +1,13 @@
-//! The packets of one connection, in their order.
+//! Dispatches the packets of one connection in their order. Does no I/O.
 //!
-//! In comes the read buffer; packets go to the core, and PUBLISHes that the service claims to the service. Runs of claimed
-//! PUBLISHes of one read go over together; acknowledgements and pings between them are handled at once; any other packet
-//! waits until the requests before it were handed over. While too much waits for the client, or the service takes no
-//! requests, these and what stands behind them wait here, and only acknowledgements and pings are handled. Does no I/O.
+//! The read buffer comes in. Packets go to the core, and PUBLISHes that the service claims go to
+//! the service as requests. Requests of one read are handed over together. Acknowledgements and
+//! pings between them are handled at once. Any other packet must wait until the requests before it
+//! were handed over.
+//!
+//! Dispatch pauses while too much output waits for the client, or the service takes no requests.
+//! Then these packets and all behind them wait here, and only acknowledgements and pings are
+//! handled.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +20,6 @@ use bytes::{Bytes, BytesMut};
 use crate::{
     Access, Broker, Claim, Limits, Message, Origin, Properties, ReasonCode, Refused, Request,
     Service, Token,
-    allowance::Allowance,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
@@ -26,23 +29,24 @@ use crate::{
         STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work,
     },
     nagle::Nagle,
+    rate_limit::RateLimit,
     router::SessionKey,
     topic,
 };
 
-/// What becomes of a PUBLISH of a client that sends too many.
+/// The answer to a PUBLISH above the client's rate limit.
 const TOO_MANY: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
-    "this client publishes more in a second than it may",
+    "this client exceeds its limit of PUBLISHes per second",
 );
 
-/// And where all clients together do.
+/// The answer to a PUBLISH above the rate limit of all clients together.
 const TOO_MANY_TOGETHER: Claim = Claim::Refuse(
     ReasonCode::QUOTA_EXCEEDED,
-    "all clients together publish more in a second than they may",
+    "all clients together exceed the limit of PUBLISHes per second",
 );
 
-/// What becomes of a PUBLISH that the access control does not allow.
+/// The answer to a PUBLISH that the access control does not allow.
 const FORBIDDEN: Claim = Claim::Refuse(
     ReasonCode::NOT_AUTHORIZED,
     "this client may not publish to this topic",
@@ -51,15 +55,15 @@ const FORBIDDEN: Claim = Claim::Refuse(
 /// How one turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The buffer holds no whole packet any more.
+    /// The buffer holds no complete packet.
     Drained,
-    /// There may be more packets; others are to have their turn.
+    /// There may be more packets; other connections must have their turns first.
     More,
-    /// The same, and this turn has done as much work as it may.
+    /// Like `More`, and this turn used up its work limit.
     Cut,
     /// Requests wait until the client or the service can take more ([`Dispatch::held_bytes`]).
     Paused,
-    /// The client authenticates anew ([`Dispatch::take_auth`]); what follows waits for that.
+    /// The client re-authenticates ([`Dispatch::take_auth`]); later packets wait for the result.
     Authenticate,
     /// The connection is over: by DISCONNECT of either side.
     Over,
@@ -77,32 +81,32 @@ pub(crate) struct Dispatch {
     topic_levels_max: usize,
     topic_alias_max: u16,
     aliases: HashMap<u16, Bytes>,
-    /// What these take.
+    /// The memory of the aliases.
     alias_bytes: Holding,
     alias_bytes_max: usize,
     state_bytes_total_max: usize,
-    publishes: Allowance,
-    /// Packets that were decoded and not handled.
+    publishes: RateLimit,
+    /// Packets that were decoded but not handled.
     packets: VecDeque<(Packet, Claim)>,
-    /// How the turn ends once these are handled: what the buffer held behind them.
+    /// What the buffer held behind `packets`: how the turn ends once these are handled.
     behind: Result<Turn, Violation>,
     requests: Vec<Request>,
     /// Whether the last turn ended with [`Turn::Paused`].
     paused: bool,
-    /// Whether what waits has memory of its own: a slice would pin a whole read buffer.
+    /// Whether waiting packets own their memory. A slice would pin a whole read buffer.
     detached: bool,
-    /// What waits while it is paused.
+    /// The memory of waiting packets while paused.
     held_bytes: usize,
-    /// Acknowledgements and pings behind what waits.
-    at_once: Vec<(Packet, Claim)>,
+    /// Acknowledgements and pings that came behind waiting packets.
+    immediate: Vec<(Packet, Claim)>,
     auth: Option<Auth>,
     nagle: Nagle,
-    /// Whether what was read asks for no answer.
-    silent: bool,
+    /// Whether the last read contains nothing that needs an answer.
+    needs_no_answer: bool,
 }
 
 impl Dispatch {
-    /// With the bounds that its client was told.
+    /// Uses the limits that were sent to the client.
     pub(crate) fn new(
         broker: Broker,
         session: SessionKey,
@@ -126,24 +130,24 @@ impl Dispatch {
             alias_bytes: Holding::new(account, Kind::State),
             alias_bytes_max: limits.alias_bytes_max,
             state_bytes_total_max: limits.state_bytes_total_max,
-            publishes: Allowance::default(),
+            publishes: RateLimit::default(),
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
             paused: false,
             detached: false,
             held_bytes: 0,
-            at_once: Vec::new(),
+            immediate: Vec::new(),
             auth: None,
             nagle: Nagle::default(),
-            silent: false,
+            needs_no_answer: false,
             broker,
         }
     }
 
-    /// Handles packets of the buffer, as many as a turn may have in number and in work.
+    /// Handles packets of the buffer, up to the number and the work allowed in one turn.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
-        if self.packets.is_empty() && !self.paused || self.reads_on() {
+        if self.packets.is_empty() && !self.paused || self.accepts_input() {
             self.publishes
                 .set_per_second(self.broker.publishes_per_second_max());
             self.behind = self.fill(buffer, now);
@@ -154,12 +158,12 @@ impl Dispatch {
         }
         self.paused = handled == Ok(Some(Turn::Paused));
         self.held_bytes = match self.paused {
-            true => self.count_held(),
+            true => self.count_held_bytes(),
             false => 0,
         };
         match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
             // Acknowledgements may be among the packets that are still in the buffer.
-            Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.reads_on() => Turn::More,
+            Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.accepts_input() => Turn::More,
             Ok(turn) => turn,
             Err(violation) => {
                 self.broker
@@ -170,41 +174,43 @@ impl Dispatch {
         }
     }
 
-    fn count_held(&self) -> usize {
+    fn count_held_bytes(&self) -> usize {
         let packets = self.packets.iter().map(|(packet, _)| cost_bytes(packet));
         let requests = self.requests.iter();
         let requests = requests.map(|it| kept_bytes(&it.topic, &it.payload, &it.properties));
         packets.chain(requests).sum()
     }
 
-    /// What waits, in bytes.
+    /// The memory of waiting packets, in bytes.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Whether it is paused and takes more packets: acknowledgements stand behind requests, and make room for their answers.
-    pub(crate) fn reads_on(&self) -> bool {
+    /// Whether dispatch is paused but still decodes packets: acknowledgements behind waiting
+    /// requests make room for answers.
+    pub(crate) fn accepts_input(&self) -> bool {
         let ends = matches!(self.behind, Err(_) | Ok(Turn::Authenticate));
         self.paused && !ends && self.held_bytes < PAUSED_BYTES_MAX
     }
 
-    /// Whether what was read is to be acknowledged at once, since nothing that is sent does so. Once for each read.
-    pub(crate) fn is_waited_for(&mut self, now: Instant) -> bool {
-        self.nagle.read(now, self.silent)
+    /// Whether to send a TCP acknowledgement for the last read at once, since no answer carries it.
+    /// Call once for each read.
+    pub(crate) fn needs_quick_ack(&mut self, now: Instant) -> bool {
+        self.nagle.read(now, self.needs_no_answer)
     }
 
-    /// Decodes packets of the buffer, a bounded number.
+    /// Decodes a bounded number of packets from the buffer.
     fn fill(&mut self, buffer: &mut BytesMut, now: Instant) -> Result<Turn, Violation> {
-        self.silent = true;
+        self.needs_no_answer = true;
         self.detached &= self.paused;
         for _ in 0..self.packets_max {
             let Some((mut packet, claim)) = self.decode(buffer, now)? else {
                 return Ok(Turn::Drained);
             };
-            self.silent &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
+            self.needs_no_answer &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
             let is_auth = matches!(packet, Packet::Auth(_));
-            if self.paused && is_at_once(&packet) {
-                self.at_once.push((packet, claim));
+            if self.paused && is_immediate(&packet) {
+                self.immediate.push((packet, claim));
             } else {
                 if self.detached {
                     detach(&mut packet);
@@ -218,7 +224,7 @@ impl Dispatch {
         Ok(Turn::More)
     }
 
-    /// What the client shows to authenticate anew.
+    /// The AUTH packet of a re-authentication.
     pub(crate) fn take_auth(&mut self) -> Option<Auth> {
         self.auth.take()
     }
@@ -234,8 +240,8 @@ impl Dispatch {
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.resolve_alias(publish)?;
-                if self.publishes.takes(now) {
-                    self.within_shared(self.claim(&publish.topic), now)
+                if self.publishes.allows(now) {
+                    self.limit_total_rate(self.claim(&publish.topic), now)
                 } else {
                     TOO_MANY
                 }
@@ -258,17 +264,17 @@ impl Dispatch {
         }
     }
 
-    /// What is refused anyway uses up nothing of what all clients share: or one that may publish nothing could keep the others
-    /// from publishing.
-    fn within_shared(&self, claim: Claim, now: Instant) -> Claim {
+    /// Applies the rate limit of all clients to a PUBLISH that is not refused anyway. Otherwise a
+    /// client that may publish nothing could use up the limit.
+    fn limit_total_rate(&self, claim: Claim, now: Instant) -> Claim {
         match claim {
             Claim::Refuse(..) => claim,
-            Claim::Take | Claim::Route if self.broker.publishes().takes(now) => claim,
+            Claim::Take | Claim::Route if self.broker.publishes().allows(now) => claim,
             Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
         }
     }
 
-    /// Topic aliases are the connection's own (section 3.3.2.3.4).
+    /// Topic aliases belong to one connection (section 3.3.2.3.4).
     fn resolve_alias(&mut self, publish: &mut Publish) -> Result<(), Violation> {
         let Some(alias) = publish.properties.topic_alias else {
             return Ok(());
@@ -281,7 +287,7 @@ impl Dispatch {
             });
         }
         if publish.topic.is_empty() {
-            let text = "the topic alias stands for nothing yet";
+            let text = "the topic alias has not been set";
             let name = self.aliases.get(&alias).ok_or(Violation {
                 reason: ReasonCode::PROTOCOL_ERROR,
                 text,
@@ -305,7 +311,7 @@ impl Dispatch {
         if bytes > self.alias_bytes_max || more > 0 && !fits {
             return Err(Violation {
                 reason: ReasonCode::QUOTA_EXCEEDED,
-                text: "topic aliases of this client, or of all clients, take more memory than they may",
+                text: "topic aliases of this client or of all clients exceed the memory limit",
             });
         }
         self.aliases.insert(alias, Bytes::copy_from_slice(topic));
@@ -313,7 +319,7 @@ impl Dispatch {
         Ok(())
     }
 
-    /// How the turn ends, unless all packets were handled and it goes on as the buffer says.
+    /// How the turn ends; `None` if all packets were handled and `behind` decides.
     fn handle(&mut self, now: Instant) -> Result<Option<Turn>, Violation> {
         let broker = self.broker.clone();
         let mut core = broker.lock();
@@ -326,13 +332,13 @@ impl Dispatch {
             }
         }
         if !matches!(result, Ok(None | Some(Turn::Cut | Turn::Paused))) || self.is_at_violation() {
-            // Behind the last packet of a connection, or a violation: these were sent before it.
+            // These requests came before the end of the connection or the violation.
             self.hand_over_all();
         }
         result
     }
 
-    /// Whether nothing stands before what is wrong.
+    /// Whether the violation is next.
     fn is_at_violation(&self) -> bool {
         self.behind.is_err() && self.packets.is_empty()
     }
@@ -347,8 +353,8 @@ impl Dispatch {
             return Ok(Some(Turn::Over));
         }
         let work_end = core.work() + WORK_PER_TURN_MAX;
-        self.handle_at_once(now, core)?;
-        // What the last turn has left.
+        self.handle_immediate(now, core)?;
+        // Requests that the last turn left.
         let mut must_hand_over = !self.requests.is_empty();
         loop {
             if must_hand_over {
@@ -369,7 +375,7 @@ impl Dispatch {
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
             let is_request = is_publish && claim == Claim::Take;
-            must_hand_over = !is_request && !is_at_once(&packet) && !self.requests.is_empty();
+            must_hand_over = !is_request && !is_immediate(&packet) && !self.requests.is_empty();
             if must_hand_over {
                 self.packets.push_front((packet, claim));
                 continue;
@@ -388,8 +394,8 @@ impl Dispatch {
         }
     }
 
-    /// How the turn ends where something has to wait: with the next turn if the service took some requests, else when the client
-    /// or the service can take more.
+    /// How the turn ends if packets must wait: continue in the next turn if the service took some
+    /// requests, else pause until the client or the service can take more.
     fn wait(&mut self, took: bool, now: Instant, core: &mut Guard<'_>) -> Result<Turn, Violation> {
         if took {
             return Ok(Turn::Cut);
@@ -399,12 +405,12 @@ impl Dispatch {
                 let Some((packet, claim)) = self.packets.pop_front() else {
                     break;
                 };
-                match is_at_once(&packet) {
-                    true => self.at_once.push((packet, claim)),
+                match is_immediate(&packet) {
+                    true => self.immediate.push((packet, claim)),
                     false => self.packets.push_back((packet, claim)),
                 }
             }
-            self.handle_at_once(now, core)?;
+            self.handle_immediate(now, core)?;
         }
         if !std::mem::replace(&mut self.detached, true) {
             self.packets.iter_mut().for_each(|(it, _)| detach(it));
@@ -415,18 +421,18 @@ impl Dispatch {
         Ok(Turn::Paused)
     }
 
-    fn handle_at_once(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
-        let mut packets = std::mem::take(&mut self.at_once);
+    fn handle_immediate(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
+        let mut packets = std::mem::take(&mut self.immediate);
         for (packet, claim) in packets.drain(..) {
             core.checkpoint();
             core.work_done(work::PACKET);
             self.handle_packet(packet, claim, now, core)?;
         }
-        self.at_once = packets;
+        self.immediate = packets;
         Ok(())
     }
 
-    /// True where the client has disconnected.
+    /// Returns true if the client has disconnected.
     fn handle_packet(
         &mut self,
         packet: Packet,
@@ -475,7 +481,7 @@ impl Dispatch {
         Ok(false)
     }
 
-    /// Hands requests to the service. False if it takes none.
+    /// Hands requests to the service. Returns false if it takes none.
     fn hand_over(&mut self) -> bool {
         let before = self.requests.len();
         if before > 0 {
@@ -493,21 +499,23 @@ impl Dispatch {
     }
 }
 
-/// A connection may end between two turns. The session remembers a QoS 2 request that has begun: one that was not handed over
-/// is refused, since its repetition would not be either.
+/// Answers requests that were not handed over when the connection ends between two turns.
+///
+/// The session remembers each QoS 2 request that has begun, so its repetition would not be handed
+/// over either. Therefore such a request must be refused.
 impl Drop for Dispatch {
     fn drop(&mut self) {
-        // The service may be what panics.
+        // The panic may come from the service.
         if std::thread::panicking() {
             return;
         }
         self.hand_over_all();
         let tokens = self.requests.drain(..).filter_map(|it| it.token);
-        let forgotten: Vec<_> = tokens.filter(|token| token.exactly_once).collect();
-        if !forgotten.is_empty() {
-            let text = "the connection ended before the request was taken";
+        let refused: Vec<_> = tokens.filter(|token| token.exactly_once).collect();
+        if !refused.is_empty() {
+            let text = "the connection ended before the service took the request";
             self.broker.batch(|batch| {
-                for token in forgotten {
+                for token in refused {
                     batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
                 }
             });
@@ -515,8 +523,8 @@ impl Drop for Dispatch {
     }
 }
 
-/// What makes room rather than takes it, and waits for nothing.
-fn is_at_once(packet: &Packet) -> bool {
+/// Whether a packet frees memory, or takes none, and waits for no other packet.
+fn is_immediate(packet: &Packet) -> bool {
     matches!(
         packet,
         Packet::Puback(_)
@@ -527,7 +535,7 @@ fn is_at_once(packet: &Packet) -> bool {
     )
 }
 
-/// Gives a packet memory of its own; others than PUBLISH have it.
+/// Copies a PUBLISH into memory of its own; other packets do not borrow the read buffer.
 fn detach(packet: &mut Packet) {
     if let Packet::Publish(it) = packet {
         copy(&mut it.topic, &mut it.payload, &mut it.properties);
@@ -539,7 +547,7 @@ fn copy(topic: &mut Bytes, payload: &mut Bytes, properties: &mut Properties) {
     (*topic, *payload, properties.raw) = (copy.topic, copy.payload, copy.properties);
 }
 
-/// What keeping a packet costs.
+/// The memory that a waiting packet takes.
 fn cost_bytes(packet: &Packet) -> usize {
     match packet {
         Packet::Publish(it) => kept_bytes(&it.topic, &it.payload, &it.properties),
@@ -588,7 +596,7 @@ fn message(publish: &Publish, now: Instant) -> Message {
     }
 }
 
-/// Whether a will may be published by this broker: it cannot be a request, since nobody could be answered.
+/// Checks a will's topic. A will cannot be a request, since it has no client left to answer.
 pub(crate) fn check_will(
     service: &dyn Service,
     topic: &[u8],

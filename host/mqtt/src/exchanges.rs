@@ -1,7 +1,7 @@
-//! QoS 2 messages of one client between its PUBLISH and its PUBREL (section 4.3.3).
+//! QoS 2 messages from one client between PUBLISH and PUBREL (section 4.3.3).
 //!
-//! A client decides when it sends its PUBREL, so a message that was answered is kept in a few bytes: its packet id and its
-//! answer.
+//! The client decides when it sends PUBREL. So an answered message takes only a few bytes: its
+//! packet id and its reason code.
 
 use rustc_hash::FxHashMap;
 
@@ -10,40 +10,41 @@ use crate::{ReasonCode, limits::SPARE_ENTRIES_MAX};
 /// The unfinished exchanges of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Exchanges {
-    /// Handed over, and not answered yet.
+    /// Handed over, but not answered.
     pending: FxHashMap<u16, Pending>,
     answered: FxHashMap<u16, Answered>,
-    /// Most of both. Exchanges of earlier connections do not count against the Receive Maximum, but they are kept.
+    /// The maximum number of both. Exchanges of earlier connections are stored, but do not count
+    /// against the Receive Maximum.
     max: usize,
-    /// How many of these an earlier run left.
+    /// How many of these are from an earlier run.
     restored: usize,
 }
 
-/// A message that has no answer yet.
+/// A message without an answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pending {
     /// Connection and sequence of the PUBLISH that was handed over.
     asked: (u64, u64),
-    /// Connection and sequence of the pending PUBREC, which a repetition over a later connection
-    /// moves.
+    /// Connection and sequence of the pending PUBREC. A repeated PUBLISH over a later connection
+    /// changes it.
     pub(crate) owed: (u64, u64),
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Answered {
     reason: ReasonCode,
-    /// Whether the current connection counts it among those whose PUBREL has not come.
+    /// Whether the current connection counts it as waiting for PUBREL.
     counted: bool,
 }
 
-/// What is known of a packet id.
+/// The state of a packet id.
 pub(crate) enum Known<'a> {
     Nothing,
     Pending(&'a mut Pending),
     Answered(ReasonCode),
 }
 
-/// A slot of a table, with its control byte and the slots that stay free.
+/// The size of one table slot, with its control byte and a share of the slots that stay free.
 const fn slot_bytes<T>() -> usize {
     (size_of::<(u16, T)>() + 1) * 8 / 7 + 1
 }
@@ -52,7 +53,8 @@ const PENDING_BYTES: usize = slot_bytes::<Pending>();
 const ANSWERED_BYTES: usize = slot_bytes::<Answered>();
 
 impl Exchanges {
-    /// What recovery found. There is no bound but that of the packet ids: one that is forgotten would be handed over twice.
+    /// Restores recovered exchanges. Their number is bounded only by the packet ids: a message that
+    /// is not restored would be handed over twice.
     pub(crate) fn restore(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
         let found = found.into_iter().map(|(packet_id, reason)| {
             let counted = false;
@@ -62,8 +64,9 @@ impl Exchanges {
         self.restored = self.answered.len();
     }
 
-    /// A connection begins. A client that forgot a full window of exchanges has room for another
-    /// one, in addition to what an earlier run left, also if its Receive Maximum is smaller by now.
+    /// Begins a connection. A client that lost a full window of exchanges gets room for another
+    /// one. That is in addition to exchanges of an earlier run, and applies even if its Receive
+    /// Maximum is smaller now.
     pub(crate) fn connect(&mut self, receive_max: usize) {
         self.max = self.max.max(self.restored + 2 * receive_max);
         for entry in self.answered.values_mut() {
@@ -89,13 +92,13 @@ impl Exchanges {
         }
     }
 
-    /// A PUBLISH that was not seen before.
+    /// Begins an exchange for a PUBLISH with a new packet id.
     pub(crate) fn begin(&mut self, packet_id: u16, asked: (u64, u64)) {
         self.pending
             .insert(packet_id, Pending { asked, owed: asked });
     }
 
-    /// Its answer is known. Returns the pending PUBREC; none if it waits for no answer. A failure
+    /// Sets the answer. Returns the pending PUBREC; none if no such request is pending. A failure
     /// frees the packet id (section 4.3.3).
     pub(crate) fn answer(
         &mut self,
@@ -118,30 +121,32 @@ impl Exchanges {
         Some(owed)
     }
 
-    /// Its PUBREC leaves. True: from now on the connection waits for its PUBREL.
+    /// Reports that the PUBREC is sent. Returns true if the connection starts to wait
+    /// for its PUBREL.
     pub(crate) fn leaves(&mut self, packet_id: u16) -> bool {
         let entry = self.answered.get_mut(&packet_id);
         entry.is_some_and(|entry| !std::mem::replace(&mut entry.counted, true))
     }
 
-    /// Its PUBREL came. None if no answered message has that packet id, else whether the connection waited for it.
+    /// Ends an exchange after its PUBREL. Returns none if no answered message has that packet id,
+    /// else whether the connection waited for it.
     pub(crate) fn release(&mut self, packet_id: u16) -> Option<bool> {
         let entry = self.answered.remove(&packet_id)?;
         trim(&mut self.answered);
         Some(entry.counted)
     }
 
-    /// Those that have their answer.
+    /// The answered exchanges.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
         self.answered.iter().map(|(id, entry)| (*id, entry.reason))
     }
 
-    /// What the tables take.
+    /// The memory of the tables.
     pub(crate) fn cost_bytes(&self) -> usize {
         self.pending.capacity() * PENDING_BYTES + self.answered.capacity() * ANSWERED_BYTES
     }
 
-    /// What they take more once there is one exchange more.
+    /// The upper bound of the additional memory for one more exchange.
     pub(crate) fn growth_bytes(&self) -> usize {
         let (pending, answered) = (self.pending.capacity(), self.answered.capacity());
         let mut bytes = 0;
@@ -155,7 +160,7 @@ impl Exchanges {
     }
 }
 
-/// Gives room back that a burst has left.
+/// Frees memory that remains after a burst.
 fn trim<T>(table: &mut FxHashMap<u16, T>) {
     if table.capacity() > SPARE_ENTRIES_MAX && table.len() < table.capacity() / 8 {
         table.shrink_to(2 * table.len());
@@ -167,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answered_exchange_costs_a_few_bytes() {
+    fn answered_exchange_takes_a_few_bytes() {
         let mut exchanges = Exchanges::default();
         exchanges.connect(1024);
         for id in 0..1024 {
@@ -183,21 +188,21 @@ mod tests {
         for id in 1..1024 {
             assert_eq!(exchanges.release(id), Some(false));
         }
-        assert!(exchanges.cost_bytes() < 1024, "room is given back");
+        assert!(exchanges.cost_bytes() < 1024, "memory is freed");
         assert!(matches!(exchanges.get(0), Known::Answered(_)));
     }
 
     #[test]
-    fn growth_is_predicted_before_it_happens() {
+    fn predicted_growth_bounds_the_next_exchange() {
         let mut exchanges = Exchanges::default();
         for id in 0..5000 {
-            let promised = exchanges.cost_bytes() + exchanges.growth_bytes();
+            let predicted = exchanges.cost_bytes() + exchanges.growth_bytes();
             exchanges.begin(id, (1, 0));
             if id % 3 > 0 {
                 exchanges.answer(id, (1, 0), ReasonCode::SUCCESS);
             }
             let cost = exchanges.cost_bytes();
-            assert!(cost <= promised, "{id}: {cost} of {promised}");
+            assert!(cost <= predicted, "{id}: {cost} of {predicted}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A shared subscription: the sessions that take turns at the messages of one filter (section 4.8.2).
+//! A shared subscription: sessions that take turns at the messages of one filter (section 4.8.2).
 //!
-//! In come members with the options of each, whether their clients are connected, and for every message how ready a member is;
-//! out goes the one that gets it. A message asks a bounded number of members, however many there are. Never looks into a
-//! session or a message.
+//! The caller reports which members are connected, and how ready each is for a message. A message
+//! tries a bounded number of members, however many there are. Never looks into a session or a
+//! message.
 
 use rustc_hash::FxHashMap;
 
@@ -11,26 +11,26 @@ use crate::{
     router::{Match, SessionKey},
 };
 
-/// How well a member can take a message, the best last.
+/// How well a member can take a message, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Readiness {
-    /// Without a connection; its session keeps it.
+    /// Disconnected; its session queues the message.
     Absent,
-    /// Connected; the message has to wait for the client to read or to acknowledge.
+    /// Connected; the message must wait for the client to read or to acknowledge.
     Later,
-    /// It can be sent at once.
+    /// The message can be sent at once.
     Now,
 }
 
-/// The members of one group; there is always one.
+/// The members of one shared subscription; it has at least one.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Those whose clients are connected, then the others.
+    /// Connected members, then disconnected ones.
     members: Vec<Match>,
     places: FxHashMap<SessionKey, usize>,
-    /// How many are connected.
+    /// The number of connected members.
     connected: usize,
-    /// The connected member that is asked first, and the other one.
+    /// The index of the next connected member, and of the next disconnected one.
     turns: [usize; 2],
 }
 
@@ -46,7 +46,7 @@ impl Group {
         group
     }
 
-    /// Adds a member, or replaces its options. True if it is new.
+    /// Adds a member, or replaces its options. Returns true if it is new.
     pub(crate) fn join(&mut self, (session, options): Match, is_connected: bool) -> bool {
         if let Some(place) = self.places.get(&session) {
             self.members[*place].1 = options;
@@ -58,7 +58,7 @@ impl Group {
         true
     }
 
-    /// Removes a member. False if it is none.
+    /// Removes a member. Returns false if the session is no member.
     pub(crate) fn leave(&mut self, session: SessionKey) -> bool {
         self.set_connected(session, false);
         let Some(place) = self.places.remove(&session) else {
@@ -71,7 +71,7 @@ impl Group {
         true
     }
 
-    /// The client of a member has connected, or its connection has ended.
+    /// Reports that the client of a member has connected or disconnected.
     pub(crate) fn set_connected(&mut self, session: SessionKey, is_connected: bool) {
         let Some(place) = self.places.get(&session).copied() else {
             return;
@@ -100,15 +100,18 @@ impl Group {
         self.members.is_empty()
     }
 
-    /// The readiest connected member, or else one of the others; among equals the one whose turn it is. The next turn is that
-    /// of the one behind it. None if none of those that were asked can take the message; then the next message asks others.
-    /// Also how many were asked.
+    /// Chooses the readiest connected member, or else a disconnected one, and returns the number of
+    /// members tried. Among equals it is the member whose turn it is; the next turn is that of the
+    /// member behind it.
+    ///
+    /// Returns no member if none of those tried can take the message; then the next message tries
+    /// others.
     pub(crate) fn choose(
         &mut self,
         mut readiness: impl FnMut(&Match) -> Option<Readiness>,
     ) -> (Option<Match>, usize) {
         let (connected, others) = self.members.split_at(self.connected);
-        let mut asked = 0;
+        let mut tried = 0;
         let kinds = [(connected, Readiness::Now), (others, Readiness::Absent)];
         for ((members, enough), turn) in kinds.into_iter().zip(&mut self.turns) {
             let from = if *turn < members.len() { *turn } else { 0 };
@@ -126,15 +129,15 @@ impl Group {
                     break;
                 }
             }
-            asked += steps;
+            tried += steps;
             let step = best.map_or(steps, |(_, step)| step + 1);
             *turn = (from + step).checked_rem(members.len()).unwrap_or(0);
             if best.is_some() {
                 let chosen = (from + step - 1) % members.len();
-                return (members.get(chosen).copied(), asked);
+                return (members.get(chosen).copied(), tried);
             }
         }
-        (None, asked)
+        (None, tried)
     }
 }
 
@@ -160,7 +163,7 @@ mod tests {
         group
     }
 
-    /// Who gets the next messages.
+    /// The members chosen for the next messages.
     fn next<const N: usize>(group: &mut Group, ready: [Option<Readiness>; 3]) -> [SessionKey; N] {
         [(); N].map(|()| {
             let (chosen, _) = group.choose(|(key, _)| ready[*key as usize]);
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_take_turns() {
+    fn equally_ready_members_take_turns() {
         for ready in [Now, Later] {
             assert_eq!(next(&mut three(), [Some(ready); 3]), [0, 1, 2, 0]);
         }
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readiest_comes_first_and_nobody_where_none_is_ready() {
+    fn readiest_member_is_chosen_or_none() {
         let mut group = three();
         group.set_connected(0, false);
         assert_eq!(
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_turn_stays_where_members_come_and_go() {
+    fn turn_continues_when_members_join_and_leave() {
         let mut group = three();
         assert_eq!(next(&mut group, [Some(Now); 3]), [0, 1]);
         assert!(group.leave(0) && !group.leave(0));
@@ -205,7 +208,7 @@ mod tests {
         assert!(group.leave(2));
         assert!(
             !group.join((1, OPTIONS), true),
-            "a second subscription is no second member"
+            "a second subscription replaces the first one"
         );
         assert_eq!(next(&mut group, [Some(Now); 3]), [1, 1]);
         assert!(group.leave(1) && group.is_empty());
@@ -213,17 +216,17 @@ mod tests {
     }
 
     #[test]
-    fn a_message_asks_few_of_many_members() {
+    fn message_tries_few_of_many_members() {
         const MEMBERS: u32 = 4000;
         let mut group = Group::new((0, OPTIONS), false);
         (1..MEMBERS).for_each(|key| assert!(group.join((key, OPTIONS), key % 2 == 0)));
-        let asked_max = GROUP_MEMBERS_ASKED_MAX;
-        let (chosen, asked) = group.choose(|(key, _)| (key % 2 == 1).then_some(Absent));
-        assert!(chosen.is_some() && asked == asked_max + 1, "{asked}");
-        assert_eq!(group.choose(|_| None), (None, 2 * asked_max));
-        assert_eq!(group.choose(|_| Some(Later)).1, asked_max);
-        // The only member with room is found by one of the next messages.
-        let found = (0..MEMBERS as usize / asked_max).any(|_| {
+        let tried_max = GROUP_MEMBERS_ASKED_MAX;
+        let (chosen, tried) = group.choose(|(key, _)| (key % 2 == 1).then_some(Absent));
+        assert!(chosen.is_some() && tried == tried_max + 1, "{tried}");
+        assert_eq!(group.choose(|_| None), (None, 2 * tried_max));
+        assert_eq!(group.choose(|_| Some(Later)).1, tried_max);
+        // One of the next messages finds the only member with room.
+        let found = (0..MEMBERS as usize / tried_max).any(|_| {
             group
                 .choose(|(key, _)| (*key == 7).then_some(Absent))
                 .0

@@ -1,23 +1,29 @@
-//! A small MQTT 5 broker to embed.
+//! A small embeddable MQTT 5 broker.
 //!
-//! In come sockets (or any byte stream) of MQTT 5 clients; out go packets to them, and to the embedder those PUBLISHes
-//! that it claims ([`Service`]). The broker keeps sessions, subscriptions, retained messages and wills in memory, and
-//! gives every change of what has to outlive the process to a log of the embedder, if there is one ([`Persistence`]). It
-//! never interprets a payload or a user property, never changes one, and never lets one client's pace decide another's:
-//! every queue is bounded in bytes ([`Limits`]), and who does not read is disconnected.
+//! The broker serves MQTT 5 clients over sockets or any byte stream. It hands the PUBLISHes that
+//! the embedder claims to the embedder ([`Service`]) and routes all others. Sessions,
+//! subscriptions, retained messages and wills are in memory. Every change of durable state goes to
+//! the embedder's log, if there is one ([`Persistence`]).
 //!
-//! The way of a packet:
+//! The broker must never interpret or change a payload or a user property. One client must never
+//! slow down another: every queue is bounded in bytes ([`Limits`]), and a client that does not read
+//! is disconnected.
 //!
-//! * `access`: who may connect, publish and subscribe, by the embedder's answers ([`Access`]);
-//! * `admission`: finds that out for a CONNECT, and again where a client authenticates anew;
-//! * `refusal`: what is refused, by what is said to the client, counted and told;
+//! The modules in the order in which a packet passes them:
+//!
+//! * `access`: the embedder's decisions about who may connect, publish and subscribe ([`Access`]);
+//! * `admission`: authenticates a CONNECT, and a client that re-authenticates;
+//! * `refusal`: counts refusals and reports them;
 //! * `connection`: a reader and a writer task per socket, time-outs, back pressure;
 //! * `codec`: bytes to packets and back; properties stay one raw slice;
-//! * `dispatch`: the order inside one connection; collects the requests of one socket read for the service;
-//! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time comes in as an argument, one mutex;
-//! * `ledger`: how much memory clients hold, by owner and in total;
-//! * `output`: the bytes that wait for one socket; `round`: the sockets that are written to together;
-//! * `persist`, `change`: what is durable, as records; `gate`: what waits for them; `recovery`, `image`: back from them.
+//! * `dispatch`: keeps the packet order of a connection and collects requests for the service;
+//! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time is an argument,
+//!   one mutex;
+//! * `ledger`: accounts the memory of clients, by owner and in total;
+//! * `output`: the bytes that wait for one socket; `round`: writes the output of several sockets
+//!   together;
+//! * `persist`, `change`: records of durable changes; `gate`: output that waits for them;
+//!   `recovery`, `image`: state from records.
 //!
 //! ```
 //! # async fn example() -> std::io::Result<()> {
@@ -39,8 +45,6 @@
 
 mod access;
 mod admission;
-mod allowance;
-mod arriving;
 mod broker;
 mod change;
 mod clock;
@@ -52,6 +56,7 @@ mod exchanges;
 mod gate;
 mod group;
 mod image;
+mod incomplete;
 mod ledger;
 mod limits;
 mod link;
@@ -61,6 +66,7 @@ mod outbox;
 mod output;
 mod persist;
 mod properties;
+mod rate_limit;
 mod reason;
 mod recovery;
 mod refusal;

@@ -1,106 +1,124 @@
-//! Every bound of the broker, with its unit in the name and the reason for its value.
+//! The limits of the broker. Each has its unit in the name and the reason for its value in its
+//! comment.
 //!
-//! Nothing that a client sends can take memory or time beyond these.
+//! Nothing that a client sends may use memory or time beyond these limits.
 
 use std::{ops::Range, time::Duration};
 
-/// The bounds of one broker. The defaults fit a gateway with some hundred clients; an embedder may set others.
+/// The configurable limits of one broker. The defaults fit a gateway with some hundred clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Sockets at once, those that have not sent their CONNECT included. One more is closed at accept.
+    /// Sockets at once, including those that have not sent their CONNECT. Further ones are closed
+    /// at accept.
     pub connections_max: usize,
-    /// Sessions at once, connected or not. A new one over it takes the place of the oldest one that is absent and empty;
-    /// without such a session it is refused with CONNACK 0x97.
+    /// Sessions at once, connected or not. A new session above the limit evicts the oldest
+    /// disconnected and empty one. Without such a session it is refused with CONNACK 0x97.
     pub sessions_max: usize,
-    /// From accept to a whole CONNECT packet and what the access control says of it. Slow links need a second; nobody
-    /// needs ten.
+    /// Time from accept until the CONNECT is complete and the access control has decided. Slow
+    /// links need a second; no client needs ten.
     pub connect_timeout: Duration,
-    /// CONNECTs at once of which the access control has not decided yet; one more is refused with 0x89. Each holds its
-    /// packet in memory, and each checked password some megabytes and a processor for a while: who comes back a second
-    /// later waits no longer than in a longer queue.
+    /// CONNECTs at once that the access control has not decided; further ones are refused with
+    /// 0x89. Each holds its packet in memory, and each password check takes some megabytes and a
+    /// processor for a while. A client that retries a second later waits no longer than in a longer
+    /// queue.
     pub admissions_max: usize,
-    /// Length of a CONNECT packet: client id, credentials and a will. Applies before we know anything about the peer.
+    /// Size of a CONNECT packet: client id, credentials and a will. Applies before the client is
+    /// known.
     pub connect_bytes_max: usize,
-    /// CONNECTs of all peers together of which some bytes have come, in bytes: more large ones than a fleet with tokens sends in
-    /// the same moment. Small ones are not counted. One more is closed.
+    /// Bytes of incomplete CONNECTs of all clients together; a connection that exceeds it is
+    /// closed. Larger than a fleet with tokens sends at the same moment. Small CONNECTs are not
+    /// counted.
     pub connect_bytes_total_max: usize,
-    /// Length of any other packet, told in CONNACK. Values of 1 MiB with their envelope fit. Never above
-    /// 268 435 455, which no packet can have and some clients refuse to read.
+    /// Size of any other packet, sent in CONNACK. Values of 1 MiB with their envelope fit. Must not
+    /// exceed 268 435 455, the largest possible packet: some clients refuse to read more.
     pub packet_bytes_max: usize,
-    /// Packets of all clients together of which some bytes have come, in bytes. Small ones are not counted. A client that
-    /// would need more is disconnected with 0x97.
+    /// Bytes of incomplete packets of all clients together. Small packets are not counted. A client
+    /// that would exceed it is disconnected with 0x97.
     pub packet_bytes_total_max: usize,
-    /// Length of a client identifier. MQTT asks for 23; some clients put whole paths into it.
+    /// Length of a client identifier. MQTT requires support for 23 bytes; some clients use whole
+    /// paths.
     pub client_id_bytes_max: usize,
-    /// QoS 1 and 2 PUBLISHes of one client without our answer, told in CONNACK as Receive Maximum.
+    /// QoS 1 and 2 PUBLISHes of one client that the broker has not acknowledged, sent in CONNACK as
+    /// Receive Maximum.
     pub receive_max: u16,
-    /// QoS 1 and 2 messages to one client without its answer: the lesser of this and its Receive Maximum.
+    /// QoS 1 and 2 messages to one client that it has not acknowledged: the lesser of this and its
+    /// Receive Maximum.
     pub in_flight_max: u16,
-    /// Topic aliases of one client, told in CONNACK. Each holds a topic name for as long as the connection.
+    /// Topic aliases of one client, sent in CONNACK. Each holds a topic name for as long as the
+    /// connection.
     pub topic_alias_max: u16,
     /// Levels of a topic name or filter. The router recurses once per level.
     pub topic_levels_max: usize,
-    /// Subscriptions of one session. One more is answered 0x97 in the SUBACK.
+    /// Subscriptions of one session. Further ones get 0x97 in the SUBACK.
     pub subscriptions_per_session_max: usize,
-    /// What the subscriptions of one session may cost the router, in bytes: a thousand ordinary filters, or a hundred
-    /// long ones. One more is answered 0x97.
+    /// Bytes that the subscriptions of one session use in the router: a thousand ordinary filters,
+    /// or a hundred long ones. Further ones get 0x97.
     pub subscription_bytes_per_session_max: usize,
-    /// The same over all sessions, since they last without a connection. Not counted are the first 4 KiB of each client for
-    /// topics of its own.
+    /// Bytes that the subscriptions of all sessions use in the router, since they outlive
+    /// connections. The first 4 KiB of each client for its own topics are not counted.
     pub subscription_bytes_total_max: usize,
-    /// Shared subscriptions of one session. Each may bring it a copy of its own of one message, where all its others
-    /// together bring one, so that this is by how much a client can have a message multiplied. One more is answered 0x97.
+    /// Shared subscriptions of one session; further ones get 0x97. A session may receive one copy
+    /// of a message for each of them, but only one for all its other subscriptions. So this bounds
+    /// how often a client can have a message multiplied.
     pub shared_subscriptions_per_session_max: usize,
-    /// Wills, packet ids of unfinished QoS 2 exchanges and topic aliases of all clients, in bytes: they last without a
-    /// connection, but for the aliases. Beyond it, or beyond an owner's share, a CONNECT with a will is refused with 0x97, a
-    /// QoS 2 PUBLISH with PUBREC 0x97, and a client that sets one more alias is disconnected with 0x97.
+    /// Bytes of wills, packet ids of unfinished QoS 2 exchanges and topic aliases of all clients.
+    /// All but the aliases outlive connections.
+    ///
+    /// Above it, or above the owner's quota, a CONNECT with a will is refused with 0x97, and a QoS
+    /// 2 PUBLISH gets PUBREC 0x97. A client that sets a further alias is disconnected with 0x97.
     pub state_bytes_total_max: usize,
-    /// Topic aliases of one connection, in bytes: the longest topic name, and all other aliases with names of two kilobytes.
-    /// One more disconnects with 0x97.
+    /// Bytes of the topic aliases of one connection: the longest topic name, and all other aliases
+    /// with names of two kilobytes. A client that exceeds it is disconnected with 0x97.
     pub alias_bytes_max: usize,
-    /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker.
+    /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker's
+    /// lock.
     pub filters_per_packet_max: usize,
-    /// Messages that wait for one client or for its acknowledgement, in bytes. A connected client over it is
-    /// disconnected with 0x97, an offline session drops the newest.
+    /// Bytes of messages that wait for one client or for its acknowledgement. A connected client
+    /// above it is disconnected with 0x97; an offline session drops the newest message.
     pub queue_bytes_max: usize,
-    /// The same over all sessions. What is already encoded for a socket comes on top. Absent clients together may use half
-    /// of it.
+    /// Bytes of waiting messages of all sessions. Encoded output of sockets is not included.
+    /// Disconnected clients together may use half of it.
     pub queue_bytes_total_max: usize,
-    /// What a connected client may always have waiting, whatever others hold: room for answers and acknowledgements
-    /// on their way, so that a client that keeps up is not cut off because others do not.
+    /// Bytes that a connected client may always queue, regardless of other clients: room for
+    /// answers and acknowledgements on their way. A client that keeps up is not disconnected
+    /// because others do not.
     pub queue_bytes_reserve: usize,
-    /// Encoded output of one connection above which messages stay in the queue and the reader stops reading.
-    /// Large enough that a socket buffer is always filled by one write.
+    /// Bytes of encoded output of one connection above which messages stay in the queue and the
+    /// reader stops reading. Large enough that one write always fills a socket buffer.
     pub output_bytes_high: usize,
-    /// Encoded output of all connections, in bytes, but for connections with at most 8 KiB of it. Over it messages of more than
-    /// that stay in the queues, and a connection with more output that takes none of it for two seconds is closed. One packet
-    /// may exceed it.
+    /// Bytes of encoded output of all connections, without connections that have at most 8 KiB.
+    ///
+    /// Above it, messages larger than that stay in the queues. A connection with more output is
+    /// closed if it takes none of it for two seconds. One packet may exceed the limit.
     pub output_bytes_total_max: usize,
     /// A write without any progress for this long ends the connection.
     pub write_stall: Duration,
-    /// For the last packets (DISCONNECT) of a connection that the broker closes, and then for the peer to close.
+    /// Time to send the last packets (DISCONNECT) when the broker closes a connection, and then
+    /// again for the client to close.
     pub close_timeout: Duration,
     /// Retained messages.
     pub retained_max: usize,
-    /// Retained messages in bytes. Stays below `queue_bytes_max`, so that a new subscriber to `#` can be handed
-    /// all of them without being cut off for its full queue.
+    /// Bytes of retained messages. Must stay below `queue_bytes_max`, so that a new subscriber to
+    /// `#` can get all of them without being disconnected for a full queue.
     pub retained_bytes_max: usize,
-    /// Session Expiry Interval in seconds; a client that asks for more (or for ever) is told this in CONNACK.
+    /// Session Expiry Interval in seconds; a client that requests more (or no expiry) gets this in
+    /// CONNACK.
     pub session_expiry_max_s: u32,
-    /// Will Delay Interval in seconds; more is cut to this. It may not outlive the session anyway.
+    /// Will Delay Interval in seconds; larger values are reduced to this. A will cannot outlive its
+    /// session anyway.
     pub will_delay_max_s: u32,
-    /// Keep Alive in seconds; a client that asks for more, or for none, is told this in CONNACK (Server Keep
-    /// Alive). Frees the place of a peer that vanished without closing its socket. 0: no bound.
+    /// Keep Alive in seconds; a client that requests more, or none, gets this in CONNACK (Server
+    /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit.
     pub keep_alive_max_s: u16,
-    /// PUBLISHes that one client may send in a second, and as many at once; one more is refused with 0x97. 0: no bound, since
-    /// only the embedder knows what its clients have to say.
+    /// PUBLISHes of one client per second, and as many in one burst; further ones are refused with
+    /// 0x97. 0: no limit, since only the embedder knows how much its clients publish.
     pub publishes_per_second_max: u32,
-    /// The same of all clients together, of what is not refused for another reason. Without a bound for each client the loudest
-    /// may take all. 0: no bound.
+    /// PUBLISHes of all clients together per second, not counting those refused for another reason.
+    /// Without a limit for each client one client may use up all of it. 0: no limit.
     pub publishes_per_second_total_max: u32,
-    /// Packets of one connection handled before others get their turn at the broker's lock.
+    /// Packets of one connection handled before other connections get the broker's lock.
     pub packets_per_turn_max: usize,
-    /// Bytes asked of the socket in one read, at most; see `READ_BYTES_MIN`.
+    /// Maximum bytes requested from the socket in one read; see `READ_BYTES_MIN`.
     pub read_bytes: usize,
 }
 
@@ -147,24 +165,25 @@ impl Default for Limits {
     }
 }
 
-/// Work of one connection before other connections get their turn, in units of roughly a tenth of a microsecond: a quarter
-/// of a millisecond. A full turn of ordinary messages to one subscriber each stays below it. One packet may exceed it once.
+/// Work of one connection before other connections get their turn, in units of roughly a tenth of a
+/// microsecond: a quarter of a millisecond. A full turn of ordinary messages to one subscriber each
+/// stays below it. One packet may exceed it once.
 pub(crate) const WORK_PER_TURN_MAX: u64 = 2500;
 
-/// Sessions that are looked at in one hold of the lock, where each takes some tens of nanoseconds.
+/// Sessions examined while the lock is held once, at some tens of nanoseconds each.
 pub(crate) const SESSIONS_PER_HOLD_MAX: usize = 1024;
 
-/// How long a thread that works through all sessions leaves the lock to others after each hold: a lock that is taken again at
-/// once would rarely be theirs.
+/// How long a thread that walks all sessions releases the lock between two holds. Without a pause
+/// other threads would rarely get it.
 pub(crate) const PAUSE_BETWEEN_HOLDS: Duration = Duration::from_micros(250);
 
-/// What the operations of a turn cost, in the units of [`WORK_PER_TURN_MAX`]. Estimates are enough: they only decide
-/// where a turn ends.
+/// The cost of the operations of a turn, in the units of [`WORK_PER_TURN_MAX`]. Estimates are
+/// enough: they only decide where a turn ends.
 pub(crate) mod work {
-    /// A packet of any kind: its bytes are decoded, and its session is found.
+    /// A packet of any kind: decoding it and finding its session.
     pub(crate) const PACKET: u64 = 1;
 
-    /// A PUBLISH to route, beside the nodes and sessions that it visits.
+    /// A PUBLISH to route, in addition to the nodes and sessions that it visits.
     pub(crate) const PUBLISH: u64 = 2;
 
     /// A node of the router's tree.
@@ -173,167 +192,182 @@ pub(crate) mod work {
     /// A member of a shared subscription that is considered for a message.
     pub(crate) const GROUP_MEMBER: u64 = 1;
 
-    /// A filter that is subscribed to, unsubscribed from, or checked again: rules are evaluated and tables change.
+    /// A filter that is subscribed to, unsubscribed from, or checked again: rules are evaluated and
+    /// tables change.
     pub(crate) const SUBSCRIPTION: u64 = 20;
 
-    /// A retained topic that a search looks at.
+    /// A retained topic that a search examines.
     pub(crate) const RETAINED_LOOK: u64 = 4;
 
-    /// A message that goes into the output or the queue of a session; long payloads are copied.
+    /// A message that is added to the output or the queue of a session; long payloads are copied.
     pub(crate) fn delivery(payload_bytes: usize) -> u64 {
         5 + payload_bytes as u64 / 1024
     }
 }
 
-/// Members of a shared subscription that one message asks at most, of those who are connected and of the others: a group of
-/// thousands whose members all have full queues must not be searched for each message. The next message asks the next ones.
+/// Members of a shared subscription tried for one message, separately among the connected and the
+/// disconnected ones. Otherwise a group of thousands with full queues would be searched for each
+/// message. The next message tries the next members.
 pub(crate) const GROUP_MEMBERS_ASKED_MAX: usize = 64;
 
-/// What a message costs beside its bytes when it is kept: the structures around it, rounded up, so that a
-/// flood of empty messages is bounded as well.
+/// The cost of storing a message in addition to its bytes: the structures around it, rounded up. It
+/// bounds a flood of empty messages as well.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 256;
 
-/// One owner, a user or an address, may hold at most so many times what is free of a kind of memory: three quarters of it
-/// alone, and the more owners there are the less each.
+/// One owner, a user or an address, may hold at most this many times the free memory of a kind. A
+/// single owner can use three quarters; each of several owners can use less.
 pub(crate) const SHARE_OF_FREE: usize = 3;
 
-/// Sessions that every owner may have as long as there is room at all.
+/// Sessions that every owner may have while there is room at all.
 pub(crate) const SESSIONS_FLOOR: usize = 16;
 
-/// What of subscriptions every owner may hold as long as there is room at all, in bytes: some hundred ordinary ones.
+/// Bytes of subscriptions that every owner may hold while there is room at all: some hundred
+/// ordinary ones.
 pub(crate) const SUBSCRIPTION_BYTES_FLOOR: usize = 64 << 10;
 
-/// Retained messages that every owner may have as long as there is room at all, and their bytes.
+/// Retained messages that every owner may have while there is room at all, and their bytes.
 pub(crate) const RETAINED_FLOOR: usize = 64;
 pub(crate) const RETAINED_BYTES_FLOOR: usize = 64 << 10;
 
-/// Topics that begin with this and a client id are that client's own: responses go there (Azure IoT Operations).
+/// Topics that begin with this and a client id belong to that client: responses go there (Azure IoT
+/// Operations).
 pub(crate) const OWN_TOPICS: &[u8] = b"clients/";
 
-/// Subscriptions of a client to its own topics that need no room among those of all clients, in bytes: one filter with a
-/// wildcard, or eight without. So a client that may connect can be answered.
+/// Bytes of subscriptions of a client to its own topics that do not count in the total: one filter
+/// with a wildcard, or eight without. So every client that may connect can receive answers.
 pub(crate) const OWN_SUBSCRIPTION_BYTES: usize = 4 << 10;
 
-/// Sessions of the same owner are looked for among so many that could be evicted: some microseconds.
+/// Eviction candidates examined to find a session of the same owner: some microseconds.
 pub(crate) const EVICTION_LOOKS: usize = 64;
 
-/// What of wills, QoS 2 packet ids and topic aliases every owner may hold as long as there is room at all: one will of any
-/// size that a CONNECT can have.
+/// Bytes of wills, QoS 2 packet ids and topic aliases that every owner may hold while there is room
+/// at all: one will of the maximum size of a CONNECT.
 pub(crate) const STATE_BYTES_FLOOR: usize = 128 << 10;
 
-/// What a topic alias costs beside its name: its entry in the table and an allocation, rounded up.
+/// The cost of a topic alias in addition to its name: its entry in the table and an allocation,
+/// rounded up.
 pub(crate) const ALIAS_OVERHEAD_BYTES: usize = 128;
 
-/// Entries that an empty queue or table of one client may keep allocated. More is given back, or each client could pin what
-/// its longest queue took.
+/// Entries that an empty queue or table of one client may keep allocated. Without this limit each
+/// client could pin the memory of its longest queue.
 pub(crate) const SPARE_ENTRIES_MAX: usize = 64;
 
-/// The Remaining Length ends here (section 1.5.5: four bytes of seven bits), so no packet is larger than about this.
+/// The maximum Remaining Length (section 1.5.5: four bytes of seven bits), so no packet is much
+/// larger.
 pub(crate) const PACKET_BYTES_MAX: u32 = 268_435_455;
 
-/// Bytes asked of a socket first, and of one that sends little: some requests of ordinary size. A silent connection keeps
-/// a buffer of this size.
+/// The size of the first read, and of reads from a connection that sends little: some requests of
+/// ordinary size. A silent connection keeps a buffer of this size.
 pub(crate) const READ_BYTES_MIN: usize = 1 << 10;
 
-/// A buffer that grew beyond this is given back to the allocator once it is empty.
+/// An empty buffer larger than this is returned to the allocator.
 pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
 
-/// Encoded output of one connection that is not counted in the total, in bytes: some tens of ordinary messages, and of ten
-/// thousand connections eighty megabytes.
+/// Bytes of encoded output of one connection that do not count in the total: some tens of ordinary
+/// messages. Ten thousand connections can hold eighty megabytes of it.
 pub(crate) const OUTPUT_BYTES_FREE: usize = 8 << 10;
 
-/// How often a connection looks whether the total has room for a large message again.
+/// How often a connection checks whether the total has room for a large message again.
 pub(crate) const OUTPUT_TOTAL_LOOK: Duration = Duration::from_millis(50);
 
-/// How long a write may make no progress while the total is used up and this connection holds a part of it.
+/// How long a write may make no progress while the total is used up and this connection holds a
+/// part of it.
 pub(crate) const WRITE_STALL_OVER_TOTAL: Duration = Duration::from_secs(2);
 
-/// How often a write that makes no progress looks whether it has become too long.
+/// How often a write without progress checks whether it has waited too long.
 pub(crate) const WRITE_STALL_LOOK: Duration = Duration::from_millis(500);
 
-/// A read buffer beyond that of which no more than one of so many parts is in use is copied into a small one: a copy of at most
-/// so much for all that came.
+/// A large read buffer is copied into a small one when at most one part in this many is in use. So
+/// copies add at most this fraction of the received bytes.
 pub(crate) const BUFFER_PARTS_IN_USE: usize = 8;
 
-/// Of a packet that is not whole, what may have come before its buffer counts as one of those of large packets: more than
-/// an ordinary request, and of ten thousand connections some forty megabytes.
+/// Received bytes of an incomplete packet above which its buffer counts as large: more than an
+/// ordinary request. Ten thousand connections can hold some forty megabytes below it.
 pub(crate) const ARRIVING_BYTES_FREE: usize = 4 << 10;
 
-/// One PUBLISH more is decided while what waits for its client is at most this part of `queue_bytes_max`. The rest is for the
-/// answers to requests that were taken together, and for messages of others.
+/// A further PUBLISH is handled while the client's queue uses at most this part of
+/// `queue_bytes_max`. The rest is for the answers to requests that were handed over together, and
+/// for messages of other clients.
 pub(crate) const QUEUE_PARTS_FOR_ANSWERS: usize = 2;
 
-/// What a connection that is paused keeps of packets that wait: more than a thousand small requests with the acknowledgements
-/// between them. Nothing is read beyond it, but for the rest of one packet.
+/// Bytes of waiting packets that a paused connection keeps: more than a thousand small requests
+/// with the acknowledgements between them. Above it nothing is read except the rest of one packet.
 pub(crate) const PAUSED_BYTES_MAX: usize = 1 << 20;
 
-/// How long a paused connection waits at most before it looks whether it may go on: the room that it waits for may be of
-/// others, or in the service.
+/// Maximum wait of a paused connection before it checks whether it can continue: the room that it
+/// waits for may depend on other connections or the service.
 pub(crate) const PAUSE_LOOK: Duration = Duration::from_millis(20);
 
 /// The pause of a client that waits for a delayed acknowledgement: Linux delays by 40 ms to 200 ms.
 pub(crate) const DELAYED_ACK: Range<Duration> =
     Duration::from_millis(30)..Duration::from_millis(400);
 
-/// Reads that are acknowledged at once after the first such pause. One that happened for another reason costs as many system
-/// calls of some tenths of a microsecond.
+/// Reads that are acknowledged at once after the first such pause. A pause for another reason costs
+/// as many system calls of some tenths of a microsecond.
 pub(crate) const QUICK_ACKS_MIN: u32 = 64;
 
-/// The same after many of them: a client that needs it pauses once in so many requests.
+/// The same after many pauses: a client with Nagle's algorithm pauses once in this many requests.
 pub(crate) const QUICK_ACKS_MAX: u32 = 1 << 16;
 
-/// Reason Strings are cut to this: they are for people, and fit any sensible Maximum Packet Size.
+/// Maximum length of a Reason String: it is for people, and fits any sensible Maximum Packet Size.
 pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
 
-/// What a session takes in an image beside its subscriptions, its messages and its will, rounded up.
+/// The size of a session in an image in addition to its subscriptions, messages and will, rounded
+/// up.
 pub(crate) const SESSION_OVERHEAD_BYTES: usize = 256;
 
-/// What a subscription costs beside its filter: its entries in the session and in the router, rounded up.
+/// The cost of a subscription in addition to its filter: its entries in the session and in the
+/// router, rounded up.
 pub(crate) const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
 
-/// What a node of the router's tree costs: a hash table with one entry, and its level, rounded up.
+/// The cost of a node of the router's tree: a hash table with one entry, and its level, rounded up.
 pub(crate) const ROUTER_NODE_BYTES: usize = 768;
 
-/// What a group of a shared subscription costs beside its filter: its entry in the router and its list of members, rounded
-/// up.
+/// The cost of a shared subscription's group in addition to its filter: its entry in the router and
+/// its list of members, rounded up.
 pub(crate) const GROUP_BYTES: usize = 512;
 
-/// How often a full queue is searched for expired messages: a flood of messages must not search it for each.
+/// How often a full queue is searched for expired messages, so that a flood of messages does not
+/// search it for each.
 pub(crate) const EXPIRED_SEARCH_PERIOD: Duration = Duration::from_secs(1);
 
-/// Subscription Identifiers end before this (section 3.8.2.1.2).
+/// One above the largest Subscription Identifier (section 3.8.2.1.2).
 pub(crate) const SUBSCRIPTION_ID_OVER: u32 = PACKET_BYTES_MAX + 1;
 
-/// Changes are appended once there are so many bytes, also within one hold of the lock, so that a record is about this
-/// plus what one packet can change: messages up to `queue_bytes_max`, and some ten bytes for each session that it goes to.
+/// Changes are appended once they have this many bytes, even while the lock is held. So a record is
+/// at most about this plus the changes of one packet: messages up to `queue_bytes_max`, and some
+/// ten bytes for each receiving session.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
-/// After a start wills wait at least this long: their clients could not come back while the broker was away, and
+/// Minimum delay of wills after a start: clients could not reconnect while the broker was down, and
 /// official clients reconnect within a few seconds.
 pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a connection pauses at most while the log is behind: longer than a snapshot of a small store takes on a slow
-/// card, and shorter than clients wait for their acknowledgements.
+/// Maximum pause of a connection while the log is behind. Longer than a snapshot of a small store
+/// takes on a slow card, and shorter than clients wait for their acknowledgements.
 pub(crate) const BRAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How often a connection that pauses looks again: first soon, since a fast disk catches up within milliseconds …
+/// First interval at which a paused connection checks the log: short, since a fast disk catches up
+/// within milliseconds.
 pub(crate) const BRAKE_PAUSE_MIN: Duration = Duration::from_millis(2);
 
-/// … and then seldom, so that thousands that pause take no time from those that read.
+/// Last interval: long, so that thousands of paused connections take no time from those that read.
 pub(crate) const BRAKE_PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// How often the wall clock is read. A step of it, which a gateway without a battery sees after each start, makes what is
-/// recorded wrong for no longer than this.
+/// How often the wall clock is read. A gateway without a battery sees its clock step after each
+/// start; recorded times are wrong for at most this long.
 pub(crate) const WALL_CLOCK_LOOK: Duration = Duration::from_secs(1);
 
-/// Sockets that one thread writes to before it wakes their tasks instead: the answers of one flush go out at once, and
-/// one change with ten thousand watchers is shared between the threads there are.
+/// Sockets that one thread writes to before it wakes their tasks instead. The answers of one flush
+/// are sent at once, but one change with ten thousand watchers is shared between all threads.
 pub(crate) const DIRECT_WRITES_MAX: usize = 64;
 
-/// How long a connection that has answers lets others have their turns before all of them are written: longer than it takes
-/// to handle the requests of some ten sockets, and far less than anybody's network takes.
+/// How long a connection with answers lets other connections have their turns before all answers
+/// are written. Longer than handling the requests of some ten sockets, and far shorter than a
+/// network round trip.
 pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
 
-/// After so many rounds in which nobody else was ready only one of so many waits again: a client by itself gains nothing from
-/// the wait, and it costs some microseconds. Few enough that a rising load is seen within a millisecond.
+/// After this many rounds without another ready connection, only one in this many waits again. A
+/// single client gains nothing from the wait, which costs some microseconds. Small enough that a
+/// rising load is noticed within a millisecond.
 pub(crate) const LONELY_ROUNDS: u32 = 16;

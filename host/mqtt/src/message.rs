@@ -1,4 +1,4 @@
-//! An application message: what the broker routes, keeps and sends.
+//! Application messages, which the broker routes, stores and sends.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use crate::limits::MESSAGE_OVERHEAD_BYTES;
 /// Quality of service (MQTT 5 section 4.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum QoS {
-    /// 0: sent once and forgotten.
+    /// 0: sent once without an acknowledgement.
     #[default]
     AtMostOnce,
-    /// 1: repeated until acknowledged by a PUBACK.
+    /// 1: sent again until acknowledged by a PUBACK.
     AtLeastOnce,
-    /// 2: handed over once, by PUBREC, PUBREL and PUBCOMP.
+    /// 2: delivered exactly once, by PUBREC, PUBREL and PUBCOMP.
     ExactlyOnce,
 }
 
@@ -30,22 +30,24 @@ impl QoS {
     }
 }
 
-/// A message on its way out.
+/// An outgoing message.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Message {
     /// A topic name: UTF-8, not empty, without wildcards and U+0000, at most 65 535 bytes.
     pub topic: Bytes,
-    /// The payload. It is kept as it is, so it should not be a slice of a much larger buffer.
+    /// The payload. The broker stores this slice, so it should not be part of a much larger buffer.
     pub payload: Bytes,
-    /// Properties as they go over the wire, without their length, as [`PropertiesBuilder`](crate::PropertiesBuilder)
-    /// or [`Properties::forwarded`](crate::Properties::forwarded) make them. Topic Alias, Message Expiry Interval and
-    /// Subscription Identifier are not among them: the broker writes these.
+    /// Properties as encoded on the wire, without their length, from
+    /// [`PropertiesBuilder`](crate::PropertiesBuilder) or
+    /// [`Properties::forwarded`](crate::Properties::forwarded). Must not contain Topic Alias,
+    /// Message Expiry Interval and Subscription Identifier: the broker writes these.
     pub properties: Bytes,
-    /// Highest quality of service it may be sent with.
+    /// The highest quality of service for sending it.
     pub qos: QoS,
-    /// As published: kept as the topic's retained message (an empty payload removes that one).
+    /// Whether it becomes the retained message of its topic (an empty payload removes that
+    /// message).
     pub retain: bool,
-    /// When it is too old to be sent. What remains of this goes out as Message Expiry Interval.
+    /// When it expires. The remaining time is sent as Message Expiry Interval.
     pub expires: Option<Instant>,
 }
 
@@ -61,7 +63,7 @@ impl Message {
         }
     }
 
-    /// Bytes that keeping this message is counted with.
+    /// The bytes that this message counts while it is stored.
     pub(crate) fn cost_bytes(&self) -> usize {
         self.topic.len() + self.payload.len() + self.properties.len() + MESSAGE_OVERHEAD_BYTES
     }
@@ -70,8 +72,8 @@ impl Message {
         self.expires.is_some_and(|at| at <= now)
     }
 
-    /// The same message in one allocation of its own. A slice of a read buffer would pin the whole buffer for
-    /// as long as the message is kept.
+    /// The same message in one allocation of its own. A slice would pin the whole read buffer while
+    /// the message is stored.
     pub(crate) fn detached(&self) -> Self {
         Self {
             qos: self.qos,
@@ -81,7 +83,7 @@ impl Message {
         }
     }
 
-    /// A message with a copy of these in one allocation.
+    /// A message with a copy of these bytes in one allocation.
     pub(crate) fn copied(topic: &[u8], payload: &[u8], properties: &[u8]) -> Self {
         let mut buffer = BytesMut::with_capacity(topic.len() + payload.len() + properties.len());
         buffer.extend_from_slice(topic);

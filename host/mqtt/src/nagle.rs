@@ -1,27 +1,32 @@
-//! Recognizes clients that leave Nagle's algorithm on (RFC 896), such as paho, MQTT.js and rumqttc as shipped.
+//! Recognizes clients that leave Nagle's algorithm on (RFC 896), such as paho, MQTT.js and rumqttc
+//! as shipped.
 //!
-//! Such a client holds back a small segment until the one before it is acknowledged. If a read asks for no answer, such as a
-//! PUBACK alone, the kernel delays that acknowledgement by 40 ms for want of something to send with it. The broker then
-//! acknowledges at once, which is a system call. Clients that send without delay must not pay it, so a connection does so
-//! only for a number of reads after such a pause; then one read is left out to see whether the pause comes again.
+//! Such a client holds back a small segment until the previous one is acknowledged. If a read needs
+//! no answer, such as a PUBACK alone, the kernel delays that acknowledgement by 40 ms, since it has
+//! nothing to send with it.
+//!
+//! The broker then acknowledges at once, which costs a system call. Clients without Nagle's
+//! algorithm must not pay it. So a connection acknowledges at once only for a number of reads after
+//! such a pause. Then it skips one read to see whether the pause recurs.
 
 use std::time::Instant;
 
 use crate::limits::{DELAYED_ACK, QUICK_ACKS_MAX, QUICK_ACKS_MIN};
 
-/// What the reads of one connection tell of its client.
+/// The timing of one connection's reads.
 #[derive(Debug, Default)]
 pub(crate) struct Nagle {
-    /// When a read asked for no answer and was not acknowledged at once, if that was the last one.
+    /// When the last read was handled, if it needed no answer and was not acknowledged at once.
     unacknowledged: Option<Instant>,
-    /// Reads that are still acknowledged at once.
+    /// The number of further reads to acknowledge at once.
     left: u32,
-    /// How many were granted last.
+    /// The value of `left` after the last pause.
     granted: u32,
 }
 
 impl Nagle {
-    /// A read of this time is handled; `silent`: it asked for no answer. True where it is to be acknowledged at once.
+    /// Records a read; `silent`: it needs no answer. Returns true if the read must be acknowledged
+    /// at once.
     pub(crate) fn read(&mut self, now: Instant, silent: bool) -> bool {
         if let Some(before) = self.unacknowledged.take() {
             let pause = now.saturating_duration_since(before);
@@ -49,8 +54,9 @@ mod tests {
 
     use super::*;
 
-    /// So many exchanges of a request and the acknowledgement of its answer, which pauses where it was not acknowledged. How
-    /// often it was, and how often the client paused.
+    /// Simulates exchanges of a request and the PUBACK of its answer. The client pauses if that
+    /// PUBACK was not acknowledged at once. Returns the numbers of quick acknowledgements and of
+    /// pauses.
     fn exchanges(nagle: &mut Nagle, now: &mut Instant, count: u32, pause_ms: u64) -> (u32, u32) {
         let (mut acknowledged, mut pauses) = (0, 0);
         for _ in 0..count {
@@ -68,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_nagle_pauses_ever_more_seldom() {
+    fn client_with_nagle_pauses_less_and_less_often() {
         let (mut nagle, mut now) = (Nagle::default(), Instant::now());
         let (acknowledged, pauses) = exchanges(&mut nagle, &mut now, 10_000, 44);
         assert_eq!(acknowledged + pauses, 10_000);
@@ -76,10 +82,10 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_nagle_costs_no_system_calls() {
+    fn client_without_nagle_costs_no_system_calls() {
         let (mut nagle, mut now) = (Nagle::default(), Instant::now());
         assert_eq!(exchanges(&mut nagle, &mut now, 10_000, 0).0, 0);
-        // One that paused once for another reason costs some.
+        // One pause for another reason costs some system calls.
         exchanges(&mut nagle, &mut now, 1, 44);
         assert_eq!(exchanges(&mut nagle, &mut now, 10_000, 0).0, QUICK_ACKS_MIN);
     }

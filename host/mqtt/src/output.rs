@@ -1,11 +1,14 @@
-//! The bytes that wait for one socket.
+//! The output buffer of one connection. Never waits for a socket.
 //!
-//! Whoever holds the core's lock puts packets in, and writes them at once after giving it back, where the socket takes
-//! them: waking a task for it would cost more than the write. The connection's writer task does the rest: it swaps the
-//! whole buffer out and writes it as the socket has room. Above the high-water mark messages are refused (they stay in
-//! the session's queue) and the connection's reader pauses. A packet that tells of a change whose record is not durable
-//! yet stands behind a mark, and nothing from there on is given to the socket until that record is released. Never waits
-//! for a socket.
+//! A thread that holds the core's lock adds packets. After it releases the lock, it writes them
+//! directly if the socket has room, because waking a task costs more than the write. The writer
+//! task does the rest: it swaps out the whole buffer and writes it as the socket has room.
+//!
+//! Above the high-water mark new messages are refused, so that they stay in the session's queue,
+//! and the connection's reader pauses.
+//!
+//! A packet that reports a change whose record is not durable yet is behind a mark. Bytes
+//! behind a mark must not reach the socket before that record is released.
 
 use std::{
     collections::VecDeque,
@@ -24,17 +27,17 @@ use crate::{
     limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_LOOK},
 };
 
-/// A socket that takes bytes without anybody waiting for it.
+/// A socket that can be written to without waiting.
 pub(crate) trait Direct: fmt::Debug + Send + Sync {
-    /// Writes what the socket has room for; `WouldBlock` where that is nothing.
+    /// Writes the bytes that the socket has room for; `WouldBlock` if it has none.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Acknowledges what has come by now, without waiting for something to send with it.
+    /// Acknowledges received bytes at once instead of with the next bytes sent.
     fn acknowledge(&self) {}
 }
 
-/// The encoded output of all connections together. Outputs up to [`OUTPUT_BYTES_FREE`] are not counted, so that clients that
-/// read never touch this.
+/// The encoded output of all connections together. Outputs up to [`OUTPUT_BYTES_FREE`] are not
+/// counted, so that clients that read never touch this shared counter.
 #[derive(Debug)]
 pub(crate) struct OutputTotal {
     bytes: AtomicUsize,
@@ -49,7 +52,7 @@ impl OutputTotal {
         }
     }
 
-    /// Whether no output may grow beyond what is not counted.
+    /// Whether outputs must not grow beyond [`OUTPUT_BYTES_FREE`].
     fn is_over(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) >= self.bytes_max
     }
@@ -63,54 +66,57 @@ pub(crate) struct Output {
     /// None for streams that only a task can write to.
     direct: Option<Arc<dyn Direct>>,
     state: Mutex<State>,
-    /// The same as in the state, to be asked without its lock.
+    /// A copy of the flag in the state, to be read without its lock.
     closing: AtomicBool,
-    /// For the writer: there are bytes, or it is over.
+    /// Wakes the writer: there are bytes to write, or the connection is over.
     work: Notify,
-    /// For the reader: below the high-water mark again.
+    /// Wakes the reader: the buffer is below the high-water mark again.
     room: Notify,
-    /// For the reader: the broker closes the connection.
+    /// Wakes the reader: the broker closes the connection.
     closed: Notify,
-    /// For a connection that took the session over: the reader of this one has handed over its last request.
+    /// Wakes a connection that took the session over: this connection's reader has handed over its
+    /// last request.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     buffer: BytesMut,
-    /// What was ever taken out of the buffer: where it begins in the stream.
+    /// The number of bytes ever removed from the buffer: its first stream position.
     taken: u64,
-    /// Places in the stream that nothing may pass before a batch is released; rising in both numbers.
+    /// Stream positions that must not be passed before a batch is released; ascending in both
+    /// numbers.
     marks: VecDeque<(u64, BatchNumber)>,
-    /// Batches up to this are known to be released.
+    /// Batches up to this one are known to be released.
     released: BatchNumber,
-    /// Where the last packet of a closed connection begins in the stream.
-    last_words: u64,
+    /// The stream position of the last packet of a closed connection.
+    last_packet_at: u64,
     writing_bytes: usize,
-    /// What of this is in the total of all outputs.
+    /// The bytes of this output in the total of all outputs.
     counted_bytes: usize,
     writer_sleeps: bool,
     reader_waits: bool,
-    /// A message was refused: the writer has to ask the core for more.
+    /// A message was refused: the writer must ask the core for more.
     starved: bool,
     closing: bool,
     ended: bool,
 }
 
-/// How a packet was added.
+/// The effects of adding a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Added {
-    /// The writer sleeps and has to be woken.
+    /// The writer sleeps and must be woken.
     pub(crate) wake: bool,
-    /// It made a mark: somebody has to tell this output when the batch is released.
+    /// The packet added a mark: the caller must arrange that this output is notified when the batch
+    /// is released.
     pub(crate) marked: bool,
 }
 
 impl State {
-    /// How much of the buffer may be written.
+    /// The number of bytes that may be written.
     fn open_bytes(&self) -> usize {
         match self.marks.front() {
-            // A mark is never before what was taken, nor behind the end of the buffer.
+            // A mark is never before the start of the buffer, nor behind its end.
             Some((at, _)) => (at - self.taken) as usize,
             None => self.buffer.len(),
         }
@@ -120,12 +126,12 @@ impl State {
         self.taken + self.buffer.len() as u64
     }
 
-    /// What is not written yet.
+    /// The number of bytes that are not written yet.
     fn held_bytes(&self) -> usize {
         self.buffer.len() + self.writing_bytes
     }
 
-    /// Brings the total up to date. Must follow each change of the buffer and of what is being written.
+    /// Brings the total up to date. Must follow each change of the buffer and of `writing_bytes`.
     fn count(&mut self, total: &OutputTotal) {
         let held = self.held_bytes();
         let now = if held > OUTPUT_BYTES_FREE { held } else { 0 };
@@ -138,7 +144,7 @@ impl State {
     }
 
     fn add(&mut self, after: BatchNumber, encode: impl FnOnce(&mut BytesMut)) -> Added {
-        // What stands behind a later batch already waits long enough.
+        // A packet behind the mark of a later batch waits long enough already.
         let covers = self
             .released
             .max(self.marks.back().map_or(0, |(_, batch)| *batch));
@@ -152,13 +158,13 @@ impl State {
     }
 }
 
-/// What the writer is to do next.
+/// The next step of the writer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Write,
-    /// Nothing to write; messages that the total kept out are to be offered again.
+    /// Nothing to write, but the core must offer the messages again that the total refused.
     Refill,
-    /// Nothing is left, and nothing will come.
+    /// All bytes are written and no more will be added.
     Close,
 }
 
@@ -182,12 +188,12 @@ impl Output {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here can panic half way.
+        // No code under this lock can panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a packet that may not wait for others, but for the release of a batch (0: for none). `None`: the connection
-    /// is closing.
+    /// Adds a packet that must not wait for other packets, only for the release of batch `after`
+    /// (0: for none). `None`: the connection is closing.
     pub(crate) fn put(
         &self,
         after: BatchNumber,
@@ -197,8 +203,9 @@ impl Output {
         (!state.closing).then(|| self.add(&mut state, after, encode))
     }
 
-    /// The same unless the buffer is above its mark, or this packet would make it one that counts while the total is used
-    /// up; then the writer will ask the core for more. `None`: not added.
+    /// Like [`put`](Self::put), but refuses the packet (`None`) if the buffer is above its mark.
+    /// Also refuses it if the total is used up and this output would count in it. After a refusal
+    /// the writer will ask the core for more.
     pub(crate) fn offer(
         &self,
         after: BatchNumber,
@@ -211,7 +218,7 @@ impl Output {
         }
         if !self.takes(&state, packet_bytes) {
             state.starved = true;
-            // It may have nothing to write, and looks again by itself then.
+            // A writer with nothing to write must wake up: only then does it retry periodically.
             if state.held_bytes() < self.high_bytes && mem::take(&mut state.writer_sleeps) {
                 drop(state);
                 self.work.notify_one();
@@ -221,7 +228,7 @@ impl Output {
         Some(self.add(&mut state, after, encode))
     }
 
-    /// Whether a message of so many bytes would be taken.
+    /// Whether a message of this size would be accepted.
     pub(crate) fn has_room(&self, packet_bytes: usize) -> bool {
         let state = self.lock();
         !state.closing && self.takes(&state, packet_bytes)
@@ -244,12 +251,13 @@ impl Output {
         added
     }
 
-    /// Whether this connection keeps others from sending: the total is used up, and it holds a part of it.
-    pub(crate) fn is_in_the_way(&self) -> bool {
+    /// Whether this connection blocks other connections: the total is used up, and this output
+    /// holds a part of it.
+    pub(crate) fn blocks_others(&self) -> bool {
         self.total.is_over() && self.lock().counted_bytes > 0
     }
 
-    /// Everything up to this batch is durable.
+    /// Releases everything up to this batch, which is durable.
     pub(crate) fn release(&self, batch: BatchNumber) {
         let mut state = self.lock();
         state.released = state.released.max(batch);
@@ -266,11 +274,12 @@ impl Output {
         }
     }
 
-    /// The last packet, or none; nothing can be added after it. Wakes both tasks of the connection.
+    /// Adds a last packet, or none, and refuses all further ones. Wakes both tasks of the
+    /// connection.
     pub(crate) fn close(&self, encode: impl FnOnce(&mut BytesMut)) {
         let mut state = self.lock();
         if !state.closing {
-            state.last_words = state.end();
+            state.last_packet_at = state.end();
             encode(&mut state.buffer);
             state.count(&self.total);
             state.closing = true;
@@ -281,17 +290,19 @@ impl Output {
         }
     }
 
-    /// Gives up what waits for a record, on a closed connection: what is behind the first mark goes, but for the last
-    /// packet, which tells of nothing. Where not even the CONNACK has left that goes too (section 3.14: no DISCONNECT
-    /// before a CONNACK). False where nothing waited.
+    /// Discards output that waits for a record, on a closed connection: everything behind the first
+    /// mark except the last packet, which reports no change.
+    ///
+    /// If not even the CONNACK has been sent, the last packet is discarded too (section 3.14: no
+    /// DISCONNECT before a CONNACK). Returns false if nothing waited.
     pub(crate) fn cut(&self) -> bool {
         let mut state = self.lock();
         if !state.closing || state.marks.is_empty() {
             return false;
         }
         let open = state.open_bytes();
-        // The last packet stands behind every mark, since nothing is added after it.
-        let last = (state.last_words - state.taken) as usize;
+        // The last packet is behind every mark, since nothing is added after it.
+        let last = (state.last_packet_at - state.taken) as usize;
         let last = state.buffer.split_off(last);
         state.buffer.truncate(open);
         if state.end() > 0 {
@@ -319,15 +330,15 @@ impl Output {
         self.work.notify_one();
     }
 
-    /// Writes what there is in place of the writer, which sleeps and was about to be woken: only then nobody else
-    /// writes. Wakes it where that is not all.
+    /// Writes the buffer in place of the writer, which sleeps and would be woken otherwise; only
+    /// then no other thread writes. Wakes the writer if bytes remain.
     pub(crate) fn write_now(&self) {
         if !self.write_all_now() {
             self.wake_writer();
         }
     }
 
-    /// False where the writer is needed.
+    /// Returns false if the writer is needed.
     fn write_all_now(&self) -> bool {
         let Some(direct) = &self.direct else {
             return false;
@@ -337,7 +348,7 @@ impl Output {
         if open == 0 || state.starved || state.closing {
             return false;
         }
-        // What is wrong with the socket the writer will find out itself.
+        // On an error write nothing: the writer will get the same error.
         let written = direct.try_write(&state.buffer[..open]).unwrap_or(0);
         state.taken += written as u64;
         if written == state.buffer.len() {
@@ -356,12 +367,12 @@ impl Output {
         state.writer_sleeps
     }
 
-    /// Ends when [`close`](Self::close) was called. For one waiter.
+    /// Returns after [`close`](Self::close) was called. Supports one waiter.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// Ends when the buffer is below its mark.
+    /// Returns when the buffer is below its mark.
     pub(crate) async fn room(&self) {
         loop {
             {
@@ -375,21 +386,22 @@ impl Output {
         }
     }
 
-    /// How much was ever given to the writer or the socket.
+    /// The number of bytes ever given to the writer or the socket.
     pub(crate) fn taken(&self) -> u64 {
         self.lock().taken
     }
 
-    /// Ends when something was written. May end early, and late where something was written just before.
+    /// Returns after bytes were written. May return early, or late if bytes were written just
+    /// before the call.
     pub(crate) async fn progress(&self) {
         self.lock().reader_waits = true;
         self.room.notified().await;
     }
 
-    /// Moves the bytes that may be written into `chunk`, which is empty; waits for some.
+    /// Moves the bytes that may be written into the empty `chunk`; waits if there are none.
     pub(crate) async fn take(&self, chunk: &mut BytesMut) -> Work {
         loop {
-            let kept_out;
+            let refused_by_total;
             {
                 let mut state = self.lock();
                 let open = state.open_bytes();
@@ -408,9 +420,9 @@ impl Output {
                     return Work::Close;
                 }
                 state.writer_sleeps = true;
-                kept_out = state.starved && state.held_bytes() < self.high_bytes;
+                refused_by_total = state.starved && state.held_bytes() < self.high_bytes;
             }
-            if !kept_out {
+            if !refused_by_total {
                 self.work.notified().await;
             } else if timeout(OUTPUT_TOTAL_LOOK, self.work.notified())
                 .await
@@ -421,7 +433,8 @@ impl Output {
         }
     }
 
-    /// The chunk is written. True where the core has messages that waited for this.
+    /// Reports that the chunk is written. Returns true if the core has messages that waited for
+    /// this.
     pub(crate) fn written(&self, chunk: &mut BytesMut) -> bool {
         chunk.clear();
         if chunk.capacity() > IDLE_BUFFER_BYTES_MAX {
@@ -436,16 +449,16 @@ impl Output {
         mem::take(&mut state.starved)
     }
 
-    /// The connection has handed over its last request.
+    /// Reports that the connection has handed over its last request.
     pub(crate) fn end(&self) {
         self.lock().ended = true;
         self.ended.notify_waiters();
     }
 
-    /// Ends when [`end`](Self::end) was called.
+    /// Returns after [`end`](Self::end) was called.
     pub(crate) async fn ended(&self) {
         loop {
-            // Made before the look at the flag, so that a call in between is not missed.
+            // Created before the flag is read, so that a call in between is not missed.
             let notified = self.ended.notified();
             if self.lock().ended {
                 return;
@@ -454,7 +467,7 @@ impl Output {
         }
     }
 
-    /// What may be written, in place of a writer that goes to sleep then.
+    /// Removes the bytes that may be written, as a writer does that sleeps afterwards.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn drain(&self) -> BytesMut {
         let mut state = self.lock();
@@ -476,7 +489,7 @@ impl Drop for Output {
 
 #[cfg(test)]
 impl Output {
-    /// One that shares its total with no other.
+    /// An output that shares its total with no other.
     pub(crate) fn alone(high_bytes: usize, direct: Option<Arc<dyn Direct>>) -> Self {
         Self::new(high_bytes, Arc::new(OutputTotal::new(usize::MAX)), direct)
     }
@@ -494,12 +507,12 @@ mod tests {
     }
 
     #[test]
-    fn a_used_up_total_refuses_what_is_large_to_every_connection() {
+    fn full_total_refuses_large_packets_on_every_connection() {
         let total = Arc::new(OutputTotal::new(2 * LARGE));
         let output = || Output::new(1 << 20, total.clone(), None);
         let (silent, reader) = (output(), output());
         assert!(offer(&silent, LARGE) && offer(&silent, LARGE));
-        assert!(silent.is_in_the_way() && !reader.is_in_the_way());
+        assert!(silent.blocks_others() && !reader.blocks_others());
         assert!(!offer(&silent, 1));
         assert!(!reader.has_room(LARGE) && !offer(&reader, LARGE));
         assert!(
@@ -517,14 +530,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_writer_asks_again_for_what_the_total_kept_out() {
+    async fn writer_retries_packets_that_the_total_refused() {
         let total = Arc::new(OutputTotal::new(LARGE));
         let output = || Output::new(1 << 20, total.clone(), None);
         let (silent, reader) = (output(), output());
         assert!(offer(&silent, LARGE) && !offer(&reader, LARGE));
         let mut chunk = BytesMut::new();
         assert_eq!(reader.take(&mut chunk).await, Work::Refill);
-        assert!(reader.written(&mut chunk), "the core is to offer it again");
+        assert!(reader.written(&mut chunk), "the core must offer it again");
         silent.drain();
         assert!(offer(&reader, LARGE));
         assert_eq!(reader.take(&mut chunk).await, Work::Write);
@@ -532,7 +545,7 @@ mod tests {
         assert_eq!(
             total.bytes.load(Ordering::Relaxed),
             LARGE,
-            "until it is written"
+            "counted until it is written"
         );
         assert!(!reader.written(&mut chunk));
         assert_eq!(total.bytes.load(Ordering::Relaxed), 0);

@@ -1,8 +1,7 @@
-//! Properties of a PUBLISH or a will (MQTT 5 section 2.2.2): one raw slice, scanned once.
+//! The properties of a PUBLISH or a will (MQTT 5 section 2.2.2) as one raw slice.
 //!
-//! In come the bytes between property length and payload, checked by the codec. Out go views of single properties and
-//! the same bytes for forwarding. They are never decoded into a structure and encoded again, so what a client sent
-//! passes bit for bit.
+//! The codec scans the slice once and checks it. It is never decoded into a structure and encoded
+//! again, so forwarded properties are the bytes that the client sent.
 
 use std::fmt::{self, Write as _};
 
@@ -22,12 +21,12 @@ pub struct Properties {
     pub(crate) payload_is_utf8: bool,
     pub(crate) topic_alias: Option<u16>,
     pub(crate) will_delay_s: u32,
-    /// What is between two processes only and not forwarded: Topic Alias, Message Expiry, Will Delay.
+    /// Properties that are not forwarded: Topic Alias, Message Expiry, Will Delay.
     pub(crate) local: [Option<Span>; 2],
 }
 
 impl Properties {
-    /// Checks raw properties of a PUBLISH, such as a [`PropertiesBuilder`] makes.
+    /// Checks raw properties of a PUBLISH, for example from a [`PropertiesBuilder`].
     pub fn parse(raw: impl Into<Bytes>) -> Result<Self, PropertyError> {
         codec::parse(raw.into(), codec::PUBLISH_PROPERTIES)
             .map_err(|fault| PropertyError::Invalid(fault.text))
@@ -39,7 +38,7 @@ impl Properties {
         self.text(self.response_topic)
     }
 
-    /// The same as bytes, which are checked to be UTF-8.
+    /// The Response Topic as bytes, which are valid UTF-8.
     #[must_use]
     pub fn response_topic_bytes(&self) -> Option<&[u8]> {
         self.response_topic.map(|span| span.of(&self.raw))
@@ -63,7 +62,7 @@ impl Properties {
         self.message_expiry_s
     }
 
-    /// Whether the Payload Format Indicator promises UTF-8.
+    /// Whether the Payload Format Indicator says that the payload is UTF-8.
     #[must_use]
     pub fn payload_is_utf8(&self) -> bool {
         self.payload_is_utf8
@@ -79,7 +78,7 @@ impl Properties {
         })
     }
 
-    /// The same as bytes, which are checked to be UTF-8: for who wants few of them.
+    /// The user properties as valid UTF-8 bytes. Faster if only few of them are needed.
     pub fn user_bytes(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         Reader::again(&self.raw).properties().filter_map(|item| {
             let (name, value) = item.ok()?.pair?;
@@ -93,8 +92,8 @@ impl Properties {
         &self.raw
     }
 
-    /// The bytes to forward: as sent but for Topic Alias and Message Expiry Interval, which are the broker's to
-    /// write. Copies only where one of these stands between others.
+    /// The bytes to forward: all but Topic Alias and Message Expiry Interval, which the broker
+    /// writes itself. Copies only if one of these is between other properties.
     #[must_use]
     pub fn forwarded(&self) -> Bytes {
         let [first, second] = match self.local {
@@ -136,22 +135,22 @@ impl Properties {
 /// Why properties could not be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum PropertyError {
-    /// A string or binary value is longer than its two bytes of length can say.
+    /// A string or binary value does not fit its length field of two bytes.
     #[error("a property is longer than 65535 bytes")]
     TooLong,
-    /// MQTT strings may not hold U+0000 (section 1.5.4).
-    #[error("a property holds the character U+0000")]
+    /// MQTT strings must not contain U+0000 (section 1.5.4).
+    #[error("a property contains the character U+0000")]
     Nul,
-    /// A Response Topic is a topic name.
-    #[error("a response topic may not be empty or hold a wildcard")]
+    /// A Response Topic must be a topic name.
+    #[error("a response topic must not be empty or contain a wildcard")]
     Topic,
-    /// Raw properties that no PUBLISH may have.
+    /// A PUBLISH must not have these raw properties.
     #[error("{0}")]
     Invalid(&'static str),
 }
 
-/// Writes the raw properties of an outgoing [`Message`](crate::Message), in the order of the calls. Each property but
-/// the user property may be written once.
+/// Writes the raw properties of an outgoing [`Message`](crate::Message), in the order of the calls.
+/// Only the user property may be written more than once.
 #[derive(Debug, Default)]
 pub struct PropertiesBuilder {
     buffer: BytesMut,
@@ -159,13 +158,13 @@ pub struct PropertiesBuilder {
 }
 
 impl PropertiesBuilder {
-    /// No properties yet.
+    /// An empty builder.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// No properties yet, and room for this many bytes.
+    /// An empty builder with room for this many bytes.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self {
@@ -174,15 +173,15 @@ impl PropertiesBuilder {
         }
     }
 
-    /// Says that the payload is UTF-8 text.
+    /// Declares the payload to be UTF-8 text.
     #[must_use]
     pub fn payload_is_utf8(mut self) -> Self {
         self.buffer.extend_from_slice(&[id::PAYLOAD_FORMAT, 1]);
         self
     }
 
-    /// The Message Expiry Interval in seconds, for properties that stand for received ones; of a message to be sent it
-    /// is not among them.
+    /// The Message Expiry Interval in seconds, only for properties that imitate received ones.
+    /// Never use it for a message to send: the broker writes the interval.
     #[must_use]
     pub fn message_expiry_s(mut self, seconds: u32) -> Self {
         self.buffer.put_u8(id::MESSAGE_EXPIRY);
@@ -217,7 +216,7 @@ impl PropertiesBuilder {
         self
     }
 
-    /// One more user property.
+    /// Adds a user property.
     #[must_use]
     pub fn user(mut self, name: &str, value: &str) -> Self {
         self.buffer.put_u8(id::USER_PROPERTY);
@@ -226,7 +225,7 @@ impl PropertiesBuilder {
         self
     }
 
-    /// One more user property, whose value is written as it is shown.
+    /// Adds a user property whose value is formatted by `Display`.
     #[must_use]
     pub fn user_shown(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.buffer.put_u8(id::USER_PROPERTY);
@@ -276,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_is_read_again() {
+    fn built_properties_round_trip() {
         let built = PropertiesBuilder::with_capacity(64)
             .payload_is_utf8()
             .response_topic("r/1")
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expiry_stands_for_a_received_one() {
+    fn built_expiry_is_not_forwarded() {
         let built = PropertiesBuilder::new().message_expiry_s(7).user("k", "v");
         let properties = Properties::parse(built.finish().unwrap()).unwrap();
         assert_eq!(properties.message_expiry_s(), Some(7));
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
+    fn invalid_values_are_errors() {
         let long = "x".repeat(65_536);
         let error = |builder: PropertiesBuilder| builder.finish().unwrap_err();
         assert_eq!(
@@ -332,7 +331,7 @@ mod tests {
         );
         assert!(
             Properties::parse(&b"\x0b\x01"[..]).is_err(),
-            "a client may not set it"
+            "a client must not send a subscription identifier"
         );
         assert!(Properties::parse(&b"\x08\0\x01+"[..]).is_err());
     }

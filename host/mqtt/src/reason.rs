@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// One byte that says how an operation ended; 0x80 and above are failures. Which codes a packet may carry is
-/// listed with the packet in MQTT 5 chapter 3.
+/// The result of an operation in one byte; 0x80 and above are failures. MQTT 5 chapter 3 lists the
+/// codes allowed in each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReasonCode(pub u8);
 

@@ -1,8 +1,8 @@
-//! What the broker refuses.
+//! Counts what the broker refuses and reports it.
 //!
-//! In come refusals with the reason code that the client is told, as many as hostile clients care to provoke. Out go a count
-//! of all of them by what was refused and why, and word to the access control of those that it has not decided itself. It
-//! holds nothing that a client chose.
+//! Every refusal is counted by what was refused and by its reason code. Refusals that the access
+//! control did not decide are also reported to it. Hostile clients can provoke any number of
+//! refusals, so nothing that a client chose may be stored here.
 
 use std::{
     collections::BTreeMap,
@@ -15,18 +15,18 @@ use crate::{Access, ReasonCode};
 /// What a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refused {
-    /// To be connected: CONNACK says so, or nothing where the peer does not speak MQTT 5.
+    /// A connection; reported by CONNACK, or not at all if the client does not use MQTT 5.
     Connect,
-    /// To stay connected: DISCONNECT says so.
+    /// Staying connected; reported by DISCONNECT.
     Connection,
-    /// To publish: PUBACK or PUBREC says so, or nothing at QoS 0.
+    /// A PUBLISH; reported by PUBACK or PUBREC, or not at all at QoS 0.
     Publish,
-    /// To subscribe to one filter: SUBACK says so.
+    /// A subscription to one filter; reported by SUBACK.
     Subscribe,
 }
 
 impl Refused {
-    /// In one word.
+    /// The name in metrics and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,20 +38,20 @@ impl Refused {
     }
 }
 
-/// A refusal of the broker's own: by a bound, by the standard, or by what the service claims.
+/// A refusal by a limit, by the standard, or by a claim of the service.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusal<'a> {
     /// What was refused.
     pub what: Refused,
-    /// The code that the client is told, where it is told any.
+    /// The reason code that is sent to the client, if any is sent.
     pub reason: ReasonCode,
-    /// The Reason String, where there is one.
+    /// The Reason String, if there is one.
     pub text: Option<&'a str>,
-    /// Where the client is; known of those that are not connected.
+    /// The client's address; only known if it is not connected.
     pub peer: Option<SocketAddr>,
-    /// The client identifier; empty where none was said.
+    /// The client identifier; empty if it is unknown.
     pub client: &'a str,
-    /// The user, where one was said or found.
+    /// The user, if it is known.
     pub user: Option<&'a str>,
 }
 
@@ -60,16 +60,16 @@ pub struct Refusal<'a> {
 pub struct RefusalCount {
     /// What was refused.
     pub what: Refused,
-    /// The code that the client was told.
+    /// The reason code that was sent to the client.
     pub reason: ReasonCode,
-    /// How often, since the start.
+    /// The number of refusals since the start.
     pub count: u64,
 }
 
-/// Counts and tells.
+/// Counts and reports refusals.
 pub(crate) struct Refusals {
     access: Arc<dyn Access>,
-    /// Reason codes are bytes, so there are few.
+    /// Keys are few: a reason code is one byte.
     counts: Mutex<BTreeMap<(Refused, ReasonCode), u64>>,
 }
 
@@ -81,14 +81,15 @@ impl Refusals {
         }
     }
 
-    /// One that the access control has decided, or the service: it knows more of it.
+    /// Counts a refusal of the access control or the service, which knows more about it and logs
+    /// it.
     pub(crate) fn count(&self, what: Refused, reason: ReasonCode) {
-        // Counting does not panic.
+        // Code under this lock cannot panic.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry((what, reason)).or_default() += 1;
     }
 
-    /// One of the broker's own.
+    /// Counts a refusal of the broker and reports it to the access control.
     pub(crate) fn tell(&self, refusal: &Refusal<'_>) {
         self.count(refusal.what, refusal.reason);
         self.access.refused(refusal);

@@ -1,4 +1,4 @@
-//! The embedder's side of the seam: which topics it takes, and what it is told.
+//! The interface of the embedder: which topics it claims, and which events it receives.
 
 use std::{
     hash::{Hash, Hasher},
@@ -10,55 +10,64 @@ use bytes::Bytes;
 
 use crate::{Broker, Identity, Properties, QoS, ReasonCode};
 
-/// The embedder. It takes PUBLISHes of the topics it claims, answers through [`Broker::batch`], and hears of the
-/// end of every connection. All methods are called without any lock of the broker held.
+/// The embedder of a broker.
+///
+/// It claims topics, receives their PUBLISHes as requests, answers through [`Broker::batch`], and
+/// is notified when connections and sessions end. The broker holds no lock when it calls these
+/// methods.
 pub trait Service: Send + Sync + 'static {
-    /// Whose PUBLISH is this? Called for every PUBLISH, so it has to be cheap. The topic name is checked to be UTF-8.
+    /// Decides about a PUBLISH by its topic name, which is valid UTF-8. Called for every PUBLISH,
+    /// so it must be fast.
     fn claim(&self, topic: &[u8]) -> Claim;
 
-    /// Requests of one socket read, in the order sent. The service removes those that it takes. It
-    /// may leave others, in order, if these have taken long, or if too much of what this connection
-    /// asked for waits. The broker passes them again in the connection's next turn, or a moment
-    /// later if the service took none. Until then it handles nothing behind them, and soon stops
-    /// reading. Every request with a token has to be settled once, now or later
+    /// Handles requests of one socket read, in the order in which the client sent them.
+    ///
+    /// The service removes the requests that it takes from the vector. It may leave the others, in
+    /// order, if these took long or if too many requests of this connection are pending. The broker
+    /// passes them again in the connection's next turn, or a moment later if the service took none.
+    /// Until then it handles no packet behind them, and soon stops reading.
+    ///
+    /// Every request with a token must be acknowledged exactly once, now or later
     /// ([`Batch::settle`](crate::Batch::settle)).
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>);
 
-    /// The connection has ended: after its last request and before the first one of a connection that took its
-    /// session over. Exactly once for each connection that got a CONNACK with success.
+    /// A connection has ended. Called after its last request, and before the first request of a
+    /// connection that took its session over. Called exactly once for each connection that got a
+    /// CONNACK with success.
     fn gone(&self, broker: &Broker, who: &Origin);
 
-    /// These sessions are no more: expired, or begun afresh by their client. After [`gone`](Self::gone) of their
-    /// connections; once for each session. What is known about them can be forgotten.
+    /// These sessions have ended: they expired, or their client began a new session. Called once
+    /// for each session, after [`gone`](Self::gone) of its connections. The service can drop its
+    /// state of them.
     fn ended(&self, broker: &Broker, sessions: &[u64]) {
         _ = (broker, sessions);
     }
 }
 
-/// What becomes of a PUBLISH.
+/// The decision about a PUBLISH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
     /// An ordinary message: routed to its subscribers.
     Route,
     /// A request to the service: handed to [`Service::requests`], not routed.
     Take,
-    /// Not accepted: answered with this code and Reason String; at QoS 0 dropped and counted.
+    /// Refused with this code and Reason String; at QoS 0 dropped and counted.
     Refuse(ReasonCode, &'static str),
 }
 
-/// One connection of one client. Numbers of connections and sessions never repeat within a process, nor over restarts
-/// where [`Options::run`](crate::Options::run) rises.
+/// One connection of one client. Numbers of connections and sessions never repeat within a process,
+/// nor over restarts if [`Options::run`](crate::Options::run) increases.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// The client identifier, proven by the connection.
     pub client: Arc<str>,
     /// The number of the connection.
     pub connection: u64,
-    /// The number of the session: the same for as long as it is resumed, over restarts too, and another one once it begins
-    /// afresh.
+    /// The number of the session. A resumed session keeps it, even over restarts; a new session
+    /// gets another one.
     pub session: u64,
-    /// Who the access control found at the other end. The numbers say which connection it is, so this has no part in
-    /// comparisons.
+    /// The client's identity, as the access control determined it. Comparisons ignore it, since the
+    /// numbers identify the connection.
     pub identity: Arc<Identity>,
 }
 
@@ -77,7 +86,8 @@ impl Hash for Origin {
     }
 }
 
-/// A PUBLISH that the service took. Its bytes are slices of the read buffer: copy what is kept.
+/// A PUBLISH that the service took. Its bytes are slices of the read buffer: copy those that are
+/// stored.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The topic name, checked to be UTF-8.
@@ -94,15 +104,16 @@ pub struct Request {
     pub packet_id: u16,
     /// When its Message Expiry Interval ends.
     pub expires: Option<Instant>,
-    /// What to settle it with; none at QoS 0.
+    /// Identifies the acknowledgement ([`Batch::settle`](crate::Batch::settle)); none at QoS 0.
     pub token: Option<Token>,
 }
 
-/// Names the acknowledgement that a request waits for. It is good for one use; a second one does nothing.
+/// Identifies the pending acknowledgement of a request. It can be used once; a second use has no
+/// effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     pub(crate) session: u32,
-    /// The number of the session: a later one may have the same place.
+    /// Distinguishes this session from a later one with the same key.
     pub(crate) number: u64,
     pub(crate) connection: u64,
     pub(crate) sequence: u64,
@@ -110,7 +121,7 @@ pub struct Token {
     pub(crate) exactly_once: bool,
 }
 
-/// A service that takes nothing: the broker routes everything.
+/// A service that claims nothing: the broker routes everything.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoService;
 

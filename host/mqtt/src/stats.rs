@@ -1,4 +1,4 @@
-//! What the broker counts, and what it knows of one client.
+//! Gauges and counters of the broker, and the state of one client.
 
 use bytes::Bytes;
 
@@ -25,23 +25,25 @@ pub struct Stats {
     pub messages_in: u64,
     /// PUBLISHes sent to clients since the start, repetitions included.
     pub messages_out: u64,
-    /// Messages dropped since the start: expired, over a queue's bound, too large for their client, refused at QoS 0.
+    /// Messages dropped since the start: expired, beyond a queue's limit, too large for their
+    /// client, or refused at QoS 0.
     pub dropped: u64,
-    /// PUBLISHes refused since the start because their client, or all together, had sent too many in a second.
+    /// PUBLISHes refused since the start by the rate limit of their client or of all clients.
     pub throttled: u64,
-    /// Connections ended by the broker for a violation of the protocol or a bound.
+    /// Connections that the broker ended since the start because of a protocol violation or a
+    /// limit.
     pub disconnected: u64,
-    /// Sessions that were absent and empty, and ended to make room for others.
+    /// Disconnected, empty sessions that were ended to make room for others.
     pub evicted: u64,
-    /// Sockets closed at accept because there were too many.
+    /// Sockets closed at accept because of the limit on connections.
     pub turned_away: u64,
 }
 
-/// A client that has a session, as it is now.
+/// The current state of a client that has a session.
 #[derive(Debug, Clone)]
 pub struct Standing {
-    /// Its connection; none while it is away.
+    /// Its connection; none while it is disconnected.
     pub origin: Option<Origin>,
-    /// What it has subscribed to, with the names of groups (section 4.8.2).
+    /// The filters of its subscriptions, including the names of shared ones (section 4.8.2).
     pub filters: Vec<Bytes>,
 }

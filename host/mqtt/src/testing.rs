@@ -1,4 +1,5 @@
-//! A client without a socket for tests: packets in and out through rumqttc's codec, time as the test says.
+//! A client without a socket, for tests. It encodes packets with rumqttc's codec, and the test
+//! passes the time.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -20,7 +21,7 @@ use crate::{
     router::SessionKey,
 };
 
-/// Where clients of tests connect from.
+/// The address of test clients.
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 pub(crate) const OPEN: Duration = Duration::from_secs(1000);
@@ -44,9 +45,9 @@ pub(crate) struct Journal(Mutex<JournalState>);
 struct JournalState {
     records: Vec<Vec<u8>>,
     released: usize,
-    /// Releases everything at once.
+    /// Releases every record at once.
     prompt: bool,
-    /// Has no room for what grows.
+    /// Has no room for additional records.
     full: bool,
 }
 
@@ -70,7 +71,7 @@ impl Persistence for Journal {
 }
 
 impl Journal {
-    /// One that releases what the test says, or everything at once.
+    /// A log that releases every record at once, or only on request of the test.
     pub(crate) fn new(prompt: bool) -> Arc<Self> {
         let journal = Self::default();
         journal.0.lock().unwrap().prompt = prompt;
@@ -93,7 +94,7 @@ impl Journal {
         self.0.lock().unwrap().released
     }
 
-    /// Releases records up to this count and says so.
+    /// Releases records up to this count and notifies the broker.
     pub(crate) fn release(&self, broker: &Broker, count: usize) {
         self.0.lock().unwrap().released = count;
         broker.released(count as u64);
@@ -103,7 +104,7 @@ impl Journal {
         self.release(broker, self.len());
     }
 
-    /// A crash: so many records survive, and they are durable.
+    /// Simulates a crash: this many records survive, and they are durable.
     pub(crate) fn crash(&self, survivors: usize) {
         let mut state = self.0.lock().unwrap();
         assert!(survivors >= state.released);
@@ -111,7 +112,7 @@ impl Journal {
         state.released = survivors;
     }
 
-    /// What the records behind this count say, on top of a recovery.
+    /// Applies the records after this count to a recovery.
     pub(crate) fn replay(&self, recovery: &mut Recovery, from: usize) {
         for record in &self.0.lock().unwrap().records[from..] {
             recovery.apply(record).unwrap();
@@ -125,10 +126,10 @@ impl Journal {
     }
 }
 
-/// When the wall clock of the tests showed this.
+/// The wall clock at the start of a test.
 pub(crate) const WALL_MS: u64 = 1_700_000_000_000;
 
-/// A broker on what a journal has, at this time of a test that began at `began`.
+/// A broker restored from a journal, at time `now` of a test that began at `began`.
 pub(crate) fn restored(
     journal: &Arc<Journal>,
     limits: Limits,
@@ -151,7 +152,7 @@ pub(crate) fn restored(
     )
 }
 
-/// Takes `req/…`, refuses `no/…`, and keeps what it is told.
+/// Takes `req/…`, refuses `no/…`, and records all calls.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) requests: Mutex<Vec<(Origin, Request)>>,
@@ -188,7 +189,7 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// Clean start 0, a session for a thousand seconds, keep alive 60.
+    /// Clean start 0, a session expiry of a thousand seconds, keep alive 60.
     pub(crate) fn new(client: &str) -> Self {
         let mut properties = wire::ConnectProperties::new();
         properties.session_expiry_interval = Some(1000);
@@ -269,7 +270,7 @@ impl Peer {
         peer
     }
 
-    /// One whose CONNACK may wait for a record.
+    /// A client whose CONNACK may wait for a record.
     pub(crate) fn waiting(broker: &Broker, hello: &Hello, now: Instant) -> Self {
         let output = Arc::new(Output::new(
             broker.limits().output_bytes_high,
@@ -279,7 +280,7 @@ impl Peer {
         let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
             .unwrap()
             .unwrap();
-        // Every client is somebody, so that what is kept of that is kept in every test.
+        // Every client has a user, so that every test covers recording it.
         let identity = Arc::new(Identity {
             user: Some(connect.client_id.clone()),
             ..Identity::default()
@@ -323,7 +324,7 @@ impl Peer {
         self.turns(bytes, now).0
     }
 
-    /// How the last turn ends that these bytes need, and the work of each.
+    /// Runs all turns that these bytes need. Returns the last result and the work of each turn.
     pub(crate) fn turns(&mut self, bytes: &[u8], now: Instant) -> (Turn, Vec<u64>) {
         let mut bytes = BytesMut::from(bytes);
         let mut works = Vec::new();
@@ -341,7 +342,7 @@ impl Peer {
         self.dispatch.turn(bytes, now)
     }
 
-    /// Everything that the broker has sent by now.
+    /// Everything that the broker has sent so far.
     pub(crate) fn receive(&mut self) -> Vec<Packet> {
         let mut packets = Vec::new();
         loop {
@@ -360,7 +361,8 @@ impl Peer {
         }
     }
 
-    /// Sends QoS 2 messages and goes no further with them. The reason of the DISCONNECT, where that is the answer.
+    /// Sends QoS 2 messages without completing the exchanges. Returns the reason if the broker
+    /// answers by DISCONNECT.
     pub(crate) fn begin_exchanges(
         &mut self,
         packet_ids: std::ops::Range<u16>,
@@ -373,7 +375,7 @@ impl Peer {
         disconnected(&self.receive())
     }
 
-    /// The messages among what the broker has sent.
+    /// The messages among the received packets.
     pub(crate) fn messages(&mut self) -> Vec<wire::Publish> {
         let publishes = self
             .receive()
@@ -425,14 +427,14 @@ impl Peer {
         }
     }
 
-    /// The connection is lost.
+    /// Ends the connection without DISCONNECT.
     pub(crate) fn lose(self, now: Instant) {
         self.broker
             .lock()
             .detach(self.session, self.origin.connection, now);
     }
 
-    /// DISCONNECT with this reason and the end of the connection.
+    /// Sends DISCONNECT with this reason and ends the connection.
     pub(crate) fn disconnect(mut self, reason: wire::DisconnectReasonCode, now: Instant) {
         assert_eq!(
             self.send(&[Packet::Disconnect(wire::Disconnect::new(reason))], now),

@@ -1,6 +1,7 @@
-//! The write half of a TCP connection, for its task and for whoever has something to send right now.
+//! The write half of a TCP connection, shared by the writer task and by threads that write
+//! directly.
 //!
-//! In come bytes; out they go where the socket has room. One of the two writes at a time: the output says who.
+//! The output ensures that only one of the two writes at a time.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use crate::output::Direct;
 
-/// The task's handle.
+/// The writer task's handle.
 #[derive(Debug)]
 pub(crate) struct SharedWriter(Arc<Half>);
 
@@ -22,7 +23,7 @@ struct Half(Mutex<OwnedWriteHalf>);
 
 impl Half {
     fn lock(&self) -> MutexGuard<'_, OwnedWriteHalf> {
-        // The half is the kernel's business; nothing of ours can be half done.
+        // The kernel owns the state; no code under this lock can leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -32,7 +33,7 @@ impl SharedWriter {
         Self(Arc::new(Half(Mutex::new(half))))
     }
 
-    /// The handle of everybody else.
+    /// The handle for direct writes.
     pub(crate) fn direct(&self) -> Arc<dyn Direct> {
         self.0.clone()
     }
@@ -47,7 +48,7 @@ impl Direct for Half {
     fn acknowledge(&self) {
         let half = self.lock();
         let socket = socket2::SockRef::from(half.as_ref());
-        // Where it fails the acknowledgement is late, as it would be without.
+        // If this fails, the acknowledgement is late, as it would be without the call.
         _ = socket.set_tcp_quickack(true);
     }
 }

@@ -1,4 +1,5 @@
-//! Who may connect, publish and subscribe, as an embedder says: over streams, with raw clients.
+//! Access control by the embedder: connecting, publishing and subscribing with raw clients over
+//! streams.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
@@ -21,13 +22,13 @@ use wire::{
     SubscribeReasonCode,
 };
 
-/// Lets in whose password is `right`, never decides about `slow`, and takes tokens `USER MILLISECONDS`.
+/// Admits the password `right`, never decides about `slow`, and takes tokens `USER MILLISECONDS`.
 #[derive(Default)]
 struct Rules {
     attempts: Mutex<Vec<Attempt>>,
     forbidden: Mutex<HashSet<String>>,
-    /// What the broker refused by itself, and to whom.
-    told: Mutex<Vec<String>>,
+    /// What the broker refused without this access control, and the client ids.
+    refused: Mutex<Vec<String>>,
 }
 
 impl Rules {
@@ -62,8 +63,8 @@ impl Access for Rules {
     fn admit(&self, attempt: Attempt) -> Deciding {
         self.attempts.lock().unwrap().push(attempt.clone());
         Box::pin(async move {
-            if let Some(shown) = &attempt.enhanced {
-                let text = String::from_utf8(shown.data.to_vec()).unwrap();
+            if let Some(token) = &attempt.enhanced {
+                let text = String::from_utf8(token.data.to_vec()).unwrap();
                 let Some((name, ms)) = text.split_once(' ') else {
                     return Verdict::Refuse(ReasonCode::BAD_USER_NAME_OR_PASSWORD, "no token");
                 };
@@ -94,8 +95,8 @@ impl Access for Rules {
     }
 
     fn refused(&self, refusal: &Refusal<'_>) {
-        let told = format!("{} {}", refusal.what.name(), refusal.client);
-        self.told.lock().unwrap().push(told);
+        let refused = format!("{} {}", refusal.what.name(), refusal.client);
+        self.refused.lock().unwrap().push(refused);
     }
 }
 
@@ -117,7 +118,7 @@ fn token(client: &str, token: &str) -> Packet {
     Packet::Connect(connect, None, None)
 }
 
-/// An AUTH packet (section 3.15), which rumqttc neither reads nor lets anybody make.
+/// An AUTH packet (section 3.15), which rumqttc can neither decode nor build.
 fn auth(reason: u8, method: &str, data: &str) -> Vec<u8> {
     let mut properties = Vec::new();
     for (id, value) in [(0x15, method), (0x16, data)] {
@@ -161,13 +162,14 @@ async fn refused(broker: &Broker, hello: Packet) -> (ConnectReturnCode, Option<S
 }
 
 #[tokio::test]
-async fn a_refused_client_hears_why_and_disturbs_nobody() {
+async fn refused_client_gets_a_reason_and_affects_no_other() {
     let (broker, rules) = Rules::broker(Limits::default());
     let mut owner = connected(&broker, hello("a", "right", None)).await;
     let (code, why) = refused(&broker, hello("a", "wrong", None)).await;
     assert_eq!(code, ConnectReturnCode::BadUserNamePassword);
     assert_eq!(why.as_deref(), Some("wrong password"));
-    // Known, but not by this client id: also before anything is taken over.
+    // The password is right, but the user may not use this client id. The broker must check this
+    // before a takeover.
     rules.forbid("connect a");
     let (code, _) = refused(&broker, hello("a", "right", None)).await;
     assert_eq!(code, ConnectReturnCode::NotAuthorized);
@@ -180,7 +182,7 @@ async fn a_refused_client_hears_why_and_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn what_a_client_shows_comes_as_it_was_sent() {
+async fn access_control_gets_credentials_as_sent() {
     let (broker, rules) = Rules::broker(Limits::default());
     // A password without a user name (section 3.1.2.9).
     let mut client = Client::duplex(&broker, 4096);
@@ -192,12 +194,12 @@ async fn what_a_client_shows_comes_as_it_was_sent() {
     assert_eq!((&*attempts[0].client, &attempts[0].user), ("p", &None));
     assert_eq!(attempts[0].password.as_deref(), Some(&b"right"[..]));
     assert_eq!(attempts[0].door.peer, PEER);
-    let shown = attempts[1].enhanced.as_ref().unwrap();
+    let token = attempts[1].enhanced.as_ref().unwrap();
     assert_eq!(
-        (&*shown.method, &*shown.data),
+        (&*token.method, &*token.data),
         ("K8S-SAT", &b"anna 60000"[..])
     );
-    // Nothing secret gets into a log by accident.
+    // `Debug` must not print secrets into logs.
     let logged = format!("{attempts:?}");
     assert!(
         !logged.contains("right") && !logged.contains("anna"),
@@ -206,7 +208,7 @@ async fn what_a_client_shows_comes_as_it_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn undecided_clients_are_bounded_in_number_and_time() {
+async fn pending_admissions_are_bounded_in_number_and_time() {
     let (broker, rules) = Rules::broker(Limits {
         admissions_max: 2,
         ..Limits::default()
@@ -221,7 +223,7 @@ async fn undecided_clients_are_bounded_in_number_and_time() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     let (code, _) = refused(&broker, hello("c", "slow", None)).await;
     assert_eq!(code, ConnectReturnCode::ServerBusy);
-    // Clients that are decided at once need no place.
+    // Clients that are decided at once need no permit.
     drop(connected(&broker, hello("d", "right", None)).await);
     let (code, _) = refused(&broker, hello("e", "wrong", None)).await;
     assert_eq!(code, ConnectReturnCode::BadUserNamePassword);
@@ -231,7 +233,7 @@ async fn undecided_clients_are_bounded_in_number_and_time() {
             ConnectReturnCode::ServerBusy
         );
     }
-    // One at once, and two that were not decided in time.
+    // One was refused at once, and two were not decided in time.
     let all = RefusalCount {
         what: Refused::Connect,
         reason: ReasonCode::SERVER_BUSY,
@@ -239,7 +241,7 @@ async fn undecided_clients_are_bounded_in_number_and_time() {
     };
     assert!(broker.refusals().contains(&all), "{:?}", broker.refusals());
     assert_eq!(
-        *rules.told.lock().unwrap(),
+        *rules.refused.lock().unwrap(),
         ["connect c", "connect a", "connect b"]
     );
     assert!(began.elapsed() <= Limits::default().connect_timeout + Duration::from_secs(1));
@@ -247,7 +249,7 @@ async fn undecided_clients_are_bounded_in_number_and_time() {
 }
 
 #[tokio::test]
-async fn forbidden_topics_and_filters_are_refused_one_by_one() {
+async fn forbidden_topics_and_filters_are_refused_singly() {
     let (broker, rules) = Rules::broker(Limits::default());
     let mut client = connected(&broker, hello("a", "right", None)).await;
     rules.forbid("publish t/no");
@@ -288,7 +290,7 @@ async fn forbidden_topics_and_filters_are_refused_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_session_is_resumed_by_its_user_and_begun_afresh_by_any_other() {
+async fn session_resumes_for_its_user_and_restarts_for_another() {
     let (broker, _) = Rules::broker(Limits::default());
     let hello = |user: &str| {
         let Packet::Connect(connect, ..) = connect("shared", false, 1000, 60) else {
@@ -296,28 +298,28 @@ async fn a_session_is_resumed_by_its_user_and_begun_afresh_by_any_other() {
         };
         Packet::Connect(connect, None, Some(Login::new(user, "right")))
     };
-    let come = async |user: &str| {
+    let connect_as = async |user: &str| {
         let mut client = Client::duplex(&broker, 4096);
         client.send(&[hello(user)]).await;
         let present = connack(&mut client).await.session_present;
         (client, present)
     };
-    let (mut anna, present) = come("anna").await;
+    let (mut anna, present) = connect_as("anna").await;
     assert!(!present);
     anna.listen_to("secret", Q::AtLeastOnce).await;
-    // Over her connection, and once that is gone.
-    let (anna, present) = come("anna").await;
+    // Anna resumes her session: first while connected, then after disconnecting.
+    let (anna, present) = connect_as("anna").await;
     assert!(present);
     drop(anna);
     broker.batch(|batch| batch.publish(Message::new("secret", "for anna", QoS::AtLeastOnce)));
-    let (mut bert, present) = come("bert").await;
+    let (mut bert, present) = connect_as("bert").await;
     assert!(!present);
     bert.send(&[Packet::PingReq(wire::PingReq)]).await;
     assert_eq!(bert.next().await, Some(Packet::PingResp(wire::PingResp)));
     assert_eq!(broker.stats().subscriptions, 0);
     bert.listen_to("secret", Q::AtLeastOnce).await;
-    // Nor is his handed to her, and he hears that he is gone.
-    let (_anna, present) = come("anna").await;
+    // Anna does not get Bert's session either, and Bert's connection ends.
+    let (_anna, present) = connect_as("anna").await;
     assert!(!present);
     assert_eq!(
         bert.disconnected().await,
@@ -328,7 +330,7 @@ async fn a_session_is_resumed_by_its_user_and_begun_afresh_by_any_other() {
 }
 
 #[tokio::test]
-async fn what_is_revoked_ends_at_once_and_delivers_nothing() {
+async fn revoked_rights_end_connections_and_subscriptions() {
     let (broker, rules) = Rules::broker(Limits::default());
     let mut watcher = connected(&broker, hello("watcher", "right", None)).await;
     watcher.listen_to("secret/+", Q::AtLeastOnce).await;
@@ -348,14 +350,14 @@ async fn what_is_revoked_ends_at_once_and_delivers_nothing() {
         leaver.disconnected().await,
         Some(DisconnectReasonCode::NotAuthorized)
     );
-    // Neither a message of the subscription that ended nor the will that may not be published any more.
+    // The watcher gets neither a message of the ended subscription nor the forbidden will.
     watcher
         .send(&[publish("secret/1", Q::AtLeastOnce, 2, "x")])
         .await;
     watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
     assert!(matches!(watcher.next().await, Some(Packet::PubAck(_))));
     assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
-    // Who was away when it was revoked has lost it when it comes back.
+    // A session that was disconnected at the recheck loses its subscription when it is resumed.
     let before = broker.stats().subscriptions;
     let absent = connected(&broker, hello("absent", "right", None)).await;
     assert_eq!(broker.stats().subscriptions, before - 1);
@@ -363,7 +365,7 @@ async fn what_is_revoked_ends_at_once_and_delivers_nothing() {
 }
 
 #[tokio::test]
-async fn a_connection_ends_with_what_its_client_showed_unless_it_is_renewed() {
+async fn connection_ends_at_expiry_unless_credentials_are_renewed() {
     let (broker, _) = Rules::broker(Limits::default());
     let mut client = Client::duplex(&broker, 4096);
     client.send(&[token("a", "anna 400")]).await;
@@ -391,24 +393,24 @@ async fn a_connection_ends_with_what_its_client_showed_unless_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_renewal_that_is_none_ends_the_connection() {
+async fn invalid_reauthentication_ends_the_connection() {
     let (broker, _) = Rules::broker(Limits::default());
     let wrong = DisconnectReasonCode::NotAuthorized;
     let protocol = DisconnectReasonCode::ProtocolError;
-    for (reason, method, shown, expected) in [
+    for (reason, method, data, expected) in [
         (REAUTHENTICATE, "K8S-SAT", "nonsense", wrong),
-        // A good token of somebody else.
+        // A valid token of another user.
         (REAUTHENTICATE, "K8S-SAT", "bert 60000", wrong),
         (REAUTHENTICATE, "SCRAM", "anna 60000", protocol),
         (CONTINUE, "K8S-SAT", "anna 60000", protocol),
     ] {
         let mut client = connected(&broker, token("a", "anna 60000")).await;
-        let renewal = auth(reason, method, shown);
+        let renewal = auth(reason, method, data);
         client.stream.write_all(&renewal).await.unwrap();
         let ended = client.disconnected().await;
-        assert_eq!(ended, Some(expected), "{reason:#x} {method} {shown}");
+        assert_eq!(ended, Some(expected), "{reason:#x} {method} {data}");
     }
-    // Of a client that connected without a method.
+    // A client that connected without an authentication method.
     let mut client = connected(&broker, hello("a", "right", None)).await;
     let renewal = auth(REAUTHENTICATE, "K8S-SAT", "anna 60000");
     client.stream.write_all(&renewal).await.unwrap();

@@ -1,4 +1,4 @@
-//! The whole broker over sockets, with raw clients and with rumqttc's.
+//! The whole broker over sockets, with raw clients and with rumqttc clients.
 
 mod common;
 
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use wire::{DisconnectReasonCode, LastWill, Packet};
 
 #[tokio::test]
-async fn everything_in_one_write() {
+async fn packets_in_one_write_are_answered_in_order() {
     let (broker, _) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
     let mut client = Client::tcp(address).await;
@@ -47,7 +47,7 @@ async fn everything_in_one_write() {
 }
 
 #[tokio::test]
-async fn a_takeover_hands_over_in_order() {
+async fn takeover_hands_requests_over_in_order() {
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
     let mut old = Client::tcp(address).await.hello("a", 1000).await;
@@ -65,7 +65,7 @@ async fn a_takeover_hands_over_in_order() {
     };
     assert!(ack.session_present);
     let Some(Packet::Publish(repeated)) = new.next().await else {
-        panic!("nothing is repeated")
+        panic!("the answer is not sent again")
     };
     assert!(repeated.dup);
     assert!(matches!(new.next().await, Some(Packet::Publish(_))));
@@ -84,14 +84,14 @@ async fn a_takeover_hands_over_in_order() {
         log,
         [
             ("request".to_owned(), 1),
-            ("gone".to_owned(), 1),
+            ("disconnected".to_owned(), 1),
             ("request".to_owned(), 2)
         ]
     );
 }
 
 #[tokio::test]
-async fn the_end_of_a_session_is_told_after_that_of_its_connection() {
+async fn session_end_is_reported_after_its_connection_end() {
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
     let _old = Client::tcp(address).await.hello("a", 1000).await;
@@ -110,7 +110,7 @@ async fn the_end_of_a_session_is_told_after_that_of_its_connection() {
 }
 
 #[tokio::test]
-async fn a_panic_of_the_service_ends_one_connection() {
+async fn service_panic_ends_only_its_connection() {
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
     let mut other = Client::tcp(address).await.hello("other", 0).await;
@@ -119,8 +119,8 @@ async fn a_panic_of_the_service_ends_one_connection() {
         .send(&[request("req/panic", Q::AtLeastOnce, 3, "answers")])
         .await;
     assert_eq!(client.rest().await, []);
-    // The log was not poisoned: the assertion fails outside of its lock.
-    assert_eq!(echo.count("gone"), 1);
+    // The assertion fails outside of the log's lock, so the log is not poisoned.
+    assert_eq!(echo.count("disconnected"), 1);
     other.send(&[Packet::PingReq(wire::PingReq)]).await;
     assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
     assert_eq!(broker.stats().connections, 1);
@@ -175,14 +175,14 @@ async fn timers_send_a_delayed_will_and_end_sessions() {
 }
 
 #[tokio::test]
-async fn shutdown_tells_everybody_and_waits_no_longer_than_its_grace() {
+async fn shutdown_notifies_clients_and_ends_within_its_grace() {
     let (broker, echo) = Echo::broker(Limits {
         close_timeout: PATIENCE,
         ..Limits::default()
     });
     let address = listen(&broker).await;
     let mut polite = Client::tcp(address).await.hello("polite", 0).await;
-    // One that never closes and does not read, with output that it does not take.
+    // This client never closes and never reads its output.
     let mut stuck = Client::duplex(&broker, 100).hello("stuck", 0).await;
     stuck.listen_to("t", Q::AtMostOnce).await;
     broker.batch(|batch| batch.publish(Message::new("t", vec![0; 10_000], QoS::AtMostOnce)));
@@ -190,13 +190,16 @@ async fn shutdown_tells_everybody_and_waits_no_longer_than_its_grace() {
     let (ended, reason) = tokio::join!(shutdown, polite.disconnected());
     ended.unwrap();
     assert_eq!(reason, Some(DisconnectReasonCode::ServerShuttingDown));
-    assert_eq!((broker.stats().connections, echo.count("gone")), (0, 2));
+    assert_eq!(
+        (broker.stats().connections, echo.count("disconnected")),
+        (0, 2)
+    );
     let mut late = Client::duplex(&broker, 100);
     assert_eq!(late.rest().await, []);
 }
 
 #[tokio::test]
-async fn a_packet_as_large_as_allowed_passes_and_a_larger_one_does_not() {
+async fn packet_at_the_size_limit_passes_and_a_larger_one_fails() {
     let broker = broker(Limits {
         packet_bytes_max: 300_000,
         ..Limits::default()
@@ -222,7 +225,7 @@ async fn a_packet_as_large_as_allowed_passes_and_a_larger_one_does_not() {
 }
 
 #[tokio::test]
-async fn limits_that_change_are_for_what_comes_and_take_nothing_from_what_is_there() {
+async fn changed_limits_apply_only_to_new_connections() {
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     let mut old = Client::tcp(address).await.hello("old", 0).await;
@@ -233,7 +236,7 @@ async fn limits_that_change_are_for_what_comes_and_take_nothing_from_what_is_the
         ..Limits::default()
     });
     assert_eq!(broker.limits().connections_max, 1);
-    // It may send what its CONNACK said.
+    // The old client may send packets up to the maximum of its CONNACK.
     old.send(&[publish("other", Q::AtMostOnce, 0, vec![7; 100_000])])
         .await;
     old.send(&[Packet::PingReq(wire::PingReq)]).await;
@@ -255,7 +258,7 @@ async fn limits_that_change_are_for_what_comes_and_take_nothing_from_what_is_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_requests_in_flight_are_all_answered_in_order() {
+async fn requests_in_flight_are_all_answered_in_order() {
     let (broker, _) = Echo::broker(Limits {
         receive_max: 64,
         ..Limits::default()
@@ -306,9 +309,9 @@ async fn many_requests_in_flight_are_all_answered_in_order() {
     assert_eq!(broker.stats().messages_in, 16_000);
 }
 
-/// Workers of rumqttc share a subscription; one of them leaves, and each job is done by one.
+/// rumqttc workers share a subscription. One of them disconnects, and each job is done once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_rumqttc_share_a_subscription() {
+async fn rumqttc_clients_share_a_subscription() {
     const JOBS: usize = 300;
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
@@ -320,7 +323,7 @@ async fn clients_of_rumqttc_share_a_subscription() {
             address.port(),
         );
         options.set_keep_alive(Duration::from_secs(30));
-        // By itself it acknowledges what it has read and handed to nobody yet.
+        // Without this rumqttc acknowledges messages before the worker has received them.
         options.set_manual_acks(true);
         let (client, mut events) = AsyncClient::new(options, JOBS);
         client
@@ -335,7 +338,8 @@ async fn clients_of_rumqttc_share_a_subscription() {
                     done.send((worker, job.payload.clone())).unwrap();
                     count += 1;
                     if worker == 0 && count == 20 {
-                        // Without a word; its session ends, and what it has not acknowledged is for the others.
+                        // Disconnects without DISCONNECT. Its session ends, and the other workers
+                        // get its unacknowledged messages.
                         return;
                     }
                     client.try_ack(&job).unwrap();
@@ -365,7 +369,8 @@ async fn clients_of_rumqttc_share_a_subscription() {
     .await
     .unwrap();
     for workers in &by_job {
-        // A second time only where the first one left before its acknowledgement had.
+        // A job is done twice only if the first worker disconnected before its acknowledgement was
+        // sent.
         assert!(
             workers.len() == 1 || workers.len() == 2 && workers[0] == 0,
             "{workers:?}"
@@ -378,7 +383,7 @@ async fn clients_of_rumqttc_share_a_subscription() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rumqttc_talks_to_rumqttc() {
+async fn rumqttc_clients_exchange_messages_at_every_qos() {
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     let options = |id: &str| {
@@ -389,20 +394,20 @@ async fn rumqttc_talks_to_rumqttc() {
     let (subscriber, mut events) = AsyncClient::new(options("subscriber"), 10);
     subscriber.subscribe("a/+/c", Q::ExactlyOnce).await.unwrap();
     let subscribed = Arc::new(tokio::sync::Notify::new());
-    let heard = tokio::spawn({
+    let received = tokio::spawn({
         let subscribed = subscribed.clone();
         async move {
-            let mut heard = Vec::new();
-            while heard.len() < 3 {
+            let mut received = Vec::new();
+            while received.len() < 3 {
                 match events.poll().await.unwrap() {
                     Event::Incoming(Packet::SubAck(_)) => subscribed.notify_one(),
                     Event::Incoming(Packet::Publish(message)) => {
-                        heard.push((message.qos, message.payload))
+                        received.push((message.qos, message.payload))
                     }
                     _ => {}
                 }
             }
-            heard
+            received
         }
     });
     timeout(PATIENCE, subscribed.notified()).await.unwrap();
@@ -418,9 +423,9 @@ async fn rumqttc_talks_to_rumqttc() {
             .await
             .unwrap();
     }
-    let heard = timeout(PATIENCE, heard).await.unwrap().unwrap();
+    let received = timeout(PATIENCE, received).await.unwrap().unwrap();
     assert_eq!(
-        heard,
+        received,
         [
             (Q::AtMostOnce, "0".into()),
             (Q::AtLeastOnce, "1".into()),

@@ -1,4 +1,4 @@
-//! Restarts of the whole broker over sockets, and logs that are slow or never answer.
+//! Restarts of the whole broker over sockets, and logs that are slow or never release.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
@@ -21,7 +21,7 @@ use statehouse_mqtt::{
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use wire::{DisconnectReasonCode, Packet};
 
-/// A log in memory; it releases at once, or when the test says so.
+/// A log in memory that releases at once, or when the test says so.
 #[derive(Default)]
 struct Journal {
     records: Mutex<Vec<Vec<u8>>>,
@@ -71,7 +71,7 @@ impl Journal {
     }
 }
 
-/// Everything of a broker's process: dropped, it is gone without a word.
+/// A whole broker process. Dropping it simulates a kill.
 struct Process {
     broker: Broker,
     runtime: Runtime,
@@ -99,7 +99,7 @@ fn free_address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// The next event of this kind; an event loop of rumqttc connects again by itself.
+/// The next event of this kind. rumqttc's event loop reconnects automatically.
 async fn next_event<T>(
     events: &mut rumqttc::v5::EventLoop,
     wanted: impl Fn(Packet) -> Option<T>,
@@ -117,11 +117,13 @@ async fn next_event<T>(
             }
         }
     };
-    timeout(PATIENCE, search).await.expect("it comes")
+    timeout(PATIENCE, search)
+        .await
+        .expect("the event arrives in time")
 }
 
 #[test]
-fn rumqttc_goes_on_after_a_crash() {
+fn rumqttc_continues_after_a_crash() {
     let (journal, address) = (Arc::new(Journal::default()), free_address());
     let clients = Runtime::new().unwrap();
     let mut process = Process::start(&journal, Arc::new(NoService), address);
@@ -148,19 +150,19 @@ fn rumqttc_goes_on_after_a_crash() {
         process.kill();
         process = Process::start(&journal, Arc::new(NoService), address);
         clients.block_on(async {
-            // Published before the client is back. At QoS 1: rumqttc forgets on a reconnect which QoS 2 messages it has
-            // received, and then fails at their PUBREL.
+            // Published before the client reconnects. At QoS 1, because rumqttc forgets received
+            // QoS 2 messages on a reconnect and then fails at their PUBREL.
             for half in ["first", "second"] {
                 let message = Message::new("t/1", format!("{half} {round}"), QoS::AtLeastOnce);
                 assert_eq!(process.broker.batch(|batch| batch.publish(message)), 1);
             }
             assert!(
                 next_event(&mut events, connack).await,
-                "there is no session"
+                "no session was resumed"
             );
             for half in ["first", "second"] {
                 let expected = format!("{half} {round}");
-                // One of the round before is repeated where the process died before its PUBACK.
+                // A message of the round before is repeated if the process died before its PUBACK.
                 while next_event(&mut events, payload).await != expected {}
             }
         });
@@ -169,7 +171,7 @@ fn rumqttc_goes_on_after_a_crash() {
 }
 
 #[test]
-fn a_request_is_answered_and_a_session_kept_over_a_crash() {
+fn session_and_requests_continue_after_a_crash() {
     let (journal, address) = (Arc::new(Journal::default()), free_address());
     let clients = Runtime::new().unwrap();
     let echo = Arc::new(Echo::default());
@@ -182,7 +184,8 @@ fn a_request_is_answered_and_a_session_kept_over_a_crash() {
             .await;
         assert!(matches!(client.next().await, Some(Packet::Publish(_))));
         assert!(matches!(client.next().await, Some(Packet::PubAck(_))));
-        // While it is connected: its end records the answer that it has not acknowledged.
+        // Checked while the client is connected, since its disconnection records the unacknowledged
+        // answer.
         assert_eq!(journal.len(), before + 1, "the session's beginning");
     });
     process.kill();
@@ -197,7 +200,7 @@ fn a_request_is_answered_and_a_session_kept_over_a_crash() {
         client
             .send(&[request("req/x", Q::AtLeastOnce, 4, "answers")])
             .await;
-        // The answer from before may come first, if the end of its connection was still seen.
+        // The earlier answer may precede it, if the broker noticed the end of its connection.
         loop {
             match client.next().await {
                 Some(Packet::PubAck(ack)) => break assert_eq!(ack.pkid, 4),
@@ -217,7 +220,7 @@ fn a_request_is_answered_and_a_session_kept_over_a_crash() {
 }
 
 #[tokio::test]
-async fn what_waits_is_written_when_a_plain_thread_releases_it() {
+async fn output_is_written_when_any_thread_releases_it() {
     let journal = Journal::held();
     let broker = journal.restore(Limits::default(), Arc::new(NoService));
     let address = listen(&broker).await;
@@ -240,17 +243,19 @@ async fn what_waits_is_written_when_a_plain_thread_releases_it() {
     assert!(matches!(client.next().await, Some(Packet::PingResp(_))));
 }
 
-async fn nobody_is_connected(broker: &Broker) {
+async fn all_disconnect(broker: &Broker) {
     let emptied = async {
         while broker.stats().connections > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, emptied).await.expect("they have ended");
+    timeout(PATIENCE, emptied)
+        .await
+        .expect("all connections end in time");
 }
 
 #[tokio::test]
-async fn connections_end_in_bounded_time_when_the_log_never_answers() {
+async fn connections_end_in_time_if_the_log_never_releases() {
     let journal = Journal::held();
     let limits = Limits {
         close_timeout: Duration::from_millis(100),
@@ -259,12 +264,13 @@ async fn connections_end_in_bounded_time_when_the_log_never_answers() {
     };
     let broker = journal.restore(limits, Arc::new(NoService));
     let address = listen(&broker).await;
-    // Closed by the client before its CONNACK.
+    // A client closes its connection before its CONNACK.
     let mut client = Client::tcp(address).await;
     client.send(&[connect("a", false, 1000, 60)]).await;
     drop(client);
-    nobody_is_connected(&broker).await;
-    // Taken over before its CONNACK: not a word. The places of all these become free again.
+    all_disconnect(&broker).await;
+    // A takeover before the CONNACK: the old client gets no packet, and all sockets are freed
+    // again.
     for _ in 0..6 {
         let mut old = Client::tcp(address).await;
         old.send(&[connect("b", false, 1000, 60)]).await;
@@ -275,9 +281,9 @@ async fn connections_end_in_bounded_time_when_the_log_never_answers() {
         new.send(&[connect("b", false, 1000, 60)]).await;
         assert_eq!(old.rest().await, []);
         drop(new);
-        nobody_is_connected(&broker).await;
+        all_disconnect(&broker).await;
     }
-    // One that is connected loses what waits and hears why.
+    // A connected client loses output that waits for its record, and gets a DISCONNECT.
     let mut client = Client::tcp(address).await;
     client.send(&[connect("c", false, 1000, 60)]).await;
     while broker.stats().connections == 0 {
@@ -297,8 +303,8 @@ async fn connections_end_in_bounded_time_when_the_log_never_answers() {
     };
     assert_eq!(disconnect.reason_code, DisconnectReasonCode::ProtocolError);
     drop(client);
-    nobody_is_connected(&broker).await;
-    // And a shutdown ends.
+    all_disconnect(&broker).await;
+    // A shutdown ends as well.
     let mut client = Client::tcp(address).await;
     client.send(&[connect("d", false, 1000, 60)]).await;
     while broker.stats().connections == 0 {
@@ -309,7 +315,7 @@ async fn connections_end_in_bounded_time_when_the_log_never_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_with_a_thread_of_its_own_loses_no_wake_up() {
+async fn log_on_its_own_thread_loses_no_wake_up() {
     let journal = Journal::held();
     let broker = journal.restore(Limits::default(), Arc::new(NoService));
     let address = listen(&broker).await;
@@ -381,15 +387,15 @@ impl Access for Trap {
     }
 
     fn may_subscribe(&self, _: &Origin, filter: &[u8]) -> bool {
-        assert_ne!(filter, b"trap", "as the test wants");
+        assert_ne!(filter, b"trap", "panics on purpose");
         true
     }
 }
 
-/// Says on stdout what it is given.
-struct Telling(Journal);
+/// Prints the changes on stdout.
+struct PrintingLog(Journal);
 
-impl Persistence for Telling {
+impl Persistence for PrintingLog {
     fn append(&self, changes: &[u8]) -> u64 {
         println!("appended {}", changes.escape_ascii());
         self.0.append(changes)
@@ -400,29 +406,29 @@ impl Persistence for Telling {
     }
 }
 
-const TRAPPED: &str = "STATEHOUSE_TEST_TRAPPED";
+const IN_CHILD: &str = "STATEHOUSE_TEST_TRAPPED";
 
 #[test]
-fn a_panic_under_the_lock_ends_the_process_and_appends_nothing() {
-    if std::env::var_os(TRAPPED).is_some() {
-        Runtime::new().unwrap().block_on(walk_into_the_trap());
+fn panic_under_the_lock_ends_the_process_without_an_append() {
+    if std::env::var_os(IN_CHILD).is_some() {
+        Runtime::new().unwrap().block_on(panic_in_a_subscribe());
         return;
     }
-    let name = "a_panic_under_the_lock_ends_the_process_and_appends_nothing";
+    let name = "panic_under_the_lock_ends_the_process_without_an_append";
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
-        .env(TRAPPED, "1")
+        .env(IN_CHILD, "1")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(said.contains("subscribed"), "{said}");
-    assert!(!said.contains("half"), "{said}");
-    assert_eq!(child.status.code(), Some(70), "{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(output.contains("subscribed"), "{output}");
+    assert!(!output.contains("half"), "{output}");
+    assert_eq!(child.status.code(), Some(70), "{output}");
 }
 
-async fn walk_into_the_trap() {
+async fn panic_in_a_subscribe() {
     let options = Options {
-        persistence: Some(Arc::new(Telling(Journal::default()))),
+        persistence: Some(Arc::new(PrintingLog(Journal::default()))),
         access: Arc::new(Trap),
         ..Options::default()
     };
@@ -434,6 +440,6 @@ async fn walk_into_the_trap() {
     both.pkid = 2;
     both.filters.push(wire::Filter::new("trap", Q::AtLeastOnce));
     client.send(&[Packet::Subscribe(both)]).await;
-    // It ends with that, or the process does.
+    // Either the connection ends here, or the whole process.
     _ = client.rest().await;
 }

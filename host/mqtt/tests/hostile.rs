@@ -1,4 +1,5 @@
-//! Peers that mean no good, over real sockets and streams: each test is a class of faults that brokers had.
+//! Hostile clients over real sockets and streams. Each test covers a class of faults that brokers
+//! had.
 
 mod common;
 
@@ -12,7 +13,7 @@ use tokio::{
 };
 use wire::{DisconnectReasonCode, Packet};
 
-/// One plain packet of each type.
+/// One minimal packet of each type.
 const PACKETS: [(&str, &[u8]); 15] = [
     ("CONNECT", b"\x10\x0f\0\x04MQTT\x05\x02\0\x3c\0\0\x02zz"),
     ("CONNACK", b"\x20\x03\0\0\0"),
@@ -32,8 +33,8 @@ const PACKETS: [(&str, &[u8]); 15] = [
 ];
 
 #[tokio::test]
-async fn every_packet_type_before_connect() {
-    // rumqttd and sol panicked here without anybody having logged in.
+async fn packet_before_connect_ends_the_connection() {
+    // rumqttd and sol panicked here before any client had authenticated.
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     for (name, packet) in PACKETS {
@@ -48,7 +49,7 @@ async fn every_packet_type_before_connect() {
 }
 
 #[tokio::test]
-async fn every_packet_type_after_connect() {
+async fn unexpected_packet_after_connect_disconnects() {
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     for (name, packet) in PACKETS {
@@ -64,7 +65,7 @@ async fn every_packet_type_after_connect() {
             }
             "DISCONNECT" => assert_eq!(client.rest().await, []),
             _ => {
-                // Still served.
+                // The broker still serves this client.
                 client.send(&[Packet::PingReq(wire::PingReq)]).await;
                 while client.next().await.expect(name) != Packet::PingResp(wire::PingResp) {}
             }
@@ -73,8 +74,8 @@ async fn every_packet_type_after_connect() {
 }
 
 #[tokio::test]
-async fn a_claimed_length_is_refused_before_its_bytes() {
-    // mosquitto allocated what the first packet claimed (CVE-2017-7651, CVE-2023-0809).
+async fn claimed_length_is_refused_before_its_bytes() {
+    // mosquitto allocated the length claimed by the first packet (CVE-2017-7651, CVE-2023-0809).
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     for first in [0x10, 0x30] {
@@ -99,7 +100,7 @@ async fn a_claimed_length_is_refused_before_its_bytes() {
 }
 
 #[tokio::test]
-async fn a_variable_byte_integer_of_five_bytes() {
+async fn variable_byte_integer_of_five_bytes_is_malformed() {
     // NanoMQ read past its buffer (CVE-2026-21888).
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
@@ -119,7 +120,7 @@ async fn a_variable_byte_integer_of_five_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connect_that_never_ends() {
+async fn connect_that_never_completes_times_out() {
     let broker = broker(Limits::default());
     let started = tokio::time::Instant::now();
     let mut silent = Client::duplex(&broker, 1024);
@@ -133,16 +134,17 @@ async fn a_connect_that_never_ends() {
     }
     assert!(
         open < connect.len(),
-        "a byte a second does not keep it open"
+        "the connection ends although a byte arrives every second"
     );
     assert_eq!(slow.rest().await, []);
-    // On the paused clock: twice the ten seconds of the limit, and the bytes that were not taken any more.
+    // The clock is paused, so waiting is exact: twice the ten seconds of the limit, and the bytes
+    // that the broker no longer read.
     assert!(started.elapsed() >= Duration::from_secs(20));
     assert_eq!(broker.stats().connections, 0);
 }
 
 #[tokio::test]
-async fn a_large_connect_is_refused() {
+async fn large_connect_is_refused() {
     let broker = broker(Limits {
         connect_bytes_max: 1000,
         ..Limits::default()
@@ -155,7 +157,7 @@ async fn a_large_connect_is_refused() {
 }
 
 #[tokio::test]
-async fn an_old_protocol_is_told_so() {
+async fn old_protocol_gets_its_own_connack() {
     let broker = broker(Limits::default());
     for (connect, answer) in [
         (
@@ -181,7 +183,7 @@ async fn an_old_protocol_is_told_so() {
 }
 
 #[tokio::test]
-async fn no_packet_is_larger_than_the_client_takes() {
+async fn no_packet_exceeds_the_maximum_of_the_client() {
     let broker = broker(Limits::default());
     for bytes_max in 1..60 {
         let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
@@ -212,7 +214,7 @@ async fn no_packet_is_larger_than_the_client_takes() {
         }
         match bytes_max {
             ..5 => assert_eq!(packets, [0; 0], "{bytes_max}"),
-            // Refused: all that it says binds the client.
+            // Refused: the CONNACK does not fit, and none of its properties may be omitted.
             5..10 => assert_eq!(packets, [0x20], "{bytes_max}"),
             10..45 => assert!(
                 matches!(packets[..], [0x20] | [0x20, 0xD0]),
@@ -240,8 +242,8 @@ async fn enhanced_authentication_is_refused() {
 }
 
 #[tokio::test]
-async fn a_disconnect_is_heard_over_a_flood_of_unread_bytes() {
-    // A socket closed with unread bytes is reset, and the reset eats what was sent last.
+async fn disconnect_arrives_despite_unread_bytes() {
+    // Closing a socket with unread bytes resets it, and the reset discards the last packet.
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
     for _ in 0..20 {
@@ -261,7 +263,7 @@ async fn a_disconnect_is_heard_over_a_flood_of_unread_bytes() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_is_cut_off_and_stalls_nobody() {
+async fn slow_reader_is_disconnected_and_delays_no_other() {
     let limits = Limits {
         queue_bytes_max: 1 << 20,
         close_timeout: Duration::from_millis(100),
@@ -298,11 +300,11 @@ async fn a_slow_reader_is_cut_off_and_stalls_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_stalls_ends_the_connection() {
+async fn stalled_write_ends_the_connection() {
     let broker = broker(Limits::default());
     let mut client = Client::duplex(&broker, 100).hello("a", 0).await;
     client.listen_to("t", Q::AtMostOnce).await;
-    // More than the stream holds, far below any bound of a queue.
+    // More than the stream holds, but far below any limit of a queue.
     broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1000], QoS::AtMostOnce)));
     for _ in 0..19 {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -313,7 +315,7 @@ async fn a_write_that_stalls_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_that_nobody_reads_is_bounded_over_all_connections() {
+async fn unread_output_is_bounded_over_all_connections() {
     let bytes_max = 100_000;
     let broker = broker(Limits {
         output_bytes_total_max: bytes_max,
@@ -336,7 +338,8 @@ async fn output_that_nobody_reads_is_bounded_over_all_connections() {
         let message = reader.next().await;
         assert!(matches!(message, Some(Packet::Publish(_))), "{message:?}");
     }
-    // Those that held the output are closed long before a write stalls; the others have no output that counts.
+    // Clients that hold the output are closed long before a write stalls. The other outputs are too
+    // small to count.
     assert!(
         (1..=5).contains(&broker.stats().connections),
         "{:?}",
@@ -346,7 +349,7 @@ async fn output_that_nobody_reads_is_bounded_over_all_connections() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_ends_the_connection_and_pings_do_not() {
+async fn silence_ends_the_connection_unless_pings_arrive() {
     let broker = broker(Limits::default());
     let mut client = Client::duplex(&broker, 1000);
     client.send(&[connect("a", true, 0, 10)]).await;
@@ -356,7 +359,7 @@ async fn silence_ends_the_connection_and_pings_do_not() {
         client.send(&[Packet::PingReq(wire::PingReq)]).await;
         assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
     }
-    // Bytes that are no whole packet do not count.
+    // Bytes of an incomplete packet do not reset the timer.
     tokio::time::sleep(Duration::from_secs(14)).await;
     client.stream.write_all(&[0x30]).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -383,7 +386,7 @@ async fn sockets_are_bounded() {
         while broker.stats().connections > 1 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // The place is free a moment after the session knows.
+        // The socket's permit is freed a moment after the session is detached.
         tokio::time::sleep(Duration::from_millis(100)).await;
     })
     .await
@@ -392,7 +395,7 @@ async fn sockets_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_that_fight_over_one_client_id() {
+async fn concurrent_takeovers_of_one_client_id_stay_ordered() {
     // NanoMQ used freed subscriptions here (CVE-2026-22040, CVE-2025-59946).
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
@@ -413,7 +416,7 @@ async fn clients_that_fight_over_one_client_id() {
                         request("req/x", Q::ExactlyOnce, 4, "answers"),
                     ])
                     .await;
-                // Until it is taken over, or everything was answered.
+                // Until it is taken over, or all requests were answered.
                 while let Some(packet) = client.next().await {
                     match packet {
                         Packet::ConnAck(_) => _ = connected.fetch_add(1, Ordering::Relaxed),
@@ -428,16 +431,20 @@ async fn clients_that_fight_over_one_client_id() {
         fighter.await.unwrap();
     }
     timeout(PATIENCE, async {
-        while broker.stats().connections > 0 || echo.count("gone") < 512 {
+        while broker.stats().connections > 0 || echo.count("disconnected") < 512 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await
     .unwrap();
     let stats = broker.stats();
-    assert_eq!((stats.sessions, echo.count("gone")), (1, 512), "{stats:?}");
+    assert_eq!(
+        (stats.sessions, echo.count("disconnected")),
+        (1, 512),
+        "{stats:?}"
+    );
     assert!(connected.load(Ordering::Relaxed) <= 512);
-    // In the order of the connections: each was gone before the next one's first request.
+    // In the order of the connections: each ended before the first request of the next one.
     let log = echo.log.lock().unwrap();
     let numbers: Vec<u64> = log.iter().map(|(_, origin)| origin.connection).collect();
     assert!(
@@ -446,21 +453,21 @@ async fn clients_that_fight_over_one_client_id() {
     );
     let ends: Vec<u64> = log
         .iter()
-        .filter(|(what, _)| what == "gone")
+        .filter(|(what, _)| what == "disconnected")
         .map(|(_, origin)| origin.connection)
         .collect();
     assert_eq!(ends, (1..=512).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn packets_that_never_end_take_no_more_memory_together_than_they_may() {
+async fn incomplete_packets_stay_within_their_total_memory() {
     let broker = broker(Limits {
         packet_bytes_total_max: 100_000,
         connect_bytes_total_max: 100_000,
         ..Limits::default()
     });
     let address = listen(&broker).await;
-    // The head of a PUBLISH and of a CONNECT of 60 000 bytes, and most of it.
+    // The header and most of the body of a PUBLISH and a CONNECT with 60 000 bytes.
     let begun = |head: u8| [&[head, 0xE0, 0xD4, 0x03][..], &[0; 40_000]].concat();
     let mut holders = Vec::new();
     let mut over = 0;
@@ -476,8 +483,8 @@ async fn packets_that_never_end_take_no_more_memory_together_than_they_may() {
             holders.push(client);
         }
     }
-    assert!(over > 0 && !holders.is_empty(), "{over} were over it");
-    // What is small goes on, also of somebody new.
+    assert!(over > 0 && !holders.is_empty(), "{over} exceeded the limit");
+    // Small packets are still handled, also of new clients.
     let mut other = Client::tcp(address).await.hello("other", 0).await;
     other.send(&[Packet::PingReq(wire::PingReq)]).await;
     assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
@@ -491,6 +498,6 @@ async fn packets_that_never_end_take_no_more_memory_together_than_they_may() {
         over += usize::from(ended.is_ok());
         peers.push(peer);
     }
-    assert!((1..3).contains(&over), "{over} were over it");
+    assert!((1..3).contains(&over), "{over} exceeded the limit");
     Client::tcp(address).await.hello("new", 0).await;
 }

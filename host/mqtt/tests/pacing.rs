@@ -1,4 +1,5 @@
-//! Clients that send faster than they read: the broker takes their requests as they take its answers.
+//! Clients that send faster than they read. The broker must take their requests at the rate at
+//! which they take its answers.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -37,7 +38,8 @@ async fn pipelined_requests_with_large_answers_are_all_answered() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
     client.listen_to("answers", Q::AtLeastOnce).await;
-    // Their answers are eight times what may wait for a client. It acknowledges each as it comes.
+    // The answers are eight times as large as the limit of the client's queue. The client
+    // acknowledges each answer when it arrives.
     client.send(&requests(1, 64)).await;
     let (mut answers, mut acknowledged, mut most) = (0, 0, 0);
     while answers + acknowledged < 128 {
@@ -105,7 +107,7 @@ async fn packets_behind_a_paused_request_keep_their_order() {
         "own",
         Q::AtMostOnce,
         0,
-        "lost: nobody has subscribed",
+        "lost: no subscription yet",
     ));
     packets.push(subscribe("own", Q::AtMostOnce));
     packets.push(publish("own", Q::AtMostOnce, 0, "kept"));
@@ -130,7 +132,7 @@ async fn packets_behind_a_paused_request_keep_their_order() {
 }
 
 #[tokio::test]
-async fn a_malformed_packet_behind_paused_requests_ends_the_connection() {
+async fn malformed_packet_behind_paused_requests_disconnects() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
     client.listen_to("answers", Q::AtLeastOnce).await;
@@ -145,7 +147,7 @@ async fn a_malformed_packet_behind_paused_requests_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_reads_its_answers_is_ended_by_the_write_stall() {
+async fn client_that_never_reads_its_answers_is_disconnected() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Client::duplex(&broker, 1 << 20).hello("a", 0).await;
     client.listen_to("answers", Q::AtLeastOnce).await;
@@ -164,11 +166,11 @@ async fn a_client_that_never_reads_its_answers_is_ended_by_the_write_stall() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_acknowledges_cannot_pause_for_ever() {
+async fn client_that_never_acknowledges_is_disconnected() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Client::duplex(&broker, 1 << 20).hello("a", 0).await;
     client.listen_to("answers", Q::AtLeastOnce).await;
-    // More than a paused connection keeps, so that it is not read from any more.
+    // More than a paused connection keeps, so that the broker stops reading.
     let mut packets = requests(1, 12);
     for id in 13..20 {
         packets.push(publish("other", Q::AtLeastOnce, id, vec![0; 400_000]));
@@ -182,7 +184,7 @@ async fn a_client_that_never_acknowledges_cannot_pause_for_ever() {
     tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut received)
         .await
         .unwrap();
-    // DISCONNECT 0x97 stands at the end of what was sent.
+    // The last bytes are the DISCONNECT 0x97.
     let end = received.len() - 200..;
     assert!(
         received[end].windows(1).any(|it| it == [0xE0]),
@@ -192,7 +194,7 @@ async fn a_client_that_never_acknowledges_cannot_pause_for_ever() {
     drop(flood.await);
 }
 
-/// Fifty requests one after the other, each with the acknowledgement of its answer in a write of its own, as paho sends them.
+/// Sends fifty sequential requests. Acknowledges each answer in a separate write, as paho does.
 fn sequential(address: std::net::SocketAddr, client: &str, nodelay: bool) -> Duration {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -235,14 +237,14 @@ fn sequential(address: std::net::SocketAddr, client: &str, nodelay: bool) -> Dur
 
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sequential_requests_of_a_client_with_nagle_are_not_delayed() {
+async fn requests_of_a_client_with_nagle_are_not_delayed() {
     let (broker, _) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
     let [with, without] = [("a", false), ("b", true)].map(|(client, nodelay)| {
         tokio::task::spawn_blocking(move || sequential(address, client, nodelay))
     });
     let (with, without) = (with.await.unwrap(), without.await.unwrap());
-    // Each would wait for an acknowledgement that is delayed by 40 ms.
+    // Each request would otherwise wait for an acknowledgement that is delayed by 40 ms.
     assert!(
         with < without + Duration::from_secs(1),
         "{with:?}, {without:?}"
@@ -250,7 +252,7 @@ async fn sequential_requests_of_a_client_with_nagle_are_not_delayed() {
 }
 
 #[tokio::test]
-async fn overlapping_filters_bring_all_retained_messages_again_and_again() {
+async fn overlapping_filters_each_bring_all_retained_messages() {
     const RETAINED: usize = 8;
     const FILTERS: usize = 10;
     let broker = broker(Limits {

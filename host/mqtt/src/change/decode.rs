@@ -1,4 +1,4 @@
-//! Bytes to changes: total, without a copy.
+//! Decodes changes without copying. Accepts any bytes and never panics.
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 
-/// Reads the changes of one batch; ends after the first fault.
+/// Reads the changes of one batch; ends after the first error.
 #[derive(Debug)]
 pub(crate) struct Decoder<'a> {
     rest: &'a [u8],
@@ -120,7 +120,7 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             let content = read_content(rest)?;
             let count = read_number(rest)?;
             let mut subscription_ids = Vec::new();
-            // Each takes a byte at least, so the loop ends with the bytes.
+            // Each identifier takes at least one byte, so the loop ends at the end of the bytes.
             for _ in 0..count {
                 subscription_ids.push(read_subscription_id(rest)?);
             }
@@ -245,7 +245,7 @@ fn read_text<'a>(rest: &mut &'a [u8]) -> Read<&'a str> {
         .map_err(|_| "a client identifier or a user name is not UTF-8")
 }
 
-/// A topic name or filter: it has two bytes of length on the wire.
+/// A topic name or filter. Its length must fit two bytes on the wire.
 fn read_topic<'a>(rest: &mut &'a [u8]) -> Read<&'a [u8]> {
     let topic = read_bytes(rest)?;
     if topic.len() > usize::from(u16::MAX) {

@@ -1,4 +1,4 @@
-//! Changes to bytes.
+//! Encodes changes.
 
 use bytes::Bytes;
 
@@ -12,7 +12,8 @@ use crate::{Message, clock::Clock, limits::BATCH_BYTES, outbox::Queued};
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     bytes: Vec<u8>,
-    /// The last message written. Held, so that its bytes are where they are for as long as others are compared with them.
+    /// The last message written. Holding it keeps its allocation in use, so that equal addresses
+    /// mean equal bytes.
     last: Option<Message>,
 }
 
@@ -25,25 +26,25 @@ impl Encoder {
         self.bytes.len()
     }
 
-    /// The batch; the encoder is empty again.
+    /// Returns the batch and empties the encoder.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         self.last = None;
         std::mem::take(&mut self.bytes)
     }
 
-    /// The batch, to be looked at before [`clear`](Self::clear).
+    /// The batch, to be read before [`clear`](Self::clear).
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Empty again, with its memory for the next batch.
+    /// Empties the encoder and reuses its memory for the next batch.
     pub(crate) fn clear(&mut self) {
         self.last = None;
         self.bytes.clear();
         self.bytes.shrink_to(BATCH_BYTES);
     }
 
-    /// A message of a session. The same bytes to many sessions are written once.
+    /// Writes a message of a session. Bytes that go to many sessions are written once.
     pub(crate) fn message(&mut self, session: u64, number: u64, queued: &Queued, clock: &Clock) {
         let message = &queued.message;
         let mut content = Content::new(message, clock);
@@ -77,7 +78,7 @@ impl Encoder {
             Change::Retained { message, from } => {
                 out.push(tag::RETAINED);
                 write_content(out, message);
-                // No client identifier is empty.
+                // Empty if there is none, since no client identifier is empty.
                 write_bytes(out, from.unwrap_or_default().as_bytes());
             }
             Change::Forgotten { topic } => {
@@ -97,7 +98,7 @@ fn shares(a: &Message, b: &Message) -> bool {
 fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
     let mut head = |tag: u8| {
         out.push(tag);
-        // Run and number in it apart: two small numbers.
+        // Run and number within it separately, since both are small.
         write_number(out, session >> 32);
         write_number(out, session & u64::from(u32::MAX));
     };
@@ -200,7 +201,7 @@ fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
 }
 
 fn write_will(out: &mut Vec<u8>, will: Option<&Testament<'_>>) {
-    // The presence of a will, and of its expiry.
+    // The first byte says whether there is a will and whether it expires.
     out.push(will.map_or(0, |will| 1 + u8::from(will.expiry_s.is_some())));
     if let Some(will) = will {
         write_content(out, &will.content);
@@ -232,7 +233,7 @@ fn write_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Seven bits in a byte, the lowest first.
+/// Seven bits per byte, the lowest first.
 fn write_number(out: &mut Vec<u8>, number: u64) {
     let mut rest = number;
     while rest > 0x7F {

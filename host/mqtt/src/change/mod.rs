@@ -1,10 +1,13 @@
-//! Changes of durable state as bytes, and back.
+//! The format of durable state changes.
 //!
-//! In come changes of sessions and retained messages; out goes a batch of them that an embedder keeps as one opaque
-//! record, and the other way round. Every change is an absolute write of a register (message 7 of session 5 *is* this, or
-//! is gone), so that one that is applied again over a later state is overwritten by those that follow it. A batch begins with
-//! the version of this format. Reading is total: any bytes are a batch or a fault, and nothing is allocated that did not
-//! come.
+//! A batch encodes changes of sessions and retained messages. The embedder stores it as one opaque
+//! record. Its first byte is the format version.
+//!
+//! Every change must be an absolute write (message 7 of session 5 *is* this, or is removed). So
+//! replaying a change over a later state is harmless: the changes after it overwrite it.
+//!
+//! Decoding accepts any bytes. It returns a batch or an error, and never allocates
+//! memory because of a claimed length alone.
 
 mod decode;
 mod encode;
@@ -22,7 +25,7 @@ use crate::{Message, QoS, ReasonCode, clock::Clock, codec::Will, router::Subscri
 /// The first byte of every batch.
 const FORMAT: u8 = 1;
 
-/// Why changes could not be applied: they are not what this broker has written.
+/// Why changes could not be applied: this broker has not written them.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text}, {rest_bytes} bytes before the end of the changes")]
 pub struct CorruptChanges {
@@ -34,39 +37,40 @@ pub struct CorruptChanges {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change<'a> {
     Session(u64, Part<'a>),
-    /// The retained message of its topic is this.
+    /// The topic has this retained message.
     Retained {
         message: Content<'a>,
         from: Option<&'a str>,
     },
-    /// A topic has no retained message.
+    /// The topic has no retained message.
     Forgotten {
         topic: &'a [u8],
     },
 }
 
-/// A change of one session. Those of a session that is not there mean nothing: it has ended since.
+/// A change of one session. It is ignored if the session does not exist, because the session has
+/// ended since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
-    /// Begins afresh, connected.
+    /// The session begins, with a connection.
     Begin {
         client: &'a str,
         expiry_s: u32,
         will: Option<Testament<'a>>,
     },
-    /// Has a connection again.
+    /// The session is resumed by a connection.
     Attach {
         expiry_s: u32,
         will: Option<Testament<'a>>,
     },
-    /// It is this user's.
+    /// The session belongs to this user.
     Owner {
         user: &'a str,
     },
     Expiry(u32),
-    /// The will is sent or not wanted any more.
+    /// The will was sent or discarded.
     NoWill,
-    /// Has no connection since this wall time.
+    /// The session has no connection since this wall time.
     Detach {
         at_ms: u64,
     },
@@ -78,33 +82,33 @@ pub(crate) enum Part<'a> {
     Unsubscribe {
         filter: &'a [u8],
     },
-    /// A message that waits.
+    /// A queued message.
     Message {
         number: u64,
         content: Content<'a>,
         subscription_ids: Cow<'a, [u32]>,
         shared: Option<Sharing<'a>>,
     },
-    /// It was sent under this identifier.
+    /// The message was sent under this identifier.
     Sent {
         number: u64,
         packet_id: u16,
     },
-    /// Its PUBREC came: what remains is its identifier.
+    /// The message's PUBREC was received: only its identifier remains.
     Released {
         number: u64,
         packet_id: u16,
     },
-    /// It is acknowledged, or will never be sent.
+    /// The message was acknowledged, or will never be sent.
     Gone {
         number: u64,
     },
-    /// A QoS 2 PUBLISH of the client has this answer.
+    /// The answer to a QoS 2 PUBLISH of the client.
     Received {
         packet_id: u16,
         reason: ReasonCode,
     },
-    /// Its PUBREL came.
+    /// The client's PUBREL was received.
     Completed {
         packet_id: u16,
     },
@@ -117,7 +121,7 @@ pub(crate) struct Content<'a> {
     pub(crate) retain: bool,
     /// Wall time.
     pub(crate) expires_ms: Option<u64>,
-    /// None: those of the message before it in this batch, which went to many.
+    /// None: the bytes of the previous message in this batch, which went to several sessions.
     pub(crate) bytes: Option<ContentBytes<'a>>,
 }
 
@@ -129,7 +133,8 @@ pub(crate) struct ContentBytes<'a> {
     pub(crate) properties: &'a [u8],
 }
 
-/// The group that a message went to one session of, and how it was published.
+/// The shared subscription through which a session got a message, and how the message was
+/// published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sharing<'a> {
     pub(crate) filter: &'a [u8],
@@ -185,7 +190,7 @@ mod tag {
     pub(super) const GONE: u8 = 12;
     pub(super) const RECEIVED: u8 = 13;
     pub(super) const COMPLETED: u8 = 14;
-    /// As a message, and then how it was shared.
+    /// A message followed by its `Sharing`.
     pub(super) const SHARED_MESSAGE: u8 = 15;
     pub(super) const OWNER: u8 = 16;
     pub(super) const RETAINED: u8 = 32;

@@ -1,4 +1,4 @@
-//! What is written is read, in few bytes; what nobody wrote is a fault.
+//! Encoding and decoding round-trip, records are small, and invalid bytes are errors.
 
 use proptest::prelude::*;
 
@@ -19,8 +19,8 @@ fn content() -> impl Strategy<Value = (QoS, bool, Option<u64>, Vec<u8>, Vec<u8>)
     (qos, any::<bool>(), any::<Option<u64>>(), bytes(), bytes())
 }
 
-/// Decodes a batch of changes that are the same when they are encoded.
-fn there_and_back(changes: &[Change<'_>]) {
+/// Encodes changes and checks that decoding returns the same.
+fn check_round_trip(changes: &[Change<'_>]) {
     let mut encoder = Encoder::default();
     for change in changes {
         encoder.write(change);
@@ -28,7 +28,7 @@ fn there_and_back(changes: &[Change<'_>]) {
     let bytes = encoder.take();
     let read: Result<Vec<_>, _> = Decoder::new(&bytes).unwrap().collect();
     assert_eq!(read.unwrap(), changes);
-    // Every shorter batch is a shorter list or a fault.
+    // Every shorter batch is a shorter list or an error.
     for end in 1..bytes.len() {
         let read: Result<Vec<_>, _> = Decoder::new(&bytes[..end]).unwrap().collect();
         assert!(read.is_err() || read.unwrap().len() < changes.len());
@@ -37,7 +37,7 @@ fn there_and_back(changes: &[Change<'_>]) {
 
 proptest! {
     #[test]
-    fn every_change_is_read_as_written(
+    fn every_change_round_trips(
         session in any::<u64>(),
         number in any::<u64>(),
         packet_id in 1_u16..,
@@ -83,11 +83,11 @@ proptest! {
         changes.push(Change::Retained { message: content.clone(), from: Some(&client) });
         changes.push(Change::Retained { message: content, from: None });
         changes.push(Change::Forgotten { topic: &topic });
-        there_and_back(&changes);
+        check_round_trip(&changes);
     }
 
     #[test]
-    fn any_bytes_are_changes_or_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_decode_or_return_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let mut recovery = Recovery::default();
         _ = recovery.apply(&bytes);
         let mut versioned = vec![FORMAT];
@@ -95,9 +95,9 @@ proptest! {
         _ = recovery.apply(&versioned);
     }
 
-    /// Nearer to what is written: kinds that exist, small numbers.
+    /// Random bytes close to valid batches: existing kinds, small numbers.
     #[test]
-    fn any_small_bytes_are_changes_or_a_fault(bytes in prop::collection::vec(0_u8..36, 0..300)) {
+    fn any_small_bytes_decode_or_return_an_error(bytes in prop::collection::vec(0_u8..36, 0..300)) {
         let mut versioned = vec![FORMAT];
         versioned.extend(bytes);
         _ = Recovery::default().apply(&versioned);
@@ -105,7 +105,7 @@ proptest! {
 }
 
 #[test]
-fn lengths_and_counts_that_lie_are_faults() {
+fn wrong_lengths_and_counts_are_errors() {
     let huge = [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
     let fault = |bytes: &[u8]| Recovery::default().apply(bytes).unwrap_err().text;
     assert_eq!(fault(&[]), "no changes");
@@ -167,10 +167,10 @@ fn records_are_small() {
     encoder.message(session, number, &queued(&message, &[1]), &clock);
     assert!(encoder.len() <= 7 + 100 + 14, "{}", encoder.len());
     let first = encoder.len();
-    // The same to another session: not once more.
+    // The same message for another session: its bytes are not written again.
     encoder.message(session + 1, number, &queued(&message, &[1]), &clock);
     assert!(encoder.len() - first <= 10);
-    // Equal bytes of another message are bytes of its own.
+    // Equal bytes of another message are written again.
     encoder.message(
         session,
         number + 1,

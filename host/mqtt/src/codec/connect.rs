@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Enhanced, Message, QoS, ReasonCode, topic};
 
-/// A CONNECT as it came. What it shows of its client's identity is taken out to be looked at.
+/// A CONNECT as it was received. Admission moves the credentials out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Connect {
     pub(crate) client_id: Box<str>,
@@ -17,7 +17,7 @@ pub(crate) struct Connect {
     pub(crate) session_expiry_s: u32,
     pub(crate) receive_max: u16,
     pub(crate) packet_bytes_max: u32,
-    /// Whether the client wants Reason Strings with acknowledgements.
+    /// Whether the client wants Reason Strings in acknowledgements.
     pub(crate) problem_info: bool,
     pub(crate) user: Option<Box<str>>,
     pub(crate) password: Option<Bytes>,
@@ -25,7 +25,7 @@ pub(crate) struct Connect {
     pub(crate) will: Option<Will>,
 }
 
-/// What to publish when the client is lost.
+/// The message to publish when the connection is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Will {
     pub(crate) message: Message,
@@ -41,14 +41,14 @@ pub(crate) struct ConnectFault {
     pub(crate) answer: Answer,
 }
 
-/// How a CONNECT that is refused is answered.
+/// How to answer a refused CONNECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Not at all: the peer is not known to speak MQTT.
+    /// Not at all: the client does not seem to use MQTT.
     None,
-    /// By the CONNACK of MQTT 3.1 and 3.1.1, so that clients of these name the cause.
+    /// With the CONNACK of MQTT 3.1 and 3.1.1, so that clients of these versions report the cause.
     Version3,
-    /// By a CONNACK of at most so many bytes, as far as the client was read.
+    /// With a CONNACK of at most `bytes_max` bytes, the Maximum Packet Size if it was read.
     Connack { bytes_max: u32 },
 }
 
@@ -101,7 +101,8 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
     })
 }
 
-/// `bytes_max` is set as soon as it is read, also where something else is wrong.
+/// Reads everything after the protocol version. Sets `bytes_max` as soon as it is read, even if a
+/// later field is malformed.
 fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Connect, Violation> {
     let flags = reader.u8()?;
     if flags & 1 != 0 {
@@ -130,7 +131,8 @@ fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Con
             }
             id::MAXIMUM_PACKET_SIZE => *bytes_max = item.positive()?,
             id::REQUEST_PROBLEM_INFO => connect.problem_info = item.flag()?,
-            // We have no response information to give; its absence is an answer (section 3.1.2.11.6).
+            // The broker has no response information; its absence is an answer (section
+            // 3.1.2.11.6).
             id::REQUEST_RESPONSE_INFO => _ = item.flag()?,
             id::AUTH_METHOD => method = item.value,
             id::AUTH_DATA => data = item.value,
@@ -165,7 +167,7 @@ fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Con
     Ok(connect)
 }
 
-/// A string that was checked to be one.
+/// Copies a string that was already checked.
 fn text(body: &[u8], span: Span) -> Box<str> {
     String::from_utf8_lossy(span.of(body)).into()
 }
@@ -184,7 +186,8 @@ fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>
     let properties = publish::properties(reader, body, publish::WILL_PROPERTIES)?;
     let topic = body.slice(reader.text()?.range());
     let payload = body.slice(reader.binary()?.range());
-    // 0x90 is for names that are not malformed (section 3.2.2.2); a string that is no string was refused as malformed.
+    // 0x90 is for names that are not malformed (section 3.2.2.2). Invalid strings were refused as
+    // malformed already.
     topic::check_name(&topic).map_err(Violation::protocol)?;
     let message = Message {
         topic,

@@ -1,4 +1,5 @@
-//! The fixed header, the choice of a packet's reader, and the short packets.
+//! Decodes the fixed header, dispatches to the decoder of the packet type, and decodes the short
+//! packets.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -61,7 +62,7 @@ const AUTH_PROPERTIES: u64 = bits(&[
     id::USER_PROPERTY,
 ]);
 
-/// Takes the next packet of a connected client from the buffer; `None` where it is not complete.
+/// Removes the next packet of a connected client from the buffer; `None` if it is incomplete.
 pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Packet>, Violation> {
     let Some(&first) = buffer.first() else {
         return Ok(None);
@@ -88,7 +89,7 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
         }
         kind::PINGREQ if body.is_empty() => Packet::Pingreq,
         kind::PINGREQ => return Err(Violation::malformed("PINGREQ has a body")),
-        // The types that a client may not send were refused by their first byte.
+        // `check_first` has refused the packet types that a client must not send.
         kind::AUTH => Packet::Auth(read_auth(body)?),
         _ => Packet::Disconnect(read_disconnect(body)?),
     };
@@ -96,7 +97,7 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
     Ok(Some(packet))
 }
 
-/// Takes the CONNECT that has to come first. Anything else is refused by its first byte.
+/// Removes the CONNECT, which must be the first packet. Refuses any other packet by its first byte.
 pub(crate) fn decode_connect(
     buffer: &mut BytesMut,
     bytes_max: usize,
@@ -121,7 +122,7 @@ pub(crate) fn decode_connect(
     connect::read(&frame.freeze()).map(Some)
 }
 
-/// Type, direction and flags of a packet after CONNECT (section 2.1).
+/// Checks type, direction and flags of a packet after CONNECT (section 2.1).
 fn check_first(first: u8) -> Result<(), Violation> {
     let flags = first & 0xF;
     let required = match first >> 4 {
@@ -152,8 +153,8 @@ struct FrameSize {
     total: usize,
 }
 
-/// The size of the frame at the front, if all of it is there. One that is too large is refused before any of its
-/// body is waited for.
+/// The size of the frame at the front, if it is complete. A frame that is too large is refused
+/// before its body is received.
 fn frame(buffer: &[u8], bytes_max: usize) -> Result<Option<FrameSize>, Violation> {
     let Some((remaining, length)) = variable(buffer.get(1..).unwrap_or_default())? else {
         return Ok(None);

@@ -1,11 +1,12 @@
-//! Packets that the broker sends, appended to an output buffer.
+//! Encodes the packets that the broker sends, and appends them to an output buffer.
 
 use bytes::{BufMut, BytesMut};
 
 use super::{packet_type as kind, property as id};
 use crate::{Message, QoS, ReasonCode, limits::REASON_TEXT_BYTES_MAX};
 
-/// What CONNACK tells beside its reason (section 3.2.2.3). Absent values are the standard's defaults.
+/// The content of a CONNACK in addition to its reason (section 3.2.2.3). Absent values have the
+/// standard's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Connack<'a> {
     pub(crate) session_present: bool,
@@ -55,18 +56,18 @@ pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
     out.extend_from_slice(&properties);
 }
 
-/// The size of a CONNACK with success on the wire.
-pub(crate) fn connack_bytes(what: &Connack<'_>) -> usize {
+/// The encoded size of a CONNACK with success.
+pub(crate) fn connack_bytes(packet: &Connack<'_>) -> usize {
     let mut out = BytesMut::with_capacity(64);
-    connack(&mut out, what);
+    connack(&mut out, packet);
     out.len()
 }
 
 /// The CONNACK of MQTT 3.1 and 3.1.1 that refuses the protocol level of the client.
 pub(crate) const CONNACK_VERSION_3: [u8; 4] = [kind::CONNACK << 4, 2, 0, 1];
 
-/// A CONNACK that refuses. The text is left out where the packet would be larger than the client takes [MQTT-3.2.2-19], and
-/// nothing is written where it is too large without it [MQTT-3.1.2-24].
+/// A CONNACK that refuses. Omits the text if the packet would exceed the client's maximum
+/// [MQTT-3.2.2-19], and writes nothing if it exceeds it even then [MQTT-3.1.2-24].
 pub(crate) fn connack_refused(
     out: &mut BytesMut,
     reason: ReasonCode,
@@ -74,7 +75,7 @@ pub(crate) fn connack_refused(
     bytes_max: u32,
 ) {
     let bytes_max = bytes_max as usize;
-    // Eight bytes beside the text, and two more where lengths take two.
+    // Eight bytes in addition to the text, and two more if lengths take two bytes.
     let text = text.map(cut).filter(|text| 10 + text.len() <= bytes_max);
     let properties = text.map_or(0, |text| 3 + text.len());
     if bytes_max < 5 {
@@ -89,7 +90,7 @@ pub(crate) fn connack_refused(
     }
 }
 
-/// How a message goes to one client.
+/// How to send a message to one client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery<'a> {
     pub(crate) qos: QoS,
@@ -98,7 +99,7 @@ pub(crate) struct Delivery<'a> {
     /// Ignored at QoS 0.
     pub(crate) packet_id: u16,
     pub(crate) subscription_ids: &'a [u32],
-    /// What remains of the Message Expiry Interval.
+    /// The rest of the Message Expiry Interval.
     pub(crate) expiry_s: Option<u32>,
 }
 
@@ -131,14 +132,14 @@ fn publish_lengths(message: &Message, delivery: &Delivery<'_>) -> (usize, usize)
     )
 }
 
-/// The size of a PUBLISH on the wire.
+/// The encoded size of a PUBLISH.
 pub(crate) fn publish_bytes(message: &Message, delivery: &Delivery<'_>) -> usize {
     let (remaining, _) = publish_lengths(message, delivery);
     1 + variable_bytes(remaining) + remaining
 }
 
-/// A PUBLISH. The properties of the message go out as they are, after the Message Expiry Interval and before the
-/// Subscription Identifiers. The caller has checked the size.
+/// A PUBLISH. Writes the message's properties unchanged, after the Message Expiry Interval and
+/// before the Subscription Identifiers. The caller must have checked the size.
 pub(crate) fn publish(out: &mut BytesMut, message: &Message, delivery: &Delivery<'_>) {
     let (remaining, properties) = publish_lengths(message, delivery);
     out.reserve(5 + remaining);
@@ -163,8 +164,8 @@ pub(crate) fn publish(out: &mut BytesMut, message: &Message, delivery: &Delivery
     out.extend_from_slice(&message.payload);
 }
 
-/// PUBACK, PUBREC, PUBREL or PUBCOMP. The text is left out where the packet would be larger than the client takes
-/// (section 3.4.2.2.2).
+/// PUBACK, PUBREC, PUBREL or PUBCOMP. Omits the text if the packet would exceed the client's
+/// maximum (section 3.4.2.2.2).
 pub(crate) fn ack(
     out: &mut BytesMut,
     packet_type: u8,
@@ -232,7 +233,8 @@ pub(crate) fn disconnect(
 ) {
     out.put_u8(kind::DISCONNECT << 4);
     match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
-        // The property length could be left out, but some clients do not read a reason without one.
+        // The standard allows omitting the property length, but some clients then ignore the
+        // reason.
         None => out.extend_from_slice(&[2, reason.0, 0]),
         Some(text) => {
             let properties = 3 + text.len();
@@ -244,7 +246,7 @@ pub(crate) fn disconnect(
     }
 }
 
-/// At most so many bytes of the text, cut between characters.
+/// Shortens the text to the maximum length at a character boundary.
 fn cut(text: &str) -> &str {
     let mut end = text.len().min(REASON_TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -255,7 +257,7 @@ fn cut(text: &str) -> &str {
 
 fn put_text(out: &mut BytesMut, property: u8, text: &str) {
     out.put_u8(property);
-    // Client ids came with two bytes of length, texts are cut.
+    // Fits: client ids had a length field of two bytes, and texts are cut.
     out.put_u16(text.len() as u16);
     out.extend_from_slice(text.as_bytes());
 }

@@ -1,8 +1,9 @@
-//! Bytes to packets and packets to bytes (MQTT 5 chapters 2 and 3).
+//! Decodes and encodes MQTT packets (MQTT 5 chapters 2 and 3).
 //!
-//! In comes a read buffer that may hold any part of any number of packets; out go whole packets whose variable parts
-//! are slices of it. The decoder never asks for memory that a length field claims: it looks at the packet type, its
-//! direction and its size before it waits for the body. It keeps no state but the buffer.
+//! The read buffer may hold any part of any number of packets. Decoded packets are complete, and
+//! their variable parts are slices of it. The decoder must never allocate memory because of a
+//! length field alone. So it checks type, direction and size of a packet before it waits for the
+//! body. It has no state but the buffer.
 
 mod connect;
 mod decode;
@@ -27,7 +28,7 @@ use thiserror::Error;
 
 use crate::ReasonCode;
 
-/// What a peer did against the standard, and the code that it is told with.
+/// A client's violation of the standard, and the reason code to report it with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{reason}: {text}")]
 pub(crate) struct Violation {

@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{Properties, QoS, topic};
 
-/// A PUBLISH as it came. Topic, payload and properties are slices of the read buffer.
+/// A PUBLISH as it was received. Topic, payload and properties are slices of the read buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Publish {
     pub(crate) dup: bool,
     pub(crate) qos: QoS,
     pub(crate) retain: bool,
-    /// Empty where a topic alias stands for it.
+    /// Empty if the PUBLISH has only a topic alias.
     pub(crate) topic: Bytes,
     /// 0 at QoS 0.
     pub(crate) packet_id: u16,
@@ -22,7 +22,7 @@ pub(crate) struct Publish {
     pub(crate) payload: Bytes,
 }
 
-/// Reads a PUBLISH from its flags and its whole frame, whose fixed header has `header` bytes.
+/// Reads a PUBLISH from its flags and its complete frame. The fixed header has `header` bytes.
 pub(super) fn read(flags: u8, frame: BytesMut, header: usize) -> Result<Publish, Violation> {
     let qos = QoS::from_bits(flags >> 1 & 3).ok_or(Violation::malformed("QoS 3 does not exist"))?;
     let dup = flags & 8 != 0;
@@ -81,7 +81,7 @@ pub(super) fn properties(
 ) -> Result<Properties, Violation> {
     let length = reader.variable()? as usize;
     let section = reader.skip(length)?;
-    // An empty slice would still hold the read buffer.
+    // An empty slice would still pin the read buffer.
     let raw = if length == 0 {
         Bytes::new()
     } else {
@@ -90,7 +90,7 @@ pub(super) fn properties(
     parse(raw, allowed)
 }
 
-/// Checks properties without their length and finds what is needed of them.
+/// Checks properties without their length, and indexes those that the broker uses.
 pub(crate) fn parse(raw: Bytes, allowed: u64) -> Result<Properties, Violation> {
     let mut found = Properties::default();
     scan(&raw, allowed, |item| {
@@ -117,8 +117,9 @@ pub(crate) fn parse(raw: Bytes, allowed: u64) -> Result<Properties, Violation> {
     })?;
     found.raw = raw;
     if let Some(topic) = found.response_topic.map(|span| span.of(&found.raw)) {
-        topic::check_name(topic)
-            .map_err(|_| Violation::protocol("the response topic is empty or holds a wildcard"))?;
+        topic::check_name(topic).map_err(|_| {
+            Violation::protocol("the response topic is empty or contains a wildcard")
+        })?;
     }
     Ok(found)
 }

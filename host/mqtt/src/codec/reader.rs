@@ -1,4 +1,4 @@
-//! A cursor over the bytes of one packet, and the scan of its properties.
+//! A cursor over the bytes of one packet, and the iteration over its properties.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl Span {
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Whether strings are known to be good.
+    /// Whether strings were checked already.
     checked: bool,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Of bytes that were read before without a fault.
+    /// A reader of bytes that were checked already.
     pub(crate) fn again(bytes: &'a [u8]) -> Self {
         Self {
             checked: true,
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// A packet identifier is never zero (section 2.2.1).
+    /// A packet identifier must not be zero (section 2.2.1).
     pub(crate) fn packet_id(&mut self) -> Result<u16, Violation> {
         match self.u16()? {
             0 => Err(Violation::protocol("the packet identifier is zero")),
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A slice with two bytes of length before it.
+    /// A slice after a length field of two bytes.
     pub(crate) fn binary(&mut self) -> Result<Span, Violation> {
         let length = self.u16()?;
         self.skip(length.into())
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         let text =
             std::str::from_utf8(text).map_err(|_| Violation::malformed("a string is not UTF-8"))?;
         if text.as_bytes().contains(&0) {
-            return Err(Violation::malformed("a string holds U+0000"));
+            return Err(Violation::malformed("a string contains U+0000"));
         }
         Ok(span)
     }
@@ -141,8 +141,8 @@ impl<'a> Reader<'a> {
         Properties(self)
     }
 
-    /// The property section that begins here: checks every property and shows it to `visit`. Returns where the
-    /// properties are, without their length.
+    /// Reads a property section: checks every property and passes it to `visit`. Returns the span
+    /// of the properties without their length.
     pub(crate) fn property_section(
         &mut self,
         allowed: u64,
@@ -155,14 +155,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether this is ASCII without U+0000, as nearly all strings are. No branch for each byte, so that a few instructions look
-/// at many of them.
+/// Whether this is ASCII without U+0000, as nearly all strings are. Without a branch per byte the
+/// compiler vectorizes the loop.
 fn is_plain(text: &[u8]) -> bool {
     text.iter()
         .fold(true, |plain, byte| plain & (1..0x80).contains(byte))
 }
 
-/// Checks properties without their length and shows each to `visit`: known, in their place, and once each.
+/// Checks properties without their length and passes each to `visit`. Each must be known, allowed
+/// in this packet, and unique unless it is a user property.
 pub(crate) fn scan(
     properties: &[u8],
     allowed: u64,
@@ -174,11 +175,11 @@ pub(crate) fn scan(
         let bit = bit(item.id);
         if allowed & bit == 0 {
             return Err(Violation::protocol(
-                "a property does not belong into this packet",
+                "a property is not allowed in this packet",
             ));
         }
         if seen & bit != 0 && item.id != id::USER_PROPERTY {
-            return Err(Violation::protocol("a property stands twice"));
+            return Err(Violation::protocol("a property occurs twice"));
         }
         seen |= bit;
         visit(item)?;
@@ -201,7 +202,7 @@ const fn bit(id: u8) -> u64 {
     if id < 64 { 1 << id } else { 0 }
 }
 
-/// One property: where it stands in its section, and its value.
+/// One property: its position in its section, and its value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Item {
     pub(crate) id: u8,
@@ -215,29 +216,29 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// A number that has to be 0 or 1.
+    /// A number that must be 0 or 1.
     pub(crate) fn flag(&self) -> Result<bool, Violation> {
         match self.number {
             0 => Ok(false),
             1 => Ok(true),
             _ => Err(Violation::protocol(
-                "a property that is 0 or 1 has another value",
+                "a property that must be 0 or 1 has another value",
             )),
         }
     }
 
-    /// A number that may not be 0.
+    /// A number that must not be 0.
     pub(crate) fn positive(&self) -> Result<u32, Violation> {
         if self.number == 0 {
             return Err(Violation::protocol(
-                "a property that may not be zero is zero",
+                "a property that must not be zero is zero",
             ));
         }
         Ok(self.number)
     }
 }
 
-/// Iterates over properties; ends after the first fault.
+/// Iterates over properties; ends after the first error.
 #[derive(Debug)]
 pub(crate) struct Properties<'a>(Reader<'a>);
 
@@ -261,8 +262,8 @@ impl Properties<'_> {
         let reader = &mut self.0;
         let start = reader.at;
         let (mut number, mut value, mut pair) = (0, None, None);
-        // An identifier is a variable byte integer, but all that exist fit one byte, and a longer encoding of
-        // these is not allowed.
+        // An identifier is a variable byte integer. All defined ones fit one byte, and longer
+        // encodings of these are not allowed.
         let id = reader.u8()?;
         match id {
             id::PAYLOAD_FORMAT
@@ -301,7 +302,7 @@ impl Properties<'_> {
     }
 }
 
-/// A variable byte integer (section 1.5.5) and its length; `None` where bytes are missing.
+/// A variable byte integer (section 1.5.5) and its length; `None` if bytes are missing.
 pub(crate) fn variable(bytes: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
     let mut value = 0;
     for (at, byte) in bytes.iter().take(4).enumerate() {

@@ -1,4 +1,5 @@
-//! SUBSCRIBE and UNSUBSCRIBE (sections 3.8 and 3.10). Filters are copied: they are kept.
+//! SUBSCRIBE and UNSUBSCRIBE (sections 3.8 and 3.10). Filters are copied, since the broker stores
+//! them.
 
 use bytes::Bytes;
 
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::{QoS, ReasonCode, topic};
 
-/// A SUBSCRIBE as it came.
+/// A SUBSCRIBE as it was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subscribe {
     pub(crate) packet_id: u16,
@@ -16,8 +17,8 @@ pub(crate) struct Subscribe {
     pub(crate) filters: Vec<Filter>,
 }
 
-/// One filter with its options (section 3.8.3.1). That it is a valid filter is not checked yet: its fault has a code
-/// of its own in the SUBACK.
+/// One filter with its options (section 3.8.3.1). The filter itself is not checked here, because an
+/// invalid filter has its own code in the SUBACK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) filter: Bytes,
@@ -27,7 +28,7 @@ pub(crate) struct Filter {
     pub(crate) retain_handling: RetainHandling,
 }
 
-/// When a subscription is handed the retained messages.
+/// When a new subscription gets the retained messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetainHandling {
     Always,
@@ -35,7 +36,7 @@ pub(crate) enum RetainHandling {
     Never,
 }
 
-/// An UNSUBSCRIBE as it came.
+/// An UNSUBSCRIBE as it was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unsubscribe {
     pub(crate) packet_id: u16,

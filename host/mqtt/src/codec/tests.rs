@@ -1,4 +1,4 @@
-//! The codec against rumqttc's as an independent one, and against bytes that nobody should send.
+//! Tests the codec against rumqttc's independent codec, and against malformed bytes.
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -87,9 +87,10 @@ fn encoded(packet: &wire::Packet) -> BytesMut {
 }
 
 proptest! {
-    /// What rumqttc writes we read, and what we forward of it rumqttc reads as the same message.
+    /// The codec decodes the PUBLISH of rumqttc, and rumqttc decodes the forwarded PUBLISH as the
+    /// same message.
     #[test]
-    fn publish_goes_through_unchanged(sent in publishes(), ids in prop::collection::vec(1..200_000_u32, 0..3)) {
+    fn publish_round_trips_through_rumqttc(sent in publishes(), ids in prop::collection::vec(1..200_000_u32, 0..3)) {
         let bytes = encoded(&wire::Packet::Publish(sent.clone()));
         let Some(Packet::Publish(got)) = read(&bytes).unwrap() else { panic!("not a PUBLISH") };
         let mut expected = sent.properties.clone().unwrap();
@@ -134,9 +135,9 @@ proptest! {
         prop_assert!(forwarded.is_empty());
     }
 
-    /// However a packet is cut into reads, the same comes out, and nothing before its last byte.
+    /// A packet decodes the same however it is split into reads, and not before its last byte.
     #[test]
-    fn cut_at_every_byte(sent in publishes()) {
+    fn packet_split_at_any_byte_decodes_the_same(sent in publishes()) {
         let bytes = encoded(&wire::Packet::Publish(sent));
         let whole = read(&bytes).unwrap();
         for cut in 0..bytes.len() {
@@ -149,17 +150,17 @@ proptest! {
         }
     }
 
-    /// No bytes panic the decoder or make it ask for more than there is.
+    /// No bytes make the decoder panic.
     #[test]
-    fn arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut buffer = BytesMut::from(&bytes[..]);
         while let Ok(Some(_)) = decode(&mut buffer, BOUNDS) {}
         _ = decode_connect(&mut BytesMut::from(&bytes[..]), 1000);
     }
 
-    /// The same for bytes that look like packets up to a point.
+    /// Bytes that begin like valid packets do not make the decoder panic either.
     #[test]
-    fn damaged_packets(sent in publishes(), at in any::<prop::sample::Index>(), byte in any::<u8>(), first in any::<u8>()) {
+    fn damaged_packets_do_not_panic(sent in publishes(), at in any::<prop::sample::Index>(), byte in any::<u8>(), first in any::<u8>()) {
         let mut bytes = encoded(&wire::Packet::Publish(sent));
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -171,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_connects(client in text(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn damaged_connects_do_not_panic(client in text(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut bytes = crate::testing::Hello::new(&client).will("w", "x", 3).bytes();
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -180,7 +181,7 @@ proptest! {
 }
 
 #[test]
-fn connect_as_rumqttc_writes_it() {
+fn connect_of_rumqttc_decodes() {
     let hello = crate::testing::Hello::new("client")
         .will("w/t", "gone", 9)
         .clean()
@@ -247,7 +248,7 @@ fn connect(rest: &[u8]) -> BytesMut {
 }
 
 #[test]
-fn connects_that_are_refused() {
+fn invalid_connects_are_refused() {
     for (rest, reason) in [
         (&b"\x03\0\x3c\0\0\0"[..], ReasonCode::MALFORMED_PACKET), // reserved flag
         (b"\x0a\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // will QoS without a will
@@ -294,7 +295,7 @@ fn connects_that_are_refused() {
 }
 
 #[test]
-fn connects_of_other_protocols_are_answered_as_their_clients_understand() {
+fn connect_of_another_version_gets_its_own_answer() {
     let any = Answer::Connack {
         bytes_max: u32::MAX,
     };
@@ -321,7 +322,7 @@ fn connects_of_other_protocols_are_answered_as_their_clients_understand() {
 }
 
 #[test]
-fn a_refused_connect_is_answered_within_its_maximum_packet_size() {
+fn refused_connack_respects_the_maximum_packet_size() {
     // A maximum packet size of 20, and authentication data without a method.
     let mut small = connect(b"\x02\0\x3c\x09\x27\0\0\0\x14\x16\0\x01a\0\0");
     let fault = decode_connect(&mut small, 1000).unwrap_err();
@@ -344,7 +345,7 @@ fn a_refused_connect_is_answered_within_its_maximum_packet_size() {
 }
 
 #[test]
-fn an_auth_says_its_reason_its_method_and_its_data() {
+fn auth_decodes_to_reason_method_and_data() {
     let auth = |bytes: &[u8]| match read(bytes) {
         Ok(Some(Packet::Auth(auth))) => auth,
         other => panic!("{other:?}"),
@@ -359,7 +360,7 @@ fn an_auth_says_its_reason_its_method_and_its_data() {
 }
 
 #[test]
-fn packets_that_are_refused() {
+fn invalid_packets_are_refused() {
     use ReasonCode as R;
     for (bytes, reason) in [
         (&b"\x00\x00"[..], R::MALFORMED_PACKET),        // type 0
@@ -415,7 +416,7 @@ fn packets_that_are_refused() {
 }
 
 #[test]
-fn a_forbidden_type_is_refused_by_its_first_byte() {
+fn forbidden_type_is_refused_by_its_first_byte() {
     for first in [0x10, 0x20, 0x90, 0xb0, 0xd0, 0xf1, 0x00, 0xc1] {
         assert!(read(&[first]).is_err(), "{first:02x}");
     }
@@ -423,7 +424,7 @@ fn a_forbidden_type_is_refused_by_its_first_byte() {
 }
 
 #[test]
-fn the_shortest_forms() {
+fn shortest_packet_forms_decode() {
     let disconnect = super::Disconnect {
         reason: ReasonCode::SUCCESS,
         session_expiry_s: None,

@@ -1,10 +1,10 @@
-//! Changes as a broker records them, for tests of what an embedder does with its log.
+//! Encodes changes as a broker records them, for tests of an embedder's log.
 //!
-//! In comes the number of a session; out goes a batch of changes. Nothing of the broker itself is simulated.
+//! Does not simulate any part of the broker itself.
 
 use crate::change::{Change, Encoder, Part};
 
-/// The session begins, and outlives its connections.
+/// A session begins and outlives its connections.
 #[must_use]
 pub fn session_began(number: u64, client: &str) -> Vec<u8> {
     batch(
@@ -17,7 +17,7 @@ pub fn session_began(number: u64, client: &str) -> Vec<u8> {
     )
 }
 
-/// The session ends.
+/// A session ends.
 #[must_use]
 pub fn session_ended(number: u64) -> Vec<u8> {
     batch(number, Part::End)
@@ -35,7 +35,7 @@ mod tests {
     use crate::Recovery;
 
     #[test]
-    fn a_recovery_says_which_sessions_live_and_which_ended() {
+    fn recovery_distinguishes_live_and_ended_sessions() {
         let mut recovery = Recovery::default();
         for number in [3, 1 << 32, 7] {
             assert_eq!(recovery.apply(&session_began(number, "a")), Ok(Vec::new()));

@@ -1,4 +1,4 @@
-//! Parts of a broker without the rest of it, for tests and measurements of what an embedder does.
+//! Single parts of a broker, for tests and measurements of an embedder.
 
 mod changes;
 mod wire;

@@ -1,7 +1,7 @@
-//! A connection without a socket: the packets of one client, through the code that serves sockets.
+//! A connection without a socket, through the code that serves sockets.
 //!
-//! What enters: bytes as one read of a socket gives them. What leaves: the bytes that would be written to it. Time is the
-//! system's. No task runs: everything happens in the call.
+//! Bytes go in as one read of a socket would return them; the bytes that would be written to it
+//! are returned. Uses the system's time and no tasks: everything happens in the call.
 
 use std::{
     fmt, io, mem,
@@ -37,7 +37,7 @@ impl fmt::Debug for Wire {
     }
 }
 
-/// The connection is lost.
+/// Ends the connection without DISCONNECT.
 impl Drop for Wire {
     fn drop(&mut self) {
         self.output.close(|_| {});
@@ -47,24 +47,24 @@ impl Drop for Wire {
     }
 }
 
-/// A socket that takes everything.
+/// A socket that takes every byte.
 #[derive(Debug, Default)]
 struct Sink(Mutex<Vec<u8>>);
 
 impl Direct for Sink {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        // Bytes cannot be half written.
-        let mut sunk = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sunk.extend_from_slice(bytes);
+        // Appending bytes cannot panic half way.
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        written.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 }
 
 impl Wire {
-    /// Connects with the CONNECT that these bytes begin with, and sends the rest.
+    /// Connects with the CONNECT at the beginning of these bytes, and sends the rest.
     ///
     /// # Errors
-    /// The reason code that a client would be refused with.
+    /// The reason code that the broker refuses the client with.
     pub fn connect(broker: &Broker, bytes: &[u8]) -> Result<Self, ReasonCode> {
         let mut bytes = BytesMut::from(bytes);
         let connect = match codec::decode_connect(&mut bytes, broker.limits().connect_bytes_max) {
@@ -89,7 +89,7 @@ impl Wire {
                 Instant::now(),
             )
             .map_err(|(reason, _)| reason)?;
-        // What a connection's writer does first; from then on others write in its place.
+        // Take the writer's first step; from then on other threads write in its place.
         let connack = output.drain();
         _ = sink.try_write(&connack);
         let mut wire = Self {
@@ -110,7 +110,8 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Handles all that is there whole of one read, and writes what comes of it. False once the connection is over.
+    /// Handles all complete packets of one read, and writes the output. Returns false once the
+    /// connection is over.
     pub fn send(&mut self, mut bytes: BytesMut) -> bool {
         loop {
             let now = Instant::now();
@@ -120,16 +121,16 @@ impl Wire {
             match turn {
                 Turn::More | Turn::Cut => {}
                 Turn::Drained | Turn::Paused => return !self.output.is_closing(),
-                // Nobody is here to say who it is.
+                // Re-authentication is not supported here.
                 Turn::Authenticate | Turn::Over => return false,
             }
         }
     }
 
-    /// What was written since the last call.
+    /// The bytes written since the last call.
     pub fn receive(&mut self) -> Vec<u8> {
-        let mut sunk = self.sink.0.lock().unwrap_or_else(PoisonError::into_inner);
-        mem::take(&mut *sunk)
+        let mut written = self.sink.0.lock().unwrap_or_else(PoisonError::into_inner);
+        mem::take(&mut *written)
     }
 }
 
@@ -139,7 +140,7 @@ mod tests {
     use crate::{Limits, testing};
 
     #[test]
-    fn a_ping_is_answered_where_no_socket_is() {
+    fn ping_without_a_socket_is_answered() {
         let broker = testing::broker(Limits::default());
         let hello = testing::Hello::new("c").bytes();
         let mut wire = Wire::connect(&broker, &hello).ok().unwrap();
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_connect_is_no_connection() {
+    fn first_packet_other_than_connect_is_refused() {
         let broker = testing::broker(Limits::default());
         let refused = |bytes: &[u8]| Wire::connect(&broker, bytes).err();
         assert_eq!(refused(&[0x10]), Some(ReasonCode::MALFORMED_PACKET));

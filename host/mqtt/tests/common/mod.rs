@@ -1,4 +1,4 @@
-//! Raw clients over streams: rumqttc's codec and nothing between.
+//! Raw clients over streams, using only rumqttc's codec.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -21,7 +21,7 @@ use tokio::{
 };
 use wire::Packet;
 
-/// Long enough on any machine; no test waits for it where things work.
+/// Long enough on any machine; tests that pass never wait this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const PEER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
@@ -102,7 +102,7 @@ impl Client<TcpStream> {
 }
 
 impl Client<tokio::io::DuplexStream> {
-    /// A client on a stream in memory that holds so many bytes in each direction.
+    /// A client on an in-memory stream that holds this many bytes in each direction.
     pub(crate) fn duplex(broker: &Broker, buffer_bytes: usize) -> Self {
         let (ours, theirs) = tokio::io::duplex(buffer_bytes);
         let broker = broker.clone();
@@ -123,7 +123,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.stream.write_all(&bytes(packets)).await.unwrap();
     }
 
-    /// CONNECT and its CONNACK.
+    /// Sends a CONNECT and reads its CONNACK.
     pub(crate) async fn hello(mut self, client: &str, expiry_s: u32) -> Self {
         self.send(&[connect(client, false, expiry_s, 60)]).await;
         match self.next().await {
@@ -142,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         );
     }
 
-    /// The next packet; `None` where the broker has closed.
+    /// The next packet; `None` if the broker has closed.
     pub(crate) async fn next(&mut self) -> Option<Packet> {
         loop {
             if !self.buffer.is_empty() {
@@ -154,11 +154,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             let read = timeout(PATIENCE, self.stream.read_buf(&mut self.buffer))
                 .await
-                .expect("the broker is silent");
+                .expect("the broker sent no packet in time");
             if !matches!(read, Ok(1..)) {
                 assert!(
                     self.buffer.is_empty(),
-                    "half a packet: {:02x?}",
+                    "an incomplete packet: {:02x?}",
                     self.buffer
                 );
                 return None;
@@ -166,7 +166,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Everything to the end of the connection.
+    /// All packets to the end of the connection.
     pub(crate) async fn rest(&mut self) -> Vec<Packet> {
         let mut packets = Vec::new();
         while let Some(packet) = self.next().await {
@@ -184,11 +184,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 }
 
-/// Answers every request under `req/` on its Response Topic with the same Correlation Data, and notes what it is told.
+/// Answers every request under `req/` on its Response Topic with the same Correlation Data, and
+/// logs all calls.
 #[derive(Default)]
 pub(crate) struct Echo {
     pub(crate) log: Mutex<Vec<(String, Origin)>>,
-    /// Sessions that are no more, and how many connections had ended by then.
+    /// Ended sessions, each with the number of connections that had ended before.
     pub(crate) ended: Mutex<Vec<(u64, usize)>>,
 }
 
@@ -217,7 +218,7 @@ impl Echo {
     }
 }
 
-/// Answers requests with many bytes, one for each time that it is asked.
+/// Answers requests with a large answer, one in each call.
 pub(crate) struct Large {
     pub(crate) answer: Bytes,
 }
@@ -281,7 +282,7 @@ impl Service for Echo {
         );
         assert!(
             !requests.iter().any(|request| request.topic == "req/panic"),
-            "as the test wants"
+            "panics on purpose"
         );
         broker.batch(|batch| {
             for request in requests.drain(..) {
@@ -303,12 +304,12 @@ impl Service for Echo {
         self.log
             .lock()
             .unwrap()
-            .push(("gone".to_owned(), who.clone()));
+            .push(("disconnected".to_owned(), who.clone()));
     }
 
     fn ended(&self, _: &Broker, sessions: &[u64]) {
-        let gone = self.count("gone");
-        let ended = sessions.iter().map(|session| (*session, gone));
+        let disconnected = self.count("disconnected");
+        let ended = sessions.iter().map(|session| (*session, disconnected));
         self.ended.lock().unwrap().extend(ended);
     }
 }

@@ -1,7 +1,7 @@
-//! Memory of packets that have begun to arrive and are not whole, of all connections together.
+//! Limits the memory of incomplete packets of all connections together.
 //!
-//! In come read buffers as they are; out goes whether there is room for them. What small packets take is not counted: their
-//! connections touch nothing that is shared, and go on where large packets of others take all the room.
+//! Small packets are not counted. So connections that send only these touch no shared counter, and
+//! continue even when large packets use up the limit.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,37 +9,39 @@ use bytes::BytesMut;
 
 use crate::limits::{ARRIVING_BYTES_FREE, IDLE_BUFFER_BYTES_MAX};
 
-/// What all connections hold, in bytes.
+/// The bytes of incomplete packets of all connections.
 #[derive(Debug, Default)]
-pub(crate) struct Arriving(AtomicUsize);
+pub(crate) struct IncompletePackets(AtomicUsize);
 
-/// What one of them holds, until it is dropped.
+/// The bytes of one connection. Dropping it subtracts them from the total.
 #[derive(Debug)]
-pub(crate) struct Share<'a> {
+pub(crate) struct ConnectionBytes<'a> {
     all: &'a AtomicUsize,
     bytes: usize,
 }
 
-impl Arriving {
-    /// That of a connection that holds nothing yet.
-    pub(crate) fn share(&self) -> Share<'_> {
-        Share {
+impl IncompletePackets {
+    /// Adds a connection without bytes.
+    pub(crate) fn add_connection(&self) -> ConnectionBytes<'_> {
+        ConnectionBytes {
             all: &self.0,
             bytes: 0,
         }
     }
 }
 
-/// What a read buffer counts, whose allocation is so large. What small packets take does not count.
-pub(crate) fn counted(buffer: &BytesMut, allocated_bytes: usize) -> usize {
+/// The bytes that a read buffer with an allocation of this size counts. Small packets count
+/// nothing.
+pub(crate) fn counted_bytes(buffer: &BytesMut, allocated_bytes: usize) -> usize {
     match buffer.len() > ARRIVING_BYTES_FREE || allocated_bytes > IDLE_BUFFER_BYTES_MAX {
         true => allocated_bytes.max(buffer.capacity()),
         false => 0,
     }
 }
 
-impl Share<'_> {
-    /// Counts what a connection holds by now. False: it has grown, and all together hold more than they may.
+impl ConnectionBytes<'_> {
+    /// Sets the bytes of this connection. Returns false if they grew and the total exceeds the
+    /// limit.
     pub(crate) fn fits(&mut self, now: usize, bytes_max: impl FnOnce() -> usize) -> bool {
         let before = std::mem::replace(&mut self.bytes, now);
         if now <= before {
@@ -52,13 +54,13 @@ impl Share<'_> {
         self.all.fetch_add(more, Relaxed) + more <= bytes_max()
     }
 
-    /// Whether all together hold more than they may, and this one some of it.
+    /// Whether the total exceeds the limit and this connection has a part of it.
     pub(crate) fn is_over(&self, bytes_max: impl FnOnce() -> usize) -> bool {
         self.bytes > 0 && self.all.load(Relaxed) > bytes_max()
     }
 }
 
-impl Drop for Share<'_> {
+impl Drop for ConnectionBytes<'_> {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Relaxed);
     }
@@ -73,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn who_grows_beyond_what_all_may_hold_does_not_fit_until_others_have_gone() {
-        let all = Arriving::default();
-        let (mut one, mut other) = (all.share(), all.share());
+    fn growth_above_the_total_fits_after_others_end() {
+        let all = IncompletePackets::default();
+        let (mut one, mut other) = (all.add_connection(), all.add_connection());
         assert!(one.fits(60_000, || 100_000));
         assert!(!other.fits(60_000, || 100_000));
         assert!(other.fits(60_000, || 100_000), "it has not grown");
         drop(other);
-        let mut other = all.share();
+        let mut other = all.add_connection();
         assert!(other.fits(30_000, || 100_000));
         assert!(one.fits(0, || 0), "its packet is whole");
         drop((one, other));
@@ -89,8 +91,11 @@ mod tests {
 
     #[test]
     fn small_packets_always_fit() {
-        let all = Arriving::default();
-        let fits = |len| all.share().fits(counted(&buffer(len), 0), || 0);
+        let all = IncompletePackets::default();
+        let fits = |len| {
+            all.add_connection()
+                .fits(counted_bytes(&buffer(len), 0), || 0)
+        };
         assert!(fits(ARRIVING_BYTES_FREE));
         assert!(!fits(ARRIVING_BYTES_FREE + 1));
     }

@@ -1,25 +1,22 @@
-//! How much somebody may do in a second.
-//!
-//! In comes each attempt and its time; out goes whether it is within the bound: so many at once, and as many in each second
-//! after that.
+//! Rate limits. A limit of N per second allows a burst of N, and then one more every 1/N seconds.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-/// A bound of so many a second.
+/// A rate limit for one thread.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Allowance {
+pub(crate) struct RateLimit {
     per_second: u32,
-    /// Between two; none where any number is allowed.
+    /// The time between two events; none without a limit.
     interval: Option<Duration>,
-    /// Until when all is used up, if one uses up one interval.
+    /// The time up to which the limit is used: each event adds one interval.
     used_until: Option<Instant>,
 }
 
-impl Allowance {
-    /// The bound from now on; zero for none. What was used under another one counts.
+impl RateLimit {
+    /// Changes the limit; zero for none. Events under the previous limit still count.
     pub(crate) fn set_per_second(&mut self, count: u32) {
         if self.per_second != count {
             self.per_second = count;
@@ -27,8 +24,8 @@ impl Allowance {
         }
     }
 
-    /// Whether one more is allowed. One that is not uses up nothing.
-    pub(crate) fn takes(&mut self, now: Instant) -> bool {
+    /// Whether one more event is allowed now. A refused event does not count.
+    pub(crate) fn allows(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval else {
             return true;
         };
@@ -41,41 +38,42 @@ impl Allowance {
     }
 }
 
-/// The same for all clients together. It takes no lock, and where there is no bound nobody writes to it.
+/// A rate limit for all clients together. It takes no lock, and is never written to if there is no
+/// limit.
 #[derive(Debug)]
-pub(crate) struct SharedAllowance {
+pub(crate) struct SharedRateLimit {
     began: Instant,
-    /// Between two; zero where any number is allowed.
+    /// The time between two events; zero without a limit.
     interval_ns: AtomicU64,
-    /// Until when all is used up, since the beginning.
+    /// The time since `began` up to which the limit is used.
     used_until_ns: AtomicU64,
 }
 
-impl SharedAllowance {
-    /// Zero: any number.
+impl SharedRateLimit {
+    /// A new limit; zero for none.
     pub(crate) fn per_second(count: u32) -> Self {
-        let allowance = Self {
+        let rate_limit = Self {
             began: Instant::now(),
             interval_ns: AtomicU64::new(0),
             used_until_ns: AtomicU64::new(0),
         };
-        allowance.set_per_second(count);
-        allowance
+        rate_limit.set_per_second(count);
+        rate_limit
     }
 
-    /// The bound from now on; zero for none. What was used under another one counts.
+    /// Changes the limit; zero for none. Events under the previous limit still count.
     pub(crate) fn set_per_second(&self, count: u32) {
         let interval_ns = SECOND_NS.checked_div(count.into()).unwrap_or(0);
         self.interval_ns.store(interval_ns, Relaxed);
     }
 
-    /// Whether one more is allowed. One that is not uses up nothing.
-    pub(crate) fn takes(&self, now: Instant) -> bool {
+    /// Whether one more event is allowed now. A refused event does not count.
+    pub(crate) fn allows(&self, now: Instant) -> bool {
         let interval_ns = self.interval_ns.load(Relaxed);
         if interval_ns == 0 {
             return true;
         }
-        // Five centuries fit.
+        // A u64 holds five centuries of nanoseconds.
         let now_ns = now.saturating_duration_since(self.began).as_nanos() as u64;
         let used = self.used_until_ns.fetch_update(Relaxed, Relaxed, |until| {
             let next = until.max(now_ns) + interval_ns;
@@ -92,57 +90,57 @@ const SECOND_NS: u64 = 1_000_000_000;
 mod tests {
     use super::*;
 
-    fn per_second(count: u32) -> Allowance {
-        let mut allowance = Allowance::default();
-        allowance.set_per_second(count);
-        allowance
+    fn per_second(count: u32) -> RateLimit {
+        let mut rate_limit = RateLimit::default();
+        rate_limit.set_per_second(count);
+        rate_limit
     }
 
     #[test]
-    fn so_many_at_once_and_as_many_a_second_after_that() {
-        let mut allowance = per_second(10);
+    fn limit_allows_a_burst_and_then_its_rate() {
+        let mut rate_limit = per_second(10);
         let now = Instant::now();
         let mut taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            (0..1000).filter(|_| allowance.takes(now)).count()
+            (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
         assert_eq!(taken(0), 10);
         assert_eq!(taken(0), 0);
         assert_eq!(taken(99), 0);
         assert_eq!(taken(100), 1);
         assert_eq!(taken(500), 4);
-        assert_eq!(taken(60_000), 10, "nothing is saved up");
+        assert_eq!(taken(60_000), 10, "unused events do not accumulate");
     }
 
     #[test]
-    fn zero_is_any_number() {
-        let mut allowance = Allowance::default();
+    fn zero_means_no_limit() {
+        let mut rate_limit = RateLimit::default();
         let now = Instant::now();
-        assert!((0..100_000).all(|_| allowance.takes(now)));
+        assert!((0..100_000).all(|_| rate_limit.allows(now)));
     }
 
     #[test]
-    fn another_bound_counts_at_once_and_the_same_one_gives_nothing_back() {
-        let mut allowance = per_second(10);
+    fn changed_limit_applies_at_once_and_keeps_past_events() {
+        let mut rate_limit = per_second(10);
         let now = Instant::now();
         let mut taken = |per_second| {
-            allowance.set_per_second(per_second);
-            (0..1000).filter(|_| allowance.takes(now)).count()
+            rate_limit.set_per_second(per_second);
+            (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
         assert_eq!(taken(10), 10);
         assert_eq!(taken(10), 0);
-        assert_eq!(taken(5), 0, "all of this second is used up");
+        assert_eq!(taken(5), 0, "this second is used up");
         assert_eq!(taken(0), 1000);
         assert_eq!(taken(100), 0);
     }
 
     #[test]
-    fn all_together_have_so_many_from_however_many_threads() {
-        let allowance = SharedAllowance::per_second(100);
+    fn shared_limit_holds_over_several_threads() {
+        let rate_limit = SharedRateLimit::per_second(100);
         let now = Instant::now();
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            let take = || (0..1000).filter(|_| allowance.takes(now)).count();
+            let take = || (0..1000).filter(|_| rate_limit.allows(now)).count();
             std::thread::scope(|scope| {
                 let threads = [(); 4].map(|()| scope.spawn(take));
                 threads.map(|it| it.join().unwrap()).iter().sum::<usize>()
@@ -150,10 +148,10 @@ mod tests {
         };
         assert_eq!(taken(0), 100);
         assert_eq!(taken(50), 5);
-        assert_eq!(taken(60_000), 100, "nothing is saved up");
-        allowance.set_per_second(0);
+        assert_eq!(taken(60_000), 100, "unused events do not accumulate");
+        rate_limit.set_per_second(0);
         assert_eq!(taken(60_000), 4000);
-        allowance.set_per_second(10);
+        rate_limit.set_per_second(10);
         assert_eq!(taken(60_000), 0);
         assert_eq!(taken(61_000), 10);
     }
