@@ -636,7 +636,7 @@ impl Batch<'_> {
     /// for the client's own acknowledgements: these may not delay it (section 3.3.4). Acknowledgements leave in the order
     /// of the requests. A used token does nothing.
     pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.core.settle(token, reason, text);
+        self.core.acknowledge(token, reason, text);
         self.core.checkpoint();
     }
 

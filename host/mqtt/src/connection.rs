@@ -212,7 +212,7 @@ impl Drop for Attached {
             .lock()
             .detach(self.session, self.origin.connection, Instant::now());
         self.broker.service().gone(&self.broker, &self.origin);
-        self.broker.lock().left(self.origin.session);
+        self.broker.lock().disconnect_reported(self.origin.session);
         self.output.end();
     }
 }

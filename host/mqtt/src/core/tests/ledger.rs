@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Instant};
 use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason, PubRel};
 
 use crate::{
-    Broker, Identity, Limits, NoService, Recovery, core::TurnedAway, output::Output, testing::*,
+    Broker, Identity, Limits, NoService, Recovery, core::ConnectRefusal, output::Output, testing::*,
 };
 
 const WILL_BYTES: usize = 60_000;
 
 /// Connects as a user and loses the connection again.
-fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), TurnedAway> {
+fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), ConnectRefusal> {
     let output = Arc::new(Output::new(
         broker.limits().output_bytes_high,
         broker.outputs(),
@@ -194,11 +194,7 @@ fn unfinished_deliveries_count_against_the_queue() {
         reader = Peer::new(&broker, &Hello::new("reader"), now);
     }
     let core = broker.lock();
-    let ids = core
-        .sessions
-        .iter()
-        .flatten()
-        .map(|it| it.outbox.in_order());
+    let ids = core.sessions.iter().flatten().map(|it| it.queue.in_order());
     let kept = ids.map(|ids| ids.len()).sum::<usize>();
     assert!((100..=400).contains(&kept), "{kept}");
 }
@@ -262,7 +258,7 @@ fn recovery_holds_no_more_wills_and_messages_than_it_may() {
     assert_eq!(unbounded.counts(), recovery.counts());
     for number in unbounded.session_numbers().collect::<Vec<_>>() {
         let session = unbounded.sessions.remove(&number).unwrap();
-        unbounded.forget(&session);
+        unbounded.subtract(&session);
     }
     assert_eq!(unbounded.held_bytes(), 0);
 }

@@ -507,7 +507,7 @@ fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
         [],
         "its connection has not left"
     );
-    life.broker.lock().left(again.session);
+    life.broker.lock().disconnect_reported(again.session);
     assert_eq!(*life.recorder.ended.lock().unwrap(), [again.session]);
     life.kill(now);
     let mut sessions = life.broker.sessions();

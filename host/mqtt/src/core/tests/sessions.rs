@@ -8,7 +8,7 @@ use std::{
 use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
 
 use crate::{
-    Broker, Identity, Limits, core::TurnedAway, dispatch::Turn, output::Output, testing::*,
+    Broker, Identity, Limits, core::ConnectRefusal, dispatch::Turn, output::Output, testing::*,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -321,7 +321,7 @@ fn connect_as(
     client: &str,
     output: &Arc<Output>,
     now: Instant,
-) -> Result<u64, TurnedAway> {
+) -> Result<u64, ConnectRefusal> {
     let connect = crate::codec::decode_connect(&mut Hello::new(client).bytes(), 1 << 16);
     let identity = Identity {
         user: user.map(Into::into),
