@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_stalls_holds_no_output_of_a_connection_that_ended() {
+    fn stalled_log_does_not_hold_outputs_of_ended_connections() {
         let gate = Gate::default();
         let stays = Arc::new(Output::alone(1000, None));
         assert!(stays.put(1, |_| {}).is_some());

@@ -94,7 +94,7 @@ impl Link {
         exactly_once: bool,
     ) -> Result<u64, Violation> {
         if self.acks.len() + self.unreleased >= self.receive_max {
-            let text = "more messages are unacknowledged than the Receive Maximum allows";
+            let text = "the unacknowledged messages exceed the Receive Maximum";
             return Err(Violation {
                 reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
                 text,

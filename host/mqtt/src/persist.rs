@@ -167,7 +167,8 @@ impl Recorder {
         added.is_some_and(|added| self.added(output, barrier, added))
     }
 
-    /// Offers a packet to an output behind a barrier. Returns `None` if the output does not take it.
+    /// Offers a packet to an output behind a barrier. Returns `None` if the output does not take
+    /// it.
     pub(crate) fn offer(
         &mut self,
         output: &Arc<Output>,

@@ -353,7 +353,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_search_agrees_with_comparing_every_topic(
+        fn search_agrees_with_comparing_every_topic(
             topics in prop::collection::btree_set("[a!/0-]{1,6}|\\$a(/a)?", 0..30),
             filter in prop::collection::vec("a|a!|-|\\+|\\+|", 1..5),
             hash in any::<bool>(),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_passes_over_topics_that_cannot_match() {
+    fn search_skips_topics_that_cannot_match() {
         let devices = (0..50).flat_map(|device| {
             (0..100).map(move |sensor| format!("site/{device:02}/sensors/{sensor:02}/value"))
         });
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_looks_at_no_more_topics_than_it_may() {
+    fn search_examines_at_most_the_allowed_topics() {
         let retained = with_topics((0..1000).map(|number| format!("{number}/b/c")));
         let look = retained.find(b"+/+/x", None, 10);
         assert_eq!(look.looks, 10);
@@ -430,16 +430,16 @@ mod tests {
         assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unrecorded()));
         assert!(
             !retained.set(&message("c", "3"), None, &limits, now, &mut unrecorded()),
-            "a third one has no room"
+            "a third message has no room"
         );
         assert!(
             retained.set(&message("b", "22"), None, &limits, now, &mut unrecorded()),
-            "a replacement has"
+            "a replacement has room"
         );
         let later = now + Duration::from_secs(2);
         assert!(
             retained.set(&message("c", "3"), None, &limits, later, &mut unrecorded()),
-            "an expired one makes room"
+            "an expired message makes room"
         );
         assert!(retained.set(&message("b", ""), None, &limits, later, &mut unrecorded()));
         assert!(retained.set(&message("c", ""), None, &limits, later, &mut unrecorded()));

@@ -153,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_of_a_round_is_written_at_its_end_in_one_piece_for_each_socket() {
+    fn round_writes_each_socket_once_at_its_end() {
         let rounds = Rounds::default();
         let (first, second) = (connection(), connection());
         let round = rounds.open(Instant::now()).unwrap();
         assert!(!round.waits());
         assert!(turn(&rounds, &first.0, b"a").is_empty());
-        assert!(rounds.open(Instant::now()).is_none(), "it is open");
+        assert!(rounds.open(Instant::now()).is_none(), "a round is open");
         assert!(turn(&rounds, &second.0, b"b").is_empty());
         assert!(turn(&rounds, &first.0, b"c").is_empty());
         assert!(round.waits());
@@ -170,12 +170,12 @@ mod tests {
         assert_eq!(
             turn(&rounds, &first.0, b"d").len(),
             1,
-            "without a round it is left to the caller"
+            "without a round the caller writes"
         );
     }
 
     #[test]
-    fn one_client_alone_waits_for_others_now_and_then_only() {
+    fn single_client_waits_for_others_only_occasionally() {
         let rounds = Rounds::default();
         let (first, second) = (connection(), connection());
         let mut waited = 0;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_whose_connection_does_not_get_its_turn_ends_with_the_next_one() {
+    fn overdue_round_ends_when_the_next_one_opens() {
         let rounds = Rounds::default();
         let (output, socket) = connection();
         let begun = Instant::now();
@@ -210,11 +210,11 @@ mod tests {
         turn(&rounds, &output, b"b");
         drop((stuck, next));
         assert_eq!(written(&socket), [b"a", b"b"]);
-        assert_eq!(turn(&rounds, &output, b"c").len(), 1, "all rounds are over");
+        assert_eq!(turn(&rounds, &output, b"c").len(), 1, "no round is open");
     }
 
     #[test]
-    fn what_a_log_releases_in_the_middle_of_a_round_does_not_wait_for_its_end() {
+    fn write_gathered_does_not_wait_for_the_round_to_end() {
         let rounds = Rounds::default();
         let (output, socket) = connection();
         let _round = rounds.open(Instant::now()).unwrap();

@@ -445,7 +445,7 @@ mod tests {
         /// The tree agrees with the plain comparison in `topic.rs`, and is empty after the last
         /// subscription is removed.
         #[test]
-        fn agrees_with_plain_matching(filters in subscriptions(), name in "(a|b|\\$s|/){1,6}") {
+        fn tree_agrees_with_plain_matching(filters in subscriptions(), name in "(a|b|\\$s|/){1,6}") {
             let mut router = Router::default();
             for (key, filter) in filters.iter().enumerate() {
                 router.subscribe(&Bytes::from(filter.clone()), key as u32, SUBSCRIPTION, true);
@@ -462,7 +462,7 @@ mod tests {
             let mut groups: Vec<_> = shared.into_iter().map(|key| Bytes::from(filters[key].clone())).collect();
             groups.sort_unstable();
             groups.dedup();
-            prop_assert_eq!(found.groups, groups, "a group once, however many its members are");
+            prop_assert_eq!(found.groups, groups, "each group once, regardless of its members");
             for (key, filter) in filters.iter().enumerate() {
                 router.unsubscribe(&Bytes::from(filter.clone()), key as u32);
             }

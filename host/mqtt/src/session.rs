@@ -532,7 +532,7 @@ impl Session {
         let full = self.exchanges.is_full();
         match self.exchanges.get(packet_id) {
             Known::Nothing if full => {
-                let text = "too many QoS 2 messages wait for their PUBREL";
+                let text = "too many QoS 2 messages are waiting for their PUBREL";
                 Err(Violation {
                     reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
                     text,

@@ -35,8 +35,8 @@ pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
         (name, _) if name.iter().any(|byte| matches!(byte, b'+' | b'#' | 0)) => {
             Err("the name of a shared subscription's group holds a wildcard or U+0000")
         }
-        (_, None) => Err("a shared subscription ends behind the name of its group"),
-        (_, Some(filter)) if is_shared(filter) => Err("a shared subscription holds another one"),
+        (_, None) => Err("a shared subscription has no topic filter after the name of its group"),
+        (_, Some(filter)) if is_shared(filter) => Err("a shared subscription contains another one"),
         (_, Some(filter)) => check_topics(filter),
     }
 }
@@ -52,7 +52,7 @@ fn check_topics(filter: &[u8]) -> Result<(), Fault> {
             b"#" if levels.peek().is_none() => {}
             b"#" => return Err("'#' is not the last level of the topic filter"),
             _ if level.iter().any(|byte| matches!(byte, b'+' | b'#')) => {
-                return Err("a wildcard does not fill its level of the topic filter");
+                return Err("a wildcard does not occupy a whole level of the topic filter");
             }
             _ if level.contains(&0) => return Err("the topic filter holds U+0000"),
             _ => {}
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn matching_as_the_examples_of_the_standard() {
+    fn matching_agrees_with_the_examples_of_the_standard() {
         for (filter, name, expected) in [
             ("sport/tennis/player1/#", "sport/tennis/player1", true),
             (

@@ -73,7 +73,7 @@ impl Core {
             self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
             return Err((
                 ReasonCode::NOT_AUTHORIZED,
-                "this client may not connect here with this client identifier",
+                "this client may not connect with this client identifier",
             ));
         }
         if let Some(will) = &connect.will
@@ -125,11 +125,12 @@ impl Core {
         // or the limit was lowered.
         let account = self.ledger.account(Owner::of(&origin.identity, peer));
         if existing.is_none() && !self.has_room_for_session(&account, now) {
-            let text = "there are too many sessions, of this user or address or of all clients";
+            let text = "the session limit is reached, for this user or address or for all clients";
             return Err(self.refuse_connect(&origin, ReasonCode::QUOTA_EXCEEDED, text));
         }
         if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
-            let text = "the wills of this user or address, or of all clients, take as much memory as they may";
+            let text =
+                "wills of this user or address, or of all clients, exceed their memory limit";
             return Err(self.refuse_connect(&origin, ReasonCode::QUOTA_EXCEEDED, text));
         }
         let mut previous = None;
@@ -313,7 +314,7 @@ impl Core {
             && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.recorder)
         {
             return Err(Violation::protocol(
-                "a session expiry of zero cannot be raised by DISCONNECT",
+                "DISCONNECT cannot raise a session expiry of zero",
             ));
         }
         if disconnect.reason == ReasonCode::SUCCESS {

@@ -363,7 +363,7 @@ impl Core {
     /// Ends a connection that the access control no longer allows.
     fn disconnect_unauthorized(&mut self, key: SessionKey, origin: &Origin) {
         self.drop_forbidden_will(key, origin);
-        let text = "this client may no longer be connected";
+        let text = "this client is no longer authorized to be connected";
         let reason = ReasonCode::NOT_AUTHORIZED;
         if self.send_disconnect(key, reason, Some(text)) {
             self.count_refused(Refused::Connection, reason);

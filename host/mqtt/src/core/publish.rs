@@ -26,7 +26,7 @@ pub(crate) enum Begun {
 
 /// Reason String if the broker has no memory for the packet id of a QoS 2 PUBLISH.
 const NO_ROOM_FOR_EXCHANGE: &str =
-    "too many QoS 2 messages of this user or address, or of all clients, wait for their PUBREL";
+    "unfinished QoS 2 messages of this user or address, or of all clients, exceed their limit";
 
 /// The origin of a message.
 #[derive(Debug, Clone, Copy, Default)]
@@ -141,7 +141,7 @@ impl Core {
     ) -> Result<(), Violation> {
         if !self.recorder.has_room() && self.would_be_recorded(message, key) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
-            let text = "there is no room on the disk to keep this message";
+            let text = "the log has no room on the disk for this message";
             self.refused(key, Refused::Publish, reason, Some(text));
             return self.refuse(key, connection, publish, reason, text);
         }

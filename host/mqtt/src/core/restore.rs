@@ -69,7 +69,7 @@ impl Core {
                 subscriptions,
                 messages,
                 retained,
-                "the limits are smaller than what was kept: this was dropped"
+                "dropped recovered state that exceeds the configured limits"
             );
             self.counts.dropped += (messages + retained) as u64;
         }

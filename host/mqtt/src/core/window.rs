@@ -90,14 +90,14 @@ impl Core {
             return;
         }
         if !present && !mem::replace(&mut session.drop_logged, true) {
-            tracing::warn!(client = %session.client.escape_debug(), "the queue of an absent client is full: messages are lost");
+            tracing::warn!(client = %session.client.escape_debug(), "the queue of a disconnected client is full; dropping its new messages");
         }
         self.counts.dropped += 1;
         if present {
             self.close(
                 key,
                 ReasonCode::QUOTA_EXCEEDED,
-                Some("too many messages wait for this client"),
+                Some("the message queue of this client is full"),
             );
         }
     }
@@ -167,7 +167,7 @@ impl Core {
             }
             _ => {
                 return Err(Violation::protocol(
-                    "an acknowledgement does not fit the QoS of its message",
+                    "the acknowledgement does not match the QoS of its message",
                 ));
             }
         }
