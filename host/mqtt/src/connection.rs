@@ -201,7 +201,7 @@ struct Attached {
 impl Attached {
     fn punish(&self, violation: Violation) {
         let mut core = self.broker.lock();
-        core.punish(self.session, self.origin.connection, violation);
+        core.close_after_violation(self.session, self.origin.connection, violation);
     }
 }
 

@@ -336,4 +336,4 @@ pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
 
 /// After so many rounds in which nobody else was ready only one of so many waits again: a client by itself gains nothing from
 /// the wait, and it costs some microseconds. Few enough that a rising load is seen within a millisecond.
-pub(crate) const LONELY_ROUNDS: u32 = 16;
+pub(crate) const SINGLE_OUTPUT_ROUNDS: u32 = 16;

@@ -134,21 +134,10 @@ impl Recovery {
                         will,
                     },
                 ) => {
-                    let session = SavedSession {
-                        client: client.into(),
-                        owner: None,
-                        expiry_s,
-                        will: saved_will(will)?,
-                        detached_ms: None,
-                        subscriptions: HashMap::new(),
-                        messages: BTreeMap::new(),
-                        received: BTreeMap::new(),
-                    };
-                    self.wills.bytes += session.will_bytes();
-                    if let Some(old) = self.sessions.insert(number, session) {
-                        self.subtract(&old);
-                    }
-                    self.drop_wills();
+                    self.begin(
+                        number,
+                        SavedSession::new(client, expiry_s, saved_will(will)?),
+                    );
                 }
                 Change::Session(
                     number,
@@ -159,6 +148,8 @@ impl Recovery {
                         shared,
                     },
                 ) => {
+                    // Must be decoded even without a session, since a later message may share its
+                    // bytes.
                     let (content, expires_ms) = saved(&content, &mut last)?;
                     let content = SavedContent {
                         message: content,
@@ -172,22 +163,7 @@ impl Recovery {
                             })
                         }),
                     };
-                    // Must be decoded even without a session, since a later message may share its
-                    // bytes.
-                    if let Some(session) = self.sessions.get_mut(&number) {
-                        let bytes = content.message.cost_bytes();
-                        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
-                            self.lost_messages += 1;
-                            continue;
-                        }
-                        let saved = SavedMessage {
-                            packet_id: None,
-                            content: Some(content),
-                        };
-                        let old = session.messages.insert(message, saved);
-                        let old = old.map_or(0, |old| old.bytes());
-                        self.messages.bytes = self.messages.bytes + bytes - old;
-                    }
+                    self.add_message(number, message, content);
                 }
                 Change::Session(number, part) => {
                     // If the session is missing, it had ended when the snapshot was taken, and the
@@ -216,6 +192,34 @@ impl Recovery {
         Ok(ended)
     }
 
+    fn begin(&mut self, number: u64, session: SavedSession) {
+        self.wills.bytes += session.will_bytes();
+        if let Some(old) = self.sessions.insert(number, session) {
+            self.subtract(&old);
+        }
+        self.drop_wills();
+    }
+
+    /// Adds a message to a session, unless the messages of all sessions exceed their limit.
+    fn add_message(&mut self, session: u64, number: u64, content: SavedContent) {
+        let Some(session) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        let bytes = content.message.cost_bytes();
+        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
+            self.lost_messages += 1;
+            return;
+        }
+        let saved = SavedMessage {
+            packet_id: None,
+            content: Some(content),
+        };
+        let old = session.messages.insert(number, saved);
+        let old = old.map_or(0, |old| old.bytes());
+        self.messages.bytes = self.messages.bytes + bytes - old;
+    }
+
+    /// Subtracts a removed session from the sums.
     pub(crate) fn subtract(&mut self, session: &SavedSession) {
         self.wills.bytes -= session.will_bytes();
         let messages = session.messages.values().map(SavedMessage::bytes);
@@ -265,6 +269,19 @@ impl Recovery {
 }
 
 impl SavedSession {
+    fn new(client: &str, expiry_s: u32, will: Option<Will>) -> Self {
+        Self {
+            client: client.into(),
+            owner: None,
+            expiry_s,
+            will,
+            detached_ms: None,
+            subscriptions: HashMap::new(),
+            messages: BTreeMap::new(),
+            received: BTreeMap::new(),
+        }
+    }
+
     fn will_bytes(&self) -> usize {
         let will = self.will.as_ref();
         will.map_or(0, |will| will.message.cost_bytes())

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    limits::{DIRECT_WRITES_MAX, LONELY_ROUNDS, ROUND_TIME_MAX},
+    limits::{DIRECT_WRITES_MAX, ROUND_TIME_MAX, SINGLE_OUTPUT_ROUNDS},
     output::Output,
 };
 
@@ -84,8 +84,10 @@ impl Round<'_> {
     pub(crate) fn waits(&self) -> bool {
         let state = self.0.lock();
         !state.gathered.is_empty()
-            && (state.single_output_rounds < LONELY_ROUNDS
-                || state.single_output_rounds.is_multiple_of(LONELY_ROUNDS))
+            && (state.single_output_rounds < SINGLE_OUTPUT_ROUNDS
+                || state
+                    .single_output_rounds
+                    .is_multiple_of(SINGLE_OUTPUT_ROUNDS))
     }
 }
 
@@ -184,8 +186,8 @@ mod tests {
             turn(&rounds, &first.0, b"a");
             waited += usize::from(round.waits());
         };
-        (0..10 * LONELY_ROUNDS).for_each(|_| one());
-        assert_eq!(waited as u32, LONELY_ROUNDS + 9);
+        (0..10 * SINGLE_OUTPUT_ROUNDS).for_each(|_| one());
+        assert_eq!(waited as u32, SINGLE_OUTPUT_ROUNDS + 9);
         // Another connection was ready in this round.
         let round = rounds.open(Instant::now()).unwrap();
         turn(&rounds, &first.0, b"a");

@@ -45,7 +45,7 @@ impl Core {
     /// session into the output.
     pub(crate) fn connect(
         &mut self,
-        connect: Connect,
+        mut connect: Connect,
         identity: Arc<Identity>,
         peer: IpAddr,
         output: &Arc<Output>,
@@ -68,92 +68,28 @@ impl Core {
             session: 0,
             identity,
         };
+        let will = connect.will.take();
         // Must come before the core changes a session that another connection may have.
-        if !self.access.may_connect(&origin) {
-            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
-            return Err((
-                ReasonCode::NOT_AUTHORIZED,
-                "this client may not connect with this client identifier",
-            ));
-        }
-        if let Some(will) = &connect.will
-            && !self.access.may_publish(&origin, &will.message.topic)
-        {
-            let text = "this client may not publish to the topic of its will";
-            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
-            return Err((ReasonCode::NOT_AUTHORIZED, text));
-        }
-
-        // While the log has no room, a new session must not outlive its connection. The CONNACK
-        // announces the shorter expiry.
-        let resumes = !connect.clean_start && self.by_client.contains_key(&client);
-        let session_expiry_s = match resumes || self.recorder.has_room() {
-            true => connect
-                .session_expiry_s
-                .min(self.limits.session_expiry_max_s),
-            false => 0,
-        };
-        let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
-            (asked, 0) => asked,
-            (0, max) => max,
-            (asked, max) => asked.min(max),
-        };
-        let receive_max = self.limits.receive_max.max(1);
-        let mut connack = Connack {
-            session_present: false,
-            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
-                .then_some(session_expiry_s),
-            receive_max: (receive_max != u16::MAX).then_some(receive_max),
-            packet_bytes_max: Some(
-                u32::try_from(self.limits.packet_bytes_max)
-                    .unwrap_or(PACKET_BYTES_MAX)
-                    .min(PACKET_BYTES_MAX),
-            ),
-            assigned_client_id: assigned.then_some(&*client),
-            topic_alias_max: self.limits.topic_alias_max,
-            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
-            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
-        };
+        self.authorize_connect(&origin, will.as_ref())?;
+        let session_expiry_s = self.granted_session_expiry_s(&connect, &client);
+        let keep_alive_s = self.granted_keep_alive_s(connect.keep_alive_s);
+        let assigned = assigned.then_some(&*client);
+        let mut connack = self.connack(&connect, assigned, session_expiry_s, keep_alive_s);
         // Each of these properties binds the client, so the CONNACK must not omit any.
         if codec::connack_bytes(&connack) > connect.packet_bytes_max as usize {
             let text = "CONNACK is larger than the Maximum Packet Size of this client";
             return Err(self.refuse_connect(&origin, ReasonCode::PACKET_TOO_LARGE, text));
         }
 
-        let mut existing = self.by_client.get(&client).copied();
-        // A returning client keeps the place of its existing session, even if that session ends now
-        // or the limit was lowered.
+        let existing = self.by_client.get(&client).copied();
         let account = self.ledger.account(Owner::of(&origin.identity, peer));
-        if existing.is_none() && !self.has_room_for_session(&account, now) {
-            let text = "the session limit is reached, for this user or address or for all clients";
-            return Err(self.refuse_connect(&origin, ReasonCode::QUOTA_EXCEEDED, text));
-        }
-        if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
-            let text =
-                "wills of this user or address, or of all clients, exceed their memory limit";
-            return Err(self.refuse_connect(&origin, ReasonCode::QUOTA_EXCEEDED, text));
-        }
-        let mut previous = None;
-        if let Some(key) = existing {
-            previous = self.take_over(key, now);
-            // The timers may be late, so due expiries and wills are handled first.
+        self.check_room(&origin, will.as_ref(), existing, &account, now)?;
+        let previous = existing.and_then(|key| {
             let user = origin.identity.user.as_deref();
-            // A session may only be resumed by the user who created it, since its queued messages
-            // belong to that user.
-            let is_over = self
-                .session(key)
-                .is_some_and(|session| session.is_over(now) || session.belongs_to_other_user(user));
-            if connect.clean_start || is_over {
-                self.end_session(key, now);
-            } else if self
-                .session(key)
-                .is_some_and(|session| session.is_will_due(now))
-            {
-                self.send_will(key, now);
-            }
-            // The session may have ended above, or in the takeover if it had no expiry.
-            existing = self.by_client.get(&client).copied();
-        }
+            self.replace_connection(key, connect.clean_start, user, now)
+        });
+        // The existing session may have ended with its connection.
+        let existing = self.by_client.get(&client).copied();
         let present = existing.is_some();
         let key = match existing {
             Some(key) => key,
@@ -169,7 +105,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
-        let will = connect.will.map(|mut will| {
+        let will = will.map(|mut will| {
             will.delay_s = will.delay_s.min(will_delay_max_s);
             will
         });
@@ -180,7 +116,7 @@ impl Core {
             window,
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
             problem_info: connect.problem_info,
-            receive_max,
+            receive_max: self.limits.receive_max.max(1),
             resend: session.queue.in_order(),
         };
         origin.session = session.number;
@@ -191,16 +127,7 @@ impl Core {
             options,
         );
         session.connect(link);
-        for group in session.shared_filters() {
-            self.router.set_connected(group, key, true);
-        }
-        self.update_evictable(key);
-        if present {
-            self.end_forbidden_subscriptions(key, &origin, now);
-        }
-        self.session_ends.connection_begins(origin.session);
-        self.counts.connections += 1;
-        self.schedule(key);
+        self.register_connection(key, &origin, now);
 
         connack.session_present = present;
         // The CONNACK reveals this session and the end of an earlier one, so it must wait until
@@ -219,6 +146,131 @@ impl Core {
             silence_max,
             previous,
         })
+    }
+
+    /// Asks the access control whether this client may connect and publish its will.
+    fn authorize_connect(
+        &self,
+        origin: &Origin,
+        will: Option<&Will>,
+    ) -> Result<(), ConnectRefusal> {
+        let text = if !self.access.may_connect(origin) {
+            "this client may not connect with this client identifier"
+        } else if will.is_some_and(|it| !self.access.may_publish(origin, &it.message.topic)) {
+            "this client may not publish to the topic of its will"
+        } else {
+            return Ok(());
+        };
+        self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
+        Err((ReasonCode::NOT_AUTHORIZED, text))
+    }
+
+    /// The Session Expiry Interval that a CONNECT is granted. While the log has no room, a new
+    /// session must not outlive its connection. The CONNACK announces the shorter expiry.
+    fn granted_session_expiry_s(&self, connect: &Connect, client: &str) -> u32 {
+        let resumes = !connect.clean_start && self.by_client.contains_key(client);
+        match resumes || self.recorder.has_room() {
+            true => connect
+                .session_expiry_s
+                .min(self.limits.session_expiry_max_s),
+            false => 0,
+        }
+    }
+
+    /// The Keep Alive that a CONNECT is granted. Zero means none, in the CONNECT and as a limit.
+    fn granted_keep_alive_s(&self, requested: u16) -> u16 {
+        match (requested, self.limits.keep_alive_max_s) {
+            (requested, 0) => requested,
+            (0, max) => max,
+            (requested, max) => requested.min(max),
+        }
+    }
+
+    /// The CONNACK of a new session. It only holds values that differ from those of the CONNECT or
+    /// from the defaults of the standard.
+    fn connack<'a>(
+        &self,
+        connect: &'a Connect,
+        assigned_client_id: Option<&'a str>,
+        session_expiry_s: u32,
+        keep_alive_s: u16,
+    ) -> Connack<'a> {
+        let receive_max = self.limits.receive_max.max(1);
+        Connack {
+            session_present: false,
+            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
+                .then_some(session_expiry_s),
+            receive_max: (receive_max != u16::MAX).then_some(receive_max),
+            packet_bytes_max: Some(
+                u32::try_from(self.limits.packet_bytes_max)
+                    .unwrap_or(PACKET_BYTES_MAX)
+                    .min(PACKET_BYTES_MAX),
+            ),
+            assigned_client_id,
+            topic_alias_max: self.limits.topic_alias_max,
+            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
+            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
+        }
+    }
+
+    /// Checks the limits on sessions and wills. A returning client keeps the place of its existing
+    /// session, even if that session ends now or the limit was lowered.
+    fn check_room(
+        &mut self,
+        origin: &Origin,
+        will: Option<&Will>,
+        existing: Option<SessionKey>,
+        account: &Arc<Account>,
+        now: Instant,
+    ) -> Result<(), ConnectRefusal> {
+        if existing.is_none() && !self.has_room_for_session(account, now) {
+            let text = "the session limit is reached, for this user or address or for all clients";
+            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+        }
+        if !self.has_room_for_will(will, existing, account) {
+            let text =
+                "wills of this user or address, or of all clients, exceed their memory limit";
+            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+        }
+        Ok(())
+    }
+
+    /// Takes over the connection of an existing session, and ends the session if the client must
+    /// not resume it. Returns the output of the old connection.
+    fn replace_connection(
+        &mut self,
+        key: SessionKey,
+        clean_start: bool,
+        user: Option<&str>,
+        now: Instant,
+    ) -> Option<Arc<Output>> {
+        let previous = self.take_over(key, now);
+        // The takeover ends a session without expiry.
+        let Some(session) = self.session(key) else {
+            return previous;
+        };
+        // The timers may be late, so due expiries and wills are handled first. A session may only
+        // be resumed by the user who created it, since its queued messages belong to that user.
+        if clean_start || session.is_over(now) || session.belongs_to_other_user(user) {
+            self.end_session(key, now);
+        } else if session.is_will_due(now) {
+            self.send_will(key, now);
+        }
+        previous
+    }
+
+    /// Accounts for a connection that was linked to its session.
+    fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
+        if let Some(session) = session_at(&mut self.sessions, key) {
+            for group in session.shared_filters() {
+                self.router.set_connected(group, key, true);
+            }
+        }
+        self.update_evictable(key);
+        self.end_forbidden_subscriptions(key, origin, now);
+        self.session_ends.connection_begins(origin.session);
+        self.counts.connections += 1;
+        self.schedule(key);
     }
 
     /// Reports a refused CONNECT and returns its refusal.

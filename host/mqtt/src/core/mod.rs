@@ -371,7 +371,12 @@ impl Core {
     }
 
     /// Ends a connection after a protocol violation of its client.
-    pub(crate) fn punish(&mut self, key: SessionKey, connection: u64, violation: Violation) {
+    pub(crate) fn close_after_violation(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        violation: Violation,
+    ) {
         if self.is_open(key, connection) {
             self.close(key, violation.reason, Some(violation.text));
         }

@@ -175,26 +175,13 @@ impl Core {
             from,
             reply_session,
             requester,
-            recorded,
+            ..
         } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
-        if message.retain {
-            let publisher = from.and_then(|key| self.session(key));
-            let publisher = publisher.map(|session| Publisher {
-                client: session.client.clone(),
-                account: session.account().clone(),
-            });
-            let (limits, recorder) = (&self.limits, &mut self.recorder);
-            let has_room = recorded || message.payload.is_empty() || recorder.has_room();
-            if !has_room
-                || !self
-                    .retained
-                    .set(&message, publisher, limits, now, recorder)
-            {
-                return Err(ReasonCode::QUOTA_EXCEEDED);
-            }
+        if message.retain && !self.retain(&message, source, now) {
+            return Err(ReasonCode::QUOTA_EXCEEDED);
         }
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
@@ -247,6 +234,19 @@ impl Core {
         }
         self.matches = matches;
         Ok(count)
+    }
+
+    /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
+    /// false if there is no room.
+    fn retain(&mut self, message: &Message, source: Source, now: Instant) -> bool {
+        let publisher = source.from.and_then(|key| self.session(key));
+        let publisher = publisher.map(|session| Publisher {
+            client: session.client.clone(),
+            account: session.account().clone(),
+        });
+        let (limits, recorder) = (&self.limits, &mut self.recorder);
+        let has_room = source.recorded || message.payload.is_empty() || recorder.has_room();
+        has_room && self.retained.set(message, publisher, limits, now, recorder)
     }
 
     /// Whether routing this message would add it to the log: as a retained message or in the queue

@@ -1,8 +1,9 @@
 //! Delivers messages of shared subscriptions to one session of a group (section 4.8.2).
 //!
 //! The members of a group take turns. Members that can be sent the message at once are preferred,
-//! then connected members, then disconnected ones. If no member can take the message, it is lost, and no
-//! client is disconnected for that. A message stays with its session until that session ends; see
+//! then connected members, then disconnected ones. If no member can take the message, it is lost,
+//! and no client is disconnected for that. A message stays with its session until that session
+//! ends; see
 //! [`SessionQueue::into_orphans`](crate::session_queue::SessionQueue::into_orphans).
 
 use std::{borrow::Cow, time::Instant};

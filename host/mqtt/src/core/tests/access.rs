@@ -210,7 +210,7 @@ fn answer_is_not_sent_to_unauthorized_clients() {
     // After the session has ended, another one takes its slot.
     let token = ask(&mut clients[0], &service, now);
     let [requester, _friend, mut neighbour] = clients;
-    let place = asker.session;
+    let place = requester.session;
     requester.lose(now);
     let mut late = Peer::new(&broker, &Hello::new("late"), now);
     assert_eq!(late.session, place);

@@ -369,7 +369,7 @@ proptest! {
             world.piece();
         }
         let all = world.journal.recovery();
-        // The snapshot agrees with the records, whatever the size of its pieces.
+        // The snapshot agrees with the records, for pieces of any size.
         for bytes_max in [0, 1, 50, 1 << 20] {
             prop_assert_eq!(&of_pieces(&whole_image(&world.broker, bytes_max)), &all);
         }

@@ -1,5 +1,5 @@
-//! Shared subscriptions (section 4.8.2): which member of a group receives a message, and where it
-//! goes if that session ends.
+//! Shared subscriptions (section 4.8.2): which member of a group receives a message, and which
+//! member receives it if that session ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -120,8 +120,7 @@ fn member_options_apply_to_its_messages() {
     assert_eq!((to_a.qos, to_a.retain), (Q::AtMostOnce, true));
     assert_eq!(to_a.properties.unwrap().subscription_identifiers, [7]);
     assert_eq!((to_b.qos, to_b.retain), (Q::ExactlyOnce, false));
-    // A shared subscription is sent no retained messages, whatever its retain handling (section
-    // 3.8.4).
+    // A shared subscription is never sent retained messages (section 3.8.4).
     let mut late = member(&broker, "late", Q::AtLeastOnce, now);
     assert_eq!(late.payloads(), [""; 0]);
     late.subscribe("jobs", Q::AtLeastOnce, now);
