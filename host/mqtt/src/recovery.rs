@@ -100,9 +100,9 @@ pub(crate) struct SavedRetained {
 }
 
 impl Recovery {
-    /// Creates a recovery that keeps at most twice the wills, and the messages of sessions, that
+    /// Creates a recovery that keeps at most the messages of sessions, and twice the wills, that
     /// these limits allow. Twice, because the pieces of a snapshot are taken at different times and
-    /// may together hold more than existed at any one time.
+    /// may together hold more wills than existed at any one time.
     #[must_use]
     pub fn within(limits: &Limits) -> Self {
         Self {
