@@ -13,7 +13,7 @@ use tokio::{
 use crate::{
     Attempt, Broker, Door, Origin, ReasonCode, Refusal, Refused, Verdict,
     codec::{Auth, Connect, Violation},
-    core::{Accepted, TurnedAway},
+    core::{Accepted, ConnectRefusal},
     dispatch::check_will,
     output::Output,
     router::SessionKey,
@@ -58,7 +58,7 @@ pub(crate) async fn accept(
     door: Door,
     deadline: tokio::time::Instant,
     output: &Arc<Output>,
-) -> Result<(Accepted, Option<Credentials>), TurnedAway> {
+) -> Result<(Accepted, Option<Credentials>), ConnectRefusal> {
     let limits = broker.limits();
     let attempt = Attempt {
         client: connect.client_id.clone(),

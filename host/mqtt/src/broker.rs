@@ -675,7 +675,7 @@ impl Batch<'_> {
     /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
     /// order of the requests. A used token has no effect.
     pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.core.settle(token, reason, text);
+        self.core.acknowledge(token, reason, text);
         self.core.checkpoint();
     }
 

@@ -226,7 +226,7 @@ struct Attached {
 impl Attached {
     fn disconnect_for(&self, violation: Violation) {
         let mut core = self.broker.lock();
-        core.punish(self.session, self.origin.connection, violation);
+        core.close_after_violation(self.session, self.origin.connection, violation);
     }
 }
 
@@ -237,7 +237,7 @@ impl Drop for Attached {
             .lock()
             .detach(self.session, self.origin.connection, Instant::now());
         self.broker.service().gone(&self.broker, &self.origin);
-        self.broker.lock().left(self.origin.session);
+        self.broker.lock().disconnect_reported(self.origin.session);
         self.output.end();
     }
 }

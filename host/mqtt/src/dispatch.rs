@@ -166,9 +166,11 @@ impl Dispatch {
             Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.accepts_input() => Turn::More,
             Ok(turn) => turn,
             Err(violation) => {
-                self.broker
-                    .lock()
-                    .punish(self.session, self.origin.connection, violation);
+                self.broker.lock().close_after_violation(
+                    self.session,
+                    self.origin.connection,
+                    violation,
+                );
                 Turn::Over
             }
         }

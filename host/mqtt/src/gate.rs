@@ -1,8 +1,8 @@
-//! Which outputs wait for which record.
+//! Holds back packets until the batch of changes that they depend on is durable.
 //!
-//! In come the batches of changes that were appended, with the outputs that hold packets telling of them; out goes word to
-//! these outputs once the position of the batch is durable. Holds no bytes, keeps no connection's socket from being
-//! closed, and never waits.
+//! For each appended batch the gate remembers the outputs that wait for it, and notifies them once
+//! the log position of the batch is durable. It must not hold bytes, keep an ended connection's
+//! socket open, or wait.
 
 use std::{
     collections::VecDeque,
@@ -14,21 +14,21 @@ use std::{
 
 use crate::output::Output;
 
-/// The number of a batch of changes, from 1. The position of its record is known only once it was appended, so packets
-/// are marked with this.
+/// The number of a batch of changes, from 1. Packets are marked with it, because the log position
+/// is only known after the append. As a barrier, 0 means not to wait.
 pub(crate) type BatchNumber = u64;
 
-/// What waits for the log.
+/// The outputs that wait for the log.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
-    /// The same as in the state, to be asked without its lock.
+    /// A copy of `State::released` that can be read without the lock.
     released: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Rising in both numbers.
+    /// Rising in both position and batch.
     waiting: VecDeque<Waiting>,
     released_position: u64,
     /// Every batch up to this is durable.
@@ -39,15 +39,15 @@ struct State {
 struct Waiting {
     position: u64,
     batch: BatchNumber,
-    /// Of connections that may have ended: a log that stalls must not hold their sockets.
+    /// Weak, because a stalled log must not hold the sockets of connections that have ended.
     outputs: Vec<Weak<Output>>,
 }
 
 impl Waiting {
     fn push(&mut self, output: &Arc<Output>) {
         if self.outputs.len() == self.outputs.capacity() {
-            // Clients that come and go while the log stalls leave nothing behind. Room for as many again, so that
-            // this is seldom.
+            // Removes the outputs of ended connections, so that they do not pile up while the log
+            // stalls. Doubling the room keeps this rare.
             self.outputs.retain(|output| output.strong_count() > 0);
             self.outputs.reserve(self.outputs.len().max(4));
         }
@@ -55,21 +55,22 @@ impl Waiting {
     }
 }
 
-type Told = Vec<(Weak<Output>, BatchNumber)>;
+type ReadyOutputs = Vec<(Weak<Output>, BatchNumber)>;
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here can panic half way.
+        // No code under this lock can panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every batch up to this is durable. May be late, never early.
+    /// Every batch up to this is durable. The value may lag behind but is never too high.
     pub(crate) fn released(&self) -> BatchNumber {
         self.released.load(Ordering::Acquire)
     }
 
-    /// A batch was appended, or none, and these outputs hold packets that wait for it or for earlier ones. Called in the
-    /// order of the batches. `released_position` is what the log says by now: it may have been faster than this call.
+    /// Registers the outputs that wait for the appended batch, if there is one, or for earlier
+    /// ones. Must be called in the order of the batches. `released_position` is the log's current
+    /// position, since the log may release a batch before this call.
     pub(crate) fn enter(
         &self,
         appended: Option<(u64, BatchNumber)>,
@@ -83,7 +84,8 @@ impl Gate {
                 .back_mut()
                 .filter(|last| last.outputs.is_empty())
             {
-                // Nobody waits for that one alone. Bounds the list where a log never answers.
+                // No output waits for the last batch alone, so this one replaces it. That bounds
+                // the list while the log releases nothing.
                 Some(last) => (last.position, last.batch) = (position, batch),
                 None => state.waiting.push_back(Waiting {
                     position,
@@ -92,33 +94,33 @@ impl Gate {
                 }),
             }
         }
-        let mut told = self.release(&mut state, released_position);
+        let mut ready = self.release(&mut state, released_position);
         for (output, batch) in gated.drain(..) {
             let at = state.waiting.partition_point(|entry| entry.batch < batch);
             match state.waiting.get_mut(at) {
                 Some(entry) => entry.push(&output),
-                None => told.push((Arc::downgrade(&output), batch)),
+                None => ready.push((Arc::downgrade(&output), batch)),
             }
         }
         drop(state);
-        tell(told);
+        notify(ready);
     }
 
     /// Everything up to this position is durable.
     pub(crate) fn release_to(&self, position: u64) {
-        let told = self.release(&mut self.lock(), position);
-        tell(told);
+        let ready = self.release(&mut self.lock(), position);
+        notify(ready);
     }
 
-    fn release(&self, state: &mut State, position: u64) -> Told {
+    fn release(&self, state: &mut State, position: u64) -> ReadyOutputs {
         state.released_position = state.released_position.max(position);
-        let mut told = Vec::new();
+        let mut ready = Vec::new();
         while let Some(first) = state
             .waiting
             .pop_front_if(|first| first.position <= state.released_position)
         {
             state.released = first.batch;
-            told.extend(
+            ready.extend(
                 first
                     .outputs
                     .into_iter()
@@ -126,12 +128,12 @@ impl Gate {
             );
         }
         self.released.store(state.released, Ordering::Release);
-        told
+        ready
     }
 }
 
-fn tell(told: Told) {
-    for (output, batch) in told {
+fn notify(ready: ReadyOutputs) {
+    for (output, batch) in ready {
         if let Some(output) = output.upgrade() {
             output.release(batch);
         }
@@ -147,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_stalls_holds_no_output_of_a_connection_that_ended() {
+    fn stalled_log_does_not_hold_outputs_of_ended_connections() {
         let gate = Gate::default();
         let stays = Arc::new(Output::alone(1000, None));
         assert!(stays.put(1, |_| {}).is_some());
         enter(&gate, &stays, 1);
         for _ in 0..1000 {
             let ends = Arc::new(Output::alone(1000, None));
-            // No record of its own: it waits for the one before it.
+            // It has no record of its own and waits for the batch before it.
             gate.enter(None, 0, &mut vec![(ends.clone(), 1)]);
             let held = Arc::downgrade(&ends);
             drop(ends);

@@ -1,32 +1,34 @@
-//! Sessions and retained messages as of now, in pieces, as changes.
+//! Encodes sessions and retained messages as a snapshot in pieces.
 //!
-//! In comes the state of the core, under its lock, for one piece at a time; out goes a batch of changes that
-//! [`Recovery::apply`](crate::Recovery::apply) reads like any other. Each piece is right for the moment at which it was
-//! taken. Whoever applies all pieces, and then every change since the first one was begun, has the state of the end.
+//! Each piece is taken under the core's lock and holds the state of that moment as a batch of
+//! changes for [`Recovery::apply`](crate::Recovery::apply). Recovery must apply all pieces, and
+//! then every change since the first piece was begun. The result is the state at the end of these
+//! changes.
 
 use bytes::Bytes;
 
 use crate::{
     change::{Change, Content, Encoder, Part, Testament},
     clock::Clock,
-    outbox::Recorded,
     retained::Retained,
     session::Session,
+    session_queue::Recorded,
 };
 
-/// How far an image has come. The default is its beginning.
+/// The progress of a snapshot. The default is its beginning.
 #[derive(Debug, Default)]
 pub struct ImageCursor(Place);
 
 #[derive(Debug)]
 enum Place {
-    /// In the session of this slot: before its beginning, or before its message of this number. If the slot has another
-    /// session by the next piece, that one has begun since, so what is written of it does not matter.
+    /// In the session of this slot: at its beginning, or before its message of this number. A new
+    /// session may take the slot before the next piece. It began after the snapshot did, so
+    /// recovery gets it from the log, and it does not matter what is written of it here.
     Session {
         slot: usize,
         message: Option<u64>,
     },
-    /// Behind the retained message of this topic.
+    /// After the retained message of this topic.
     Retained(Option<Bytes>),
     End,
 }
@@ -40,7 +42,8 @@ impl Default for Place {
     }
 }
 
-/// The next piece, of about so many bytes: a message, and what a session has beside its messages, is not divided.
+/// The next piece, of about `bytes_max`. A message is not divided, nor is the part of a session
+/// before its messages.
 pub(crate) fn next(
     sessions: &[Option<Box<Session>>],
     retained: &Retained,
@@ -81,7 +84,7 @@ pub(crate) fn next(
     (!piece.is_empty()).then(|| piece.take())
 }
 
-/// True where the session is written to its end.
+/// Returns true if the session was written to its end.
 fn write_session(
     session: &Session,
     clock: &Clock,
@@ -124,7 +127,7 @@ fn write_session(
         }
         *next = Some(from);
     }
-    for recorded in session.outbox.recorded_from(from) {
+    for recorded in session.queue.recorded_from(from) {
         if piece.len() >= bytes_max {
             return false;
         }

@@ -1,13 +1,13 @@
-//! What clients hold of the broker's memory: by kind, by owner and in total.
+//! Accounts for the memory that clients use: by kind, by owner and in total.
 //!
 //! Every structure that a client can make grow belongs to one [`Kind`], and a [`Holding`] next to
-//! the structure says how much of it there is. The total of a kind must always be the sum of all
-//! its holdings, so a holding gives back what it has when it is dropped. An owner is a user, or the
-//! network address of clients that are no user: client ids are free to invent, so a limit for each
-//! id alone limits no client.
+//! the structure holds its amount. The total of a kind must always be the sum of all its holdings,
+//! so a holding subtracts its amount when it is dropped. An owner is a user, or the network address
+//! of anonymous clients. A limit for each client id would limit no client, since clients can invent
+//! ids.
 //!
-//! One owner may hold at most [`SHARE_OF_FREE`] times what is free. The first owner can take three quarters of a kind, two
-//! owners three sevenths each, and every further owner still finds room.
+//! One owner may hold at most [`SHARE_OF_FREE`] times what is free. The first owner can take three
+//! quarters of a kind, two owners three sevenths each, and every further owner still finds room.
 
 use std::{
     collections::HashMap,
@@ -20,14 +20,14 @@ use std::{
 
 use crate::{Identity, limits::SHARE_OF_FREE};
 
-/// What is counted together.
+/// A resource that is counted and limited on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Sessions.
     Sessions,
     /// Wills, packet ids of unfinished QoS 2 exchanges, and topic aliases, in bytes.
     State,
-    /// Subscriptions beyond what each client may have of its own topics, in bytes.
+    /// Subscriptions beyond each client's allowance for its own topics, in bytes.
     Subscriptions,
     /// Messages that wait for a client or for its acknowledgement, in bytes.
     Queues,
@@ -39,18 +39,19 @@ pub(crate) enum Kind {
 
 const KINDS: usize = 6;
 
-/// Whose memory it is.
+/// The owner of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(Box<str>),
-    /// Of IPv6 a network of 64 bits, since a host can have all its addresses.
+    /// For IPv6 the 64-bit network, since one host can use all addresses of it.
     Address(IpAddr),
-    /// An anonymous client of an earlier run that has not connected since: its address was not recorded.
+    /// An anonymous client of an earlier run that has not reconnected. Its address was not
+    /// recorded.
     Unknown,
 }
 
 impl Owner {
-    /// That of a connection.
+    /// The owner of a connection's memory.
     pub(crate) fn of(identity: &Identity, peer: IpAddr) -> Self {
         match (&identity.user, peer) {
             (Some(user), _) => Self::User(user.clone()),
@@ -66,8 +67,8 @@ impl Owner {
     }
 }
 
-/// The most that one owner may hold of a kind of which `total` is held and `max` may be. `floor` is what every owner
-/// may hold as long as there is room at all.
+/// The most that one owner may hold of a kind. `total` is held by all owners, and `max` is the
+/// limit. Every owner may hold `floor` while there is room at all.
 pub(crate) fn share(total: usize, max: usize, floor: usize) -> usize {
     let free = max.saturating_sub(total);
     free.saturating_mul(SHARE_OF_FREE).max(floor)
@@ -83,8 +84,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Whether this owner may hold so much more of a kind, of which there may be `max`: see
-    /// [`share`].
+    /// Whether this owner may hold `more` of a kind whose total is limited to `max`; see [`share`].
     pub(crate) fn fits(&self, kind: Kind, more: usize, max: usize, floor: usize) -> bool {
         let total = self.total[kind as usize].load(Relaxed).saturating_add(more);
         let own = self.sums[kind as usize].load(Relaxed).saturating_add(more);
@@ -102,17 +102,16 @@ impl Account {
     }
 }
 
-/// All accounts.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     total: Arc<Sums>,
     accounts: HashMap<Owner, Arc<Account>>,
-    /// The number of accounts at which those that hold nothing are removed.
+    /// The number of accounts at which unused accounts are removed.
     sweep_at: usize,
 }
 
 impl Ledger {
-    /// The account of an owner.
+    /// The account of an owner, created if there is none.
     pub(crate) fn account(&mut self, owner: Owner) -> Arc<Account> {
         if self.accounts.len() >= self.sweep_at {
             self.accounts
@@ -134,7 +133,7 @@ impl Ledger {
     }
 }
 
-/// What one structure takes of one kind.
+/// What one structure uses of one kind.
 #[derive(Debug)]
 pub(crate) struct Holding {
     account: Arc<Account>,
@@ -143,7 +142,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Nothing yet.
+    /// Creates a holding of zero.
     pub(crate) fn new(account: &Arc<Account>, kind: Kind) -> Self {
         Self {
             account: account.clone(),
@@ -156,7 +155,7 @@ impl Holding {
         &self.account
     }
 
-    /// What all holdings of this kind take.
+    /// The amount of all holdings of this kind.
     pub(crate) fn total(&self) -> usize {
         self.account.total[self.kind as usize].load(Relaxed)
     }
@@ -188,7 +187,7 @@ impl Holding {
         }
     }
 
-    /// Another owner has it from now on, also beyond that owner's share.
+    /// Charges the amount to another account, even beyond that owner's share.
     pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
         if !Arc::ptr_eq(&self.account, account) {
             self.account.subtract(self.kind, self.amount);

@@ -62,7 +62,6 @@ mod limits;
 mod link;
 mod message;
 mod nagle;
-mod outbox;
 mod output;
 mod persist;
 mod properties;
@@ -75,6 +74,7 @@ mod round;
 mod router;
 mod service;
 mod session;
+mod session_queue;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod stats;

@@ -370,4 +370,4 @@ pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
 /// After this many rounds without another ready connection, only one in this many waits again. A
 /// single client gains nothing from the wait, which costs some microseconds. Small enough that a
 /// rising load is noticed within a millisecond.
-pub(crate) const LONELY_ROUNDS: u32 = 16;
+pub(crate) const SINGLE_OUTPUT_ROUNDS: u32 = 16;

@@ -1,7 +1,7 @@
-//! The connection that a session has at the moment: what dies with it.
+//! The current connection of a session, and the state that ends with it.
 //!
-//! Above all the acknowledgements that it owes: they leave in the order in which the PUBLISHes came (section 4.6), though
-//! requests are settled later than ordinary messages.
+//! Acknowledgements to the client must leave in the order of its PUBLISHes (section 4.6), although
+//! requests are acknowledged later than ordinary messages.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,50 +12,48 @@ use crate::{
     gate::BatchNumber,
     limits::SPARE_ENTRIES_MAX,
     output::Output,
-    persist::Tape,
+    persist::SessionLog,
 };
 
-/// One connection, as the core sees it.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: u64,
     pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
-    /// QoS 1 and 2 messages that may be unacknowledged.
+    /// How many QoS 1 and 2 messages may be unacknowledged.
     pub(crate) window: usize,
-    /// Those sent over this connection that are.
+    /// How many messages sent on this connection are unacknowledged.
     pub(crate) unacknowledged: usize,
     pub(crate) packet_bytes_max: usize,
     /// Whether acknowledgements may carry a Reason String.
     pub(crate) problem_info: bool,
-    /// What a resumed session has to send again before anything new.
+    /// Packet ids that a resumed session must redeliver before any new message.
     pub(crate) resend: VecDeque<u16>,
     pub(crate) receive_max: usize,
-    /// QoS 2 messages whose PUBREC left over this connection and whose PUBREL has not come.
+    /// QoS 2 messages whose PUBREC left on this connection and whose PUBREL has not arrived.
     pub(crate) unreleased: usize,
-    acks: VecDeque<OwedAck>,
+    acks: VecDeque<PendingAck>,
     /// The sequence of the first of `acks`.
     acks_from: u64,
 }
 
 #[derive(Debug)]
-struct OwedAck {
+struct PendingAck {
     packet_id: u16,
     exactly_once: bool,
     answer: Option<Answer>,
-    /// It leaves after this batch was released.
-    told: BatchNumber,
+    /// The acknowledgement must not leave before this batch is durable.
+    barrier: BatchNumber,
 }
 
 #[derive(Debug)]
 struct Answer {
     reason: ReasonCode,
     text: Option<Box<str>>,
-    /// Messages queued before it; it leaves after them.
-    after: u64,
+    /// The number of messages queued before the answer, which must leave before it.
+    queued_before: u64,
 }
 
-/// What a link is made of.
 #[derive(Debug)]
 pub(crate) struct LinkOptions {
     pub(crate) window: u16,
@@ -88,75 +86,81 @@ impl Link {
         }
     }
 
-    /// A PUBLISH with QoS 1 or 2 came: its acknowledgement takes its place in the order. More than the Receive Maximum
-    /// is a violation (section 3.3.4).
-    pub(crate) fn owe(&mut self, packet_id: u16, exactly_once: bool) -> Result<u64, Violation> {
+    /// Reserves the place of an acknowledgement for a QoS 1 or 2 PUBLISH. Exceeding the Receive
+    /// Maximum is a violation (section 3.3.4).
+    pub(crate) fn expect_ack(
+        &mut self,
+        packet_id: u16,
+        exactly_once: bool,
+    ) -> Result<u64, Violation> {
         if self.acks.len() + self.unreleased >= self.receive_max {
-            let text = "more messages are unacknowledged than the Receive Maximum allows";
+            let text = "the unacknowledged messages exceed the Receive Maximum";
             return Err(Violation {
                 reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
                 text,
             });
         }
-        self.acks.push_back(OwedAck {
+        self.acks.push_back(PendingAck {
             packet_id,
             exactly_once,
             answer: None,
-            told: 0,
+            barrier: 0,
         });
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
 
-    /// Fills in an acknowledgement that is owed; the first answer counts.
+    /// Sets the answer of a pending acknowledgement, unless it has one.
     pub(crate) fn answer(
         &mut self,
         sequence: u64,
         reason: ReasonCode,
         text: Option<&str>,
-        after: u64,
-        told: BatchNumber,
+        queued_before: u64,
+        barrier: BatchNumber,
     ) {
-        self.hold_back(sequence, told);
+        self.delay_ack(sequence, barrier);
         let problem_info = self.problem_info;
-        if let Some(ack) = self.owed(sequence) {
+        if let Some(ack) = self.pending_ack(sequence) {
             ack.answer.get_or_insert_with(|| {
                 let text = text.filter(|_| problem_info).map(Into::into);
                 Answer {
                     reason,
                     text,
-                    after,
+                    queued_before,
                 }
             });
         }
     }
 
-    /// An acknowledgement that is owed depends on a batch.
-    pub(crate) fn hold_back(&mut self, sequence: u64, told: BatchNumber) {
-        if let Some(ack) = self.owed(sequence) {
-            ack.told = ack.told.max(told);
+    /// Makes a pending acknowledgement wait for a batch.
+    pub(crate) fn delay_ack(&mut self, sequence: u64, barrier: BatchNumber) {
+        if let Some(ack) = self.pending_ack(sequence) {
+            ack.barrier = ack.barrier.max(barrier);
         }
     }
 
-    fn owed(&mut self, sequence: u64) -> Option<&mut OwedAck> {
+    fn pending_ack(&mut self, sequence: u64) -> Option<&mut PendingAck> {
         let index = usize::try_from(sequence.checked_sub(self.acks_from)?).ok()?;
         self.acks.get_mut(index)
     }
 
-    /// Sends every acknowledgement that is next in order, settled, and not before messages that were queued earlier
-    /// (`popped` of them have left the queue) unless these wait for the client itself. True: the writer has to be woken.
+    /// Sends the answered acknowledgements at the front, stopping at the first that must still
+    /// wait. An acknowledgement waits for messages queued before it (`popped` messages have left
+    /// the queue), unless these are blocked until the client acknowledges. Returns true if the
+    /// writer must be woken.
     pub(crate) fn send_acks(
         &mut self,
         popped: u64,
         blocked: bool,
         received: &mut Exchanges,
-        tape: &mut Tape<'_>,
+        log: &mut SessionLog<'_>,
     ) -> bool {
         let mut wake = false;
         while let Some(ack) = self.acks.front() {
             let Some(answer) = ack
                 .answer
                 .as_ref()
-                .filter(|answer| blocked || popped >= answer.after)
+                .filter(|answer| blocked || popped >= answer.queued_before)
             else {
                 break;
             };
@@ -166,7 +170,7 @@ impl Link {
             } else {
                 kind::PUBACK
             };
-            wake |= tape.put(&self.output, ack.told, |out| {
+            wake |= log.put(&self.output, ack.barrier, |out| {
                 codec::ack(
                     out,
                     packet_type,

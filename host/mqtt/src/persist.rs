@@ -1,13 +1,16 @@
-//! What outlives the process: the embedder's log, and the recorder that feeds it.
+//! Records durable state in the embedder's log.
 //!
-//! In come changes of durable sessions and retained messages, made under the core's lock; out go
-//! batches of them to the embedder's log before that lock is given back, and marks into the
-//! outputs: **nothing leaves on a connection before the record of what it depends on is durable.**
-//! Durable are sessions that began a connection with a Session Expiry above zero, their messages
-//! above QoS 0, and retained messages. Nothing here waits for a disk under a lock: while the log is
-//! behind, connections that add to it pause between two turns ([`Brake`]), and while it has no
-//! room, growth of the durable state is refused. Without a log nothing is recorded and nothing
-//! waits.
+//! The recorder collects changes of durable sessions and retained messages under the core's lock,
+//! and appends them as one batch before the lock is released. It marks outputs with the batch that
+//! their packets depend on: **no packet may leave before the record that it depends on is
+//! durable**, or a crash could undo what a client has seen.
+//!
+//! Durable are sessions whose connection began with a Session Expiry above zero, their messages
+//! above QoS 0, and retained messages. Without a log nothing is recorded and nothing waits.
+//!
+//! Nothing here may wait for a disk under a lock. While the log is behind, connections that add to
+//! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of
+//! durable state.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -18,58 +21,62 @@ use crate::{
     clock::Clock,
     gate::{BatchNumber, Gate},
     limits::{BATCH_BYTES, BRAKE_PAUSE_MAX, BRAKE_PAUSE_MIN, BRAKE_TIME_MAX},
-    outbox::Queued,
     output::{Added, Output},
+    session_queue::Queued,
 };
 
 /// A log of the embedder.
 ///
-/// Positions rise from call to call and over restarts. After a crash the changes that are given back
-/// ([`Recovery::apply`](crate::Recovery::apply)) are those of every released position, and maybe of some more, without
-/// a gap.
+/// Positions rise from call to call, even across restarts. After a crash,
+/// [`Recovery::apply`](crate::Recovery::apply) must receive the changes of every released position.
+/// It may receive later ones too, but without a gap.
 pub trait Persistence: Send + Sync + 'static {
-    /// Takes the changes of one batch, of which all survive or none, and returns the position of their record. Called
-    /// with the broker's lock held, in the order of the changes: it copies the bytes and must never wait for a disk, or
-    /// every client would wait with it. It may not call the broker, nor wait for a thread that does; only
-    /// [`Broker::released`](crate::Broker::released) is free.
+    /// Appends one batch of changes and returns the position of its record. Either all changes of
+    /// the batch survive a crash, or none.
+    ///
+    /// The broker holds its lock and calls this in the order of the changes. The implementation
+    /// must copy the bytes and never wait for a disk, or every client waits with it. It must not
+    /// call the broker, except for [`Broker::released`](crate::Broker::released), nor wait for a
+    /// thread that does.
     fn append(&self, changes: &[u8]) -> u64;
 
     /// Whether the log has room for more than removals and acknowledgements. While it has none, the
-    /// broker refuses all growth of its durable state. Called with the broker's lock held, so it
-    /// must be cheap.
+    /// broker refuses growth of its durable state. Called with the broker's lock held, so it must
+    /// be cheap.
     fn has_room(&self) -> bool {
         true
     }
 
-    /// Whether connections that add to the log should pause before they add more. Asked before every turn of a connection,
-    /// so it must be cheap.
+    /// Whether connections that add to the log should pause. Called before every turn of a
+    /// connection, so it must be cheap.
     fn is_behind(&self) -> bool {
         false
     }
 
-    /// Bytes that the calling thread has ever appended, by any caller: to see whether a turn appended something.
+    /// Bytes that the calling thread has ever appended, through any caller. The broker compares two
+    /// values to find out whether a turn appended anything.
     fn appended_here(&self) -> u64 {
         0
     }
 
-    /// Everything up to this position is durable. What is released later is told by
+    /// The position up to which everything is durable. The embedder must report later progress with
     /// [`Broker::released`](crate::Broker::released).
     fn released(&self) -> u64;
 }
 
-/// Collects changes and appends them.
+/// Collects changes and appends them in batches.
 pub(crate) struct Recorder {
     persistence: Option<Arc<dyn Persistence>>,
     gate: Arc<Gate>,
     clock: Clock,
     changes: Encoder,
-    /// Changes ever recorded.
+    /// The number of changes ever recorded.
     count: u64,
     /// The batch that is being collected.
     batch: BatchNumber,
-    /// The last one that was appended.
+    /// The last batch that was appended.
     appended: BatchNumber,
-    /// Outputs that got a mark since the last append.
+    /// Outputs that were marked since the last append.
     gated: Vec<(Arc<Output>, BatchNumber)>,
 }
 
@@ -112,12 +119,12 @@ impl Recorder {
         &self.clock
     }
 
-    /// What the clocks show by now.
+    /// Replaces the clock reading that converts times for the records.
     pub(crate) fn set_clock(&mut self, clock: Clock) {
         self.clock = clock;
     }
 
-    /// How many changes were ever recorded: to see whether something recorded one.
+    /// The number of changes ever recorded. Two values differ if a change was recorded in between.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -129,13 +136,13 @@ impl Recorder {
         }
     }
 
-    /// The batch that changes of now belong to. Only for packets of which a change is recorded before the lock is given
-    /// back.
+    /// The batch of the next change. Only for packets that depend on a change that is recorded
+    /// before the lock is released.
     pub(crate) fn current(&self) -> BatchNumber {
         if self.is_on() { self.batch } else { 0 }
     }
 
-    /// The batch that everything recorded so far is released with; 0 where it is already.
+    /// The batch of the last recorded change, or 0 if that is durable already.
     pub(crate) fn latest(&self) -> BatchNumber {
         let latest = if self.changes.is_empty() {
             self.appended
@@ -149,53 +156,54 @@ impl Recorder {
         }
     }
 
-    /// Puts a packet behind a batch. True where the writer has to be woken.
+    /// Puts a packet into an output behind a barrier. Returns true if the writer must be woken.
     pub(crate) fn put(
         &mut self,
         output: &Arc<Output>,
-        after: BatchNumber,
+        barrier: BatchNumber,
         encode: impl FnOnce(&mut BytesMut),
     ) -> bool {
-        let added = output.put(after, encode);
-        added.is_some_and(|added| self.added(output, after, added))
+        let added = output.put(barrier, encode);
+        added.is_some_and(|added| self.added(output, barrier, added))
     }
 
-    /// Offers a packet behind a batch. `None`: it was not taken.
+    /// Offers a packet to an output behind a barrier. Returns `None` if the output does not take
+    /// it.
     pub(crate) fn offer(
         &mut self,
         output: &Arc<Output>,
-        after: BatchNumber,
+        barrier: BatchNumber,
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
-        let added = output.offer(after, packet_bytes, encode)?;
-        Some(self.added(output, after, added))
+        let added = output.offer(barrier, packet_bytes, encode)?;
+        Some(self.added(output, barrier, added))
     }
 
-    fn added(&mut self, output: &Arc<Output>, after: BatchNumber, added: Added) -> bool {
+    fn added(&mut self, output: &Arc<Output>, barrier: BatchNumber, added: Added) -> bool {
         if added.marked {
-            self.gated.push((output.clone(), after));
+            self.gated.push((output.clone(), barrier));
         }
         added.wake
     }
 
-    /// The records of one session.
-    pub(crate) fn tape(&mut self, session: u64, is_durable: bool) -> Tape<'_> {
-        Tape {
+    /// The log of one session.
+    pub(crate) fn session_log(&mut self, session: u64, is_durable: bool) -> SessionLog<'_> {
+        SessionLog {
             session,
             is_on: is_durable && self.is_on(),
             recorder: self,
         }
     }
 
-    /// Between two packets: a large batch is appended before it becomes larger.
+    /// Appends a large batch between two packets, before it grows further.
     pub(crate) fn checkpoint(&mut self) {
         if self.changes.len() >= BATCH_BYTES {
             self.append();
         }
     }
 
-    /// Appends what was collected. Called before the lock is given back.
+    /// Appends the collected changes. Must be called before the lock is released.
     pub(crate) fn append(&mut self) {
         let Some(persistence) = &self.persistence else {
             return;
@@ -215,20 +223,20 @@ impl Recorder {
     }
 }
 
-/// Writes the changes of one session, if it is durable.
+/// Writes the changes of one session to the recorder, if the session is durable.
 #[derive(Debug)]
-pub(crate) struct Tape<'a> {
+pub(crate) struct SessionLog<'a> {
     session: u64,
     is_on: bool,
     recorder: &'a mut Recorder,
 }
 
-impl Tape<'_> {
+impl SessionLog<'_> {
     pub(crate) fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// Whether the session may record what it could also keep in memory alone.
+    /// Whether the log has room for a change that the session could also keep in memory only.
     pub(crate) fn has_room(&self) -> bool {
         self.recorder.has_room()
     }
@@ -273,30 +281,31 @@ impl Tape<'_> {
     pub(crate) fn put(
         &mut self,
         output: &Arc<Output>,
-        after: BatchNumber,
+        barrier: BatchNumber,
         encode: impl FnOnce(&mut BytesMut),
     ) -> bool {
-        self.recorder.put(output, after, encode)
+        self.recorder.put(output, barrier, encode)
     }
 
     pub(crate) fn offer(
         &mut self,
         output: &Arc<Output>,
-        after: BatchNumber,
+        barrier: BatchNumber,
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
-        self.recorder.offer(output, after, packet_bytes, encode)
+        self.recorder.offer(output, barrier, packet_bytes, encode)
     }
 }
 
-/// Pauses a connection that adds to a log that is behind, between two turns and outside of every lock. Connections that
-/// only read go on. A pause is bounded, so that acknowledgements and pings behind it are handled in the end.
+/// Pauses a connection that adds to a log that is behind, between two turns and without a lock.
+/// Connections that only read continue. A pause is bounded, so that the acknowledgements and pings
+/// behind it are handled in the end.
 pub(crate) struct Brake {
     persistence: Option<Arc<dyn Persistence>>,
     /// What the thread had appended when the turn began.
     before: u64,
-    /// The last turn appended something.
+    /// Whether the last turn appended anything.
     wrote: bool,
 }
 
@@ -309,7 +318,8 @@ impl Brake {
         }
     }
 
-    /// Waits while the log is behind, if the last turn appended something or the next packet is a large one.
+    /// Waits while the log is behind, if the last turn appended anything or the next packet is
+    /// large.
     pub(crate) async fn wait(&mut self, is_large: bool) {
         let Some(log) = &self.persistence else {
             return;
@@ -323,7 +333,7 @@ impl Brake {
         self.wrote = false;
     }
 
-    /// A turn begins, on this thread.
+    /// A turn begins on this thread.
     pub(crate) fn begin(&mut self) {
         self.before = self.appended_here();
     }

@@ -1,10 +1,9 @@
-//! Changes back into state, before there is a broker.
+//! Rebuilds the state from recorded changes, before there is a broker.
 //!
-//! In come batches of changes and pieces of images, in their order; out goes what
-//! [`Broker::restore`](crate::Broker::restore) begins with. Takes any bytes, and no more memory
-//! than comes in. Knows no clock. Of the limits it knows those without which a start could take
-//! more memory than there is ([`Recovery::within`]); the broker applies the other limits and drops
-//! expired messages when it is made.
+//! [`Broker::restore`](crate::Broker::restore) begins with the result. Recovery accepts any bytes
+//! and takes no more memory than its input. It knows no clock, and only the limits that keep a
+//! start from exceeding the memory ([`Recovery::within`]). The broker applies the other limits and
+//! drops expired messages when it starts.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,25 +16,25 @@ use crate::{
     Limits, Message, ReasonCode,
     change::{Change, Content, CorruptChanges, Decoder, Part, Testament},
     codec::Will,
-    outbox::Shared,
     router::Subscription,
+    session_queue::Shared,
 };
 
-/// Sessions and retained messages as their changes say.
+/// The sessions and retained messages that the recorded changes describe.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Recovery {
-    /// By number, so a later session of a client comes behind an earlier one.
+    /// By session number, so that a client's later session comes after an earlier one.
     pub(crate) sessions: BTreeMap<u64, SavedSession>,
     pub(crate) retained: BTreeMap<Bytes, SavedRetained>,
-    /// Sessions whose wills were dropped for the limit.
+    /// Numbers of the sessions whose wills were dropped because of the limit.
     pub(crate) without_will: Vec<u64>,
-    /// Messages that were.
+    /// How many messages were dropped because of the limit.
     pub(crate) lost_messages: usize,
     wills: Room,
     messages: Room,
 }
 
-/// What there may be of something.
+/// A byte count and its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Room {
     bytes: usize,
@@ -57,30 +56,31 @@ impl Room {
     }
 }
 
-/// One session.
+/// A recovered session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedSession {
     pub(crate) client: Arc<str>,
-    /// The user; none where nobody in particular began it, or where that was not recorded yet.
+    /// The user who owns the session. `None` if an anonymous client began it, or if no
+    /// owner was recorded yet.
     pub(crate) owner: Option<Box<str>>,
     pub(crate) expiry_s: u32,
     pub(crate) will: Option<Will>,
-    /// None: connected.
+    /// When the connection was lost. `None` if the session was connected.
     pub(crate) detached_ms: Option<u64>,
     pub(crate) subscriptions: HashMap<Bytes, Subscription>,
     pub(crate) messages: BTreeMap<u64, SavedMessage>,
     pub(crate) received: BTreeMap<u16, ReasonCode>,
 }
 
-/// A message of a session.
+/// A recovered message of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedMessage {
     pub(crate) packet_id: Option<u16>,
-    /// None once a PUBREC came.
+    /// `None` after a PUBREC.
     pub(crate) content: Option<SavedContent>,
 }
 
-/// A message that waits to be sent or acknowledged.
+/// The content of a message that waits to be sent or acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedContent {
     /// Without its expiry.
@@ -90,7 +90,7 @@ pub(crate) struct SavedContent {
     pub(crate) shared: Option<Box<Shared>>,
 }
 
-/// A retained message.
+/// A recovered retained message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedRetained {
     /// Without its expiry.
@@ -100,8 +100,9 @@ pub(crate) struct SavedRetained {
 }
 
 impl Recovery {
-    /// One that keeps no more than twice the wills, and the messages of sessions, that these limits allow. Twice, since the
-    /// pieces of an image are of different times, so that all of them together may hold more than there ever was.
+    /// Creates a recovery that keeps at most the messages of sessions, and twice the wills, that
+    /// these limits allow. Twice, because the pieces of a snapshot are taken at different times and
+    /// may together hold more wills than existed at any one time.
     #[must_use]
     pub fn within(limits: &Limits) -> Self {
         Self {
@@ -111,17 +112,17 @@ impl Recovery {
         }
     }
 
-    /// Applies one batch of changes, or one piece of an image; returns the numbers of sessions that ended in it. Where it
-    /// fails nothing can be said of the state any more.
+    /// Applies one batch of changes or one piece of a snapshot, and returns the numbers of the
+    /// sessions that it ended. After an error the state is undefined.
     pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<u64>, CorruptChanges> {
         let mut ended = Vec::new();
-        // The message that those which share its bytes refer to.
+        // The last message with its own bytes. Messages that share these bytes refer to it.
         let mut last: Option<Message> = None;
         for change in Decoder::new(changes)? {
             match change? {
                 Change::Session(number, Part::End) => {
                     if let Some(session) = self.sessions.remove(&number) {
-                        self.forget(&session);
+                        self.subtract(&session);
                         ended.push(number);
                     }
                 }
@@ -133,21 +134,10 @@ impl Recovery {
                         will,
                     },
                 ) => {
-                    let session = SavedSession {
-                        client: client.into(),
-                        owner: None,
-                        expiry_s,
-                        will: saved_will(will)?,
-                        detached_ms: None,
-                        subscriptions: HashMap::new(),
-                        messages: BTreeMap::new(),
-                        received: BTreeMap::new(),
-                    };
-                    self.wills.bytes += session.will_bytes();
-                    if let Some(old) = self.sessions.insert(number, session) {
-                        self.forget(&old);
-                    }
-                    self.drop_wills();
+                    self.begin(
+                        number,
+                        SavedSession::new(client, expiry_s, saved_will(will)?),
+                    );
                 }
                 Change::Session(
                     number,
@@ -158,6 +148,8 @@ impl Recovery {
                         shared,
                     },
                 ) => {
+                    // Must be decoded even without a session, since a later message may share its
+                    // bytes.
                     let (content, expires_ms) = saved(&content, &mut last)?;
                     let content = SavedContent {
                         message: content,
@@ -171,29 +163,16 @@ impl Recovery {
                             })
                         }),
                     };
-                    // Read in any case: a message after it may share its bytes.
-                    if let Some(session) = self.sessions.get_mut(&number) {
-                        let bytes = content.message.cost_bytes();
-                        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
-                            self.lost_messages += 1;
-                            continue;
-                        }
-                        let saved = SavedMessage {
-                            packet_id: None,
-                            content: Some(content),
-                        };
-                        let old = session.messages.insert(message, saved);
-                        let old = old.map_or(0, |old| old.bytes());
-                        self.messages.bytes = self.messages.bytes + bytes - old;
-                    }
+                    self.add_message(number, message, content);
                 }
                 Change::Session(number, part) => {
-                    // Where it is not there, it had ended when the image was taken, and the record of that follows.
+                    // If the session is missing, it had ended when the snapshot was taken, and the
+                    // record of its end follows.
                     if let Some(session) = self.sessions.get_mut(&number) {
                         let old = session.will_bytes();
-                        let gone = session.apply(part)?;
+                        let removed = session.apply(part)?;
                         self.wills.bytes = self.wills.bytes + session.will_bytes() - old;
-                        self.messages.bytes -= gone;
+                        self.messages.bytes -= removed;
                         self.drop_wills();
                     }
                 }
@@ -213,7 +192,35 @@ impl Recovery {
         Ok(ended)
     }
 
-    pub(crate) fn forget(&mut self, session: &SavedSession) {
+    fn begin(&mut self, number: u64, session: SavedSession) {
+        self.wills.bytes += session.will_bytes();
+        if let Some(old) = self.sessions.insert(number, session) {
+            self.subtract(&old);
+        }
+        self.drop_wills();
+    }
+
+    /// Adds a message to a session, unless the messages of all sessions exceed their limit.
+    fn add_message(&mut self, session: u64, number: u64, content: SavedContent) {
+        let Some(session) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        let bytes = content.message.cost_bytes();
+        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
+            self.lost_messages += 1;
+            return;
+        }
+        let saved = SavedMessage {
+            packet_id: None,
+            content: Some(content),
+        };
+        let old = session.messages.insert(number, saved);
+        let old = old.map_or(0, |old| old.bytes());
+        self.messages.bytes = self.messages.bytes + bytes - old;
+    }
+
+    /// Subtracts a removed session from the sums.
+    pub(crate) fn subtract(&mut self, session: &SavedSession) {
         self.wills.bytes -= session.will_bytes();
         let messages = session.messages.values().map(SavedMessage::bytes);
         self.messages.bytes -= messages.sum::<usize>();
@@ -224,12 +231,12 @@ impl Recovery {
         self.wills.bytes + self.messages.bytes
     }
 
-    /// Drops wills of the oldest sessions while there are too many.
+    /// Drops wills of the oldest sessions while all wills exceed their limit.
     fn drop_wills(&mut self) {
         if self.wills.bytes <= self.wills.bytes_max {
             return;
         }
-        // Down to half, so that few wills that come lead to a search.
+        // Down to half of the limit, so that the search is rare.
         for (number, session) in &mut self.sessions {
             if self.wills.bytes <= self.wills.bytes_max / 2 {
                 return;
@@ -242,7 +249,8 @@ impl Recovery {
         }
     }
 
-    /// Whether there is a session of this number by now. Its beginning is recorded before anything that it asks for.
+    /// Whether a session with this number exists. Its beginning is recorded before any of its
+    /// requests.
     #[must_use]
     pub fn has_session(&self, number: u64) -> bool {
         self.sessions.contains_key(&number)
@@ -253,7 +261,7 @@ impl Recovery {
         self.sessions.keys().copied()
     }
 
-    /// How many sessions and retained messages there are.
+    /// The number of sessions and of retained messages.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         (self.sessions.len(), self.retained.len())
@@ -261,14 +269,27 @@ impl Recovery {
 }
 
 impl SavedSession {
+    fn new(client: &str, expiry_s: u32, will: Option<Will>) -> Self {
+        Self {
+            client: client.into(),
+            owner: None,
+            expiry_s,
+            will,
+            detached_ms: None,
+            subscriptions: HashMap::new(),
+            messages: BTreeMap::new(),
+            received: BTreeMap::new(),
+        }
+    }
+
     fn will_bytes(&self) -> usize {
         let will = self.will.as_ref();
         will.map_or(0, |will| will.message.cost_bytes())
     }
 
-    /// Returns the bytes of a message that is not needed any more.
+    /// Applies a change of this session. Returns the bytes of the message that it removed, if any.
     fn apply(&mut self, part: Part<'_>) -> Result<usize, CorruptChanges> {
-        let mut gone = None;
+        let mut removed = None;
         match part {
             Part::Attach { expiry_s, will } => {
                 self.expiry_s = expiry_s;
@@ -297,15 +318,15 @@ impl SavedSession {
                     packet_id: Some(packet_id),
                     content: None,
                 };
-                gone = self.messages.insert(number, saved);
+                removed = self.messages.insert(number, saved);
             }
-            Part::Gone { number } => gone = self.messages.remove(&number),
+            Part::Gone { number } => removed = self.messages.remove(&number),
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
             Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
-            // These are changes of the table of sessions.
+            // [`Recovery::apply`] handles these, since they change the table of sessions.
             Part::Begin { .. } | Part::End | Part::Message { .. } => {}
         }
-        Ok(gone.map_or(0, |gone| gone.bytes()))
+        Ok(removed.map_or(0, |removed| removed.bytes()))
     }
 }
 
@@ -326,7 +347,7 @@ fn saved_will(will: Option<Testament<'_>>) -> Result<Option<Will>, CorruptChange
     }))
 }
 
-/// The message of a change, and when it expires.
+/// Decodes the message of a change and its expiry time.
 fn saved(
     content: &Content<'_>,
     last: &mut Option<Message>,

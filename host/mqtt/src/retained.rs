@@ -1,4 +1,4 @@
-//! Retained messages (section 3.3.1.3): the last message of a topic, for who subscribes later.
+//! Retained messages (section 3.3.1.3): the last message of each topic, for later subscribers.
 
 use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Instant};
 
@@ -13,21 +13,22 @@ use crate::{
     topic,
 };
 
-/// All retained messages, bounded in number and bytes.
+/// All retained messages, limited in number and bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Retained {
     messages: BTreeMap<Bytes, Entry>,
     bytes: usize,
 }
 
-/// A retained message and who published it (none: the broker), for No Local.
+/// A retained message and its publisher, which No Local needs. The broker's own messages have no
+/// publisher.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) message: Message,
     pub(crate) from: Option<Publisher>,
 }
 
-/// The client that published a retained message, and whose memory it takes.
+/// The client that published a retained message, and the account that is charged for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
     pub(crate) client: Arc<str>,
@@ -39,14 +40,13 @@ impl Entry {
         cost_bytes(&self.message, self.from.as_ref())
     }
 
-    /// Whether this client published it.
     pub(crate) fn is_from(&self, client: &Arc<str>) -> bool {
         let from = self.from.as_ref();
         from.is_some_and(|from| from.client == *client)
     }
 
-    /// It is removed.
-    fn give_back(&self) {
+    /// Subtracts a removed entry from its publisher's account.
+    fn uncharge(&self) {
         if let Some(from) = &self.from {
             from.account.subtract(Kind::Retained, 1);
             from.account
@@ -55,34 +55,36 @@ impl Entry {
     }
 }
 
-/// A session may end before what it has retained, which then is all that holds its client id.
+/// Includes the client id: the publisher's session may end first, and then the entry holds the only
+/// copy.
 fn cost_bytes(message: &Message, from: Option<&Publisher>) -> usize {
     message.cost_bytes() + from.map_or(0, |from| from.client.len())
 }
 
-/// What a search came to.
-pub(crate) struct Look<'a> {
-    /// The last topic that was looked at, with its message if it matches. None: nothing is left.
+/// The result of one search step.
+pub(crate) struct SearchStep<'a> {
+    /// The last topic that was examined, with its entry if it matches. `None` if no topics are
+    /// left.
     pub(crate) at: Option<(&'a Bytes, Option<&'a Entry>)>,
-    /// How many topics were looked at.
+    /// How many topics were examined.
     pub(crate) looks: usize,
 }
 
-/// Where the next topic is, in the order of their bytes, that may match a filter.
+/// Where the next topic that may match a filter is, in byte order.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// This topic matches.
+    /// The examined topic matches.
     Here,
-    /// Behind this topic.
+    /// After the examined topic.
     Behind,
-    /// Not before this one, which is behind this topic.
+    /// At or after this bound, which is greater than the examined topic.
     From(Vec<u8>),
     Nowhere,
 }
 
 impl Retained {
-    /// Sets the message of its topic; an empty payload removes it. False: there is no room, and the topic keeps what it
-    /// had.
+    /// Sets or, with an empty payload, removes the message of its topic. Returns false if there is
+    /// no room; then the old message stays.
     pub(crate) fn set(
         &mut self,
         message: &Message,
@@ -114,7 +116,7 @@ impl Retained {
         true
     }
 
-    /// Puts back a message that recovery found. False: there is no room.
+    /// Restores a recovered message. Returns false if there is no room.
     pub(crate) fn restore(
         &mut self,
         message: Message,
@@ -140,7 +142,7 @@ impl Retained {
         self.messages.insert(entry.message.topic.clone(), entry);
     }
 
-    /// Messages in the order of their topics, behind this one.
+    /// Entries after this topic, in the order of topics.
     pub(crate) fn after(&self, topic: Option<&[u8]>) -> impl Iterator<Item = &Entry> {
         let from = topic.map_or(Bound::Unbounded, Bound::Excluded);
         self.messages
@@ -148,9 +150,14 @@ impl Retained {
             .map(|(_, entry)| entry)
     }
 
-    /// The next message behind a topic whose own topic matches a valid filter, expired messages included. Looks at so many
-    /// topics at most, and passes over ranges of topics in which nothing can match.
-    pub(crate) fn find(&self, filter: &[u8], after: Option<&[u8]>, looks_max: usize) -> Look<'_> {
+    /// Finds the next entry after a topic that matches a valid filter, including expired ones.
+    /// Examines at most `looks_max` topics and skips ranges in which no topic can match.
+    pub(crate) fn find(
+        &self,
+        filter: &[u8],
+        after: Option<&[u8]>,
+        looks_max: usize,
+    ) -> SearchStep<'_> {
         let start = first_match(filter);
         let from = match after {
             Some(after) if after >= start => Bound::Excluded(after),
@@ -162,7 +169,7 @@ impl Retained {
             looks += 1;
             let next = next_match(filter, topic);
             if matches!(next, Next::Here) {
-                return Look {
+                return SearchStep {
                     at: Some((topic, Some(entry))),
                     looks,
                 };
@@ -171,7 +178,7 @@ impl Retained {
                 break;
             }
             if looks >= looks_max {
-                return Look {
+                return SearchStep {
                     at: Some((topic, None)),
                     looks,
                 };
@@ -182,7 +189,7 @@ impl Retained {
                     .range::<[u8], _>((Bound::Included(&bound[..]), Bound::Unbounded));
             }
         }
-        Look { at: None, looks }
+        SearchStep { at: None, looks }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -193,8 +200,8 @@ impl Retained {
         self.bytes
     }
 
-    /// Whether all may have it, and its publisher's owner. A message that replaces another needs no
-    /// more room than it takes beyond that one, even if another client published that.
+    /// Whether the message fits the total limits and its owner's share. A replacement needs only
+    /// the difference to the old message, even if another client published that.
     fn has_room(&self, message: &Message, from: Option<&Publisher>, limits: &Limits) -> bool {
         if !self.has_room_in_total(message, from, limits) {
             return false;
@@ -226,7 +233,7 @@ impl Retained {
         let old = self.messages.remove(name);
         if let Some(old) = &old {
             self.bytes -= old.cost_bytes();
-            old.give_back();
+            old.uncharge();
         }
         old.is_some()
     }
@@ -237,7 +244,7 @@ impl Retained {
             let keep = !entry.message.is_expired(now);
             if !keep {
                 *bytes -= entry.cost_bytes();
-                entry.give_back();
+                entry.uncharge();
                 recorder.write(&Change::Forgotten { topic });
             }
             keep
@@ -245,18 +252,18 @@ impl Retained {
     }
 }
 
-/// Sorts right behind every topic below another: the byte behind the slash.
+/// The byte after the slash: `a` followed by it sorts right after every topic below `a`.
 const BEHIND_SLASH: u8 = b'/' + 1;
 
-/// No topic before this one matches a filter.
+/// A lower bound of all topics that match a filter.
 fn first_match(filter: &[u8]) -> &[u8] {
-    // `a/#` matches `a` too, so the slash before a wildcard is not part of it.
+    // `a/#` matches `a` too, so the slash before a wildcard is not part of the bound.
     let wildcard = filter.iter().position(|byte| matches!(byte, b'+' | b'#'));
     &filter[..wildcard.map_or(filter.len(), |at| at.saturating_sub(1))]
 }
 
-/// Compares level by level. In the order of bytes all topics below one, `a/...`, stand together, and topics like `a-b` may
-/// stand between `a` and these.
+/// Compares level by level. In byte order the topics below `a`, which begin with `a/`, are
+/// adjacent, but topics such as `a-b` may stand between `a` and them.
 fn next_match(filter: &[u8], name: &[u8]) -> Next {
     if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
         return Next::From(vec![b'$' + 1]);
@@ -267,7 +274,8 @@ fn next_match(filter: &[u8], name: &[u8]) -> Next {
         Next::From(bound)
     };
     let mut names = topic::levels(name);
-    // Where the level of the name begins, and where the last one ended that a `+` stood for.
+    // Where the current level of the name begins, and where the level ends that matched the last
+    // `+`.
     let (mut at, mut plus_end) = (0, None);
     for level in topic::levels(filter) {
         if level == b"#" {
@@ -288,7 +296,8 @@ fn next_match(filter: &[u8], name: &[u8]) -> Next {
             if bound.as_slice() > name {
                 return Next::From(bound);
             }
-            // All with this level have passed: another value of the last `+`, if there is one.
+            // All topics with this level were passed, so only another value of the last `+` can
+            // match.
             return plus_end.map_or(Next::Nowhere, behind_all_below);
         }
         at = end + 1;
@@ -316,7 +325,7 @@ mod tests {
         Message::new(topic, payload, QoS::AtMostOnce)
     }
 
-    /// All topics that match, found with so many looks at a time, and all looks.
+    /// All topics that match, found with `looks_max` looks in each step, and the total of looks.
     fn found(retained: &Retained, filter: &str, looks_max: usize) -> (Vec<String>, usize) {
         let (mut topics, mut looks) = (Vec::new(), 0);
         let mut after: Option<Bytes> = None;
@@ -344,7 +353,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_search_agrees_with_comparing_every_topic(
+        fn search_agrees_with_comparing_every_topic(
             topics in prop::collection::btree_set("[a!/0-]{1,6}|\\$a(/a)?", 0..30),
             filter in prop::collection::vec("a|a!|-|\\+|\\+|", 1..5),
             hash in any::<bool>(),
@@ -363,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_passes_over_topics_that_cannot_match() {
+    fn search_skips_topics_that_cannot_match() {
         let devices = (0..50).flat_map(|device| {
             (0..100).map(move |sensor| format!("site/{device:02}/sensors/{sensor:02}/value"))
         });
@@ -378,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_looks_at_no_more_topics_than_it_may() {
+    fn search_examines_at_most_the_allowed_topics() {
         let retained = with_topics((0..1000).map(|number| format!("{number}/b/c")));
         let look = retained.find(b"+/+/x", None, 10);
         assert_eq!(look.looks, 10);
@@ -421,16 +430,16 @@ mod tests {
         assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unrecorded()));
         assert!(
             !retained.set(&message("c", "3"), None, &limits, now, &mut unrecorded()),
-            "a third one has no room"
+            "a third message has no room"
         );
         assert!(
             retained.set(&message("b", "22"), None, &limits, now, &mut unrecorded()),
-            "a replacement has"
+            "a replacement has room"
         );
         let later = now + Duration::from_secs(2);
         assert!(
             retained.set(&message("c", "3"), None, &limits, later, &mut unrecorded()),
-            "an expired one makes room"
+            "an expired message makes room"
         );
         assert!(retained.set(&message("b", ""), None, &limits, later, &mut unrecorded()));
         assert!(retained.set(&message("c", ""), None, &limits, later, &mut unrecorded()));

@@ -1,10 +1,12 @@
-//! What the turns of several connections lead to, written together.
+//! Writes the results of several connections' turns together.
 //!
-//! A thread that finds many sockets readable and answers each before it reads the next wakes every peer for one answer, and
-//! each wake-up costs more than the answer. So the connection whose turn it is opens a round, lets the others that are
-//! ready have their turns, and only then writes to all of them. Where that was in vain for some rounds, since nobody else was
-//! ready, it mostly writes at once. In come outputs that have something to write; out go writes to their sockets, later by
-//! [`ROUND_TIME_MAX`] and one turn at most. Holds no bytes.
+//! Without rounds, a thread that finds many sockets readable answers each before it reads the next.
+//! Every client is then woken for one answer, and a wake-up costs more than the answer.
+//!
+//! A connection opens a round at its turn, lets the other ready connections have their turns, and
+//! then writes to all of them. After some rounds in which no other connection was ready, it usually
+//! writes at once. A round delays a write by at most [`ROUND_TIME_MAX`] and one turn, and holds no
+//! bytes.
 
 use std::{
     fmt, mem,
@@ -13,24 +15,25 @@ use std::{
 };
 
 use crate::{
-    limits::{DIRECT_WRITES_MAX, LONELY_ROUNDS, ROUND_TIME_MAX},
+    limits::{DIRECT_WRITES_MAX, ROUND_TIME_MAX, SINGLE_OUTPUT_ROUNDS},
     output::Output,
 };
 
-/// The rounds of a broker, one after the other.
+/// The rounds of a broker, of which at most one is open.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the round began that is open.
+    /// When the open round began.
     open_since: Option<Instant>,
     gathered: Vec<Arc<Output>>,
-    /// Rounds on end with one output only.
-    lonely: u32,
+    /// How many rounds in a row had only one output.
+    single_output_rounds: u32,
 }
 
-/// An open round. It ends when it is dropped, also where its connection's task is.
+/// An open round. It ends when it is dropped, which includes the cancellation of its connection's
+/// task.
 pub(crate) struct Round<'a>(&'a Rounds);
 
 impl fmt::Debug for Round<'_> {
@@ -41,12 +44,12 @@ impl fmt::Debug for Round<'_> {
 
 impl Rounds {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here can panic half way.
+        // No code under this lock can panic half way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a round; `None` where another one is open. One that is overdue (its connection waits behind others) ends
-    /// here.
+    /// Opens a round. Returns `None` if another one is open. Ends an overdue round, whose
+    /// connection waits behind others.
     pub(crate) fn open(&self, now: Instant) -> Option<Round<'_>> {
         let mut state = self.lock();
         let overdue = match state.open_since {
@@ -59,7 +62,8 @@ impl Rounds {
         Some(Round(self))
     }
 
-    /// Takes outputs whose writers sleep, to write them at the end of the round. Leaves them where none is open.
+    /// Takes outputs whose writers sleep, to write to them at the end of the round. Does nothing if
+    /// no round is open.
     pub(crate) fn gather(&self, writers: &mut Vec<Arc<Output>>) {
         let mut state = self.lock();
         if state.open_since.is_some() {
@@ -67,7 +71,7 @@ impl Rounds {
         }
     }
 
-    /// Writes what has been gathered so far.
+    /// Writes the outputs gathered so far.
     pub(crate) fn write_gathered(&self) {
         let gathered = mem::take(&mut self.lock().gathered);
         write(&gathered);
@@ -75,33 +79,40 @@ impl Rounds {
 }
 
 impl Round<'_> {
-    /// Whether others are to have their turns first: something is to be written, and somebody else may add to it.
+    /// Whether the other connections should have their turns first: there is something to write,
+    /// and they may add to it.
     pub(crate) fn waits(&self) -> bool {
         let state = self.0.lock();
         !state.gathered.is_empty()
-            && (state.lonely < LONELY_ROUNDS || state.lonely.is_multiple_of(LONELY_ROUNDS))
+            && (state.single_output_rounds < SINGLE_OUTPUT_ROUNDS
+                || state
+                    .single_output_rounds
+                    .is_multiple_of(SINGLE_OUTPUT_ROUNDS))
     }
 }
 
 impl Drop for Round<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        // Where it was overdue this may end another's round early, which only makes two of one.
+        // If this round was overdue, this may end the next one early. That only splits the next
+        // round into two.
         state.open_since = None;
         let gathered = mem::take(&mut state.gathered);
         match gathered.len() {
             0 => {}
-            1 => state.lonely = state.lonely.wrapping_add(1),
-            _ => state.lonely = 0,
+            1 => state.single_output_rounds = state.single_output_rounds.wrapping_add(1),
+            _ => state.single_output_rounds = 0,
         }
         drop(state);
         write(&gathered);
     }
 }
 
-/// Writes to sockets in place of their tasks, which sleep; of very many wakes the tasks.
+/// Writes to sockets in place of their sleeping tasks. Beyond [`DIRECT_WRITES_MAX`] it wakes the
+/// tasks instead.
 pub(crate) fn write(writers: &[Arc<Output>]) {
-    // The rest in parallel, so that one change with many watchers does not keep a thread for itself.
+    // The tasks write the rest in parallel, so that one change with many watchers does not occupy a
+    // thread.
     let (now, later) = writers.split_at(writers.len().min(DIRECT_WRITES_MAX));
     later.iter().for_each(|writer| writer.wake_writer());
     now.iter().for_each(|writer| writer.write_now());
@@ -112,7 +123,7 @@ mod tests {
     use super::*;
     use crate::output::Direct;
 
-    /// Takes everything, and says how often it was asked to.
+    /// Accepts all bytes and records each write.
     #[derive(Debug, Default)]
     struct Socket(Mutex<Vec<Vec<u8>>>);
 
@@ -131,7 +142,7 @@ mod tests {
         (output, socket)
     }
 
-    /// What a turn does: adds a packet, and leaves the output to the round.
+    /// A turn: adds a packet and leaves the output to the round.
     fn turn(rounds: &Rounds, output: &Arc<Output>, packet: &[u8]) -> Vec<Arc<Output>> {
         let added = output.put(0, |out| out.extend_from_slice(packet)).unwrap();
         let mut writers: Vec<_> = added.wake.then(|| output.clone()).into_iter().collect();
@@ -144,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_of_a_round_is_written_at_its_end_in_one_piece_for_each_socket() {
+    fn round_writes_each_socket_once_at_its_end() {
         let rounds = Rounds::default();
         let (first, second) = (connection(), connection());
         let round = rounds.open(Instant::now()).unwrap();
         assert!(!round.waits());
         assert!(turn(&rounds, &first.0, b"a").is_empty());
-        assert!(rounds.open(Instant::now()).is_none(), "it is open");
+        assert!(rounds.open(Instant::now()).is_none(), "a round is open");
         assert!(turn(&rounds, &second.0, b"b").is_empty());
         assert!(turn(&rounds, &first.0, b"c").is_empty());
         assert!(round.waits());
@@ -161,12 +172,12 @@ mod tests {
         assert_eq!(
             turn(&rounds, &first.0, b"d").len(),
             1,
-            "without a round it is left to the caller"
+            "without a round the caller writes"
         );
     }
 
     #[test]
-    fn one_client_alone_waits_for_others_now_and_then_only() {
+    fn single_client_waits_for_others_only_occasionally() {
         let rounds = Rounds::default();
         let (first, second) = (connection(), connection());
         let mut waited = 0;
@@ -175,9 +186,9 @@ mod tests {
             turn(&rounds, &first.0, b"a");
             waited += usize::from(round.waits());
         };
-        (0..10 * LONELY_ROUNDS).for_each(|_| one());
-        assert_eq!(waited as u32, LONELY_ROUNDS + 9);
-        // Somebody else was ready.
+        (0..10 * SINGLE_OUTPUT_ROUNDS).for_each(|_| one());
+        assert_eq!(waited as u32, SINGLE_OUTPUT_ROUNDS + 9);
+        // Another connection was ready in this round.
         let round = rounds.open(Instant::now()).unwrap();
         turn(&rounds, &first.0, b"a");
         turn(&rounds, &second.0, b"b");
@@ -188,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_whose_connection_does_not_get_its_turn_ends_with_the_next_one() {
+    fn overdue_round_ends_when_the_next_one_opens() {
         let rounds = Rounds::default();
         let (output, socket) = connection();
         let begun = Instant::now();
@@ -201,11 +212,11 @@ mod tests {
         turn(&rounds, &output, b"b");
         drop((stuck, next));
         assert_eq!(written(&socket), [b"a", b"b"]);
-        assert_eq!(turn(&rounds, &output, b"c").len(), 1, "all rounds are over");
+        assert_eq!(turn(&rounds, &output, b"c").len(), 1, "no round is open");
     }
 
     #[test]
-    fn what_a_log_releases_in_the_middle_of_a_round_does_not_wait_for_its_end() {
+    fn write_gathered_does_not_wait_for_the_round_to_end() {
         let rounds = Rounds::default();
         let (output, socket) = connection();
         let _round = rounds.open(Instant::now()).unwrap();

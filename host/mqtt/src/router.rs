@@ -1,10 +1,13 @@
-//! Which sessions want a topic: a hash map for filters without wildcards, a tree of levels for the others.
+//! Finds the sessions that subscribed to a topic: a hash map for exact filters, a tree of levels
+//! for filters with wildcards.
 //!
-//! In come filters with a session's number; out go matches for a topic name: sessions, and groups of shared subscriptions
-//! (section 4.8.2), which choose one of theirs. The cost of a match depends on the filters that share levels with the name,
-//! not on the number of all filters. Each different level of a filter is a number, and a run of levels without a branch is one
-//! node, so that a filter of many levels costs a match one visit and a comparison of numbers. Knows nothing of sessions but
-//! their numbers.
+//! A match returns sessions, and groups of shared subscriptions (section 4.8.2), each of which then
+//! chooses one of its sessions. Its cost depends on the filters that share levels with the name,
+//! not on the number of all filters.
+//!
+//! Each distinct level of a filter has a number, and a run of levels without a branch is one node.
+//! A filter with many levels therefore costs a match one visit and a comparison of numbers. The
+//! router must not know more of a session than its key.
 
 mod levels;
 
@@ -22,7 +25,7 @@ use crate::{
     topic,
 };
 
-/// Number of a session within the core.
+/// The slot of a session within the core.
 pub(crate) type SessionKey = u32;
 
 /// The options of one subscription that matter for routing.
@@ -34,18 +37,19 @@ pub(crate) struct Subscription {
     pub(crate) id: Option<u32>,
 }
 
-/// A subscription that matches.
+/// A matching subscription and its session.
 pub(crate) type Match = (SessionKey, Subscription);
 
-/// What matches a topic name.
+/// The subscriptions that match a topic name.
 #[derive(Debug, Default)]
 pub(crate) struct Matches {
     pub(crate) sessions: Vec<Match>,
-    /// Groups by their filters, which begin with `$share/NAME/`; one message of each is for one of its sessions.
+    /// Filters of the matching groups, including `$share/NAME/`. One session of each group must
+    /// receive the message.
     pub(crate) groups: Vec<Bytes>,
-    /// How many nodes of the tree were visited for it.
+    /// How many nodes of the tree the match visited.
     pub(crate) visited: usize,
-    /// The levels of the name; kept for their memory.
+    /// The levels of the name. Kept between matches to reuse its memory.
     path: Vec<Level>,
 }
 
@@ -57,23 +61,23 @@ impl Matches {
     }
 }
 
-/// Levels of a run that a match compares in about the time of a visit to a node.
+/// How many levels of a run a match compares in about the time of one node visit.
 const LEVELS_PER_VISIT: usize = 16;
 
-/// All subscriptions of all sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Router {
     exact: HashMap<Bytes, Subscribers>,
     wild: Node,
-    /// The levels of the filters in the tree.
+    /// The numbers of the levels of all filters in the tree.
     levels: Levels,
-    /// By filter, with `$share/NAME/`.
+    /// Groups by filter, including `$share/NAME/`.
     groups: HashMap<Bytes, Group>,
     count: usize,
 }
 
-/// What a subscription to a filter costs at most: the filter in two places, for one with wildcards a node of the tree for
-/// each level, for a shared one the group, since nobody else may have a part in them.
+/// Upper bound of the memory that a subscription takes: the filter in two places, one tree node for
+/// each level if it has a wildcard, and the group if it is shared. Nodes and groups may be shared
+/// with other subscriptions, which this ignores.
 pub(crate) fn cost_bytes(filter: &[u8]) -> usize {
     let nodes = if topic::has_wildcard(filter) {
         topic::levels(topic::of_topics(filter)).count()
@@ -84,11 +88,11 @@ pub(crate) fn cost_bytes(filter: &[u8]) -> usize {
     2 * filter.len() + SUBSCRIPTION_OVERHEAD_BYTES + nodes * ROUTER_NODE_BYTES + group
 }
 
-/// Who subscribed to one filter.
+/// The subscribers of one filter.
 #[derive(Debug, Default)]
 struct Subscribers {
     sessions: Vec<Match>,
-    /// Groups by their filters.
+    /// Filters of the subscribed groups.
     groups: Vec<Bytes>,
 }
 
@@ -110,28 +114,29 @@ impl Subscribers {
     }
 }
 
-/// An entry of a filter.
+/// One subscriber of a filter.
 #[derive(Debug, Clone, Copy)]
 enum Subscriber<'a> {
     Session(SessionKey),
     Group(&'a Bytes),
 }
 
-/// A run of levels, and what is behind it. Only the root has an empty run. Any other node is the end of a filter or has two
-/// children at least, so there are at most twice as many nodes as filters.
+/// A run of levels and the subtree below it. Only the root has an empty run. Every other node must
+/// be the end of a filter or have at least two children, so there are at most twice as many nodes
+/// as filters.
 #[derive(Debug, Default)]
 struct Node {
     run: Box<[Level]>,
-    /// By the first level of their runs.
+    /// Keyed by the first level of the child's run.
     children: FxHashMap<Level, Node>,
-    /// Filters that end here.
+    /// Subscribers of the filter that ends here.
     here: Subscribers,
-    /// Filters that end here with `#`.
+    /// Subscribers of the filter that ends here with `#`.
     below: Subscribers,
 }
 
 impl Router {
-    /// Adds or replaces the subscription of a session, whose client is connected or not, to a valid filter.
+    /// Adds or replaces the subscription of a connected or disconnected session to a valid filter.
     pub(crate) fn subscribe(
         &mut self,
         filter: &Bytes,
@@ -166,10 +171,10 @@ impl Router {
         self.count += usize::from(new);
     }
 
-    /// Where a new entry of a filter belongs.
+    /// The subscribers of a filter, created if there are none.
     fn subscribers(&mut self, topics: &Bytes) -> &mut Subscribers {
         if topic::has_wildcard(topics) {
-            let (path, hash) = self.levels.take(topics);
+            let (path, hash) = self.levels.acquire(topics);
             let node = self.wild.insert(&path);
             match hash {
                 true => &mut node.below,
@@ -180,7 +185,7 @@ impl Router {
         }
     }
 
-    /// The entries of a filter, if there are some.
+    /// The subscribers of a filter, if there are any.
     fn known(&mut self, topics: &[u8]) -> Option<&mut Subscribers> {
         if !topic::has_wildcard(topics) {
             return self.exact.get_mut(topics);
@@ -217,7 +222,7 @@ impl Router {
             };
             let removed = self.wild.remove(&path, hash, &subscriber);
             if removed {
-                self.levels.give_back(topics);
+                self.levels.release(topics);
             }
             return removed;
         }
@@ -231,15 +236,15 @@ impl Router {
         removed
     }
 
-    /// The client of a member of a group has connected, or its connection has ended.
+    /// Updates whether a member of a group is connected.
     pub(crate) fn set_connected(&mut self, group: &[u8], session: SessionKey, is_connected: bool) {
         if let Some(group) = self.groups.get_mut(group) {
             group.set_connected(session, is_connected);
         }
     }
 
-    /// The session of a group that is to have a message, if one is ready for it, and how many were asked; see
-    /// [`Group::choose`].
+    /// Chooses the member of a group that receives a message, if one is ready for it. Also returns
+    /// how many members were asked; see [`Group::choose`].
     pub(crate) fn choose(
         &mut self,
         group: &Bytes,
@@ -275,7 +280,7 @@ impl Router {
         found.path = path;
     }
 
-    /// Subscriptions of all sessions.
+    /// The number of subscriptions of all sessions.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -302,13 +307,13 @@ impl Node {
         child.insert(&path[common..])
     }
 
-    /// Of how many levels of its run a path consists too.
+    /// The length of the common prefix of the run and a path.
     fn common(&self, path: &[Level]) -> usize {
         let pairs = self.run.iter().zip(path);
         pairs.take_while(|(own, other)| own == other).count()
     }
 
-    /// Ends the run here. The rest of it becomes the only child.
+    /// Splits the run here. Its rest becomes the only child.
     fn split(&mut self, at: usize) {
         let mut behind = std::mem::take(self);
         let (run, rest) = behind.run.split_at(at);
@@ -328,7 +333,7 @@ impl Node {
         child.get_mut(rest)
     }
 
-    /// Removes an entry, and the nodes that are nothing without it.
+    /// Removes a subscriber, and the nodes that this leaves empty.
     fn remove(&mut self, path: &[Level], hash: bool, subscriber: &Subscriber<'_>) -> bool {
         let Some(first) = path.first() else {
             return match hash {
@@ -351,7 +356,7 @@ impl Node {
         removed
     }
 
-    /// One node with its only child, where nothing ends between them.
+    /// Merges a node with its only child if no filter ends between them.
     fn join(&mut self) {
         if !(self.here.is_empty() && self.below.is_empty() && self.children.len() == 1) {
             return;
@@ -363,8 +368,8 @@ impl Node {
         }
     }
 
-    /// What matches the levels behind this node. One call for each branch on the way; names with too many levels do not
-    /// come here.
+    /// Appends the subscribers that match the levels below this node. Recurses once for each
+    /// branch; the caller limits the levels of a name.
     fn matches(&self, name: &[Level], dollar: bool, found: &mut Matches) {
         found.visited += 1 + self.run.len() / LEVELS_PER_VISIT;
         if !dollar {
@@ -423,7 +428,7 @@ mod tests {
         )
     }
 
-    /// Filters, some of them of shared subscriptions to groups of these names.
+    /// Filters, some of them with the prefix of a shared subscription.
     fn subscriptions() -> impl Strategy<Value = Vec<String>> {
         let groups = prop::collection::vec(prop::option::of("[gh]"), 12);
         (filters(), groups).prop_map(|(filters, groups)| {
@@ -437,9 +442,10 @@ mod tests {
     }
 
     proptest! {
-        /// The tree and the plain comparison of topic.rs agree, and nothing stays after the last subscription.
+        /// The tree agrees with the plain comparison in `topic.rs`, and is empty after the last
+        /// subscription is removed.
         #[test]
-        fn agrees_with_plain_matching(filters in subscriptions(), name in "(a|b|\\$s|/){1,6}") {
+        fn tree_agrees_with_plain_matching(filters in subscriptions(), name in "(a|b|\\$s|/){1,6}") {
             let mut router = Router::default();
             for (key, filter) in filters.iter().enumerate() {
                 router.subscribe(&Bytes::from(filter.clone()), key as u32, SUBSCRIPTION, true);
@@ -456,7 +462,7 @@ mod tests {
             let mut groups: Vec<_> = shared.into_iter().map(|key| Bytes::from(filters[key].clone())).collect();
             groups.sort_unstable();
             groups.dedup();
-            prop_assert_eq!(found.groups, groups, "a group once, however many its members are");
+            prop_assert_eq!(found.groups, groups, "each group once, regardless of its members");
             for (key, filter) in filters.iter().enumerate() {
                 router.unsubscribe(&Bytes::from(filter.clone()), key as u32);
             }
@@ -469,7 +475,7 @@ mod tests {
     #[test]
     fn deep_filters_cost_a_match_one_visit_each() {
         let mut router = Router::default();
-        // Every name of these levels matches all of them.
+        // Every filter matches every name with these levels.
         let filters: Vec<_> = (0..256_u32)
             .map(|number| {
                 let branches = (0..8).map(|bit| if number >> bit & 1 == 0 { "+" } else { "a" });

@@ -1,6 +1,7 @@
 //! The state of one client that outlives its connections (section 4.1).
 //!
-//! Every change of what a session has to remember is a method of this file or of outbox.rs, and recorded there.
+//! Every change of durable session state must be a method of this file or of `session_queue.rs`
+//! that also records the change, or recovery loses it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,99 +20,98 @@ use crate::{
     ledger::{Account, Holding, Kind},
     limits::{OWN_SUBSCRIPTION_BYTES, STATE_BYTES_FLOOR, SUBSCRIPTION_BYTES_FLOOR},
     link::Link,
-    outbox::Outbox,
-    persist::{Recorder, Tape},
+    persist::{Recorder, SessionLog},
     router::{Subscription, cost_bytes},
+    session_queue::SessionQueue,
     topic,
 };
 
-/// One session.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: Arc<str>,
-    /// Never that of another one, over restarts too.
+    /// Never reused for another session, even after a restart.
     pub(crate) number: u64,
-    /// Its place among all sessions.
+    /// Counts this session against its owner's limit.
     place: Holding,
-    /// The user who may resume it; anybody may where there is none.
+    /// The user who may resume the session. If there is none, any client may.
     owner: Option<Box<str>>,
-    /// Session Expiry Interval: how long it lives without a connection.
+    /// Session Expiry Interval: how long the session outlives its connection.
     expiry_s: u32,
-    /// Whether the log knows it.
+    /// Whether the log holds this session.
     durable: bool,
     subscriptions: HashMap<Bytes, Subscription>,
-    /// What they cost the router, in bytes.
+    /// Memory that the subscriptions take in the router.
     subscription_bytes: usize,
-    /// What of this is for the client's own topics.
+    /// The part of `subscription_bytes` for the client's own topics.
     own_subscription_bytes: usize,
-    /// What of it counts as the owner's.
+    /// The part of `subscription_bytes` that is charged to the owner.
     charged_subscriptions: Holding,
-    /// How many of these hold a wildcard.
+    /// Number of subscriptions with a wildcard.
     wildcards: usize,
-    /// How many of these are shared.
+    /// Number of shared subscriptions.
     shared: usize,
-    pub(crate) outbox: Outbox,
-    /// Searches for retained messages that a SUBSCRIBE has begun, in their order. The connection handles no other packet
-    /// before they have ended.
+    pub(crate) queue: SessionQueue,
+    /// Pending searches for retained messages, in the order of their SUBSCRIBEs. The connection
+    /// handles no other packet until they end.
     pub(crate) replays: VecDeque<Replay>,
     exchanges: Exchanges,
     will: Option<Will>,
-    /// Whether the log knows the will. It does not if it had no room for it.
+    /// Whether the log holds the will. It does not if it had no room when the client connected.
     will_recorded: bool,
-    /// What the packet ids and the will take.
+    /// Memory that the packet ids and the will take.
     state: Holding,
-    /// When the connection was lost, while there is none.
+    /// When the connection was lost, if there is none.
     detached: Option<Instant>,
-    /// When the will is to be sent, once the connection is lost.
+    /// When to publish the will, if there is no connection.
     will_due: Option<Instant>,
-    /// When it ends, while there is no connection.
+    /// When the session expires, if there is no connection.
     ends: Option<Instant>,
-    /// The entry of this session among the core's deadlines.
+    /// The session's entry among the core's deadlines.
     pub(crate) deadline: Option<Instant>,
-    /// The entry of this session among those that may be evicted.
+    /// The session's entry among the evictable sessions.
     pub(crate) evictable: Option<Instant>,
     pub(crate) link: Option<Link>,
-    /// When its full queue was last searched for expired messages.
+    /// When the full queue was last searched for expired messages.
     pub(crate) searched: Option<Instant>,
     /// Whether a dropped message was logged since the last connection.
     pub(crate) drop_logged: bool,
 }
 
-/// Retained messages that a new subscription is still to be sent.
+/// A search for the retained messages of a new subscription.
 #[derive(Debug)]
 pub(crate) struct Replay {
     pub(crate) filter: Bytes,
     pub(crate) subscription: Subscription,
-    /// The topic that was looked at last.
+    /// The last topic that the search examined.
     pub(crate) after: Option<Bytes>,
 }
 
-/// What is to be done with a QoS 2 PUBLISH.
+/// How to handle a QoS 2 PUBLISH.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Seen for the first time; the sequence of its PUBREC.
+    /// A new message, with the sequence of its PUBREC.
     New(u64),
-    /// A repetition: answered, or to be answered with the original.
+    /// A duplicate. It was answered, or the answer to the original will answer it.
     Repeated,
-    /// There is no room to remember it; the sequence of the PUBREC that refuses it.
+    /// There is no memory for its packet id. Holds the sequence of the PUBREC that refuses it.
     Refused(u64),
 }
 
-/// What sending needs of a session, side by side.
+/// The parts of a session that sending needs, borrowed separately.
 pub(crate) struct Sending<'a> {
     pub(crate) link: &'a mut Link,
-    pub(crate) outbox: &'a mut Outbox,
+    pub(crate) queue: &'a mut SessionQueue,
     pub(crate) exchanges: &'a mut Exchanges,
-    pub(crate) tape: Tape<'a>,
+    pub(crate) log: SessionLog<'a>,
 }
 
-/// A session as recovery found it.
+/// A recovered session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct RestoredSession {
     pub(crate) owner: Option<Box<str>>,
     pub(crate) expiry_s: u32,
     pub(crate) will: Option<Will>,
-    /// When its connection was lost.
+    /// When the connection was lost.
     pub(crate) detached: Instant,
 }
 
@@ -132,7 +132,7 @@ impl Session {
             charged_subscriptions: Holding::new(account, Kind::Subscriptions),
             wildcards: 0,
             shared: 0,
-            outbox: Outbox::new(Holding::new(account, Kind::Queues)),
+            queue: SessionQueue::new(Holding::new(account, Kind::Queues)),
             replays: VecDeque::new(),
             exchanges: Exchanges::default(),
             will: None,
@@ -149,17 +149,19 @@ impl Session {
         }
     }
 
-    /// Whether its changes are recorded: it was to outlive its connection when that began.
+    /// Whether changes are recorded: the session was to outlive its connection when that connection
+    /// began.
     pub(crate) fn is_durable(&self) -> bool {
         self.durable
     }
 
-    /// Where its changes are recorded.
-    pub(crate) fn tape<'a>(&self, recorder: &'a mut Recorder) -> Tape<'a> {
-        recorder.tape(self.number, self.durable)
+    /// The log of this session's changes.
+    pub(crate) fn log<'a>(&self, recorder: &'a mut Recorder) -> SessionLog<'a> {
+        recorder.session_log(self.number, self.durable)
     }
 
-    /// A CONNECT: it begins, or is resumed. One that will not outlive this connection is not durable any more.
+    /// Begins or resumes the session for a CONNECT. Without an expiry the session stops being
+    /// durable.
     pub(crate) fn attach(
         &mut self,
         begins: bool,
@@ -168,7 +170,7 @@ impl Session {
         recorder: &mut Recorder,
     ) {
         if expiry_s == 0 {
-            self.tape(recorder).write(Part::End);
+            self.log(recorder).write(Part::End);
         }
         self.durable = expiry_s > 0;
         self.expiry_s = expiry_s;
@@ -180,7 +182,7 @@ impl Session {
         self.will_recorded = self.durable && recorder.has_room();
         let will = self.recorded_will();
         let will = will.map(|will| Testament::new(will, &clock));
-        self.tape(recorder).write(if begins {
+        self.log(recorder).write(if begins {
             Part::Begin {
                 client: &self.client,
                 expiry_s,
@@ -191,28 +193,27 @@ impl Session {
         });
     }
 
-    /// Everything that it holds counts as this owner's from now on.
+    /// Charges everything that the session holds to this account from now on.
     pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
         self.place.transfer(account);
         self.state.transfer(account);
         self.charged_subscriptions.transfer(account);
-        self.outbox.transfer(account);
+        self.queue.transfer(account);
     }
 
-    /// Its owner's.
+    /// The account of the session's owner.
     pub(crate) fn account(&self) -> &Arc<Account> {
         self.place.account()
     }
 
-    /// Whether it counts as this owner's.
-    pub(crate) fn is_of(&self, account: &Arc<Account>) -> bool {
+    pub(crate) fn is_owned_by(&self, account: &Arc<Account>) -> bool {
         Arc::ptr_eq(self.account(), account)
     }
 
-    /// Whether a client that begins afresh loses nothing: nothing waits in it, and it remembers nothing.
+    /// Whether a client that starts a new session instead would lose nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.subscriptions.is_empty()
-            && self.outbox.is_empty()
+            && self.queue.is_empty()
             && self.exchanges.is_empty()
             && self.will.is_none()
     }
@@ -222,51 +223,51 @@ impl Session {
             .set(self.will_bytes() + self.exchanges.cost_bytes());
     }
 
-    /// What its will takes.
+    /// Memory that the will takes.
     pub(crate) fn will_bytes(&self) -> usize {
         let will = self.will.as_ref();
         will.map_or(0, |will| will.message.cost_bytes())
     }
 
-    /// Whether it is another user's.
-    pub(crate) fn is_of_another(&self, user: Option<&str>) -> bool {
+    pub(crate) fn belongs_to_other_user(&self, user: Option<&str>) -> bool {
         self.owner.is_some() && self.owner.as_deref() != user
     }
 
-    /// It is this user's from now on, where it was nobody's and there is one. After [`attach`](Self::attach).
+    /// Makes this user the owner if the session has none. Must be called after
+    /// [`attach`](Self::attach).
     pub(crate) fn claim(&mut self, user: Option<&str>, recorder: &mut Recorder) {
         if let (None, Some(user)) = (&self.owner, user) {
             self.owner = Some(user.into());
-            self.tape(recorder).write(Part::Owner { user });
+            self.log(recorder).write(Part::Owner { user });
         }
     }
 
-    /// The client has changed its Session Expiry Interval with its DISCONNECT. False: from zero it cannot be raised
-    /// (section 3.14.2.2.2).
+    /// Changes the Session Expiry Interval for a DISCONNECT. Returns false if the client tries to
+    /// raise it from zero (section 3.14.2.2.2).
     pub(crate) fn set_expiry(&mut self, expiry_s: u32, recorder: &mut Recorder) -> bool {
         if self.expiry_s == 0 && expiry_s > 0 {
             return false;
         }
         if self.expiry_s != expiry_s {
             self.expiry_s = expiry_s;
-            self.tape(recorder).write(Part::Expiry(expiry_s));
+            self.log(recorder).write(Part::Expiry(expiry_s));
         }
         true
     }
 
-    /// The will, to be sent or dropped: there is none any more.
+    /// Removes the will, to publish or to drop it.
     pub(crate) fn take_will(&mut self, recorder: &mut Recorder) -> Option<Will> {
         self.will_due = None;
         let will = self.will.take();
         if will.is_some() {
             self.count_state();
-            self.tape(recorder).write(Part::NoWill);
+            self.log(recorder).write(Part::NoWill);
         }
         will
     }
 
-    /// It is without a connection: its will and its end are due, now or later. In a shutdown wills wait for the next
-    /// start. Returns how many messages were lost with the connection.
+    /// Removes the connection and schedules the will and the expiry. During a shutdown wills wait
+    /// for the next start. Returns how many messages were dropped with the connection.
     pub(crate) fn detach(
         &mut self,
         now: Instant,
@@ -274,45 +275,45 @@ impl Session {
         recorder: &mut Recorder,
     ) -> usize {
         self.link = None;
-        let mut tape = self.tape(recorder);
-        tape.detached(now);
-        let dropped = self.outbox.drop_transient(&mut tape);
-        // While the log has no room these are kept in memory alone.
-        if tape.has_room() {
-            self.outbox.record_in_flight(&mut tape);
+        let mut log = self.log(recorder);
+        log.detached(now);
+        let dropped = self.queue.drop_transient(&mut log);
+        // While the log has no room, these messages are kept in memory only.
+        if log.has_room() {
+            self.queue.record_in_flight(&mut log);
         }
-        self.alone_since(now);
+        self.set_detached(now);
         if shutting_down {
             self.will_due = None;
         }
         dropped
     }
 
-    /// Back from a record, without a connection since then. Its will is not due before `will_from`.
-    pub(crate) fn restore(&mut self, standing: Standing, will_from: Instant) {
+    /// Restores a recovered session, which is disconnected. Its will is not due before `will_from`.
+    pub(crate) fn restore(&mut self, restored: RestoredSession, will_from: Instant) {
         self.durable = true;
-        self.owner = standing.owner;
-        self.expiry_s = standing.expiry_s;
-        self.will = standing.will;
+        self.owner = restored.owner;
+        self.expiry_s = restored.expiry_s;
+        self.will = restored.will;
         self.will_recorded = true;
         self.count_state();
-        self.alone_since(standing.detached);
+        self.set_detached(restored.detached);
         self.will_due = self.will_due.map(|due| due.max(will_from));
     }
 
-    fn alone_since(&mut self, since: Instant) {
+    fn set_detached(&mut self, since: Instant) {
         let seconds = |seconds: u32| since.checked_add(Duration::from_secs(seconds.into()));
         self.detached = Some(since);
-        // u32::MAX means for ever (section 3.1.2.11.2), where the limit lets it pass.
+        // An interval of u32::MAX never expires, if the limit allows it (section 3.1.2.11.2).
         self.ends = (self.expiry_s != u32::MAX)
             .then(|| seconds(self.expiry_s))
             .flatten();
         self.will_due = self.will.as_ref().and_then(|will| seconds(will.delay_s));
     }
 
-    /// It is no more.
+    /// Records the end of the session.
     pub(crate) fn end(&mut self, recorder: &mut Recorder) {
-        self.tape(recorder).write(Part::End);
+        self.log(recorder).write(Part::End);
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
@@ -323,12 +324,12 @@ impl Session {
         self.will_due.is_some_and(|due| due <= now)
     }
 
-    /// When the next thing happens to it without its client.
+    /// When the next will or expiry is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         [self.will_due, self.ends].into_iter().flatten().min()
     }
 
-    /// The connection that it has.
+    /// The current connection.
     pub(crate) fn origin(&self) -> Option<Origin> {
         let link = self.link.as_ref()?;
         Some(Origin {
@@ -339,7 +340,7 @@ impl Session {
         })
     }
 
-    /// Whether it has a connection that is not being closed.
+    /// Whether the session has a connection whose output is not closing.
     pub(crate) fn is_present(&self) -> bool {
         let link = self.link.as_ref();
         link.is_some_and(|link| !link.output.is_closing())
@@ -357,7 +358,7 @@ impl Session {
         self.will.as_ref()
     }
 
-    /// The will, where the log knows it.
+    /// The will, if the log holds it.
     pub(crate) fn recorded_will(&self) -> Option<&Will> {
         self.will.as_ref().filter(|_| self.will_recorded)
     }
@@ -366,7 +367,7 @@ impl Session {
         self.detached
     }
 
-    /// Adds or replaces a subscription. True where it is new.
+    /// Adds or replaces a subscription. Returns true if it is new.
     pub(crate) fn subscribe(
         &mut self,
         filter: &Bytes,
@@ -375,7 +376,7 @@ impl Session {
     ) -> bool {
         let old = self.subscriptions.insert(filter.clone(), subscription);
         if old != Some(subscription) {
-            self.tape(recorder).write(Part::Subscribe {
+            self.log(recorder).write(Part::Subscribe {
                 filter,
                 subscription,
             });
@@ -387,7 +388,7 @@ impl Session {
         new
     }
 
-    /// Puts back a subscription that recovery found.
+    /// Restores a recovered subscription.
     pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
         if self
             .subscriptions
@@ -406,7 +407,7 @@ impl Session {
         self.charged_subscriptions.set(self.to_charge());
     }
 
-    /// What a subscription costs, if it is to the client's own topics.
+    /// The cost of a subscription if it is for the client's own topics, otherwise 0.
     fn own_bytes(&self, filter: &[u8]) -> usize {
         match topic::is_own(filter, &self.client) {
             true => cost_bytes(filter),
@@ -418,7 +419,8 @@ impl Session {
         self.subscription_bytes - self.own_subscription_bytes.min(OWN_SUBSCRIPTION_BYTES)
     }
 
-    /// Whether the owner's share, or for recovery what all owners may hold, has room for one more subscription.
+    /// Whether there is room for one more subscription in the owner's share or, if not `shares`
+    /// (during recovery), in the total.
     pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
         let own = self.own_subscription_bytes + self.own_bytes(filter);
         let bytes = self.subscription_bytes + cost_bytes(filter);
@@ -432,11 +434,11 @@ impl Session {
         more == 0 || self.charged_subscriptions.fits(more, max, floor)
     }
 
-    /// Removes a subscription. False where there was none.
+    /// Removes a subscription. Returns false if there was none.
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes, recorder: &mut Recorder) -> bool {
         let existed = self.subscriptions.remove(filter).is_some();
         if existed {
-            self.tape(recorder).write(Part::Unsubscribe { filter });
+            self.log(recorder).write(Part::Unsubscribe { filter });
         }
         self.wildcards -= usize::from(existed && topic::has_wildcard(filter));
         self.shared -= usize::from(existed && topic::is_shared(filter));
@@ -456,7 +458,6 @@ impl Session {
         self.subscriptions.keys()
     }
 
-    /// The filters of its shared subscriptions.
     pub(crate) fn shared_filters(&self) -> impl Iterator<Item = &Bytes> {
         let shared = (self.shared > 0).then(|| self.filters());
         shared
@@ -465,7 +466,7 @@ impl Session {
             .filter(|filter| topic::is_shared(filter))
     }
 
-    /// What all its subscriptions cost.
+    /// Memory that all subscriptions take.
     pub(crate) fn subscription_bytes(&self) -> usize {
         self.subscription_bytes
     }
@@ -488,58 +489,57 @@ impl Session {
             .map(|(filter, own)| (filter, *own))
     }
 
-    /// It is connected by this link.
     pub(crate) fn connect(&mut self, link: Link) {
         self.exchanges.connect(link.receive_max);
         self.link = Some(link);
     }
 
-    /// What sending needs, while there is a connection.
+    /// The parts that sending needs, if there is a connection.
     pub(crate) fn sending<'a>(&'a mut self, recorder: &'a mut Recorder) -> Option<Sending<'a>> {
-        let tape = self.tape(recorder);
+        let log = self.log(recorder);
         Some(Sending {
             link: self.link.as_mut()?,
-            outbox: &mut self.outbox,
+            queue: &mut self.queue,
             exchanges: &mut self.exchanges,
-            tape,
+            log,
         })
     }
 
-    /// QoS 2 messages of the client that have their answer.
+    /// Answered QoS 2 messages from the client, by packet id.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
         self.exchanges.answered()
     }
 
-    /// Puts back the QoS 2 messages of the client that recovery found.
+    /// Restores recovered QoS 2 exchanges.
     pub(crate) fn restore_received(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
         self.exchanges.restore(found);
         self.count_state();
     }
 
-    /// A QoS 2 PUBLISH over the current connection.
+    /// Handles a QoS 2 PUBLISH on the current connection.
     pub(crate) fn receive(
         &mut self,
         packet_id: u16,
         limits: &Limits,
         recorder: &mut Recorder,
     ) -> Result<Arrival, Violation> {
-        // An answer to an earlier connection may not be durable yet.
-        let told = self.tape(recorder).latest();
+        // The answer that an earlier connection got may not be durable yet.
+        let barrier = self.log(recorder).latest();
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);
         };
-        let after = self.outbox.progress().0;
+        let queued_before = self.queue.progress().0;
         let full = self.exchanges.is_full();
         match self.exchanges.get(packet_id) {
             Known::Nothing if full => {
-                let text = "too many QoS 2 messages wait for their PUBREL";
+                let text = "too many QoS 2 messages are waiting for their PUBREL";
                 Err(Violation {
                     reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
                     text,
                 })
             }
             Known::Nothing => {
-                let sequence = link.owe(packet_id, true)?;
+                let sequence = link.expect_ack(packet_id, true)?;
                 let more = self.exchanges.growth_bytes();
                 let max = limits.state_bytes_total_max;
                 if more > 0 && !self.state.fits(more, max, STATE_BYTES_FLOOR) {
@@ -550,64 +550,65 @@ impl Session {
                 Ok(Arrival::New(sequence))
             }
             Known::Answered(reason) => {
-                let sequence = link.owe(packet_id, true)?;
-                link.answer(sequence, reason, None, after, told);
+                let sequence = link.expect_ack(packet_id, true)?;
+                link.answer(sequence, reason, None, queued_before, barrier);
                 Ok(Arrival::Repeated)
             }
             Known::Pending(entry) => {
-                // The pending PUBREC of this connection answers both.
+                // One pending PUBREC answers both messages of this connection.
                 if entry.owed.0 != link.connection {
-                    entry.owed = (link.connection, link.owe(packet_id, true)?);
+                    entry.owed = (link.connection, link.expect_ack(packet_id, true)?);
                 }
                 Ok(Arrival::Repeated)
             }
         }
     }
 
-    /// The answer to a QoS 2 PUBLISH is known, and leaves after `told` was released. A failure frees its identifier
-    /// (section 4.3.3).
-    pub(crate) fn settle_received(
+    /// Answers a QoS 2 PUBLISH after `barrier` is durable. An error frees the packet id (section
+    /// 4.3.3).
+    pub(crate) fn acknowledge_received(
         &mut self,
         packet_id: u16,
         asked: (u64, u64),
         reason: ReasonCode,
         text: Option<&str>,
-        told: BatchNumber,
+        barrier: BatchNumber,
         recorder: &mut Recorder,
     ) {
-        let mut tape = self.tape(recorder);
+        let mut log = self.log(recorder);
         let Some(owed) = self.exchanges.answer(packet_id, asked, reason) else {
             return;
         };
-        let mut told = told;
+        let mut barrier = barrier;
         if !reason.is_error() {
-            tape.write(Part::Received { packet_id, reason });
-            told = told.max(tape.current());
+            log.write(Part::Received { packet_id, reason });
+            barrier = barrier.max(log.current());
         }
         self.count_state();
-        self.answer(owed, reason, text, told);
+        self.answer(owed, reason, text, barrier);
     }
 
-    /// Fills in an acknowledgement that the current connection owes; nothing where it is another's.
+    /// Answers a pending acknowledgement of the current connection. Does nothing if `owed` is of an
+    /// earlier connection.
     pub(crate) fn answer(
         &mut self,
         owed: (u64, u64),
         reason: ReasonCode,
         text: Option<&str>,
-        told: BatchNumber,
+        barrier: BatchNumber,
     ) {
-        let after = self.outbox.progress().0;
+        let queued_before = self.queue.progress().0;
         if let Some(link) = self.link.as_mut().filter(|link| link.connection == owed.0) {
-            link.answer(owed.1, reason, text, after, told);
+            link.answer(owed.1, reason, text, queued_before, barrier);
         }
     }
 
-    /// A PUBREL came. False where no answered message has that identifier.
+    /// Handles a PUBREL. Returns false if no answered message has this packet id.
     pub(crate) fn release_received(&mut self, packet_id: u16, recorder: &mut Recorder) -> bool {
         let Some(counted) = self.exchanges.release(packet_id) else {
             return false;
         };
-        self.tape(recorder).write(Part::Completed { packet_id });
+        self.log(recorder).write(Part::Completed { packet_id });
         if let Some(link) = self.link.as_mut().filter(|_| counted) {
             link.unreleased -= 1;
         }

@@ -1,16 +1,17 @@
-//! Topic names and filters (MQTT 5 section 4.7): validity and matching, on bytes that are known to be UTF-8.
+//! Validity and matching of topic names and filters (MQTT 5 section 4.7), on bytes that are known
+//! to be UTF-8.
 
 use crate::limits::OWN_TOPICS;
 
 /// Why a topic name or filter is refused.
 pub(crate) type Fault = &'static str;
 
-/// A name to publish to: not empty, no wildcard, no U+0000.
+/// Checks a name to publish to: not empty, no wildcard, no U+0000.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     if name.is_empty() {
         return Err("the topic name is empty");
     }
-    // No branch for each byte: a few instructions look at many of them.
+    // Branch-free for each byte, so that the compiler can examine many bytes at once.
     let holds = |which: fn(u8) -> bool| name.iter().fold(false, |holds, byte| holds | which(*byte));
     if holds(|byte| byte == b'+' || byte == b'#') {
         return Err("the topic name holds a wildcard");
@@ -21,8 +22,9 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A filter to subscribe to: `+` alone in its level, `#` alone in the last one. That of a shared subscription is
-/// `$share/NAME/FILTER` (section 4.8.2); the filter in it is no shared one again.
+/// Checks a filter to subscribe to: `+` must be alone in its level, and `#` alone in the last one.
+/// The filter of a shared subscription is `$share/NAME/FILTER` (section 4.8.2), and FILTER must not
+/// be a shared one.
 pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
     let Some(shared) = filter.strip_prefix(SHARED) else {
         return check_topics(filter);
@@ -33,8 +35,8 @@ pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
         (name, _) if name.iter().any(|byte| matches!(byte, b'+' | b'#' | 0)) => {
             Err("the name of a shared subscription's group holds a wildcard or U+0000")
         }
-        (_, None) => Err("a shared subscription ends behind the name of its group"),
-        (_, Some(filter)) if is_shared(filter) => Err("a shared subscription holds another one"),
+        (_, None) => Err("a shared subscription has no topic filter after the name of its group"),
+        (_, Some(filter)) if is_shared(filter) => Err("a shared subscription contains another one"),
         (_, Some(filter)) => check_topics(filter),
     }
 }
@@ -50,7 +52,7 @@ fn check_topics(filter: &[u8]) -> Result<(), Fault> {
             b"#" if levels.peek().is_none() => {}
             b"#" => return Err("'#' is not the last level of the topic filter"),
             _ if level.iter().any(|byte| matches!(byte, b'+' | b'#')) => {
-                return Err("a wildcard does not fill its level of the topic filter");
+                return Err("a wildcard does not occupy a whole level of the topic filter");
             }
             _ if level.contains(&0) => return Err("the topic filter holds U+0000"),
             _ => {}
@@ -59,12 +61,11 @@ fn check_topics(filter: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The levels between the slashes; there is always one, maybe empty.
+/// The levels between the slashes. There is always at least one, which may be empty.
 pub(crate) fn levels(topic: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> + Clone {
     topic.split(|byte| *byte == b'/')
 }
 
-/// How many there are.
 pub(crate) fn level_count(topic: &[u8]) -> usize {
     1 + topic.iter().filter(|byte| **byte == b'/').count()
 }
@@ -73,11 +74,11 @@ pub(crate) fn has_wildcard(filter: &[u8]) -> bool {
     filter.iter().any(|byte| matches!(byte, b'+' | b'#'))
 }
 
-/// What the filter of a shared subscription begins with (section 4.8.2).
+/// The prefix of a shared subscription's filter (section 4.8.2).
 const SHARED: &[u8] = b"$share/";
 
-/// Whether a filter is for topics that are this client's own. A client id with a slash or a wildcard has none: it could be
-/// within another's.
+/// Whether a filter is for topics of this client only. A client id with a slash or a wildcard has
+/// no such topics, because they could also belong to another client.
 pub(crate) fn is_own(filter: &[u8], client: &str) -> bool {
     let rest = filter.strip_prefix(OWN_TOPICS);
     let rest = rest.and_then(|rest| rest.strip_prefix(client.as_bytes()));
@@ -88,15 +89,17 @@ pub(crate) fn is_shared(filter: &[u8]) -> bool {
     filter.starts_with(SHARED)
 }
 
-/// The filter that topics are compared with: that of a shared subscription without `$share/NAME/`.
+/// The filter that topics are compared with: without `$share/NAME/` if it is of a shared
+/// subscription.
 pub(crate) fn of_topics(filter: &[u8]) -> &[u8] {
     let shared = filter.strip_prefix(SHARED);
     let inner = shared.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
     inner.unwrap_or(filter)
 }
 
-/// Whether a valid filter, which is not that of a shared subscription, matches a valid name. A leading wildcard matches nothing that begins with `$`
-/// (section 4.7.2). The router and the search for retained messages are compared with it.
+/// Whether a valid filter, not of a shared subscription, matches a valid name. A leading wildcard
+/// does not match a name that begins with `$` (section 4.7.2). Tests compare the router and the
+/// search for retained messages with this function.
 #[cfg(test)]
 pub(crate) fn matches(filter: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'$') && matches!(filter.first(), Some(b'+' | b'#')) {
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn matching_as_the_examples_of_the_standard() {
+    fn matching_agrees_with_the_examples_of_the_standard() {
         for (filter, name, expected) in [
             ("sport/tennis/player1/#", "sport/tennis/player1", true),
             (

@@ -6,7 +6,7 @@ use super::{
     AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
     Sharing, Testament, tag,
 };
-use crate::{Message, clock::Clock, limits::BATCH_BYTES, outbox::Queued};
+use crate::{Message, clock::Clock, limits::BATCH_BYTES, session_queue::Queued};
 
 /// Collects the changes of one batch.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     Recovery,
     limits::SUBSCRIPTION_ID_OVER,
-    outbox::{Queued, Scope},
+    session_queue::{Queued, Scope},
 };
 
 fn content() -> impl Strategy<Value = (QoS, bool, Option<u64>, Vec<u8>, Vec<u8>)> {

@@ -1,4 +1,5 @@
-//! Connections come and go: new and resumed sessions, takeover, session expiry, wills (sections 3.1, 3.14, 4.1).
+//! The life cycle of connections: new and resumed sessions, takeover, session expiry and wills
+//! (sections 3.1, 3.14, 4.1).
 
 use std::{
     borrow::Cow,
@@ -20,34 +21,36 @@ use crate::{
     session::Session,
 };
 
-/// A connection that got its CONNACK.
+/// A connection whose CONNACK was sent.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub(crate) session: SessionKey,
     pub(crate) origin: Origin,
-    /// What its owner holds of the memory.
+    /// The account that the session's memory is charged to.
     pub(crate) account: Arc<Account>,
-    /// The bounds that the CONNACK tells.
+    /// The limits that the CONNACK announced.
     pub(crate) limits: Arc<Limits>,
-    /// Silence that ends the connection: one and a half times the Keep Alive.
+    /// The connection ends after this much silence: one and a half times the Keep Alive.
     pub(crate) silence_max: Option<Duration>,
-    /// The connection that was taken over. Its last request comes before the first of this one.
+    /// The output of the connection that was taken over. Its last request must be handled before
+    /// the first request of this connection.
     pub(crate) previous: Option<Arc<Output>>,
 }
 
-/// Why there is no connection: what its CONNACK says.
-pub(crate) type TurnedAway = (ReasonCode, &'static str);
+/// Reason code and text of a refused CONNECT.
+pub(crate) type ConnectRefusal = (ReasonCode, &'static str);
 
 impl Core {
-    /// A CONNECT: puts the CONNACK and what a resumed session has to send into the output.
+    /// Handles a CONNECT. Puts the CONNACK and the unacknowledged and queued messages of a resumed
+    /// session into the output.
     pub(crate) fn connect(
         &mut self,
-        connect: Connect,
+        mut connect: Connect,
         identity: Arc<Identity>,
         peer: IpAddr,
         output: &Arc<Output>,
         now: Instant,
-    ) -> Result<Accepted, TurnedAway> {
+    ) -> Result<Accepted, ConnectRefusal> {
         if self.shutting_down {
             let text = "the broker is shutting down";
             return Err((ReasonCode::SERVER_UNAVAILABLE, text));
@@ -65,89 +68,28 @@ impl Core {
             session: 0,
             identity,
         };
-        // Before anything is done to a session that another connection may have.
-        if !self.access.may_connect(&origin) {
-            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
-            return Err((
-                ReasonCode::NOT_AUTHORIZED,
-                "this client may not connect here with this client identifier",
-            ));
-        }
-        if let Some(will) = &connect.will
-            && !self.access.may_publish(&origin, &will.message.topic)
-        {
-            let text = "this client may not publish to the topic of its will";
-            self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
-            return Err((ReasonCode::NOT_AUTHORIZED, text));
-        }
-
-        // While the log has no room a new session ends with its connection, and its client is told so.
-        let resumes = !connect.clean_start && self.by_client.contains_key(&client);
-        let session_expiry_s = match resumes || self.recorder.has_room() {
-            true => connect
-                .session_expiry_s
-                .min(self.limits.session_expiry_max_s),
-            false => 0,
-        };
-        let keep_alive_s = match (connect.keep_alive_s, self.limits.keep_alive_max_s) {
-            (asked, 0) => asked,
-            (0, max) => max,
-            (asked, max) => asked.min(max),
-        };
-        let receive_max = self.limits.receive_max.max(1);
-        let mut connack = Connack {
-            session_present: false,
-            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
-                .then_some(session_expiry_s),
-            receive_max: (receive_max != u16::MAX).then_some(receive_max),
-            packet_bytes_max: Some(
-                u32::try_from(self.limits.packet_bytes_max)
-                    .unwrap_or(PACKET_BYTES_MAX)
-                    .min(PACKET_BYTES_MAX),
-            ),
-            assigned_client_id: assigned.then_some(&*client),
-            topic_alias_max: self.limits.topic_alias_max,
-            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
-            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
-        };
-        // Each of these binds the client, so none can be left out.
+        let will = connect.will.take();
+        // Must come before the core changes a session that another connection may have.
+        self.authorize_connect(&origin, will.as_ref())?;
+        let session_expiry_s = self.granted_session_expiry_s(&connect, &client);
+        let keep_alive_s = self.granted_keep_alive_s(connect.keep_alive_s);
+        let assigned = assigned.then_some(&*client);
+        let mut connack = self.connack(&connect, assigned, session_expiry_s, keep_alive_s);
+        // Each of these properties binds the client, so the CONNACK must not omit any.
         if codec::connack_bytes(&connack) > connect.packet_bytes_max as usize {
             let text = "CONNACK is larger than the Maximum Packet Size of this client";
-            return Err(self.turn_away(&origin, ReasonCode::PACKET_TOO_LARGE, text));
+            return Err(self.refuse_connect(&origin, ReasonCode::PACKET_TOO_LARGE, text));
         }
 
-        let mut existing = self.by_client.get(&client).copied();
-        // Who comes back has the place of the session that is there, also where that ends now: a bound that was lowered since
-        // takes nothing away.
+        let existing = self.by_client.get(&client).copied();
         let account = self.ledger.account(Owner::of(&origin.identity, peer));
-        if existing.is_none() && !self.has_place(&account, now) {
-            let text = "there are too many sessions, of this user or address or of all clients";
-            return Err(self.turn_away(&origin, ReasonCode::QUOTA_EXCEEDED, text));
-        }
-        if !self.has_room_for_will(connect.will.as_ref(), existing, &account) {
-            let text = "the wills of this user or address, or of all clients, take as much memory as they may";
-            return Err(self.turn_away(&origin, ReasonCode::QUOTA_EXCEEDED, text));
-        }
-        let mut previous = None;
-        if let Some(key) = existing {
-            previous = self.take_over(key, now);
-            // The timers may be late: what should have happened by now happens first.
+        self.check_room(&origin, will.as_ref(), existing, &account, now)?;
+        let previous = existing.and_then(|key| {
             let user = origin.identity.user.as_deref();
-            // A session is handed to nobody but the user who began it: what waits in it is for that one.
-            let is_over = self
-                .session(key)
-                .is_some_and(|session| session.is_over(now) || session.is_of_another(user));
-            if connect.clean_start || is_over {
-                self.end_session(key, now);
-            } else if self
-                .session(key)
-                .is_some_and(|session| session.is_will_due(now))
-            {
-                self.send_will(key, now);
-            }
-            // Ended just now, or by the takeover of a session without expiry.
-            existing = self.by_client.get(&client).copied();
-        }
+            self.replace_connection(key, connect.clean_start, user, now)
+        });
+        // The existing session may have ended with its connection.
+        let existing = self.by_client.get(&client).copied();
         let present = existing.is_some();
         let key = match existing {
             Some(key) => key,
@@ -163,7 +105,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
-        let will = connect.will.map(|mut will| {
+        let will = will.map(|mut will| {
             will.delay_s = will.delay_s.min(will_delay_max_s);
             will
         });
@@ -174,8 +116,8 @@ impl Core {
             window,
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
             problem_info: connect.problem_info,
-            receive_max,
-            resend: session.outbox.in_order(),
+            receive_max: self.limits.receive_max.max(1),
+            resend: session.queue.in_order(),
         };
         origin.session = session.number;
         let link = Link::new(
@@ -185,22 +127,14 @@ impl Core {
             options,
         );
         session.connect(link);
-        for group in session.shared_filters() {
-            self.router.set_connected(group, key, true);
-        }
-        self.note_evictable(key);
-        if present {
-            self.forbid_subscriptions(key, &origin, now);
-        }
-        self.tenancies.enter(origin.session);
-        self.counts.connections += 1;
-        self.schedule(key);
+        self.register_connection(key, &origin, now);
 
         connack.session_present = present;
-        // It tells of this session, and of the end of an earlier one.
-        let told = self.recorder.latest();
+        // The CONNACK reveals this session and the end of an earlier one, so it must wait until
+        // both are durable.
+        let barrier = self.recorder.latest();
         self.recorder
-            .put(output, told, |out| codec::connack(out, &connack));
+            .put(output, barrier, |out| codec::connack(out, &connack));
         self.pump(key, now);
         let silence_max =
             (keep_alive_s > 0).then(|| Duration::from_millis(1500 * u64::from(keep_alive_s)));
@@ -214,32 +148,162 @@ impl Core {
         })
     }
 
-    /// Tells of a client that is refused, by what its CONNACK says.
-    fn turn_away(&self, who: &Origin, reason: ReasonCode, text: &'static str) -> TurnedAway {
+    /// Asks the access control whether this client may connect and publish its will.
+    fn authorize_connect(
+        &self,
+        origin: &Origin,
+        will: Option<&Will>,
+    ) -> Result<(), ConnectRefusal> {
+        let text = if !self.access.may_connect(origin) {
+            "this client may not connect with this client identifier"
+        } else if will.is_some_and(|it| !self.access.may_publish(origin, &it.message.topic)) {
+            "this client may not publish to the topic of its will"
+        } else {
+            return Ok(());
+        };
+        self.count_refused(Refused::Connect, ReasonCode::NOT_AUTHORIZED);
+        Err((ReasonCode::NOT_AUTHORIZED, text))
+    }
+
+    /// The Session Expiry Interval that a CONNECT is granted. While the log has no room, a new
+    /// session must not outlive its connection. The CONNACK announces the shorter expiry.
+    fn granted_session_expiry_s(&self, connect: &Connect, client: &str) -> u32 {
+        let resumes = !connect.clean_start && self.by_client.contains_key(client);
+        match resumes || self.recorder.has_room() {
+            true => connect
+                .session_expiry_s
+                .min(self.limits.session_expiry_max_s),
+            false => 0,
+        }
+    }
+
+    /// The Keep Alive that a CONNECT is granted. Zero means none, in the CONNECT and as a limit.
+    fn granted_keep_alive_s(&self, requested: u16) -> u16 {
+        match (requested, self.limits.keep_alive_max_s) {
+            (requested, 0) => requested,
+            (0, max) => max,
+            (requested, max) => requested.min(max),
+        }
+    }
+
+    /// The CONNACK of a new session. It only holds values that differ from those of the CONNECT or
+    /// from the defaults of the standard.
+    fn connack<'a>(
+        &self,
+        connect: &'a Connect,
+        assigned_client_id: Option<&'a str>,
+        session_expiry_s: u32,
+        keep_alive_s: u16,
+    ) -> Connack<'a> {
+        let receive_max = self.limits.receive_max.max(1);
+        Connack {
+            session_present: false,
+            session_expiry_s: (session_expiry_s != connect.session_expiry_s)
+                .then_some(session_expiry_s),
+            receive_max: (receive_max != u16::MAX).then_some(receive_max),
+            packet_bytes_max: Some(
+                u32::try_from(self.limits.packet_bytes_max)
+                    .unwrap_or(PACKET_BYTES_MAX)
+                    .min(PACKET_BYTES_MAX),
+            ),
+            assigned_client_id,
+            topic_alias_max: self.limits.topic_alias_max,
+            server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
+            method: connect.enhanced.as_ref().map(|enhanced| &*enhanced.method),
+        }
+    }
+
+    /// Checks the limits on sessions and wills. A returning client keeps the place of its existing
+    /// session, even if that session ends now or the limit was lowered.
+    fn check_room(
+        &mut self,
+        origin: &Origin,
+        will: Option<&Will>,
+        existing: Option<SessionKey>,
+        account: &Arc<Account>,
+        now: Instant,
+    ) -> Result<(), ConnectRefusal> {
+        if existing.is_none() && !self.has_room_for_session(account, now) {
+            let text = "the session limit is reached, for this user or address or for all clients";
+            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+        }
+        if !self.has_room_for_will(will, existing, account) {
+            let text =
+                "wills of this user or address, or of all clients, exceed their memory limit";
+            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+        }
+        Ok(())
+    }
+
+    /// Takes over the connection of an existing session, and ends the session if the client must
+    /// not resume it. Returns the output of the old connection.
+    fn replace_connection(
+        &mut self,
+        key: SessionKey,
+        clean_start: bool,
+        user: Option<&str>,
+        now: Instant,
+    ) -> Option<Arc<Output>> {
+        let previous = self.take_over(key, now);
+        // The takeover ends a session without expiry.
+        let Some(session) = self.session(key) else {
+            return previous;
+        };
+        // The timers may be late, so due expiries and wills are handled first. A session may only
+        // be resumed by the user who created it, since its queued messages belong to that user.
+        if clean_start || session.is_over(now) || session.belongs_to_other_user(user) {
+            self.end_session(key, now);
+        } else if session.is_will_due(now) {
+            self.send_will(key, now);
+        }
+        previous
+    }
+
+    /// Accounts for a connection that was linked to its session.
+    fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
+        if let Some(session) = session_at(&mut self.sessions, key) {
+            for group in session.shared_filters() {
+                self.router.set_connected(group, key, true);
+            }
+        }
+        self.update_evictable(key);
+        self.end_forbidden_subscriptions(key, origin, now);
+        self.session_ends.connection_begins(origin.session);
+        self.counts.connections += 1;
+        self.schedule(key);
+    }
+
+    /// Reports a refused CONNECT and returns its refusal.
+    fn refuse_connect(
+        &self,
+        origin: &Origin,
+        reason: ReasonCode,
+        text: &'static str,
+    ) -> ConnectRefusal {
         self.refusals.tell(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
             peer: None,
-            client: &who.client,
-            user: who.identity.user.as_deref(),
+            client: &origin.client,
+            user: origin.identity.user.as_deref(),
         });
         (reason, text)
     }
 
-    /// Whether there is a place for one more session, or an empty one gives way.
-    fn has_place(&mut self, account: &Arc<Account>, now: Instant) -> bool {
+    /// Whether there is room for one more session, if necessary after evicting an empty one.
+    fn has_room_for_session(&mut self, account: &Arc<Account>, now: Instant) -> bool {
         let max = self.limits.sessions_max;
         if account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR) {
             return true;
         }
-        // A bound that was lowered takes nothing away.
+        // While more sessions exist than a lowered limit allows, a new client must not evict any.
         self.ledger.total(Kind::Sessions) <= max
             && self.evict(account, now)
             && account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR)
     }
 
-    /// Whether a will may replace that of the session that is there.
+    /// Whether the memory limits allow this will to replace the session's current will.
     fn has_room_for_will(
         &mut self,
         will: Option<&Will>,
@@ -254,8 +318,9 @@ impl Core {
         more == 0 || account.fits(Kind::State, more, max, STATE_BYTES_FLOOR)
     }
 
-    /// The client has authenticated anew, as the same but with another proof. Where that is no longer good by now, or rules
-    /// have changed since, the connection ends: a recheck that has asked about the proof before spares this one.
+    /// The client has reauthenticated as the same user with another proof. The access control must
+    /// be asked again: a recheck that asked about the earlier proof spares this connection, but the
+    /// new proof may be invalid by now.
     pub(crate) fn authenticated(
         &mut self,
         key: SessionKey,
@@ -269,21 +334,21 @@ impl Core {
         if let Some(link) = &mut session.link {
             link.identity = identity;
         }
-        let Some(who) = session.origin() else {
+        let Some(origin) = session.origin() else {
             return;
         };
         let asked = Origin {
             session: 0,
-            ..who.clone()
+            ..origin.clone()
         };
         if self.access.may_connect(&asked) {
-            self.tell(key, |out| codec::auth(out, method));
+            self.send_when_durable(key, |out| codec::auth(out, method));
         } else {
-            self.turn_out(key, &who);
+            self.disconnect_unauthorized(key, &origin);
         }
     }
 
-    /// The client's DISCONNECT. The connection ends right after it, by its own task.
+    /// Handles a DISCONNECT. The connection's task ends the connection right after it.
     pub(crate) fn client_disconnects(
         &mut self,
         key: SessionKey,
@@ -301,7 +366,7 @@ impl Core {
             && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.recorder)
         {
             return Err(Violation::protocol(
-                "a session expiry of zero cannot be raised by DISCONNECT",
+                "DISCONNECT cannot raise a session expiry of zero",
             ));
         }
         if disconnect.reason == ReasonCode::SUCCESS {
@@ -310,7 +375,8 @@ impl Core {
         Ok(())
     }
 
-    /// The task of a connection has ended. Nothing where another connection has the session by now.
+    /// The task of a connection has ended. Does nothing if another connection has taken over the
+    /// session.
     pub(crate) fn detach(&mut self, key: SessionKey, connection: u64, now: Instant) {
         let current = self.session(key).and_then(|session| session.link.as_ref());
         if current.is_some_and(|link| link.connection == connection) {
@@ -318,7 +384,7 @@ impl Core {
         }
     }
 
-    /// Closes the connection that a session has, for another one.
+    /// Disconnects the session's current connection in favor of another one.
     fn take_over(&mut self, key: SessionKey, now: Instant) -> Option<Arc<Output>> {
         let output = self
             .session(key)?
@@ -330,7 +396,7 @@ impl Core {
         Some(output)
     }
 
-    /// The session is without a connection.
+    /// Removes the link of a session and handles a will or an expiry that is due at once.
     fn unlink(&mut self, key: SessionKey, now: Instant) {
         let shutting_down = self.shutting_down;
         let Some(session) = session_at(&mut self.sessions, key) else {
@@ -350,22 +416,22 @@ impl Core {
                 self.send_will(key, now);
             }
             self.schedule(key);
-            self.note_evictable(key);
+            self.update_evictable(key);
         }
     }
 
-    /// Forgets a will that its client may not publish any more.
-    pub(super) fn forbid_will(&mut self, key: SessionKey, who: &Origin) {
+    /// Drops a will that the client may no longer publish.
+    pub(super) fn drop_forbidden_will(&mut self, key: SessionKey, origin: &Origin) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let topic = session.will().map(|will| &will.message.topic);
-        if topic.is_some_and(|topic| !self.access.may_publish(who, topic)) {
+        if topic.is_some_and(|topic| !self.access.may_publish(origin, topic)) {
             session.take_will(&mut self.recorder);
         }
     }
 
-    /// Publishes the will, once.
+    /// Publishes the will of a session, if it still has one.
     pub(super) fn send_will(&mut self, key: SessionKey, now: Instant) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
@@ -388,7 +454,7 @@ impl Core {
         }
     }
 
-    /// The session is no more. A will that has not been sent is sent now (section 3.1.2.5).
+    /// Ends a session. Publishes its will if it is still pending (section 3.1.2.5).
     pub(super) fn end_session(&mut self, key: SessionKey, now: Instant) {
         let Some(slot) = self.sessions.get_mut(key as usize) else {
             return;
@@ -410,11 +476,12 @@ impl Core {
         self.send_will(key, now);
         if let Some(mut session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
             session.end(&mut self.recorder);
-            self.tenancies.end(session.number);
+            self.session_ends.session_ended(session.number);
             self.by_client.remove(&session.client);
             self.free.push(key);
-            // In the same batch as the end, so that no crash comes between them.
-            self.hand_over(session.outbox.into_orphans(), now);
+            // Must be in the same batch as the end of the session, or a crash in between loses
+            // these messages.
+            self.redistribute(session.queue.into_orphans(), now);
         }
     }
 
@@ -429,7 +496,7 @@ impl Core {
         key
     }
 
-    /// A client identifier that nobody has (section 3.1.3.1).
+    /// Makes an unused client identifier (section 3.1.3.1).
     fn assign_id(&mut self) -> Arc<str> {
         loop {
             self.last_assigned_id += 1;

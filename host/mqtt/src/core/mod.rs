@@ -1,16 +1,18 @@
-//! Sessions, subscriptions, retained messages, wills and deadlines behind one lock.
+//! The deterministic core of the broker: sessions, subscriptions, retained messages, wills and
+//! deadlines behind one lock.
 //!
-//! In come packets of connected clients and calls of the embedder, with the time as an argument; out go packets into the
-//! outputs of connections, and changes of durable state to the recorder. Does no I/O, reads no clock and waits for
-//! nothing, so tests need no sockets and no sleeping.
+//! Its input is packets of connected clients and calls of the embedder. Its output is packets in
+//! the connections' output buffers and changes in the recorder. The core must do no I/O, must never
+//! wait and must take the time as an argument: tests rely on this to run without sockets and
+//! sleeps.
 
-mod answers;
 mod connect;
 mod publish;
+mod requester;
 mod restore;
+mod session_ends;
 mod share;
 mod subscribe;
-mod tenancy;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -22,10 +24,10 @@ use std::{
     time::Instant,
 };
 
-pub(crate) use connect::{Accepted, TurnedAway};
+pub(crate) use connect::{Accepted, ConnectRefusal};
 pub(crate) use publish::{Begun, Source};
 
-use tenancy::Tenancies;
+use session_ends::SessionEnds;
 
 use crate::{
     Access, Limits, Origin, ReasonCode, Refusal, Refused, Standing, Stats,
@@ -45,7 +47,6 @@ use crate::{
     session::{Sending, Session},
 };
 
-/// All state of a broker.
 pub(crate) struct Core {
     limits: Arc<Limits>,
     access: Arc<dyn Access>,
@@ -55,23 +56,25 @@ pub(crate) struct Core {
     by_client: HashMap<Arc<str>, SessionKey>,
     router: Router,
     retained: Retained,
-    /// Sessions that are absent and empty, the oldest first: they make room for new ones.
+    /// Disconnected, empty sessions, oldest first. The core evicts them to make room for new
+    /// sessions.
     evictable: BTreeSet<(Instant, SessionKey)>,
-    /// When something is to happen to a session without its client: at most one entry for each.
+    /// When a will or the expiry of a disconnected session is due. Each session has at most one
+    /// entry.
     deadlines: BTreeSet<(Instant, SessionKey)>,
     last_connection: u64,
     last_session: u64,
     last_assigned_id: u64,
-    /// Makes assigned client ids different from those of another run.
+    /// Distinguishes the client ids that this run assigns from those of other runs.
     run_id: u64,
     ledger: Ledger,
     recorder: Recorder,
-    tenancies: Tenancies,
+    session_ends: SessionEnds,
     counts: Counts,
-    /// Writers to wake once the lock is given back.
+    /// Outputs whose writers must be woken after the lock is released.
     wakes: Vec<Arc<Output>>,
-    /// The earliest deadline has changed: the timers have to look again.
-    earlier: bool,
+    /// Whether the earliest deadline has changed, so that the timer task must look again.
+    timers_changed: bool,
     shutting_down: bool,
     matches: Matches,
     /// Work done since the start, in the units of [`WORK_PER_TURN_MAX`].
@@ -89,21 +92,22 @@ struct Counts {
     evicted: u64,
 }
 
-/// What has to be done after the lock is given back.
+/// Actions for the caller after it has released the lock.
 pub(crate) struct Wakes {
     pub(crate) writers: Vec<Arc<Output>>,
     pub(crate) timers: bool,
-    /// Sessions that are no more.
+    /// Numbers of ended sessions whose last disconnect the service already knows.
     pub(crate) ended: Vec<u64>,
 }
 
-/// A session, for whoever needs other parts of the core beside it.
+/// Borrows one session and leaves the other fields of the core free to borrow.
 fn session_at(sessions: &mut [Option<Box<Session>>], key: SessionKey) -> Option<&mut Session> {
     sessions.get_mut(key as usize)?.as_deref_mut()
 }
 
 impl Core {
-    /// An empty one. Numbers of connections and sessions begin behind those of earlier runs of the process.
+    /// Creates an empty core. The number of the run is the upper half of connection and session
+    /// numbers, so later runs never reuse them.
     pub(crate) fn new(
         limits: Arc<Limits>,
         access: Arc<dyn Access>,
@@ -129,28 +133,29 @@ impl Core {
             run_id: RandomState::new().hash_one(0),
             ledger: Ledger::default(),
             recorder,
-            tenancies: Tenancies::default(),
+            session_ends: SessionEnds::default(),
             counts: Counts::default(),
             wakes: Vec::new(),
-            earlier: false,
+            timers_changed: false,
             shutting_down: false,
             matches: Matches::default(),
             work: 0,
         }
     }
 
-    /// Counts work that the core does not see.
+    /// Counts work that was done outside of the core.
     pub(crate) fn work_done(&mut self, units: u64) {
         self.work += units;
     }
 
-    /// Work done since the start: a difference of two says how long the lock was held, but not on which machine.
+    /// Work done since the start. The difference of two values measures how long the lock was held,
+    /// independent of the machine.
     pub(crate) fn work(&self) -> u64 {
         self.work
     }
 
-    /// Before the lock is given back: appends the changes made under it, and says what is to be done after it. What is to be
-    /// written is left to the open round, where there is one.
+    /// Appends the changes made under the lock and returns the remaining actions; must be called
+    /// before the lock is released. An open round takes over the outputs to write.
     pub(crate) fn finish(&mut self, rounds: &Rounds) -> Wakes {
         self.recorder.append();
         if !self.wakes.is_empty() {
@@ -158,39 +163,38 @@ impl Core {
         }
         Wakes {
             writers: self.wakes.drain(..).collect(),
-            timers: std::mem::take(&mut self.earlier),
-            ended: self.tenancies.take_ended(),
+            timers: std::mem::take(&mut self.timers_changed),
+            ended: self.session_ends.take_ended(),
         }
     }
 
-    /// Other bounds, for what comes from now on.
+    /// Replaces the limits. State that exceeds the new limits is kept.
     pub(crate) fn set_limits(&mut self, limits: Arc<Limits>) {
         self.limits = limits;
     }
 
-    /// Between two packets or operations: see [`Recorder::checkpoint`].
+    /// Must be called between two packets or operations; see [`Recorder::checkpoint`].
     pub(crate) fn checkpoint(&mut self) {
         self.recorder.checkpoint();
     }
 
-    /// The service was told that this connection of the session has ended.
-    pub(crate) fn left(&mut self, session: u64) {
-        self.tenancies.leave(session);
+    /// The service was notified that this connection of the session has ended.
+    pub(crate) fn disconnect_reported(&mut self, session: u64) {
+        self.session_ends.disconnect_reported(session);
     }
 
-    /// The numbers of all sessions.
     pub(crate) fn session_numbers(&self) -> Vec<u64> {
         let sessions = self.sessions.iter().flatten();
         sessions.map(|session| session.number).collect()
     }
 
-    /// The next piece of an image.
+    /// Encodes the next piece of a snapshot.
     pub(crate) fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
         let clock = self.recorder.clock();
         image::next(&self.sessions, &self.retained, clock, cursor, bytes_max)
     }
 
-    /// What an image takes at most, about.
+    /// Approximate upper bound of the size of a snapshot.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.by_client.len() * SESSION_OVERHEAD_BYTES
             + self.ledger.total(Kind::Subscriptions)
@@ -227,7 +231,7 @@ impl Core {
         }
     }
 
-    /// A message was lost outside of the core (refused at QoS 0).
+    /// Counts a message that was refused at QoS 0 outside of the core.
     pub(crate) fn count_dropped(&mut self) {
         self.counts.dropped += 1;
     }
@@ -236,7 +240,7 @@ impl Core {
         self.counts.throttled += 1;
     }
 
-    /// Tells of a refusal to a connected client that the access control has not decided.
+    /// Reports a refusal to a connected client that the access control did not decide itself.
     pub(crate) fn refused(
         &mut self,
         key: SessionKey,
@@ -258,7 +262,7 @@ impl Core {
         }
     }
 
-    /// Counts one that it has.
+    /// Counts a refusal that the access control decided. The access control reports it itself.
     pub(crate) fn count_refused(&self, what: Refused, reason: ReasonCode) {
         self.refusals.count(what, reason);
     }
@@ -267,13 +271,13 @@ impl Core {
         session_at(&mut self.sessions, key)
     }
 
-    /// What sending to a connected session needs.
+    /// Borrows the parts of a connected session that sending needs.
     fn sending(&mut self, key: SessionKey) -> Option<Sending<'_>> {
         let session = session_at(&mut self.sessions, key)?;
         session.sending(&mut self.recorder)
     }
 
-    /// The session of a connection that may still be served.
+    /// The session of this connection, unless it was taken over or its output is closing.
     fn linked(&mut self, key: SessionKey, connection: u64) -> Option<&mut Session> {
         self.session(key).filter(|session| {
             session
@@ -283,7 +287,8 @@ impl Core {
         })
     }
 
-    /// Whether packets of this connection still count: it was not taken over and is not being closed.
+    /// Whether the core still accepts packets of this connection: it was not taken over and its
+    /// output is not closing.
     pub(crate) fn is_open(&mut self, key: SessionKey, connection: u64) -> bool {
         self.linked(key, connection).is_some()
     }
@@ -293,7 +298,7 @@ impl Core {
         self.is_open(key, connection).then_some(key)
     }
 
-    /// Ends a connection for the embedder.
+    /// Ends a connection at the request of the embedder.
     pub(crate) fn disconnect(
         &mut self,
         client: &str,
@@ -306,8 +311,9 @@ impl Core {
         }
     }
 
-    /// Adds connections that there are, to ask about them when some may be gone: without the number of their session. Looks at
-    /// some sessions from this one on; returns the next one.
+    /// Appends the current connections, without their session numbers, so that the caller can ask
+    /// the access control about them. Examines a bounded number of sessions from `from` on and
+    /// returns the next key, if any are left.
     pub(crate) fn connected(
         &self,
         from: SessionKey,
@@ -316,12 +322,16 @@ impl Core {
         let rest = self.sessions.get(from as usize..)?;
         let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
         let origins = some.iter().flatten().filter_map(|session| session.origin());
-        connected.extend(origins.map(|who| Origin { session: 0, ..who }));
+        connected.extend(origins.map(|origin| Origin {
+            session: 0,
+            ..origin
+        }));
         (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
     }
 
-    /// Ends what the access control no longer allows to those who are connected; these, by connection, it has refused. Looks
-    /// at some sessions from this one on; returns the next one.
+    /// Applies changed access rules to connected clients. `refused` holds, by connection number,
+    /// the connections that the access control no longer allows. Examines sessions from `from` on
+    /// up to the work limit and returns the next key, if any are left.
     pub(crate) fn recheck(
         &mut self,
         from: SessionKey,
@@ -334,48 +344,55 @@ impl Core {
                 return Some(key);
             }
             self.work += work::PACKET;
-            let Some(who) = self.session(key).and_then(|session| session.origin()) else {
+            let Some(origin) = self.session(key).and_then(|session| session.origin()) else {
                 continue;
             };
-            // Who has shown something else meanwhile was not asked about that.
-            let is_refused = (refused.get(&who.connection))
-                .is_some_and(|asked| Arc::ptr_eq(&asked.identity, &who.identity));
+            // A client that has reauthenticated since then has a new identity, which this decision
+            // does not cover.
+            let is_refused = (refused.get(&origin.connection))
+                .is_some_and(|asked| Arc::ptr_eq(&asked.identity, &origin.identity));
             if is_refused {
-                self.turn_out(key, &who);
+                self.disconnect_unauthorized(key, &origin);
             }
-            self.forbid_subscriptions(key, &who, now);
+            self.end_forbidden_subscriptions(key, &origin, now);
             self.checkpoint();
         }
         None
     }
 
     /// Ends a connection that the access control no longer allows.
-    fn turn_out(&mut self, key: SessionKey, who: &Origin) {
-        self.forbid_will(key, who);
-        let text = "this client may no longer be connected";
+    fn disconnect_unauthorized(&mut self, key: SessionKey, origin: &Origin) {
+        self.drop_forbidden_will(key, origin);
+        let text = "this client is no longer authorized to be connected";
         let reason = ReasonCode::NOT_AUTHORIZED;
-        if self.say_last(key, reason, Some(text)) {
+        if self.send_disconnect(key, reason, Some(text)) {
             self.count_refused(Refused::Connection, reason);
         }
     }
 
-    /// Ends a connection whose client did something wrong.
-    pub(crate) fn punish(&mut self, key: SessionKey, connection: u64, violation: Violation) {
+    /// Ends a connection after a protocol violation of its client.
+    pub(crate) fn close_after_violation(
+        &mut self,
+        key: SessionKey,
+        connection: u64,
+        violation: Violation,
+    ) {
         if self.is_open(key, connection) {
             self.close(key, violation.reason, Some(violation.text));
         }
     }
 
-    /// Ends a connection for a reason that the access control did not give.
+    /// Ends a connection and reports the refusal. Only for reasons that did not come from the
+    /// access control.
     fn close(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) {
-        if self.say_last(key, reason, text) {
+        if self.send_disconnect(key, reason, text) {
             self.refused(key, Refused::Connection, reason, text);
         }
     }
 
-    /// DISCONNECT and close. The session keeps its link until the connection's task has ended and says so. False where that
-    /// was done before.
-    fn say_last(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
+    /// Sends DISCONNECT and closes the output. The session keeps its link until the connection's
+    /// task reports its end. Returns false if the output was closing already.
+    fn send_disconnect(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
         let Some(session) = self.session(key) else {
             return false;
         };
@@ -394,15 +411,15 @@ impl Core {
         true
     }
 
-    /// Disconnects everybody and takes nobody any more.
+    /// Disconnects all clients and refuses new ones.
     pub(crate) fn shut_down(&mut self) {
         self.shutting_down = true;
         for key in 0..self.sessions.len() as SessionKey {
-            self.say_last(key, ReasonCode::SERVER_SHUTTING_DOWN, None);
+            self.send_disconnect(key, ReasonCode::SERVER_SHUTTING_DOWN, None);
         }
     }
 
-    /// Puts the next thing that happens to a session among the deadlines.
+    /// Updates the session's entry among the deadlines.
     fn schedule(&mut self, key: SessionKey) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
@@ -417,12 +434,12 @@ impl Core {
         session.deadline = next;
         if let Some(at) = next {
             self.deadlines.insert((at, key));
-            self.earlier |= self.deadlines.first() == Some(&(at, key));
+            self.timers_changed |= self.deadlines.first() == Some(&(at, key));
         }
     }
 
-    /// Puts a session among those that may be evicted, or takes it from there.
-    fn note_evictable(&mut self, key: SessionKey) {
+    /// Adds the session to the evictable sessions or removes it from them.
+    fn update_evictable(&mut self, key: SessionKey) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
@@ -437,12 +454,13 @@ impl Core {
         self.evictable.extend(since.map(|since| (since, key)));
     }
 
-    /// Ends the oldest session that is absent and empty, of this owner if one is among the oldest. False: there is none.
+    /// Evicts the oldest disconnected, empty session, preferring one of this owner if it is among
+    /// the first [`EVICTION_LOOKS`]. Returns false if there is none.
     fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
         let mut oldest = self.evictable.iter().take(EVICTION_LOOKS);
         let own = oldest.find(|(_, key)| {
             let session = self.sessions.get(*key as usize);
-            session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_of(account)))
+            session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_owned_by(account)))
         });
         let Some((_, key)) = own.or(self.evictable.first()).copied() else {
             return false;
@@ -452,12 +470,13 @@ impl Core {
         true
     }
 
-    /// Times that are recorded from now on are by this reading.
+    /// Replaces the clock reading that converts times for the records.
     pub(crate) fn set_clock(&mut self, clock: Clock) {
         self.recorder.set_clock(clock);
     }
 
-    /// Does what is due, as much as a turn may; returns when to come again.
+    /// Handles due wills and session expiries up to the work limit of a turn. Returns the next
+    /// deadline.
     pub(crate) fn run_deadlines(&mut self, now: Instant) -> Option<Instant> {
         let work_end = self.work + WORK_PER_TURN_MAX;
         while self.work < work_end {
@@ -471,7 +490,7 @@ impl Core {
             } else {
                 self.send_will(key, now);
                 self.schedule(key);
-                self.note_evictable(key);
+                self.update_evictable(key);
             }
             self.checkpoint();
         }

@@ -1,47 +1,49 @@
-//! Messages from clients and the embedder, through the router, to sessions (sections 3.3 and 4.3).
+//! Routing of messages from clients and the embedder to sessions (sections 3.3 and 4.3).
 
 use std::{borrow::Cow, mem, time::Instant};
 
-use super::{Core, answers::Answers, session_at, window::remaining_s};
+use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
     gate::BatchNumber,
     limits::work,
-    outbox::{Queued, Scope},
     retained::Publisher,
     router::{Matches, SessionKey},
     session::Arrival,
+    session_queue::{Queued, Scope},
 };
 
-/// A PUBLISH that the service takes.
+/// What to do with a PUBLISH for the service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// To be handed over; settled with the token, if there is one.
+    /// Pass it to the service. A token, if there is one, acknowledges it later.
     HandOver(Option<Token>),
-    /// A repetition of a QoS 2 message that was handed over, or one that was refused.
+    /// Ignore it: a duplicate of a QoS 2 message that the service already has, or a PUBLISH that
+    /// was refused.
     Repeated,
 }
 
-/// Why a QoS 2 PUBLISH is refused whose packet id cannot be remembered.
+/// Reason String if the broker has no memory for the packet id of a QoS 2 PUBLISH.
 const NO_ROOM_FOR_EXCHANGE: &str =
-    "too many QoS 2 messages of this user or address, or of all clients, wait for their PUBREL";
+    "unfinished QoS 2 messages of this user or address, or of all clients, exceed their limit";
 
-/// Where a message comes from.
+/// The origin of a message.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Source {
     /// The session of its publisher.
     pub(crate) from: Option<SessionKey>,
-    /// The session whose request it answers, over the connection that is open.
-    pub(crate) asker: Option<SessionKey>,
-    /// Whose request it answers, connected or not.
-    pub(crate) answers: Answers,
-    /// It is in the log already, as a will: it may be kept also while the log has no room for more.
+    /// The session whose request the message answers, if the requesting connection is still open.
+    pub(crate) reply_session: Option<SessionKey>,
+    /// The session whose request the message answers, connected or not.
+    pub(crate) requester: Requester,
+    /// Whether the log already holds the message, as a will. Such a message may be retained even
+    /// while the log has no room.
     pub(crate) recorded: bool,
 }
 
 impl Core {
-    /// A PUBLISH of a client to the service.
+    /// Handles a PUBLISH of a client for the service.
     pub(crate) fn begin(
         &mut self,
         key: SessionKey,
@@ -60,7 +62,7 @@ impl Core {
         let sequence = match qos {
             QoS::AtMostOnce => return Ok(Begun::HandOver(None)),
             QoS::AtLeastOnce => match &mut session.link {
-                Some(link) => link.owe(packet_id, false)?,
+                Some(link) => link.expect_ack(packet_id, false)?,
                 None => return Ok(Begun::Repeated),
             },
             QoS::ExactlyOnce => {
@@ -91,7 +93,8 @@ impl Core {
         })))
     }
 
-    /// A PUBLISH of a client that is refused or routed at once: `publish` says with what reason it ended.
+    /// Handles a PUBLISH of a client that is refused or routed at once. `act` returns its reason
+    /// code.
     fn handle(
         &mut self,
         key: SessionKey,
@@ -104,9 +107,9 @@ impl Core {
             Begun::HandOver(token) => {
                 let recorded = self.recorder.count();
                 let reason = act(self);
-                let told = self.told_since(recorded);
+                let barrier = self.barrier_since(recorded);
                 match token {
-                    Some(token) => self.acknowledge(token, reason, text, told),
+                    Some(token) => self.acknowledge_after(token, reason, text, barrier),
                     None => self.counts.dropped += u64::from(reason.is_error()),
                 }
             }
@@ -115,7 +118,7 @@ impl Core {
         Ok(())
     }
 
-    /// A PUBLISH of a client that may not go anywhere.
+    /// Refuses a PUBLISH of a client.
     pub(crate) fn refuse(
         &mut self,
         key: SessionKey,
@@ -127,7 +130,7 @@ impl Core {
         self.handle(key, connection, publish, Some(text), |_| reason)
     }
 
-    /// A PUBLISH of a client to its subscribers.
+    /// Routes a PUBLISH of a client to its subscribers.
     pub(crate) fn route(
         &mut self,
         key: SessionKey,
@@ -136,9 +139,9 @@ impl Core {
         message: &Message,
         now: Instant,
     ) -> Result<(), Violation> {
-        if !self.recorder.has_room() && self.would_be_kept(message, key) {
+        if !self.recorder.has_room() && self.would_be_recorded(message, key) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
-            let text = "there is no room on the disk to keep this message";
+            let text = "the log has no room on the disk for this message";
             self.refused(key, Refused::Publish, reason, Some(text));
             return self.refuse(key, connection, publish, reason, text);
         }
@@ -158,9 +161,10 @@ impl Core {
         })
     }
 
-    /// Sends a message to every session that subscribed to its topic, once each, and to one of every group that did, and
-    /// keeps it where it is retained. A borrowed one is a slice of a read buffer, and copied where it has to be kept. Returns
-    /// the number of these sessions and groups, or the reason why it was not accepted.
+    /// Stores the message if it is retained, and sends it once to every subscribed session and to
+    /// one session of every subscribed group. A borrowed message is a slice of a read buffer and is
+    /// copied if it must be stored. Returns the number of these sessions and groups, or the reason
+    /// for the refusal.
     pub(crate) fn publish(
         &mut self,
         mut message: Cow<'_, Message>,
@@ -169,28 +173,15 @@ impl Core {
     ) -> Result<usize, ReasonCode> {
         let Source {
             from,
-            asker,
-            answers,
-            recorded,
+            reply_session,
+            requester,
+            ..
         } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
-        if message.retain {
-            let publisher = from.and_then(|key| self.session(key));
-            let publisher = publisher.map(|session| Publisher {
-                client: session.client.clone(),
-                account: session.account().clone(),
-            });
-            let (limits, recorder) = (&self.limits, &mut self.recorder);
-            let has_room = recorded || message.payload.is_empty() || recorder.has_room();
-            if !has_room
-                || !self
-                    .retained
-                    .set(&message, publisher, limits, now, recorder)
-            {
-                return Err(ReasonCode::QUOTA_EXCEEDED);
-            }
+        if message.retain && !self.retain(&message, source, now) {
+            return Err(ReasonCode::QUOTA_EXCEEDED);
         }
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
@@ -201,7 +192,7 @@ impl Core {
         } = &mut matches;
         sessions.retain(|(key, subscription)| {
             !(subscription.no_local && from == Some(*key))
-                && answers.may_reach(*key, &message.topic, &self.sessions, &*self.access)
+                && requester.may_reach(*key, &message.topic, &self.sessions, &*self.access)
         });
         sessions.sort_by_key(|(key, _)| *key);
         let mut count = groups.len();
@@ -227,7 +218,7 @@ impl Core {
                     .collect::<Box<[u32]>>(),
                 expiry_s: remaining_s(&message, now),
             };
-            let scope = if asker == Some(*key) {
+            let scope = if reply_session == Some(*key) {
                 Scope::Answer
             } else {
                 Scope::Session
@@ -239,14 +230,28 @@ impl Core {
         let mut groups = groups.iter().peekable();
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            self.share(group, &mut message, last, answers, now);
+            self.share(group, &mut message, last, requester, now);
         }
         self.matches = matches;
         Ok(count)
     }
 
-    /// Whether a message of a client would be kept in the log: retained, or in the queue of a session that is.
-    fn would_be_kept(&mut self, message: &Message, from: SessionKey) -> bool {
+    /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
+    /// false if there is no room.
+    fn retain(&mut self, message: &Message, source: Source, now: Instant) -> bool {
+        let publisher = source.from.and_then(|key| self.session(key));
+        let publisher = publisher.map(|session| Publisher {
+            client: session.client.clone(),
+            account: session.account().clone(),
+        });
+        let (limits, recorder) = (&self.limits, &mut self.recorder);
+        let has_room = source.recorded || message.payload.is_empty() || recorder.has_room();
+        has_room && self.retained.set(message, publisher, limits, now, recorder)
+    }
+
+    /// Whether routing this message would add it to the log: as a retained message or in the queue
+    /// of a durable session.
+    fn would_be_recorded(&mut self, message: &Message, from: SessionKey) -> bool {
         if message.retain && !message.payload.is_empty() {
             return true;
         }
@@ -265,8 +270,8 @@ impl Core {
         kept
     }
 
-    /// A routed message to one session: straight into the output where nothing has to be kept, else into the queue. The last
-    /// session gets the message itself.
+    /// Sends a routed message to one session. It goes straight into the output if possible,
+    /// otherwise into the queue. The last session takes the message itself instead of a copy.
     pub(super) fn forward(
         &mut self,
         key: SessionKey,
@@ -283,7 +288,7 @@ impl Core {
         self.enqueue(
             key,
             Queued {
-                message: kept(message, last, delivery),
+                message: message_for_queue(message, last, delivery),
                 subscription_ids: delivery.subscription_ids.into(),
                 scope,
                 shared: None,
@@ -292,7 +297,7 @@ impl Core {
         );
     }
 
-    /// QoS 0 without a copy. False where it has to be queued.
+    /// Sends a QoS 0 message without a copy. Returns false if it must be queued.
     pub(super) fn send_at_once(
         &mut self,
         key: SessionKey,
@@ -303,7 +308,7 @@ impl Core {
         let Some(session) = self.session(key) else {
             return true;
         };
-        // Nobody waits for a QoS 0 message to an absent client (section 4.3.1).
+        // QoS 0 messages are not kept for a disconnected client (section 4.3.1).
         let Some(link) = session
             .link
             .as_ref()
@@ -311,7 +316,7 @@ impl Core {
         else {
             return true;
         };
-        if !session.outbox.is_queue_empty() || !link.resend.is_empty() {
+        if !session.queue.is_queue_empty() || !link.resend.is_empty() {
             return false;
         }
         let packet_bytes = codec::publish_bytes(message, delivery);
@@ -329,7 +334,8 @@ impl Core {
         true
     }
 
-    /// A message of the embedder to one connection only.
+    /// Sends a message of the embedder to one connection only. Returns false if that connection is
+    /// closed.
     pub(crate) fn deliver(
         &mut self,
         client: &str,
@@ -386,50 +392,51 @@ impl Core {
         self.is_open(key, connection)
     }
 
-    /// A message of the embedder that answers the request of a token.
+    /// Routes a message of the embedder that answers the request of a token.
     pub(crate) fn answer(
         &mut self,
         token: Option<&Token>,
         message: Message,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
-        let asker = token
-            // At QoS 2 the client that asks again gets its PUBREC and nothing else, since its identifier is known.
+        let reply_session = token
+            // At QoS 2 a client that repeats its request gets the PUBREC only, because the broker
+            // knows the packet id.
             .filter(|token| !token.exactly_once)
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
         let source = Source {
             from: None,
-            asker,
-            answers: Answers::of(token, &self.sessions),
+            reply_session,
+            requester: Requester::of(token, &self.sessions),
             recorded: false,
         };
         let recorded = self.recorder.count();
         let sessions = self.publish(Cow::Owned(message), source, now);
-        let told = self.told_since(recorded);
-        if let Some(token) = token.filter(|_| told > 0)
+        let barrier = self.barrier_since(recorded);
+        if let Some(token) = token.filter(|_| barrier > 0)
             && let Some(session) = self.linked(token.session, token.connection)
             && let Some(link) = &mut session.link
         {
-            link.hold_back(token.sequence, told);
+            link.delay_ack(token.sequence, barrier);
         }
         sessions
     }
 
-    /// The end of a request.
-    pub(crate) fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+    /// Acknowledges a request.
+    pub(crate) fn acknowledge(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
         if reason.is_error() && self.is_open(token.session, token.connection) {
             match reason {
-                // Who decides what a client may do tells of it, and knows more.
+                // The access control reports its own refusals, with more detail.
                 ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
                 _ => self.refused(token.session, Refused::Publish, reason, text),
             }
         }
-        self.acknowledge(token, reason, text, 0);
+        self.acknowledge_after(token, reason, text, 0);
     }
 
-    /// The batch to wait for where something was recorded since then.
-    fn told_since(&self, recorded: u64) -> BatchNumber {
+    /// The current batch if changes were recorded after the count `recorded`, otherwise 0.
+    fn barrier_since(&self, recorded: u64) -> BatchNumber {
         if self.recorder.count() == recorded {
             0
         } else {
@@ -437,12 +444,12 @@ impl Core {
         }
     }
 
-    fn acknowledge(
+    fn acknowledge_after(
         &mut self,
         token: Token,
         reason: ReasonCode,
         text: Option<&str>,
-        told: BatchNumber,
+        barrier: BatchNumber,
     ) {
         let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;
@@ -450,16 +457,21 @@ impl Core {
         let asked = (token.connection, token.sequence);
         if token.exactly_once {
             let recorder = &mut self.recorder;
-            session.settle_received(token.packet_id, asked, reason, text, told, recorder);
+            session.acknowledge_received(token.packet_id, asked, reason, text, barrier, recorder);
         } else {
-            session.answer(asked, reason, text, told);
+            session.answer(asked, reason, text, barrier);
         }
         self.flush_acks(token.session);
     }
 }
 
-/// The message as it goes into one session's queue. The last session gets the message itself.
-pub(super) fn kept(message: &mut Cow<'_, Message>, last: bool, delivery: &Delivery<'_>) -> Message {
+/// The message as it is put into one session's queue. The last session takes the message itself
+/// instead of a copy.
+pub(super) fn message_for_queue(
+    message: &mut Cow<'_, Message>,
+    last: bool,
+    delivery: &Delivery<'_>,
+) -> Message {
     if let Cow::Borrowed(borrowed) = message {
         *message = Cow::Owned(borrowed.detached());
     }

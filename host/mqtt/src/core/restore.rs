@@ -1,7 +1,7 @@
-//! What recovery found becomes the state of a new broker.
+//! Turns the recovered state into the state of a new broker.
 //!
-//! What has expired, or does not fit the bounds of now, is left out, and that is recorded, so that the log and the broker
-//! agree.
+//! Expired state and state beyond the current limits is dropped. Every drop must be recorded, or
+//! the log and the broker disagree after the next restart.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -13,15 +13,15 @@ use crate::{
     change::{Change, Part},
     ledger::{Account, Kind, Owner},
     limits::WILL_GRACE,
-    outbox::{Outbox, Queued, Restored, Scope},
     recovery::{Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession},
     retained::Publisher,
     router::{SessionKey, Subscription, cost_bytes},
-    session::{Session, Standing},
+    session::{RestoredSession, Session},
+    session_queue::{Queued, Restored, Scope, SessionQueue},
     topic,
 };
 
-/// What was left out for a bound.
+/// Counts of what was dropped because of a limit.
 #[derive(Debug, Default)]
 struct Dropped {
     sessions: usize,
@@ -32,7 +32,8 @@ struct Dropped {
 }
 
 impl Core {
-    /// Takes over what recovery found. A session that was connected is as if its connection ended now.
+    /// Takes over the recovered state. A session that was connected is treated as if its connection
+    /// ended now.
     pub(crate) fn restore(&mut self, recovery: Recovery) {
         let mut dropped = Dropped {
             wills: recovery.without_will.len(),
@@ -43,7 +44,7 @@ impl Core {
             // A later connection may have brought another will.
             let session = recovery.sessions.get(&number);
             if session.is_some_and(|session| session.will.is_none()) {
-                self.recorder.tape(number, true).write(Part::NoWill);
+                self.recorder.session_log(number, true).write(Part::NoWill);
             }
         }
         for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
@@ -68,15 +69,15 @@ impl Core {
                 subscriptions,
                 messages,
                 retained,
-                "the limits are smaller than what was kept: this was dropped"
+                "dropped recovered state that exceeds the configured limits"
             );
             self.counts.dropped += (messages + retained) as u64;
         }
         self.recorder.append();
     }
 
-    /// One session for each client, and no more than the limit. Those that end first come last: they are dropped first, here
-    /// and for every other limit.
+    /// Selects one session for each client, up to the limit. Sessions that end first are last, so
+    /// this limit and all others drop them first.
     fn fitting(
         &mut self,
         saved: impl IntoIterator<Item = (u64, SavedSession)>,
@@ -101,7 +102,7 @@ impl Core {
             over.extend(surplus.into_iter().map(|(number, _)| number));
         }
         for number in over {
-            self.recorder.tape(number, true).write(Part::End);
+            self.recorder.session_log(number, true).write(Part::End);
         }
         sessions
     }
@@ -113,59 +114,60 @@ impl Core {
         session.restore_received(saved.received);
         let state_bytes_max = self.limits.state_bytes_total_max;
         if self.ledger.total(Kind::State) > state_bytes_max {
-            // Without its packet ids the client's repetitions would be new messages, and the client would not know.
+            // A session cannot be kept without its packet ids: the broker would treat the client's
+            // duplicates as new messages, unnoticed by the client.
             dropped.sessions += 1;
-            self.recorder.tape(number, true).write(Part::End);
+            self.recorder.session_log(number, true).write(Part::End);
             return;
         }
         let mut will = saved.will;
         let will_bytes = will.as_ref().map_or(0, |will| will.message.cost_bytes());
         if self.ledger.total(Kind::State) + will_bytes > state_bytes_max {
             (dropped.wills, will) = (dropped.wills + 1, None);
-            self.recorder.tape(number, true).write(Part::NoWill);
+            self.recorder.session_log(number, true).write(Part::NoWill);
         }
         let now = self.recorder.clock().taken();
-        // A clock that was set back must not give it more time than it had.
+        // A wall clock that was set back must not extend the session.
         let detached = saved
             .detached_ms
             .and_then(|at_ms| self.recorder.clock().instant(at_ms))
             .map_or(now, |at| at.min(now));
         if saved.detached_ms.is_none() {
-            self.recorder.tape(number, true).detached(now);
+            self.recorder.session_log(number, true).detached(now);
         }
         let expiry_s = saved.expiry_s.min(self.limits.session_expiry_max_s);
         if expiry_s != saved.expiry_s {
             self.recorder
-                .tape(number, true)
+                .session_log(number, true)
                 .write(Part::Expiry(expiry_s));
         }
-        let standing = Standing {
+        let restored = RestoredSession {
             owner: saved.owner,
             expiry_s,
             will,
             detached,
         };
-        session.restore(standing, now + WILL_GRACE);
-        self.restore_messages(number, &mut session.outbox, saved.messages, dropped);
+        session.restore(restored, now + WILL_GRACE);
+        self.restore_messages(number, &mut session.queue, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {
             self.restore_subscription(key, &filter, subscription, dropped);
         }
         self.schedule(key);
-        self.note_evictable(key);
+        self.update_evictable(key);
     }
 
     fn restore_messages(
         &mut self,
         session: u64,
-        outbox: &mut Outbox,
+        queue: &mut SessionQueue,
         messages: impl IntoIterator<Item = (u64, SavedMessage)>,
         dropped: &mut Dropped,
     ) {
         let now = self.recorder.clock().taken();
         let (bytes_max, total_max) = (
             self.limits.queue_bytes_max,
-            // As for any absent client.
+            // The same bound as for any disconnected client.
             self.limits.queue_bytes_total_max / 2,
         );
         for (number, saved) in messages {
@@ -175,7 +177,7 @@ impl Core {
                     .as_ref()
                     .is_some_and(|queued| queued.message.is_expired(now));
             let has_room = queued.as_ref().is_none_or(|queued| {
-                outbox.has_room(queued.cost_bytes(), bytes_max, total_max, usize::MAX)
+                queue.has_room(queued.cost_bytes(), bytes_max, total_max, usize::MAX)
             });
             let mut restored = Restored {
                 number,
@@ -184,18 +186,19 @@ impl Core {
             };
             if expired || !has_room {
                 dropped.messages += usize::from(!expired);
-                let mut tape = self.recorder.tape(session, true);
-                // At QoS 2 the client may remember its identifier: that exchange is brought to its end without it.
+                let mut log = self.recorder.session_log(session, true);
+                // At QoS 2 the client may remember the packet id, so the exchange is completed
+                // without the message.
                 match restored.exactly_once() {
-                    Some(packet_id) => tape.write(Part::Released { number, packet_id }),
+                    Some(packet_id) => log.write(Part::Released { number, packet_id }),
                     None => {
-                        tape.write(Part::Gone { number });
+                        log.write(Part::Gone { number });
                         continue;
                     }
                 }
                 restored.queued = None;
             }
-            outbox.restore(restored);
+            queue.restore(restored);
         }
     }
 
@@ -230,7 +233,7 @@ impl Core {
         } else {
             dropped.subscriptions += 1;
             session
-                .tape(&mut self.recorder)
+                .log(&mut self.recorder)
                 .write(Part::Unsubscribe { filter });
         }
     }
@@ -250,7 +253,8 @@ impl Core {
         }
     }
 
-    /// The owner of a client's session. What a client without one has left is nobody's in particular.
+    /// The account of a client's session. Retained messages of clients without a session are
+    /// charged to [`Owner::Unknown`].
     fn account_of(&mut self, client: &str) -> Arc<Account> {
         let key = self.by_client.get(client).copied();
         let account = key.and_then(|key| Some(self.session(key)?.account().clone()));

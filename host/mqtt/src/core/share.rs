@@ -1,9 +1,10 @@
-//! Messages of shared subscriptions: to one session of a group (section 4.8.2).
+//! Delivers messages of shared subscriptions to one session of a group (section 4.8.2).
 //!
-//! The members of a group take turns: those first to whom a message can be sent at once, then those who are connected, then
-//! those whose sessions keep it. Where nobody of the group can take it the message is lost, and nobody is disconnected for
-//! that. A message stays with its session for as long as that lasts; see [`Outbox::into_orphans`](crate::outbox::Outbox) for
-//! what becomes of it then.
+//! The members of a group take turns. Members that can be sent the message at once are preferred,
+//! then connected members, then disconnected ones. If no member can take the message, it is lost,
+//! and no client is disconnected for that. A message stays with its session until that session
+//! ends; see
+//! [`SessionQueue::into_orphans`](crate::session_queue::SessionQueue::into_orphans).
 
 use std::{borrow::Cow, time::Instant};
 
@@ -11,8 +12,8 @@ use bytes::Bytes;
 
 use super::{
     Core,
-    answers::Answers,
-    publish::kept,
+    publish::message_for_queue,
+    requester::Requester,
     session_at,
     window::{make_room, remaining_s},
 };
@@ -21,23 +22,24 @@ use crate::{
     codec::{self, Delivery},
     group::Readiness,
     limits::work,
-    outbox::{Orphan, Queued, Scope, Shared},
     router::{Match, Subscription},
     session::Session,
+    session_queue::{Orphan, Queued, Scope, Shared},
 };
 
 impl Core {
-    /// A routed message to one session of a group. Where it is the last to get it, it gets the message itself.
+    /// Sends a routed message to one session of a group. The last receiver takes the message itself
+    /// instead of a copy.
     pub(super) fn share(
         &mut self,
         group: &Bytes,
         message: &mut Cow<'_, Message>,
         last: bool,
-        answers: Answers,
+        requester: Requester,
         now: Instant,
     ) {
-        let Some((key, subscription)) = self.choose(group, message, answers, now) else {
-            // Nobody waits for a QoS 0 message to absent clients (section 4.3.1).
+        let Some((key, subscription)) = self.choose(group, message, requester, now) else {
+            // QoS 0 messages are not kept for disconnected clients (section 4.3.1).
             self.counts.dropped += u64::from(message.qos > QoS::AtMostOnce);
             return;
         };
@@ -54,7 +56,7 @@ impl Core {
         self.enqueue(
             key,
             Queued {
-                message: kept(message, last, &delivery),
+                message: message_for_queue(message, last, &delivery),
                 subscription_ids: delivery.subscription_ids.into(),
                 scope: Scope::Session,
                 shared: Some(Box::new(shared)),
@@ -63,25 +65,26 @@ impl Core {
         );
     }
 
-    /// What sessions will not get goes to others of their groups.
-    pub(super) fn hand_over(&mut self, orphans: Vec<Orphan>, now: Instant) {
+    /// Sends undelivered messages of shared subscriptions to other sessions of their groups.
+    pub(super) fn redistribute(&mut self, orphans: Vec<Orphan>, now: Instant) {
         for Orphan { filter, message } in orphans {
             if message.is_expired(now) {
                 self.counts.dropped += 1;
             } else {
-                // Whether it is an answer, and to whom, is no longer known.
+                // The queue does not record which request a message answers, so access is checked
+                // as for a requester that has ended.
                 let message = &mut Cow::Owned(message);
-                self.share(&filter, message, true, Answers::Ended, now);
+                self.share(&filter, message, true, Requester::Ended, now);
             }
         }
     }
 
-    /// The member of a group whose turn it is, among those that can take the message best.
+    /// Chooses the next member in turn among those with the best readiness for the message.
     fn choose(
         &mut self,
         group: &Bytes,
         message: &Message,
-        answers: Answers,
+        requester: Requester,
         now: Instant,
     ) -> Option<Match> {
         let Self {
@@ -94,7 +97,7 @@ impl Core {
             ..
         } = self;
         let (chosen, asked) = router.choose(group, |(key, subscription)| {
-            if !answers.may_reach(*key, &message.topic, sessions, &**access) {
+            if !requester.may_reach(*key, &message.topic, sessions, &**access) {
                 return None;
             }
             let session = session_at(sessions, *key)?;
@@ -103,7 +106,7 @@ impl Core {
             let cost_bytes = message.cost_bytes() + ids + group.len();
             let ready = readiness(session, message, &delivery)?;
             let is_free = ready == Readiness::Now && delivery.qos == QoS::AtMostOnce;
-            // No room in the log for one member may be no matter for another.
+            // A full log may exclude a durable member, but another member may need no record.
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
             let has_room = is_free
                 || (!kept || recorder.has_room())
@@ -123,7 +126,7 @@ impl Core {
     }
 }
 
-/// How a message goes to a member of a group.
+/// The options that a message is sent to a member with.
 fn delivery<'a>(message: &Message, subscription: &'a Subscription, now: Instant) -> Delivery<'a> {
     Delivery {
         qos: message.qos.min(subscription.qos),
@@ -135,21 +138,22 @@ fn delivery<'a>(message: &Message, subscription: &'a Subscription, now: Instant)
     }
 }
 
-/// How well a session can take a message, if it has room for it. None: not at all.
+/// How well a session can take a message, if it has room for it. Returns `None` if it cannot take
+/// it at all.
 fn readiness(session: &Session, message: &Message, delivery: &Delivery<'_>) -> Option<Readiness> {
     let at_most_once = delivery.qos == QoS::AtMostOnce;
     let link = session.link.as_ref().filter(|_| session.is_present());
     let Some(link) = link else {
-        // One that ends with its connection is only waiting for that.
+        // A closing session without expiry ends with its connection, so it cannot keep the message.
         let is_kept = session.expiry_s() > 0 && !at_most_once;
         return is_kept.then_some(Readiness::Absent);
     };
-    // The section lets the others have what is too large for one of them.
+    // Section 4.8.2 allows another member to receive a message that is too large for one member.
     let packet_bytes = codec::publish_bytes(message, delivery);
     if packet_bytes > link.packet_bytes_max {
         return None;
     }
-    let at_once = session.outbox.is_queue_empty()
+    let at_once = session.queue.is_queue_empty()
         && link.resend.is_empty()
         && (at_most_once || link.unacknowledged < link.window)
         && link.output.has_room(packet_bytes);

@@ -1,4 +1,4 @@
-//! SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer a SUBSCRIBE (sections 3.8 to 3.11).
+//! SUBSCRIBE, UNSUBSCRIBE, and the retained messages for new subscriptions (sections 3.8 to 3.11).
 
 use std::{borrow::Cow, mem, sync::Arc, time::Instant};
 
@@ -8,27 +8,28 @@ use crate::{
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     limits::work,
-    outbox::Scope,
     retained::Entry,
     router::{SessionKey, Subscription, cost_bytes},
     session::Replay,
+    session_queue::Scope,
     topic,
 };
 
 impl Core {
-    /// The SUBACK goes out first; the retained messages are left to [`replay`](Self::replay).
+    /// Handles a SUBSCRIBE. The SUBACK is sent first; [`replay`](Self::replay) sends the retained
+    /// messages later.
     pub(crate) fn subscribe(&mut self, key: SessionKey, connection: u64, subscribe: &Subscribe) {
         if !self.is_open(key, connection) {
             return;
         }
-        let Some(who) = self.session(key).and_then(|session| session.origin()) else {
+        let Some(origin) = self.session(key).and_then(|session| session.origin()) else {
             return;
         };
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
         let mut replay = Vec::new();
         self.work += work::SUBSCRIPTION * subscribe.filters.len() as u64;
         for filter in &subscribe.filters {
-            match self.subscribe_one(key, &who, filter, subscribe.subscription_id) {
+            match self.subscribe_one(key, &origin, filter, subscribe.subscription_id) {
                 Ok((subscription, wants_retained)) => {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
@@ -50,7 +51,7 @@ impl Core {
                 }
             }
         }
-        self.tell(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
+        self.send_when_durable(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
         if let Some(session) = self.session(key) {
             session.replays.extend(replay);
         }
@@ -59,7 +60,7 @@ impl Core {
     fn subscribe_one(
         &mut self,
         key: SessionKey,
-        who: &Origin,
+        origin: &Origin,
         filter: &Filter,
         id: Option<u32>,
     ) -> Result<(Subscription, bool), ReasonCode> {
@@ -71,8 +72,9 @@ impl Core {
         if too_deep || topic::check_filter(&filter.filter).is_err() {
             return Err(ReasonCode::TOPIC_FILTER_INVALID);
         }
-        // Under the lock, so that a recheck sees all that was allowed before the rules changed.
-        if !self.access.may_subscribe(who, topics) {
+        // Must be asked under the lock, so that a recheck sees every subscription that the old
+        // rules allowed.
+        if !self.access.may_subscribe(origin, topics) {
             return Err(ReasonCode::NOT_AUTHORIZED);
         }
         let (subscriptions_max, shared_max, bytes_max, bytes_total_max) = (
@@ -108,7 +110,7 @@ impl Core {
         self.router
             .subscribe(&filter.filter, key, subscription, true);
         let wants_retained = match filter.retain_handling {
-            // A group is sent none (section 3.8.4).
+            // A shared subscription is sent no retained messages (section 3.8.4).
             _ if shared => false,
             RetainHandling::Always => true,
             RetainHandling::IfNew => new,
@@ -117,8 +119,9 @@ impl Core {
         Ok((subscription, wants_retained))
     }
 
-    /// Sends the next retained messages that new subscriptions of the session wait for, until the work done since the start
-    /// reaches `work_end`: false where there are more. Ends early where the client has to take what it was sent before.
+    /// Sends the next retained messages for new subscriptions until the total work reaches
+    /// `work_end`. Returns false if messages are left. Stops early, and returns true, if the client
+    /// must first read what was sent.
     pub(crate) fn replay(
         &mut self,
         key: SessionKey,
@@ -131,14 +134,15 @@ impl Core {
             && let Some(mut replay) = session.replays.pop_front()
         {
             let client = session.client.clone();
-            // Cloned bytes are shared, and what is in the queue counts against its bound.
+            // The clones share their bytes, and queued messages count against the queue's limit.
             let retained = mem::take(&mut self.retained);
-            // None: it waits for the client.
+            // `None`: waiting for the client to read.
             let ended = loop {
                 if self.work >= work_end {
                     break Some(false);
                 }
-                // A client with many overlapping filters is sent each message for each of them, as it takes them.
+                // A client with overlapping filters is sent each message once for each filter, at
+                // the pace at which it reads.
                 if !self.has_room_for_answers(key) {
                     break None;
                 }
@@ -165,7 +169,7 @@ impl Core {
         true
     }
 
-    /// Whether retained messages wait until the client has taken what it was sent before.
+    /// Whether the remaining retained messages wait for the client to read.
     pub(crate) fn waits_to_replay(&mut self, key: SessionKey) -> bool {
         let session = self.session(key);
         session.is_some_and(|session| !session.replays.is_empty())
@@ -191,14 +195,19 @@ impl Core {
             subscription_ids: subscription.id.as_slice(),
             expiry_s: remaining_s(message, now),
         };
-        // Retained messages own their bytes, so they are kept as they are.
+        // Retained messages own their bytes, so this clone copies nothing.
         let mut message = Cow::Owned(message.clone());
         self.forward(key, &mut message, true, &delivery, Scope::Session, now);
     }
 
-    /// Ends subscriptions of a session that its client may not have any more. What they have queued is not sent either: of
-    /// a shared one it goes to another session of the group.
-    pub(super) fn forbid_subscriptions(&mut self, key: SessionKey, who: &Origin, now: Instant) {
+    /// Ends subscriptions that the client is no longer allowed, and drops their queued messages.
+    /// Dropped messages of a shared subscription are sent to another session of the group.
+    pub(super) fn end_forbidden_subscriptions(
+        &mut self,
+        key: SessionKey,
+        origin: &Origin,
+        now: Instant,
+    ) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
@@ -206,24 +215,25 @@ impl Core {
         let access = &*self.access;
         let filters = session.filters().cloned();
         let forbidden: Vec<_> = filters
-            .filter(|filter| !access.may_subscribe(who, topic::of_topics(filter)))
+            .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
             .collect();
         let mut orphans = Vec::new();
         if !forbidden.is_empty() {
-            // Another subscription may have queued the same message: it stays where its topic alone would be allowed.
-            let allowed = |topic: &[u8]| access.may_subscribe(who, topic);
-            let mut tape = session.tape(&mut self.recorder);
+            // Another subscription may have queued the same message, so it stays if the client may
+            // subscribe to its exact topic.
+            let allowed = |topic: &[u8]| access.may_subscribe(origin, topic);
+            let mut log = session.log(&mut self.recorder);
             let dropped;
-            (dropped, orphans) = session.outbox.drop_forbidden(allowed, &mut tape);
+            (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
             self.counts.dropped += (dropped - orphans.len()) as u64;
         }
         for filter in forbidden {
-            tracing::info!(client = %who.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
+            tracing::info!(client = %origin.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.recorder);
             session.replays.retain(|replay| replay.filter != filter);
             self.router.unsubscribe(&filter, key);
         }
-        self.hand_over(orphans, now);
+        self.redistribute(orphans, now);
     }
 
     pub(crate) fn unsubscribe(
@@ -249,7 +259,7 @@ impl Core {
                 ReasonCode::NO_SUBSCRIPTION_EXISTED
             });
         }
-        self.tell(key, |out| {
+        self.send_when_durable(key, |out| {
             codec::unsuback(out, unsubscribe.packet_id, &reasons)
         });
     }

@@ -1,5 +1,5 @@
-//! What a session has to send: its queue, its window, repetitions, and the acknowledgements that go with them (sections
-//! 4.3, 4.4, 4.6, 4.9).
+//! The send path of a session: its queue, its send window, redeliveries, and the acknowledgements
+//! that are sent with them (sections 4.3, 4.4, 4.6, 4.9).
 
 use std::{mem, time::Instant};
 
@@ -12,17 +12,17 @@ use crate::{
     gate::BatchNumber,
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
-    outbox::{Outbox, Queued, Scope},
-    persist::{Recorder, Tape},
+    persist::{Recorder, SessionLog},
     router::SessionKey,
     session::{Sending, Session},
+    session_queue::{Queued, Scope, SessionQueue},
 };
 
 /// A PUBREL without properties (section 3.6).
 const PUBREL_BYTES: usize = 4;
 
 impl Core {
-    /// Sends what acknowledgements may leave now; the others leave with the queue.
+    /// Sends the acknowledgements that may leave now. The others leave with the queue.
     pub(super) fn flush_acks(&mut self, key: SessionKey) {
         let Some(mut sending) = self.sending(key) else {
             return;
@@ -33,21 +33,22 @@ impl Core {
         }
     }
 
-    /// Whether another PUBLISH of the client may be decided: what waits for the client, and for its acknowledgement, leaves
-    /// room for the answers. A client that sends faster than it reads is not read from until it does.
+    /// Whether the client's queue has room for the answers to another PUBLISH. The broker stops
+    /// reading from a client that sends faster than it reads.
     pub(crate) fn has_room_for_answers(&self, key: SessionKey) -> bool {
         let Some(session) = self.sessions.get(key as usize).and_then(Option::as_deref) else {
             return true;
         };
-        let own = session.outbox.bytes();
+        let own = session.queue.bytes();
         let limits = &self.limits;
         own <= limits.queue_bytes_reserve
             || own <= limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS
-                && session.outbox.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
+                && session.queue.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
     }
 
-    /// Puts a message into a session's queue and sends what can be sent. Over the bound the newest is lost: an absent
-    /// client is missed by it, a present one does not read and is disconnected.
+    /// Puts a message into a session's queue and sends as much as possible. If the queue is full,
+    /// the new message is dropped: a disconnected client misses it, and a connected client is
+    /// disconnected because it does not read.
     pub(super) fn enqueue(&mut self, key: SessionKey, queued: Queued, now: Instant) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
@@ -57,7 +58,8 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
-        // Answers to the client itself and what ends with its connection need not be in the log.
+        // Answers to the client itself and messages for this connection only need not be in the
+        // log.
         let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
         if kept && queued.scope == Scope::Session && !self.recorder.has_room() {
             self.counts.dropped += 1;
@@ -74,8 +76,8 @@ impl Core {
         );
         if has_room {
             let is_answer = queued.scope == Scope::Answer;
-            let mut tape = session.tape(&mut self.recorder);
-            session.outbox.push(queued, &mut tape);
+            let mut log = session.log(&mut self.recorder);
+            session.queue.push(queued, &mut log);
             if present {
                 self.pump(key, now);
             }
@@ -83,25 +85,25 @@ impl Core {
                 && self.recorder.has_room()
                 && let Some(mut sending) = self.sending(key)
             {
-                sending.outbox.record_waiting_answer(&mut sending.tape);
+                sending.queue.record_waiting_answer(&mut sending.log);
             }
             return;
         }
         if !present && !mem::replace(&mut session.drop_logged, true) {
-            tracing::warn!(client = %session.client.escape_debug(), "the queue of an absent client is full: messages are lost");
+            tracing::warn!(client = %session.client.escape_debug(), "the queue of a disconnected client is full; dropping its new messages");
         }
         self.counts.dropped += 1;
         if present {
             self.close(
                 key,
                 ReasonCode::QUOTA_EXCEEDED,
-                Some("too many messages wait for this client"),
+                Some("the message queue of this client is full"),
             );
         }
     }
 
-    /// Sends what a session has to send: repetitions first, then its queue, then acknowledgements that waited for these.
-    /// Ends at the client's Receive Maximum or at the output's high-water mark.
+    /// Sends redeliveries first, then the queue, then the acknowledgements that waited for these
+    /// messages. Stops at the client's Receive Maximum or at the output's high-water mark.
     pub(crate) fn pump(&mut self, key: SessionKey, now: Instant) {
         let Some(mut sending) = self.sending(key) else {
             return;
@@ -118,7 +120,7 @@ impl Core {
         self.counts.dropped += tally.dropped;
     }
 
-    /// PUBACK, PUBREC or PUBCOMP of a client.
+    /// Handles a PUBACK, PUBREC or PUBCOMP of a client.
     pub(crate) fn acknowledged(
         &mut self,
         key: SessionKey,
@@ -132,16 +134,16 @@ impl Core {
         }
         let Some(Sending {
             link,
-            outbox,
-            mut tape,
+            queue,
+            mut log,
             ..
         }) = self.sending(key)
         else {
             return Ok(());
         };
         let mut rel = None;
-        // What the client may answer: its PUBLISH by QoS, or our PUBREL.
-        let expected = outbox
+        // The packet type that must follow: it depends on the QoS of our PUBLISH, or on our PUBREL.
+        let expected = queue
             .in_flight(ack.packet_id)
             .map(|entry| match &entry.queued {
                 Some(queued) if queued.message.qos == QoS::AtLeastOnce => kind::PUBACK,
@@ -150,7 +152,7 @@ impl Core {
             });
         match (packet_type, expected) {
             (kind::PUBREC, Some(kind::PUBREC)) if !ack.reason.is_error() => {
-                outbox.release(ack.packet_id, &mut tape);
+                queue.release(ack.packet_id, &mut log);
                 rel = Some(ReasonCode::SUCCESS);
             }
             (kind::PUBREC, Some(kind::PUBCOMP)) => rel = Some(ReasonCode::SUCCESS),
@@ -158,28 +160,28 @@ impl Core {
             // Late, or from before a takeover.
             (_, None) => {}
             (got, Some(expected)) if got == expected => {
-                let entry = outbox.complete(ack.packet_id, &mut tape);
+                let entry = queue.complete(ack.packet_id, &mut log);
                 if entry.is_some_and(|entry| entry.connection == link.connection) {
                     link.unacknowledged -= 1;
                 }
             }
             _ => {
                 return Err(Violation::protocol(
-                    "an acknowledgement does not fit the QoS of its message",
+                    "the acknowledgement does not match the QoS of its message",
                 ));
             }
         }
         if let Some(reason) = rel {
-            self.tell(key, |out| {
+            self.send_when_durable(key, |out| {
                 codec::ack(out, kind::PUBREL, ack.packet_id, reason, None, usize::MAX);
             });
-        } else if !outbox.is_queue_empty() || !link.resend.is_empty() {
+        } else if !queue.is_queue_empty() || !link.resend.is_empty() {
             self.pump(key, now);
         }
         Ok(())
     }
 
-    /// PUBREL of a client: its QoS 2 exchange is over.
+    /// Handles a PUBREL of a client, which ends its QoS 2 exchange.
     pub(crate) fn released(&mut self, key: SessionKey, connection: u64, packet_id: u16) {
         if !self.is_open(key, connection) {
             return;
@@ -191,38 +193,43 @@ impl Core {
         } else {
             ReasonCode::PACKET_IDENTIFIER_NOT_FOUND
         };
-        self.tell(key, |out| {
+        self.send_when_durable(key, |out| {
             codec::ack(out, kind::PUBCOMP, packet_id, reason, None, usize::MAX)
         });
     }
 
-    /// PINGREQ of a client.
+    /// Handles a PINGREQ of a client.
     pub(crate) fn ping(&mut self, key: SessionKey, connection: u64) {
         if self.is_open(key, connection) {
             self.put(key, 0, codec::pingresp);
         }
     }
 
-    /// A packet that tells of what was recorded for this session.
-    pub(super) fn tell(&mut self, key: SessionKey, encode: impl FnOnce(&mut BytesMut)) {
-        let told = self.sending(key).map_or(0, |sending| sending.tape.latest());
-        self.put(key, told, encode);
+    /// Sends a packet after all changes recorded so far are durable, if the session is.
+    pub(super) fn send_when_durable(
+        &mut self,
+        key: SessionKey,
+        encode: impl FnOnce(&mut BytesMut),
+    ) {
+        let barrier = self.sending(key).map_or(0, |sending| sending.log.latest());
+        self.put(key, barrier, encode);
     }
 
-    fn put(&mut self, key: SessionKey, told: BatchNumber, encode: impl FnOnce(&mut BytesMut)) {
-        let Some(Sending { link, mut tape, .. }) = self.sending(key) else {
+    fn put(&mut self, key: SessionKey, barrier: BatchNumber, encode: impl FnOnce(&mut BytesMut)) {
+        let Some(Sending { link, mut log, .. }) = self.sending(key) else {
             return;
         };
         let bytes_max = link.packet_bytes_max;
         let encode = |out: &mut BytesMut| {
             let before = out.len();
             encode(out);
-            // As if it had been sent [MQTT-3.1.2-24]; such as a SUBACK for many filters.
+            // A packet that exceeds the client's Maximum Packet Size, such as a SUBACK for many
+            // filters, is discarded as if it had been sent [MQTT-3.1.2-24].
             if out.len() - before > bytes_max {
                 out.truncate(before);
             }
         };
-        if tape.put(&link.output, told, encode) {
+        if log.put(&link.output, barrier, encode) {
             let output = link.output.clone();
             self.wakes.push(output);
         }
@@ -230,14 +237,15 @@ impl Core {
 }
 
 impl Sending<'_> {
-    /// Sends again what the client did not acknowledge over an earlier connection (section 4.4). It was recorded before the
-    /// CONNACK, and stands behind it.
+    /// Redelivers the messages that the client did not acknowledge on an earlier connection
+    /// (section 4.4). They need no barrier: they were recorded before the CONNACK and are behind it
+    /// in the output.
     fn repeat(&mut self, tally: &mut Tally, now: Instant) {
         let Self {
-            link, outbox, tape, ..
+            link, queue, log, ..
         } = self;
         while let Some(&packet_id) = link.resend.front() {
-            let Some(entry) = outbox.in_flight(packet_id) else {
+            let Some(entry) = queue.in_flight(packet_id) else {
                 link.resend.pop_front();
                 continue;
             };
@@ -253,18 +261,18 @@ impl Sending<'_> {
                             usize::MAX,
                         );
                     };
-                    let Some(wake) = tape.offer(&link.output, 0, PUBREL_BYTES, rel) else {
+                    let Some(wake) = log.offer(&link.output, 0, PUBREL_BYTES, rel) else {
                         return;
                     };
                     tally.wake |= wake;
                 }
                 Some(_) if link.unacknowledged >= link.window => return,
-                Some(queued) => match tally.send(link, queued, (packet_id, true, 0), now, tape) {
+                Some(queued) => match tally.send(link, queued, (packet_id, true, 0), now, log) {
                     Sent::Yes => {
                         entry.connection = link.connection;
                         link.unacknowledged += 1;
                     }
-                    Sent::TooLarge => _ = outbox.complete(packet_id, tape),
+                    Sent::TooLarge => _ = queue.complete(packet_id, log),
                     Sent::NoRoom => return,
                 },
             }
@@ -272,15 +280,15 @@ impl Sending<'_> {
         }
     }
 
-    /// Sends from the queue.
+    /// Sends messages from the queue.
     fn send(&mut self, tally: &mut Tally, now: Instant) {
         let Self {
-            link, outbox, tape, ..
+            link, queue, log, ..
         } = self;
-        while let Some(queued) = outbox.front() {
+        while let Some(queued) = queue.front() {
             if queued.message.is_expired(now) {
                 tally.dropped += 1;
-                outbox.pop(tape);
+                queue.pop(log);
                 continue;
             }
             let at_most_once = queued.message.qos == QoS::AtMostOnce;
@@ -288,39 +296,39 @@ impl Sending<'_> {
                 0
             } else if link.unacknowledged >= link.window {
                 return;
-            } else if let Some(packet_id) = outbox.next_packet_id() {
+            } else if let Some(packet_id) = queue.next_packet_id() {
                 packet_id
             } else {
                 return;
             };
-            let told = match queued.message.qos {
-                // The identifier that it goes out with is recorded below.
-                QoS::ExactlyOnce => tape.current(),
+            let barrier = match queued.message.qos {
+                // The packet id is recorded below, in the current batch.
+                QoS::ExactlyOnce => log.current(),
                 _ => 0,
             };
-            match tally.send(link, queued, (packet_id, false, told), now, tape) {
-                Sent::Yes if at_most_once => outbox.pop(tape),
+            match tally.send(link, queued, (packet_id, false, barrier), now, log) {
+                Sent::Yes if at_most_once => queue.pop(log),
                 Sent::Yes => {
-                    outbox.sent(packet_id, link.connection, tape);
+                    queue.sent(packet_id, link.connection, log);
                     link.unacknowledged += 1;
                 }
-                Sent::TooLarge => outbox.pop(tape),
+                Sent::TooLarge => queue.pop(log),
                 Sent::NoRoom => return,
             }
         }
     }
 
-    /// Sends what acknowledgements may leave now. True where the writer has to be woken.
+    /// Sends the acknowledgements that may leave now. Returns true if the writer must be woken.
     fn flush_acks(&mut self) -> bool {
-        let blocked = waits_for_client(self.link, self.outbox);
-        let popped = self.outbox.progress().1;
+        let blocked = waits_for_client(self.link, self.queue);
+        let popped = self.queue.progress().1;
         self.link
-            .send_acks(popped, blocked, self.exchanges, &mut self.tape)
+            .send_acks(popped, blocked, self.exchanges, &mut self.log)
     }
 }
 
-/// Whether a session may keep so many bytes more. What has expired in a full queue must not keep out what is fresh, so it
-/// is dropped now and then.
+/// Whether a session may queue `cost_bytes` more. A full queue is searched for expired messages
+/// from time to time, so that they do not keep out new ones.
 pub(super) fn make_room(
     session: &mut Session,
     scope: Scope,
@@ -331,36 +339,37 @@ pub(super) fn make_room(
     now: Instant,
 ) -> bool {
     let bytes_max = match scope {
-        // The client was found to have room when its request was taken, and only answers to the requests beside it came since.
+        // The client had room when the broker accepted its request. Since then only answers to
+        // requests accepted together with it were added.
         Scope::Answer => limits.queue_bytes_max.saturating_mul(2),
         Scope::Session | Scope::Connection => limits.queue_bytes_max,
     };
-    // Absent clients may not take all there is, and a present one that keeps up is never the one to suffer for what others
-    // have left lying.
+    // Disconnected clients may use half of the total, so that their backlog cannot block a
+    // connected client that keeps up.
     let total_max = match session.is_present() {
         false => limits.queue_bytes_total_max / 2,
-        true if session.outbox.bytes() + cost_bytes <= limits.queue_bytes_reserve => usize::MAX,
+        true if session.queue.bytes() + cost_bytes <= limits.queue_bytes_reserve => usize::MAX,
         true => limits.queue_bytes_total_max,
     };
-    // An owner may always have what one client may have.
+    // Every owner may hold at least as much as one client may.
     let floor = bytes_max;
-    let has_room = (session.outbox).has_room(cost_bytes, bytes_max, total_max, floor);
+    let has_room = (session.queue).has_room(cost_bytes, bytes_max, total_max, floor);
     let searched = session.searched;
     if has_room || searched.is_some_and(|at| now < at + EXPIRED_SEARCH_PERIOD) {
         return has_room;
     }
     session.searched = Some(now);
-    let mut tape = session.tape(recorder);
-    counts.dropped += session.outbox.drop_expired(now, &mut tape) as u64;
-    (session.outbox).has_room(cost_bytes, bytes_max, total_max, floor)
+    let mut log = session.log(recorder);
+    counts.dropped += session.queue.drop_expired(now, &mut log) as u64;
+    (session.queue).has_room(cost_bytes, bytes_max, total_max, floor)
 }
 
 /// Whether the next message waits for acknowledgements of the client.
-fn waits_for_client(link: &Link, outbox: &Outbox) -> bool {
-    !link.resend.is_empty() || outbox.front_needs_window() && link.unacknowledged >= link.window
+fn waits_for_client(link: &Link, queue: &SessionQueue) -> bool {
+    !link.resend.is_empty() || queue.front_needs_window() && link.unacknowledged >= link.window
 }
 
-/// What one round of sending came to.
+/// Counts of one send pass.
 #[derive(Debug, Default)]
 struct Tally {
     wake: bool,
@@ -371,7 +380,8 @@ struct Tally {
 #[derive(Debug, PartialEq, Eq)]
 enum Sent {
     Yes,
-    /// Never to this client: as if it had been sent (section 3.1.2.11.4).
+    /// The packet exceeds the client's Maximum Packet Size and is discarded as if it had been sent
+    /// (section 3.1.2.11.4).
     TooLarge,
     NoRoom,
 }
@@ -381,9 +391,9 @@ impl Tally {
         &mut self,
         link: &Link,
         queued: &Queued,
-        (packet_id, dup, told): (u16, bool, BatchNumber),
+        (packet_id, dup, barrier): (u16, bool, BatchNumber),
         now: Instant,
-        tape: &mut Tape<'_>,
+        log: &mut SessionLog<'_>,
     ) -> Sent {
         let message = &queued.message;
         let delivery = Delivery {
@@ -400,7 +410,7 @@ impl Tally {
             return Sent::TooLarge;
         }
         let encode = |out: &mut _| codec::publish(out, message, &delivery);
-        match tape.offer(&link.output, told, packet_bytes, encode) {
+        match log.offer(&link.output, barrier, packet_bytes, encode) {
             None => Sent::NoRoom,
             Some(wake) => {
                 self.wake |= wake;
@@ -411,7 +421,8 @@ impl Tally {
     }
 }
 
-/// What remains of a Message Expiry Interval, rounded up, so that a message that did not wait goes out as it came.
+/// The rest of a Message Expiry Interval. Rounded up, so that a message that did not wait keeps its
+/// original interval.
 pub(super) fn remaining_s(message: &Message, now: Instant) -> Option<u32> {
     let remaining = message.expires?.saturating_duration_since(now);
     Some(u32::try_from(remaining.as_millis().div_ceil(1000)).unwrap_or(u32::MAX))

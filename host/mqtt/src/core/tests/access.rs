@@ -1,4 +1,4 @@
-//! What the access control forbids, and what others notice of that: nothing.
+//! Enforcement of the access control, and its isolation between clients.
 
 use std::{
     collections::BTreeSet,
@@ -16,8 +16,8 @@ use crate::{
     QoS, testing::*,
 };
 
-/// Lets everybody do everything but publish below `forbidden/`, as long as what they have shown is good and nobody has
-/// forbidden them to connect.
+/// Allows everything except publishing below `forbidden/`, for clients whose proofs are valid and
+/// who are not in `strangers`.
 #[derive(Default)]
 struct Rules {
     strangers: Mutex<BTreeSet<String>>,
@@ -40,8 +40,8 @@ impl Access for Rules {
         true
     }
 
-    fn may_have_answer(&self, client: &str, asker: Option<&str>, _: &[u8]) -> bool {
-        client != "neighbour" || asker == Some("friend")
+    fn may_have_answer(&self, client: &str, requester: Option<&str>, _: &[u8]) -> bool {
+        client != "neighbour" || requester == Some("friend")
     }
 }
 
@@ -59,7 +59,7 @@ fn serving(limits: Limits, service: Arc<Recorder>) -> (Broker, Arc<Rules>) {
     (Broker::new(options, service), rules)
 }
 
-/// A key, as long as it is there.
+/// A proof that is valid until it is revoked.
 struct Key(AtomicBool);
 
 impl Key {
@@ -92,7 +92,7 @@ fn reauthenticate(peer: &Peer, by: &Arc<Key>) {
     core.authenticated(peer.session, peer.origin.connection, identity, "M");
 }
 
-/// The reasons of the PUBACKs among what the broker has sent.
+/// The reasons of the PUBACKs that the client has received.
 fn acknowledged(peer: &mut Peer) -> Vec<PubAckReason> {
     let packets = peer.receive().into_iter();
     let acks = packets.filter_map(|packet| match packet {
@@ -102,9 +102,9 @@ fn acknowledged(peer: &mut Peer) -> Vec<PubAckReason> {
     acks.collect()
 }
 
-/// A client that could publish nothing used up the rate of everybody.
+/// Regression: a client that was allowed to publish nothing used up the rate of all clients.
 #[test]
-fn what_is_refused_anyway_uses_up_nothing_of_the_rate_that_all_clients_share() {
+fn refused_messages_do_not_use_up_the_shared_rate() {
     let (broker, _) = ruled(Limits {
         publishes_per_second_total_max: 2,
         ..Limits::default()
@@ -112,7 +112,7 @@ fn what_is_refused_anyway_uses_up_nothing_of_the_rate_that_all_clients_share() {
     let now = Instant::now();
     let mut hostile = Peer::new(&broker, &Hello::new("hostile"), now);
     let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
-    // By the access control, by the service, and by a bound.
+    // Refused by the access control, by the service, and by a limit.
     let deep = "a/".repeat(1000);
     for topic in ["forbidden/t", "no/t", &deep] {
         for _ in 0..100 {
@@ -130,7 +130,7 @@ fn what_is_refused_anyway_uses_up_nothing_of_the_rate_that_all_clients_share() {
             PubAckReason::QuotaExceeded
         ]
     );
-    // Requests are of the rate too.
+    // Requests count against the same rate.
     honest.send(
         &[Packet::Publish(publish("req/t", Q::AtLeastOnce, 4, ""))],
         now,
@@ -138,9 +138,10 @@ fn what_is_refused_anyway_uses_up_nothing_of_the_rate_that_all_clients_share() {
     assert_eq!(acknowledged(&mut honest), [PubAckReason::QuotaExceeded]);
 }
 
-/// The token was verified by the old keys, these were replaced, and everybody was asked: about the token before it.
+/// Regression: a token was verified with keys that were then replaced, and the recheck asked about
+/// the token before it.
 #[test]
-fn a_client_that_shows_anew_what_was_just_revoked_is_disconnected() {
+fn reauthentication_with_a_revoked_proof_disconnects() {
     let (broker, _) = ruled(Limits::default());
     let now = Instant::now();
     let mut client = Peer::new(&broker, &Hello::new("a"), now);
@@ -158,7 +159,7 @@ fn a_client_that_shows_anew_what_was_just_revoked_is_disconnected() {
 }
 
 #[test]
-fn a_client_that_authenticates_anew_after_rules_have_forbidden_it_is_disconnected() {
+fn reauthentication_of_a_forbidden_client_disconnects() {
     let (broker, rules) = ruled(Limits::default());
     let mut client = Peer::new(&broker, &Hello::new("a"), Instant::now());
     rules.strangers.lock().unwrap().insert("a".to_owned());
@@ -169,7 +170,7 @@ fn a_client_that_authenticates_anew_after_rules_have_forbidden_it_is_disconnecte
     );
 }
 
-/// Sends a request, which the service has to answer.
+/// Sends a request to the service and returns its token.
 fn ask(peer: &mut Peer, service: &Recorder, now: Instant) -> crate::Token {
     peer.send(
         &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
@@ -185,32 +186,32 @@ fn answer(broker: &Broker, token: crate::Token) {
 }
 
 #[test]
-fn an_answer_reaches_no_client_that_may_not_have_it() {
+fn answer_is_not_sent_to_unauthorized_clients() {
     let service = Arc::new(Recorder::default());
     let (broker, _) = serving(Limits::default(), service.clone());
     let now = Instant::now();
-    let mut clients = ["asker", "friend", "neighbour"].map(|name| {
+    let mut clients = ["requester", "friend", "neighbour"].map(|name| {
         let mut peer = Peer::new(&broker, &Hello::new(name).expiry(0), now);
         peer.subscribe("answers", Q::AtLeastOnce, now);
         peer.subscribe("$share/g/answers", Q::AtLeastOnce, now);
         peer
     });
-    let mut received = |asker: usize, count: usize| {
+    let mut received = |requester: usize, count: usize| {
         for _ in 0..count {
-            let token = ask(&mut clients[asker], &service, now);
+            let token = ask(&mut clients[requester], &service, now);
             answer(&broker, token);
         }
         clients.each_mut().map(|it| it.payloads().len())
     };
-    // The members of the group but one take turns.
+    // All members of the group but one take turns.
     assert_eq!(received(0, 6), [6 + 3, 6 + 3, 0]);
-    // Here all of them do.
+    // Here all three members take turns.
     assert_eq!(received(1, 6), [6 + 2, 6 + 2, 6 + 2]);
-    // Once its session has ended, another one has the asker's place.
+    // After the session has ended, another one takes its slot.
     let token = ask(&mut clients[0], &service, now);
-    let [asker, _friend, mut neighbour] = clients;
-    let place = asker.session;
-    asker.lose(now);
+    let [requester, _friend, mut neighbour] = clients;
+    let place = requester.session;
+    requester.lose(now);
     let mut late = Peer::new(&broker, &Hello::new("late"), now);
     assert_eq!(late.session, place);
     late.subscribe("answers", Q::AtLeastOnce, now);

@@ -1,5 +1,8 @@
-//! Crashes at every point: model clients that keep their half of a session go on with a broker that has no more than a
-//! prefix of its records. QoS 2 arrives exactly once, QoS 1 at least once, and what a client was told stays true.
+//! Crashes at every point. Model clients keep their half of a session and continue with a broker
+//! that has only a prefix of its records.
+//!
+//! QoS 2 messages must arrive exactly once and QoS 1 messages at least once. Everything that the
+//! broker acknowledged must stay true.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -14,13 +17,13 @@ use crate::{Broker, Limits, NoService, testing::*};
 
 const MESSAGES: usize = 6;
 
-/// The client's half of a session, on its own disk.
+/// The client's half of a session, which survives crashes of the broker.
 struct Model {
     name: &'static str,
     peer: Option<Peer>,
-    /// What came over the connection and was not looked at.
+    /// Received packets that the client has not handled yet.
     inbox: VecDeque<Packet>,
-    /// It was told that there is a session.
+    /// Whether the client knows that its session exists.
     has_session: bool,
     connected: bool,
 }
@@ -53,7 +56,7 @@ impl Model {
         self.peer.as_mut().unwrap().send(&[packet], now);
     }
 
-    /// The next packet; connects where there is no connection.
+    /// The next packet. Connects if there is no connection.
     fn next(&mut self, broker: &Broker, now: Instant) -> Option<Packet> {
         let peer = self.peer.get_or_insert_with(|| {
             let hello = Hello::new(self.name).set(|hello| hello.receive_maximum = Some(2));
@@ -80,14 +83,14 @@ struct World {
     began: Instant,
     now: Instant,
     publisher: Model,
-    /// Packet id to message, and whether its PUBREC came.
+    /// By packet id: the message, and whether its PUBREC arrived.
     unacknowledged: BTreeMap<u16, (usize, bool)>,
     published: usize,
     subscriber: Model,
     subscribed: bool,
-    /// QoS 2 messages whose PUBREL did not come.
+    /// QoS 2 messages whose PUBREL has not arrived.
     open: BTreeMap<u16, usize>,
-    heard: Vec<usize>,
+    received: Vec<usize>,
 }
 
 /// Messages alternate between QoS 2 and QoS 1.
@@ -119,7 +122,7 @@ impl World {
             subscriber: Model::new("subscriber"),
             subscribed: false,
             open: BTreeMap::new(),
-            heard: Vec::new(),
+            received: Vec::new(),
         }
     }
 
@@ -129,7 +132,7 @@ impl World {
         self.publisher.send(Packet::Publish(publish), self.now);
     }
 
-    /// The publisher looks at one packet, or publishes something.
+    /// The publisher handles one packet, or publishes a message.
     fn publisher_step(&mut self) -> bool {
         let packet = self.publisher.next(&self.broker, self.now);
         match packet {
@@ -151,7 +154,7 @@ impl World {
                 assert_eq!(qos(message), Q::AtLeastOnce);
             }
             Some(Packet::PubRec(rec)) => {
-                // A second one may come for a repeated PUBLISH.
+                // A second PUBREC may answer a repeated PUBLISH.
                 if let Some(entry) = self.unacknowledged.get_mut(&rec.pkid) {
                     entry.1 = true;
                     self.publisher
@@ -178,7 +181,7 @@ impl World {
         true
     }
 
-    /// The subscriber looks at one packet.
+    /// The subscriber handles one packet.
     fn subscriber_step(&mut self) -> bool {
         let Some(packet) = self.subscriber.next(&self.broker, self.now) else {
             return false;
@@ -204,14 +207,14 @@ impl World {
                     .unwrap();
                 assert_eq!(publish.qos, qos(message));
                 if publish.qos == Q::AtLeastOnce {
-                    self.heard.push(message);
+                    self.received.push(message);
                     Packet::PubAck(PubAck::new(publish.pkid, None))
                 } else {
                     match self.open.get(&publish.pkid) {
-                        // Taken for a repetition: it had better be one.
+                        // The packet id is open, so this must be a redelivery of the same message.
                         Some(first) => assert!(publish.dup && *first == message),
                         None => {
-                            self.heard.push(message);
+                            self.received.push(message);
                             self.open.insert(publish.pkid, message);
                         }
                     }
@@ -228,7 +231,7 @@ impl World {
         true
     }
 
-    /// kill -9: of the records that are not released only some survive.
+    /// Like `kill -9`: only some of the unreleased records survive.
     fn crash(&mut self, survivors: usize) {
         self.publisher.forget();
         self.subscriber.forget();
@@ -246,7 +249,7 @@ impl World {
         self.now += Duration::from_millis(1);
     }
 
-    /// Everything goes well from here on.
+    /// Runs to the end without further failures.
     fn finish(mut self) {
         let mut quiet = 0;
         for _ in 0..500 {
@@ -266,8 +269,8 @@ impl World {
         assert!(self.open.is_empty(), "{:?}", self.open);
         let sent = 0..MESSAGES;
         let of = |wanted: Q| -> Vec<usize> {
-            let heard = self.heard.iter().copied();
-            heard.filter(|message| qos(*message) == wanted).collect()
+            let received = self.received.iter().copied();
+            received.filter(|message| qos(*message) == wanted).collect()
         };
         let exactly_once: Vec<_> = sent
             .clone()
@@ -280,7 +283,7 @@ impl World {
         );
         let at_least_once: BTreeSet<_> = of(Q::AtLeastOnce).into_iter().collect();
         assert_eq!(at_least_once.len(), MESSAGES - exactly_once.len());
-        // Nothing is left over in the log either.
+        // No message or packet id is left over in the log.
         let recovery = self.journal.recovery();
         assert!(
             recovery
@@ -291,8 +294,9 @@ impl World {
     }
 }
 
-/// Runs to a crash after `steps` steps, with the log releasing every `lag` steps (0: never by itself); `survives` chooses
-/// among the prefixes that may survive. Returns how many there are, and whether the run was over before.
+/// Crashes after `steps` steps, with a log that releases every `lag` steps (0: never). The first
+/// `survives` unreleased records survive. Returns how many records were unreleased, and whether
+/// the run was complete before the crash.
 fn crash_after(steps: usize, lag: usize, survives: usize) -> (usize, bool) {
     let mut world = World::new();
     let mut over = false;
@@ -335,7 +339,7 @@ fn exactly_once_over_a_crash_at_every_point() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Any order of steps, lost connections, late releases and several crashes.
+    /// Any order of steps, lost connections, late releases and crashes.
     #[test]
     fn exactly_once_over_any_crashes(script in prop::collection::vec((0_u8..24, any::<u8>()), 0..200)) {
         let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Windows, repetitions, QoS 2 towards the client, bounded queues.
+//! Send windows, redeliveries, QoS 2 towards the client, and limited queues.
 
 use std::{
     borrow::Cow,
@@ -39,7 +39,7 @@ fn the_clients_receive_maximum_is_its_window() {
     assert_eq!(
         a.payloads(),
         [""; 0],
-        "a second acknowledgement opens nothing"
+        "a duplicate acknowledgement does not open the window"
     );
     a.send(&[puback(first[0].pkid)], now);
     assert_eq!(a.payloads(), ["4"]);
@@ -49,7 +49,7 @@ fn the_clients_receive_maximum_is_its_window() {
 }
 
 #[test]
-fn a_resumed_session_repeats_in_order_with_the_same_identifiers() {
+fn resumed_session_redelivers_in_order_with_the_same_ids() {
     let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::ExactlyOnce, now);
@@ -57,7 +57,7 @@ fn a_resumed_session_repeats_in_order_with_the_same_identifiers() {
     flood(&broker, 2, QoS::ExactlyOnce);
     let before = a.messages();
     assert_eq!(before.len(), 5);
-    // The second is done, the fourth is half done.
+    // The second message is acknowledged, and the fourth has its PUBREC.
     a.send(
         &[
             puback(before[1].pkid),
@@ -94,7 +94,7 @@ fn a_resumed_session_repeats_in_order_with_the_same_identifiers() {
     assert_eq!(
         a.receive(),
         [repeated(4)],
-        "the new window holds for repetitions"
+        "redeliveries respect the new window"
     );
     a.send(
         &[
@@ -107,12 +107,12 @@ fn a_resumed_session_repeats_in_order_with_the_same_identifiers() {
     assert_eq!(
         (newer.len(), newer[0].dup),
         (1, false),
-        "what is new comes after the repetitions"
+        "new messages follow the redeliveries"
     );
 }
 
 #[test]
-fn qos_2_to_the_client() {
+fn outgoing_qos_2_exchange_follows_the_standard() {
     let (broker, now) = start(Limits::default());
     let mut a = Peer::new(
         &broker,
@@ -136,7 +136,7 @@ fn qos_2_to_the_client() {
         now,
     );
     assert_eq!(a.receive().len(), 2, "PUBREL again, and the next message");
-    // A PUBREC with a failure ends the exchange at once.
+    // A PUBREC with an error ends the exchange at once.
     let mut refused = PubRec::new(2, None);
     refused.reason = PubRecReason::QuotaExceeded;
     a.send(&[Packet::PubRec(refused)], now);
@@ -155,7 +155,7 @@ fn qos_2_to_the_client() {
 }
 
 #[test]
-fn a_connected_client_over_its_queue_is_disconnected_and_others_are_not() {
+fn connected_client_with_a_full_queue_is_disconnected() {
     let limits = Limits {
         queue_bytes_max: 10_000,
         in_flight_max: 2,
@@ -184,7 +184,7 @@ fn a_connected_client_over_its_queue_is_disconnected_and_others_are_not() {
 }
 
 #[test]
-fn an_absent_client_loses_the_newest() {
+fn full_queue_of_an_absent_client_drops_the_newest() {
     let (broker, now) = start(Limits {
         queue_bytes_max: 2000,
         ..Limits::default()
@@ -222,13 +222,14 @@ fn all_queues_together_are_bounded() {
     assert_eq!(
         broker.stats().queued_bytes,
         0,
-        "an ended session gives its bytes back"
+        "an ended session frees its bytes"
     );
 }
 
-/// Absent clients had filled the bound of all queues, and a present one that read everything was disconnected for it.
+/// Regression: absent clients filled the total limit, and a connected client that read everything
+/// was disconnected.
 #[test]
-fn a_client_that_keeps_up_does_not_suffer_for_absent_ones() {
+fn backlog_of_absent_clients_does_not_block_present_ones() {
     let limits = Limits {
         queue_bytes_max: 5000,
         queue_bytes_total_max: 6000,
@@ -244,11 +245,11 @@ fn a_client_that_keeps_up_does_not_suffer_for_absent_ones() {
     flood(&broker, 100, QoS::AtLeastOnce);
     assert!(
         broker.stats().queued_bytes <= 3000,
-        "absent clients have half"
+        "absent clients may use half"
     );
     let mut present = Peer::new(&broker, &Hello::new("present"), now);
     present.subscribe("t", Q::AtLeastOnce, now);
-    // More than the absent ones have left of the total, and less than the reserve.
+    // More than the absent clients have left of the total, and less than the reserve.
     flood(&broker, 14, QoS::AtLeastOnce);
     let expected: Vec<String> = (0..14).map(|number| number.to_string()).collect();
     assert_eq!(present.payloads(), expected);
@@ -266,7 +267,7 @@ fn output_above_its_mark_waits_in_the_queue_and_keeps_its_order() {
     flood(&broker, 1000, QoS::AtMostOnce);
     assert!(
         broker.stats().queued_bytes > 0,
-        "it did not all go into the output"
+        "some messages stay in the queue"
     );
     let expected: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
     assert_eq!(a.payloads(), expected);
@@ -274,7 +275,7 @@ fn output_above_its_mark_waits_in_the_queue_and_keeps_its_order() {
 }
 
 #[test]
-fn packet_identifiers_go_round_and_skip_those_in_use() {
+fn packet_ids_wrap_around_and_skip_ids_in_use() {
     let (broker, now) = start(Limits::default());
     let mut a = Peer::new(
         &broker,
@@ -283,7 +284,7 @@ fn packet_identifiers_go_round_and_skip_those_in_use() {
     );
     a.subscribe("t", Q::AtLeastOnce, now);
     flood(&broker, 1, QoS::AtLeastOnce);
-    assert_eq!(a.messages()[0].pkid, 1, "and it is never acknowledged");
+    assert_eq!(a.messages()[0].pkid, 1, "this id is never acknowledged");
     let mut last = 1;
     for _ in 0..70_000 {
         flood(&broker, 1, QoS::AtLeastOnce);
@@ -294,7 +295,7 @@ fn packet_identifiers_go_round_and_skip_those_in_use() {
     }
 }
 
-/// A queue full of messages that had expired lost the fresh ones.
+/// Regression: a queue full of expired messages dropped the new ones.
 #[test]
 fn expired_messages_do_not_keep_fresh_ones_out() {
     let limits = Limits {
@@ -322,9 +323,9 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
     assert_eq!(back.payloads(), ["fresh"]);
 }
 
-/// A filter of sixty levels cost the router sixty nodes, and nothing counted them.
+/// Regression: a filter of sixty levels took sixty nodes in the router, which no limit counted.
 #[test]
-fn subscriptions_are_bounded_in_what_they_cost() {
+fn subscriptions_are_limited_by_their_memory() {
     let limits = Limits {
         subscription_bytes_per_session_max: 30_000,
         subscription_bytes_total_max: 60_000,
@@ -337,7 +338,7 @@ fn subscriptions_are_bounded_in_what_they_cost() {
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
     assert_eq!(a.subscribe(&deep(2), Q::AtLeastOnce, now), full);
-    // Again is no more than once, and an end gives it back.
+    // Subscribing again costs nothing, and ending a session frees its cost.
     assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
     assert_eq!(b.subscribe(&deep(3), Q::AtLeastOnce, now), granted);
@@ -345,14 +346,14 @@ fn subscriptions_are_bounded_in_what_they_cost() {
     assert_eq!(
         c.subscribe(&deep(4), Q::AtLeastOnce, now),
         full,
-        "together they are bounded too"
+        "all sessions together are limited too"
     );
     assert_eq!(c.subscribe("plain/one", Q::AtLeastOnce, now), granted);
     Peer::new(&broker, &Hello::new("a").clean().expiry(0), now).lose(now);
     assert_eq!(c.subscribe(&deep(4), Q::AtLeastOnce, now), granted);
 }
 
-/// A thousand identifiers on each queued message were not counted at all.
+/// Regression: a thousand identifiers on each queued message were not counted.
 #[test]
 fn subscription_identifiers_of_queued_messages_count() {
     let queued = |ids: usize| {

@@ -1,4 +1,4 @@
-//! A log without room: what would grow the durable state is refused, all else goes on.
+//! A log without room: growth of the durable state is refused, and everything else continues.
 
 use std::{
     sync::{
@@ -15,14 +15,14 @@ use crate::{
     testing::*,
 };
 
-/// A broker with a log that releases everything at once.
+/// A broker with a log that releases every record at once.
 fn broker() -> (Arc<Journal>, Broker, Instant) {
     let (journal, now) = (Journal::new(true), Instant::now());
     let broker = restored(&journal, Limits::default(), Arc::new(NoService), now, now);
     (journal, broker, now)
 }
 
-/// Publishes at QoS 1; the reason of the PUBACK.
+/// Publishes at QoS 1 and returns the reason of the PUBACK.
 fn ask(peer: &mut Peer, message: wire::Publish, now: Instant) -> PubAckReason {
     peer.send(&[Packet::Publish(message)], now);
     let packets = peer.receive();
@@ -39,7 +39,7 @@ fn retained(topic: &str, packet_id: u16, payload: &str) -> wire::Publish {
 }
 
 #[test]
-fn retained_messages_are_refused_and_removed() {
+fn full_log_refuses_retained_messages_but_not_removals() {
     let (journal, broker, now) = broker();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(
@@ -53,7 +53,7 @@ fn retained_messages_are_refused_and_removed() {
     message.qos = Q::AtMostOnce;
     peer.send(&[Packet::Publish(message)], now);
     assert_eq!((broker.stats().retained, broker.stats().dropped), (1, 1));
-    // A removal makes room.
+    // A removal needs no room.
     let removed = ask(&mut peer, retained("t", 3, ""), now);
     assert_eq!(removed, PubAckReason::NoMatchingSubscribers);
     assert_eq!(broker.stats().retained, 0);
@@ -63,7 +63,7 @@ fn retained_messages_are_refused_and_removed() {
 }
 
 #[test]
-fn messages_for_durable_sessions_are_refused_and_others_pass() {
+fn full_log_refuses_messages_for_durable_sessions_only() {
     let (journal, broker, now) = broker();
     let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
     let mut transient = Peer::new(&broker, &Hello::new("transient").expiry(0), now);
@@ -90,22 +90,22 @@ fn messages_for_durable_sessions_are_refused_and_others_pass() {
         publisher.receive()[..],
         [Packet::PubRec(ref ack)] if ack.reason == PubRecReason::QuotaExceeded
     ));
-    // At QoS 0 nothing is kept.
+    // QoS 0 messages are not stored, so they pass.
     publisher.send(
         &[Packet::Publish(publish("kept", Q::AtMostOnce, 0, "0"))],
         now,
     );
     assert_eq!(durable.payloads(), ["lost", "0"]);
     assert_eq!(transient.payloads(), ["own", "lost", "0"]);
-    // Nor what the embedder says to all.
+    // Messages of the embedder are not stored for durable sessions either.
     broker.batch(|batch| batch.publish(Message::new("kept", "said", QoS::AtLeastOnce)));
     assert!(durable.payloads().is_empty());
     assert_eq!(transient.payloads(), ["said"]);
-    assert_eq!(journal.len(), before, "nothing of this is in the log");
+    assert_eq!(journal.len(), before, "no message is in the log");
 }
 
 #[test]
-fn a_new_session_ends_with_its_connection_and_an_old_one_is_resumed() {
+fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
     let (journal, broker, now) = broker();
     let mut old = Peer::new(&broker, &Hello::new("old"), now);
     old.subscribe("t", Q::AtLeastOnce, now);
@@ -128,9 +128,10 @@ fn a_new_session_ends_with_its_connection_and_an_old_one_is_resumed() {
     assert_eq!(again, SubscribeReasonCode::Success(Q::AtLeastOnce));
 }
 
-/// The will of a resumed session is kept in memory alone; one that is in the log already is published from the reserve.
+/// The will of a resumed session is kept in memory only. A will that is already in the log may be
+/// retained.
 #[test]
-fn wills_take_no_room_that_they_do_not_have() {
+fn full_log_keeps_new_wills_in_memory_only() {
     let (journal, broker, now) = broker();
     let mut will = Hello::new("recorded").will("gone", "recorded", 0);
     will.will.as_mut().unwrap().retain = true;
@@ -150,14 +151,14 @@ fn wills_take_no_room_that_they_do_not_have() {
         }
         bytes
     };
-    assert!(image < 1000, "the will is in the image of {image} bytes");
+    assert!(image < 1000, "the will is in the snapshot of {image} bytes");
     recorded.lose(now);
     assert_eq!(broker.stats().retained, 1);
     late.lose(now);
     assert_eq!(broker.stats().retained, 1);
 }
 
-/// A log that is behind, to which this thread has appended so many bytes.
+/// A log that is behind, and how many bytes this thread has appended to it.
 #[derive(Default)]
 struct Behind {
     behind: AtomicBool,
@@ -183,7 +184,7 @@ impl Persistence for Behind {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_connections_that_add_to_a_log_that_is_behind_pause() {
+async fn brake_pauses_only_connections_that_append() {
     let log = Arc::new(Behind::default());
     let mut brake = Brake::new(Some(log.clone()));
     log.behind.store(true, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Nothing leaves before the record of what it depends on is durable; and what depends on nothing waits for nothing.
+//! A packet must not leave before the record that it depends on is durable, and a packet that
+//! depends on no record leaves at once.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -26,7 +27,7 @@ impl Held {
         }
     }
 
-    /// A client whose CONNACK has come.
+    /// A client that has received its CONNACK.
     fn peer(&self, hello: &Hello) -> Peer {
         let mut peer = Peer::waiting(&self.broker, hello, self.now);
         self.release();
@@ -47,15 +48,15 @@ impl Held {
         self.journal.release_all(&self.broker);
     }
 
-    /// What comes only after the release of what was appended by now.
-    fn behind_the_record(&self, peer: &mut Peer) -> Vec<Packet> {
+    /// The packets that the client receives only after all records appended so far are released.
+    fn after_release(&self, peer: &mut Peer) -> Vec<Packet> {
         let appended = self.journal.len();
         assert!(
             appended > self.journal.released_len(),
-            "nothing is recorded"
+            "no record is pending"
         );
         assert_eq!(peer.receive(), [], "before the record");
-        // All but the last record: not enough.
+        // Releasing all but the last record is not enough.
         self.journal.release(&self.broker, appended - 1);
         assert_eq!(peer.receive(), [], "before the last record");
         self.release();
@@ -78,17 +79,17 @@ fn unsubscribe(filter: &str) -> Packet {
 }
 
 #[test]
-fn connack_suback_and_unsuback_wait() {
+fn connack_suback_and_unsuback_wait_for_their_records() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if !ack.session_present));
     for (packet, wanted) in [
         (subscribe("t", Q::AtLeastOnce), 0x90),
         (unsubscribe("t"), 0xB0),
     ] {
         peer.send(&[packet], held.now);
-        let packets = held.behind_the_record(&mut peer);
+        let packets = held.after_release(&mut peer);
         let kind = match &packets[..] {
             [Packet::SubAck(_)] => 0x90,
             [Packet::UnsubAck(_)] => 0xB0,
@@ -96,19 +97,19 @@ fn connack_suback_and_unsuback_wait() {
         };
         assert_eq!(kind, wanted);
     }
-    // The same again records nothing, and tells of nothing that is not durable.
+    // Unsubscribing again records nothing and depends on no record.
     let records = held.journal.len();
     peer.send(&[unsubscribe("t")], held.now);
     assert!(matches!(peer.receive()[..], [Packet::UnsubAck(_)]));
     assert_eq!(held.journal.len(), records);
     peer.lose(held.now);
     let mut again = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
-    let packets = held.behind_the_record(&mut again);
+    let packets = held.after_release(&mut again);
     assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if ack.session_present));
 }
 
 #[test]
-fn a_connack_that_denies_an_old_session_waits_for_its_end() {
+fn connack_without_session_waits_for_the_old_sessions_end() {
     let held = Held::new(Arc::new(NoService));
     held.peer(&Hello::new("a")).lose(held.now);
     held.release();
@@ -116,31 +117,31 @@ fn a_connack_that_denies_an_old_session_waits_for_its_end() {
     let mut first = Peer::waiting(&held.broker, &fresh, held.now);
     assert_eq!(first.receive(), []);
     first.lose(held.now);
-    // Records nothing itself, and yet says that there is no session.
+    // This connection records nothing, but its CONNACK reveals that the old session has ended.
     let mut second = Peer::waiting(&held.broker, &fresh, held.now);
-    let packets = held.behind_the_record(&mut second);
+    let packets = held.after_release(&mut second);
     assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if !ack.session_present));
 }
 
 #[test]
-fn acknowledgements_of_routed_messages_wait() {
+fn acknowledgements_of_routed_messages_wait_for_records() {
     let held = Held::new(Arc::new(NoService));
     held.subscriber("s", "t", Q::AtLeastOnce).lose(held.now);
     held.release();
-    // Also to a session that is not durable itself.
+    // This includes publishers whose session is not durable.
     for expiry_s in [0, 100] {
         let mut publisher = held.peer(&Hello::new("p").expiry(expiry_s));
         let routed = publish("t", Q::AtLeastOnce, 1, "x");
         publisher.send(&[Packet::Publish(routed)], held.now);
-        let packets = held.behind_the_record(&mut publisher);
+        let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubAck(_)]));
         let routed = publish("t", Q::ExactlyOnce, 2, "x");
         publisher.send(&[Packet::Publish(routed)], held.now);
-        let packets = held.behind_the_record(&mut publisher);
+        let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubRec(_)]));
         publisher.send(&[Packet::PubRel(PubRel::new(2, None))], held.now);
         let packets = if expiry_s > 0 {
-            held.behind_the_record(&mut publisher)
+            held.after_release(&mut publisher)
         } else {
             publisher.receive()
         };
@@ -148,7 +149,7 @@ fn acknowledgements_of_routed_messages_wait() {
         let mut retained = publish("r", Q::AtLeastOnce, 3, "x");
         retained.retain = true;
         publisher.send(&[Packet::Publish(retained)], held.now);
-        let packets = held.behind_the_record(&mut publisher);
+        let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubAck(_)]));
         publisher.lose(held.now);
         held.release();
@@ -156,7 +157,7 @@ fn acknowledgements_of_routed_messages_wait() {
 }
 
 #[test]
-fn what_is_not_recorded_waits_for_nothing() {
+fn unrecorded_packets_leave_at_once() {
     let held = Held::new(Arc::new(NoService));
     let mut passing = held.peer(&Hello::new("passing").expiry(0));
     let mut peer = held.peer(&Hello::new("p"));
@@ -177,7 +178,7 @@ fn what_is_not_recorded_waits_for_nothing() {
 }
 
 #[test]
-fn qos_2_to_a_client_waits_at_each_step_and_qos_1_does_not() {
+fn outgoing_qos_2_waits_at_each_step_and_qos_1_does_not() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.subscriber("s", "t", Q::ExactlyOnce);
     let send = |qos| {
@@ -186,17 +187,17 @@ fn qos_2_to_a_client_waits_at_each_step_and_qos_1_does_not() {
     };
     send(QoS::AtLeastOnce);
     let [Packet::Publish(message)] = &peer.receive()[..] else {
-        panic!("QoS 1 may leave at once")
+        panic!("the QoS 1 message did not leave at once")
     };
     peer.send(&[puback(message.pkid)], held.now);
     send(QoS::ExactlyOnce);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     let [Packet::Publish(message)] = &packets[..] else {
         panic!("{packets:?}")
     };
     let id = message.pkid;
     peer.send(&[Packet::PubRec(PubRec::new(id, None))], held.now);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRel(_)]));
     let records = held.journal.len();
     peer.send(&[Packet::PubComp(PubComp::new(id, None))], held.now);
@@ -205,7 +206,7 @@ fn qos_2_to_a_client_waits_at_each_step_and_qos_1_does_not() {
 }
 
 #[test]
-fn everything_behind_a_packet_that_waits_waits_too() {
+fn packets_behind_a_waiting_packet_wait_too() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.peer(&Hello::new("a"));
     peer.send(
@@ -240,8 +241,8 @@ fn everything_behind_a_packet_that_waits_waits_too() {
 }
 
 #[test]
-fn a_log_that_was_faster_than_the_lock_holds_nothing_up() {
-    /// Releases everything before append returns.
+fn log_that_releases_during_append_delays_nothing() {
+    /// Releases every record before `append` returns.
     struct Instantly(Arc<Journal>);
     impl Persistence for Instantly {
         fn append(&self, changes: &[u8]) -> u64 {
@@ -266,8 +267,8 @@ fn a_log_that_was_faster_than_the_lock_holds_nothing_up() {
     assert_eq!(journal.len(), 2);
 }
 
-/// A client that asks, with its answers on `answers`, and the service that it asks.
-fn asker(held: &Held, hello: Hello) -> Peer {
+/// A client that sends requests and subscribes to the answers.
+fn requester(held: &Held, hello: Hello) -> Peer {
     let mut peer = held.peer(&hello);
     peer.send(&[subscribe("answers", Q::ExactlyOnce)], held.now);
     held.release();
@@ -298,10 +299,10 @@ fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
 }
 
 #[test]
-fn an_answer_that_is_sent_at_once_is_no_record() {
+fn answer_sent_at_once_is_not_recorded() {
     let recorder = Arc::new(Recorder::default());
     let held = Held::new(recorder.clone());
-    let mut peer = asker(&held, Hello::new("a"));
+    let mut peer = requester(&held, Hello::new("a"));
     let (records, bytes) = (held.journal.len(), held.journal.bytes());
     for packet_id in 1..100 {
         let token = ask(&mut peer, &recorder, Q::AtLeastOnce, packet_id, held.now);
@@ -313,7 +314,7 @@ fn an_answer_that_is_sent_at_once_is_no_record() {
         peer.send(&[puback(message.pkid)], held.now);
     }
     assert_eq!((held.journal.len(), held.journal.bytes()), (records, bytes));
-    // Unacknowledged when the connection ends: the session will repeat it, so it is recorded then.
+    // Unacknowledged when the connection ends, so the message is recorded for redelivery.
     let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 100, held.now);
     answer(&held, token, QoS::AtLeastOnce);
     let id = peer.messages()[0].pkid;
@@ -325,11 +326,11 @@ fn an_answer_that_is_sent_at_once_is_no_record() {
 }
 
 #[test]
-fn an_answer_that_waits_is_recorded_and_its_puback_waits_for_that() {
+fn puback_waits_for_the_record_of_a_queued_answer() {
     let recorder = Arc::new(Recorder::default());
     let held = Held::new(recorder.clone());
     let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = asker(&held, narrow);
+    let mut peer = requester(&held, narrow);
     let first = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
     answer(&held, first, QoS::AtLeastOnce);
     let packets = peer.receive();
@@ -339,29 +340,30 @@ fn an_answer_that_waits_is_recorded_and_its_puback_waits_for_that() {
     ));
     let second = ask(&mut peer, &recorder, Q::AtLeastOnce, 2, held.now);
     answer(&held, second, QoS::AtLeastOnce);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(
         matches!(packets[..], [Packet::PubAck(_)]),
-        "it may overtake the answer: {packets:?}"
+        "the PUBACK does not wait for the answer: {packets:?}"
     );
-    // Settled only later, under another hold of the lock, the acknowledgement waits all the same.
+    // The acknowledgement waits even if the request is acknowledged later, under another hold of
+    // the lock.
     let third = ask(&mut peer, &recorder, Q::AtLeastOnce, 3, held.now);
     held.broker
         .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
     held.broker
         .batch(|batch| batch.settle(third, ReasonCode::SUCCESS, None));
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubAck(_)]));
 }
 
 #[test]
-fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
+fn answer_is_recorded_for_others_and_always_at_qos_2() {
     let recorder = Arc::new(Recorder::default());
     let held = Held::new(recorder.clone());
-    let mut peer = asker(&held, Hello::new("a"));
+    let mut peer = requester(&held, Hello::new("a"));
     let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
     answer(&held, token, QoS::ExactlyOnce);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(
         packets[..],
         [Packet::Publish(_), Packet::PubAck(_)]
@@ -376,17 +378,17 @@ fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
         matches!(packets[..], [Packet::Publish(_)]),
         "the PUBACK waits: {packets:?}"
     );
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubAck(_)]));
-    // A request over QoS 2 is settled by a record.
+    // Acknowledging a QoS 2 request is recorded.
     let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 3, held.now);
     let records = held.journal.len();
     held.broker
         .batch(|batch| batch.settle(token, ReasonCode::SUCCESS, None));
     assert_eq!(held.journal.len(), records + 1);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
-    // Its repetition asks nothing, and its answer is known.
+    // A duplicate is not passed to the service, since its answer is known.
     let mut repeated = publish("req/x", Q::ExactlyOnce, 3, "?");
     repeated.dup = true;
     peer.send(&[Packet::Publish(repeated)], held.now);
@@ -394,12 +396,13 @@ fn an_answer_to_others_is_recorded_and_at_qos_2_to_the_asker_too() {
     assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
 }
 
-/// A client that repeats such a request gets its PUBREC and no answer: the identifier is known.
+/// A client that repeats a QoS 2 request receives its PUBREC but no answer, because the packet id
+/// is known.
 #[test]
-fn an_answer_to_a_request_over_qos_2_is_in_the_record_of_its_end_or_before() {
+fn answer_to_a_qos_2_request_is_recorded_before_its_pubrec() {
     let recorder = Arc::new(Recorder::default());
     let held = Held::new(recorder.clone());
-    let mut peer = asker(&held, Hello::new("a"));
+    let mut peer = requester(&held, Hello::new("a"));
     let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 1, held.now);
     answer(&held, token, QoS::AtLeastOnce);
     let packets = peer.receive();
@@ -407,12 +410,12 @@ fn an_answer_to_a_request_over_qos_2_is_in_the_record_of_its_end_or_before() {
     let recovery = held.journal.recovery();
     let session = recovery.sessions.values().next().unwrap();
     assert_eq!((session.messages.len(), session.received.len()), (1, 1));
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
 }
 
 #[test]
-fn an_answer_to_an_earlier_connection_waits_when_it_is_asked_for_again() {
+fn pubrec_for_an_earlier_connection_waits_for_its_record() {
     let recorder = Arc::new(Recorder::default());
     let held = Held::new(recorder.clone());
     let mut peer = held.peer(&Hello::new("a"));
@@ -424,12 +427,12 @@ fn an_answer_to_an_earlier_connection_waits_when_it_is_asked_for_again() {
     let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
     repeated.dup = true;
     peer.send(&[Packet::Publish(repeated)], held.now);
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
 }
 
 #[test]
-fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
+fn delivered_messages_are_recorded_when_the_connection_ends() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.subscriber("a", "n/#", Q::ExactlyOnce);
     let records = held.journal.len();
@@ -448,9 +451,9 @@ fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
     let ids: Vec<u16> = peer.messages().iter().map(|message| message.pkid).collect();
     peer.send(&[puback(ids[0])], held.now);
     assert_eq!(held.journal.len(), records);
-    // The client will remember the identifier of this one.
+    // The client remembers the packet id of a QoS 2 message.
     assert!(deliver("n/3", QoS::ExactlyOnce));
-    let packets = held.behind_the_record(&mut peer);
+    let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::Publish(_)]));
     peer.lose(held.now);
     let recovery = held.journal.recovery();
@@ -469,7 +472,7 @@ fn what_is_delivered_to_a_connection_is_recorded_at_its_end() {
 }
 
 #[test]
-fn a_closing_connection_gives_up_what_waits_and_keeps_its_last_words() {
+fn closing_drops_waiting_packets_but_sends_the_disconnect() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.peer(&Hello::new("a"));
     peer.send(
@@ -479,7 +482,7 @@ fn a_closing_connection_gives_up_what_waits_and_keeps_its_last_words() {
         ],
         held.now,
     );
-    assert!(!peer.output.cut(), "it is open");
+    assert!(!peer.output.cut(), "the output is still open");
     let origin = peer.origin.clone();
     held.broker.batch(|batch| {
         batch.disconnect(
@@ -496,14 +499,14 @@ fn a_closing_connection_gives_up_what_waits_and_keeps_its_last_words() {
         disconnected(&packets),
         Some(wire::DisconnectReasonCode::AdministrativeAction)
     );
-    assert_eq!(packets.len(), 1, "the SUBACK was never true");
+    assert_eq!(packets.len(), 1, "the SUBACK is dropped");
     assert!(!peer.output.cut());
     held.release();
     assert_eq!(peer.receive(), []);
 }
 
 #[test]
-fn no_disconnect_comes_before_the_connack() {
+fn disconnect_is_not_sent_before_the_connack() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
     let origin = peer.origin.clone();
@@ -520,7 +523,7 @@ fn no_disconnect_comes_before_the_connack() {
 }
 
 #[test]
-fn much_at_once_is_divided_between_packets() {
+fn large_batch_is_split_between_packets() {
     let held = Held::new(Arc::new(NoService));
     held.subscriber("s", "t", Q::AtLeastOnce).lose(held.now);
     held.release();
@@ -534,14 +537,14 @@ fn much_at_once_is_divided_between_packets() {
     let records = held.journal.len() - records;
     assert!((3..10).contains(&records), "{records}");
     assert!(held.journal.bytes() - bytes < 40 * 100_050);
-    // Each acknowledgement waits for its own record only.
+    // Each acknowledgement waits only for its own record.
     held.journal
         .release(&held.broker, held.journal.len() - records + 1);
     let first = peer.receive().len();
     assert!((1..40).contains(&first), "{first}");
     held.release();
     assert_eq!(peer.receive().len(), 40 - first);
-    // The same through a batch of the embedder.
+    // The same in a batch of the embedder.
     let records = held.journal.len();
     held.broker.batch(|batch| {
         for _ in 0..40 {
@@ -558,7 +561,7 @@ fn has_room(peer: &Peer) -> bool {
 }
 
 #[test]
-fn a_reader_pauses_while_more_than_the_mark_waits() {
+fn reading_pauses_while_waiting_output_exceeds_the_mark() {
     let journal = Journal::new(false);
     let now = Instant::now();
     let limits = Limits {
@@ -572,7 +575,7 @@ fn a_reader_pauses_while_more_than_the_mark_waits() {
         peer.send(&[subscribe("t", Q::AtLeastOnce)], now);
     }
     assert!(!has_room(&peer));
-    // There is no room for it either: it stays in the queue.
+    // The output has no room for this message either, so it stays in the queue.
     broker.batch(|batch| batch.publish(Message::new("t", "x", QoS::AtLeastOnce)));
     journal.release_all(&broker);
     assert_eq!(peer.payloads(), ["x"]);

@@ -1,4 +1,5 @@
-//! Images that are taken while changes go on, and every change since, give what every change gives.
+//! Snapshots taken during changes, together with all later changes, give the same state as all
+//! changes.
 
 use std::{
     borrow::Cow,
@@ -58,7 +59,7 @@ enum Action {
         client: usize,
         qos: u8,
     },
-    /// The client reads and acknowledges so many packets, or half of what it should.
+    /// The client reads and acknowledges this many packets. A QoS 2 message needs two steps.
     Acknowledge {
         client: usize,
         steps: usize,
@@ -95,7 +96,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Pieces of an image, and how many records there were when it was begun.
+/// The pieces of a snapshot, and the number of records when it was begun.
 struct Image {
     cursor: ImageCursor,
     pieces: Vec<Vec<u8>>,
@@ -114,7 +115,7 @@ struct World {
     image: Image,
 }
 
-/// Small, so that they are met.
+/// The limits are small, so that the actions reach them.
 fn limits() -> Limits {
     Limits {
         queue_bytes_max: 4000,
@@ -213,7 +214,7 @@ impl World {
                 if will {
                     hello = hello.will("u", "will", expiry_s / 2);
                 }
-                // The task of the connection that is taken over finds out later.
+                // The task of the old connection notices the takeover later.
                 let old = self.peers[client].take();
                 self.peers[client] = Some(Peer::new(&self.broker, &hello, now));
                 if let Some(old) = old {
@@ -368,7 +369,7 @@ proptest! {
             world.piece();
         }
         let all = world.journal.recovery();
-        // What is in memory is what was recorded, however it is divided.
+        // The snapshot agrees with the records, for pieces of any size.
         for bytes_max in [0, 1, 50, 1 << 20] {
             prop_assert_eq!(&of_pieces(&whole_image(&world.broker, bytes_max)), &all);
         }
@@ -379,7 +380,7 @@ proptest! {
 }
 
 #[test]
-fn pieces_are_about_as_large_as_asked() {
+fn pieces_are_about_the_requested_size() {
     let mut world = World::new();
     let mut peer = Peer::new(&world.broker, &Hello::new("a"), world.now);
     peer.subscribe("#", Q::AtLeastOnce, world.now);

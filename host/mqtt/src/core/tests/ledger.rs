@@ -1,17 +1,17 @@
-//! What clients hold is counted, shared among owners and bounded, also after a restart.
+//! The memory of clients is counted, shared among owners and limited, including after a restart.
 
 use std::{sync::Arc, time::Instant};
 
 use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason, PubRel};
 
 use crate::{
-    Broker, Identity, Limits, NoService, Recovery, core::TurnedAway, output::Output, testing::*,
+    Broker, Identity, Limits, NoService, Recovery, core::ConnectRefusal, output::Output, testing::*,
 };
 
 const WILL_BYTES: usize = 60_000;
 
 /// Connects as a user and loses the connection again.
-fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), TurnedAway> {
+fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), ConnectRefusal> {
     let output = Arc::new(Output::new(
         broker.limits().output_bytes_high,
         broker.outputs(),
@@ -40,7 +40,7 @@ fn limits(state_bytes_total_max: usize) -> Limits {
     }
 }
 
-/// How many of so many visits with a large will are let in.
+/// How many of `count` visits with a large will are accepted.
 fn visits(broker: &Broker, user: &str, count: usize, now: Instant) -> usize {
     let clients = (0..count).map(|n| with_large_will(&format!("{user}-{n}")));
     clients
@@ -59,10 +59,10 @@ fn wills_are_bounded_and_shared_among_users() {
     let max = 1 << 20;
     let (broker, now) = (broker(limits(max)), Instant::now());
     let greedy = visits(&broker, "greedy", 100, now);
-    assert!((10..=13).contains(&greedy), "{greedy} of 17 that have room");
+    assert!((10..=13).contains(&greedy), "{greedy} of the 17 that fit");
     assert!(visits(&broker, "another", 100, now) >= 3);
     assert!(broker.stats().state_bytes <= max);
-    // A client that replaces its own will needs no room, and one without a will needs none either.
+    // Replacing a will by one of the same size needs no room, nor does a client without a will.
     visit(&broker, "greedy", &with_large_will("greedy-0"), now).unwrap();
     visit(&broker, "greedy", &Hello::new("plain"), now).unwrap();
     visit(
@@ -110,7 +110,7 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     assert_eq!(answers.len(), 1024, "all are answered");
     assert!(answers.contains(&PubRecReason::QuotaExceeded));
     assert!(broker.lock().is_open(last.session, last.origin.connection));
-    // What was refused is not remembered, and there is room once other exchanges are over.
+    // Refused messages are not remembered, and finished exchanges make room for new ones.
     for peer in &mut peers[..20] {
         for id in 1..=1024 {
             peer.send(&[Packet::PubRel(PubRel::new(id, None))], now);
@@ -128,7 +128,7 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     drop(peers);
 }
 
-/// A PUBLISH that sets an alias.
+/// A PUBLISH that sets a topic alias.
 fn aliased(topic: &str, alias: u16) -> Packet {
     let mut publish = publish(topic, Q::AtMostOnce, 0, "");
     let properties = wire::PublishProperties {
@@ -146,7 +146,7 @@ fn topic_aliases_are_bounded_in_bytes() {
     let long = |n: usize| format!("{n:065000}");
     let mut one = Peer::new(&broker, &Hello::new("one"), now);
     one.send(&[aliased(&long(1), 1), aliased(&long(2), 1)], now);
-    assert_eq!(disconnected(&one.receive()), None, "it was replaced");
+    assert_eq!(disconnected(&one.receive()), None, "the alias was replaced");
     one.send(&[aliased(&long(3), 2), aliased(&long(4), 3)], now);
     assert_eq!(disconnected(&one.receive()), quota);
     drop(one);
@@ -160,7 +160,7 @@ fn topic_aliases_are_bounded_in_bytes() {
     assert!(broker.stats().state_bytes <= 1 << 20);
     assert_eq!(disconnected(&all[0].receive()), None);
     assert_eq!(disconnected(&all[29].receive()), quota);
-    // Aliases of ordinary length.
+    // Aliases of ordinary length are still accepted.
     let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
     for alias in 1..=32 {
         honest.send(&[aliased(&format!("plant/{alias}"), alias)], now);
@@ -168,7 +168,7 @@ fn topic_aliases_are_bounded_in_bytes() {
     assert_eq!(disconnected(&honest.receive()), None);
 }
 
-/// It acknowledges by PUBREC alone, and forgets its window with each connection.
+/// A client that only sends PUBRECs, and forgets its window with each connection.
 #[test]
 fn unfinished_deliveries_count_against_the_queue() {
     let limits = Limits {
@@ -194,17 +194,13 @@ fn unfinished_deliveries_count_against_the_queue() {
         reader = Peer::new(&broker, &Hello::new("reader"), now);
     }
     let core = broker.lock();
-    let ids = core
-        .sessions
-        .iter()
-        .flatten()
-        .map(|it| it.outbox.in_order());
+    let ids = core.sessions.iter().flatten().map(|it| it.queue.in_order());
     let kept = ids.map(|ids| ids.len()).sum::<usize>();
     assert!((100..=400).contains(&kept), "{kept}");
 }
 
 #[test]
-fn a_store_that_holds_too_much_starts_and_drops_it() {
+fn start_above_the_state_limit_drops_the_excess() {
     let (journal, now) = (Journal::new(true), Instant::now());
     let start = |limits| restored(&journal, limits, Arc::new(NoService), now, now);
     let before = start(Limits::default());
@@ -218,16 +214,19 @@ fn a_store_that_holds_too_much_starts_and_drops_it() {
     let after = start(limits(max));
     let stats = after.stats();
     assert!(stats.state_bytes <= max, "{stats:?}");
-    // Sessions stay without their wills, but not without the packet ids that they remember.
+    // Sessions survive without their wills, but not without the packet ids that they remember.
     assert!((100..140).contains(&stats.sessions), "{stats:?}");
-    assert!(stats.state_bytes > max / 2, "it keeps what fits: {stats:?}");
-    // The log agrees.
+    assert!(
+        stats.state_bytes > max / 2,
+        "it keeps as much as fits: {stats:?}"
+    );
+    // A second start from the same log finds the same state.
     let again = start(Limits::default());
     assert_eq!(again.stats(), stats);
 }
 
 #[test]
-fn recovery_holds_no_more_wills_and_messages_than_it_may() {
+fn recovery_limits_wills_and_messages() {
     let (journal, now) = (Journal::new(true), Instant::now());
     let broker = restored(&journal, Limits::default(), Arc::new(NoService), now, now);
     let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
@@ -256,13 +255,13 @@ fn recovery_holds_no_more_wills_and_messages_than_it_may() {
     let messages = recovery.sessions.values().map(|it| it.messages.len());
     assert_eq!(messages.sum::<usize>() + recovery.lost_messages, 100);
     assert!(recovery.lost_messages > 50);
-    // The same sums as one that knows no limit has.
+    // A recovery without limits counts the same sums.
     let mut unbounded = Recovery::within(&Limits::default());
     journal.replay(&mut unbounded, 0);
     assert_eq!(unbounded.counts(), recovery.counts());
     for number in unbounded.session_numbers().collect::<Vec<_>>() {
         let session = unbounded.sessions.remove(&number).unwrap();
-        unbounded.forget(&session);
+        unbounded.subtract(&session);
     }
     assert_eq!(unbounded.held_bytes(), 0);
 }
@@ -275,7 +274,7 @@ fn sessions(sessions_max: usize) -> Limits {
 }
 
 #[test]
-fn empty_absent_sessions_give_way_to_new_ones() {
+fn empty_absent_sessions_are_evicted_for_new_ones() {
     let (broker, now) = (broker(sessions(100)), Instant::now());
     let later = |n: u64| now + std::time::Duration::from_millis(n);
     let mut full = Peer::new(&broker, &Hello::new("subscribed"), now);
@@ -343,7 +342,7 @@ fn sessions_of_one_user_leave_places_for_others() {
 }
 
 #[test]
-fn a_client_can_subscribe_to_its_own_topics_when_others_took_all_room() {
+fn own_topics_can_be_subscribed_when_all_room_is_taken() {
     let limits = Limits {
         subscription_bytes_total_max: 20_000,
         ..Limits::default()
@@ -428,7 +427,7 @@ fn retained_messages_of_one_user_leave_room_for_others() {
     let mut greedy = Peer::new(&broker, &Hello::new("greedy"), now);
     assert!(
         !set(&mut greedy, "greedy/400".to_owned(), "x"),
-        "they are still its own"
+        "they still count against their publisher"
     );
     let mut third = Peer::new(&broker, &Hello::new("third"), now);
     assert!(set(&mut third, "third/0".to_owned(), "x"));

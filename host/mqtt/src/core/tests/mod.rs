@@ -1,4 +1,4 @@
-//! The core without sockets: what clients see, with the time in the test's hand.
+//! Tests of the core without sockets, by what clients receive, at times that the test chooses.
 
 mod access;
 mod crash;

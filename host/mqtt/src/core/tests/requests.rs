@@ -1,4 +1,5 @@
-//! PUBLISHes that the service takes: tokens, the order of acknowledgements, QoS 2 from the client, direct delivery.
+//! PUBLISHes for the service: tokens, the order of acknowledgements, QoS 2 from the client, direct
+//! delivery.
 
 use std::{sync::Arc, time::Instant};
 
@@ -27,7 +28,7 @@ fn taken(recorder: &Recorder) -> Vec<(Origin, Request)> {
     std::mem::take(&mut recorder.requests.lock().unwrap())
 }
 
-fn settle(broker: &Broker, request: &Request, reason: ReasonCode) {
+fn acknowledge(broker: &Broker, request: &Request, reason: ReasonCode) {
     broker.batch(|batch| batch.settle(request.token.unwrap(), reason, None));
 }
 
@@ -66,11 +67,11 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
         !a.receive()
             .iter()
             .any(|packet| matches!(packet, Packet::PubAck(_))),
-        "the first is not settled"
+        "the first is not acknowledged"
     );
-    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[1].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), []);
-    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), [puback(10), puback(11), puback(12)]);
     let token = requests[2].1.token.unwrap();
     broker.batch(|batch| {
@@ -109,7 +110,7 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
 }
 
 #[test]
-fn a_client_that_wants_no_problem_information_gets_no_reason_strings() {
+fn reason_strings_are_omitted_without_problem_information() {
     let (broker, recorder, now) = start(Limits::default());
     let mut a = Peer::new(
         &broker,
@@ -148,7 +149,7 @@ fn more_than_the_receive_maximum_is_a_violation() {
         now,
     );
     for (_, request) in taken(&recorder) {
-        settle(&broker, &request, ReasonCode::SUCCESS);
+        acknowledge(&broker, &request, ReasonCode::SUCCESS);
     }
     // The QoS 2 exchange counts until its PUBREL.
     a.send(
@@ -161,12 +162,16 @@ fn more_than_the_receive_maximum_is_a_violation() {
         disconnected(&a.receive()),
         Some(DisconnectReasonCode::ReceiveMaximumExceeded)
     );
-    assert_eq!(taken(&recorder).len(), 2, "what came before is handed over");
+    assert_eq!(
+        taken(&recorder).len(),
+        2,
+        "earlier requests are passed to the service"
+    );
 }
 
 #[test]
-fn a_million_qos_2_messages_with_one_identifier_cost_nothing() {
-    // mosquitto kept state for each of them (CVE-2023-28366).
+fn duplicate_qos_2_messages_keep_no_state() {
+    // Mosquitto kept state for each of them (CVE-2023-28366).
     let (broker, recorder, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let mut repeated = bytes::BytesMut::new();
@@ -179,9 +184,9 @@ fn a_million_qos_2_messages_with_one_identifier_cost_nothing() {
         a.send_raw(&repeated, now);
     }
     let requests = taken(&recorder);
-    assert_eq!(requests.len(), 1, "handed over once");
-    assert_eq!(a.receive(), [], "and the PUBREC that is owed answers all");
-    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    assert_eq!(requests.len(), 1, "passed to the service once");
+    assert_eq!(a.receive(), [], "the pending PUBREC answers all");
+    acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), [rec(7)]);
     a.send_raw(&repeated, now);
     assert_eq!(a.receive(), vec![rec(7); 1000]);
@@ -195,7 +200,7 @@ fn qos_2_requests_are_handed_over_once_across_connections() {
     a.send(std::slice::from_ref(&request), now);
     let requests = taken(&recorder);
     a.lose(now);
-    // The repetition comes before the answer is known.
+    // The first duplicate arrives before the answer is known.
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.send(std::slice::from_ref(&request), now);
     assert_eq!(a.receive(), []);
@@ -206,12 +211,12 @@ fn qos_2_requests_are_handed_over_once_across_connections() {
     assert_eq!(
         comp.reason,
         PubCompReason::PacketIdentifierNotFound,
-        "there was no PUBREC yet"
+        "the PUBREC was not sent yet"
     );
-    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), [rec(5)]);
     a.lose(now);
-    // And once more after it.
+    // The second duplicate arrives after the answer.
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.send(
         &[request.clone(), Packet::PubRel(PubRel::new(5, None))],
@@ -222,10 +227,10 @@ fn qos_2_requests_are_handed_over_once_across_connections() {
         [rec(5), Packet::PubComp(wire::PubComp::new(5, None))]
     );
     assert_eq!(taken(&recorder).len(), 0);
-    // After PUBREL the identifier is new. A failure frees it without one.
+    // After PUBREL the packet id is new. A failed request frees it without PUBREL.
     for _ in 0..2 {
         a.send(std::slice::from_ref(&request), now);
-        settle(&broker, &taken(&recorder)[0].1, ReasonCode::QUOTA_EXCEEDED);
+        acknowledge(&broker, &taken(&recorder)[0].1, ReasonCode::QUOTA_EXCEEDED);
         let Some(Packet::PubRec(rec)) = a.receive().pop() else {
             panic!("no PUBREC")
         };
@@ -268,10 +273,10 @@ fn a_stale_token_does_nothing() {
         now,
     );
     let requests = taken(&recorder);
-    settle(&broker, &requests[0].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), []);
-    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
-    settle(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[1].1, ReasonCode::SUCCESS);
+    acknowledge(&broker, &requests[1].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), [puback(1)]);
 }
 
@@ -284,7 +289,11 @@ fn requests_before_another_packet_are_handed_over_first() {
         DisconnectReasonCode::NormalDisconnection,
     ));
     a.send(&[request(1), leave, request(2)], now);
-    assert_eq!(taken(&recorder).len(), 1, "nothing after DISCONNECT counts");
+    assert_eq!(
+        taken(&recorder).len(),
+        1,
+        "packets after DISCONNECT are ignored"
+    );
 }
 
 #[test]
@@ -305,7 +314,8 @@ fn deliver_reaches_one_connection_only_subscribed_or_not() {
     assert!(deliver(&a, QoS::AtLeastOnce));
     assert_eq!(a.messages()[0].qos, Q::AtLeastOnce);
     assert_eq!(b.payloads(), [""; 0]);
-    // A subscription lends its QoS and identifiers, No Local does not matter, and there is one copy.
+    // A matching subscription sets the QoS and identifiers. No Local does not apply, and there is
+    // only one copy.
     a.subscribe_with(
         Filter {
             nolocal: true,
@@ -365,7 +375,7 @@ fn deliver_ends_with_the_connection() {
     assert_eq!(
         (messages.len(), messages[0].dup),
         (1, true),
-        "unsent is dropped, unacknowledged is repeated"
+        "unsent messages are dropped, unacknowledged ones redelivered"
     );
     assert_eq!(broker.stats().dropped, 1);
     let origin = new.origin.clone();
@@ -374,7 +384,7 @@ fn deliver_ends_with_the_connection() {
 }
 
 #[test]
-fn an_acknowledgement_follows_its_answer_but_does_not_wait_for_the_client() {
+fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
     let (broker, recorder, now) = start(Limits {
         output_bytes_high: 100,
         ..Limits::default()
@@ -391,7 +401,7 @@ fn an_acknowledgement_follows_its_answer_but_does_not_wait_for_the_client() {
         );
         let (origin, request) = taken(&recorder).remove(0);
         broker.batch(|batch| {
-            // The first fills the output above its mark, so that the second waits.
+            // The first message fills the output above its mark, so the second one waits.
             assert!(batch.deliver(
                 &origin.client,
                 origin.connection,
@@ -409,7 +419,8 @@ fn an_acknowledgement_follows_its_answer_but_does_not_wait_for_the_client() {
     let packets = a.receive();
     assert_eq!(packets.len(), 3);
     assert_eq!(packets[2], puback(1));
-    // Now the window is full: the answer waits for the client, the acknowledgement may not (section 3.3.4).
+    // Now the window is full: the answer waits for the client, but its acknowledgement must not
+    // (section 3.3.4).
     ask(&mut a, 2);
     assert_eq!(a.receive(), [puback(2)]);
 }
@@ -456,9 +467,10 @@ fn the_embedder_can_disconnect_a_client() {
     );
 }
 
-/// It was disconnected at its first QoS 2 message, over every connection until its session ended.
+/// Regression: the client was disconnected at its first QoS 2 message on every connection until its
+/// session ended.
 #[test]
-fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_also_where_it_is_told_less() {
+fn forgotten_exchanges_leave_room_after_the_limit_is_lowered() {
     let at_most = |receive_max| Limits {
         receive_max,
         ..Limits::default()
@@ -475,7 +487,7 @@ fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_also_where_it_is_tol
         next += 2;
         a.lose(now);
     }
-    // They do not pile up here either.
+    // Forgotten exchanges do not pile up here either.
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let full = Some(DisconnectReasonCode::ReceiveMaximumExceeded);
     assert_eq!(a.begin_exchanges(next..next + 1, now), full);

@@ -1,4 +1,5 @@
-//! What a restart brings back: sessions with everything in them, retained messages, wills, deadlines.
+//! State that survives a restart: sessions with all their state, retained messages, wills and
+//! deadlines.
 
 use std::{
     borrow::Cow,
@@ -14,7 +15,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A broker whose log releases at once, and which can be killed.
+/// A broker whose log releases every record at once, and which can be killed and restarted.
 struct Life {
     journal: Arc<Journal>,
     broker: Broker,
@@ -59,7 +60,7 @@ fn message(payload: &str, qos: QoS) -> Message {
 }
 
 #[test]
-fn subscriptions_are_back_with_their_options() {
+fn subscriptions_survive_a_restart_with_their_options() {
     let (mut life, now) = Life::new();
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     assert!(!peer.connack.session_present);
@@ -81,7 +82,7 @@ fn subscriptions_are_back_with_their_options() {
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert!(peer.connack.session_present);
     assert_eq!(life.broker.stats().subscriptions, 2);
-    // No Local.
+    // No Local: the client's own message is not sent back.
     peer.send(
         &[Packet::Publish(publish("a/x", Q::AtMostOnce, 0, "own"))],
         now + SECOND,
@@ -108,15 +109,15 @@ fn subscriptions_are_back_with_their_options() {
 }
 
 #[test]
-fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that_tells_it_less() {
+fn exchange_room_survives_a_restart_with_a_lower_limit() {
     let (mut life, now) = Life::new();
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     assert_eq!(peer.begin_exchanges(1..21, now), None);
-    let told_less = Limits {
+    let lower = Limits {
         receive_max: 2,
         ..Limits::default()
     };
-    life.kill_with(told_less, now + SECOND);
+    life.kill_with(lower, now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert!(peer.connack.session_present);
     assert_eq!(peer.begin_exchanges(21..23, now + SECOND), None);
@@ -129,19 +130,19 @@ fn a_client_that_forgot_its_exchanges_has_room_for_new_ones_after_a_restart_that
     assert_eq!(
         peer.begin_exchanges(25..26, now + SECOND),
         full,
-        "they do not pile up"
+        "forgotten exchanges do not pile up"
     );
-    let told_more = Limits {
+    let higher = Limits {
         receive_max: 15,
         ..Limits::default()
     };
-    life.broker.set_limits(told_more);
+    life.broker.set_limits(higher);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert_eq!(peer.begin_exchanges(26..41, now + SECOND), None);
 }
 
 #[test]
-fn what_was_queued_and_what_was_sent_is_sent_again() {
+fn queued_and_sent_messages_survive_a_restart() {
     let (mut life, now) = Life::new();
     let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(3));
     let mut peer = Peer::new(&life.broker, &narrow(), now);
@@ -158,7 +159,7 @@ fn what_was_queued_and_what_was_sent_is_sent_again() {
     life.publish(message("never", QoS::AtMostOnce), now);
     let sent = peer.messages();
     assert_eq!(sent.len(), 3);
-    // The second is half way; the first two are as good as unacknowledged.
+    // The second message has its PUBREC. The first and the third stay unacknowledged.
     peer.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
     for restart in 1..4 {
         let at = now + restart * SECOND;
@@ -178,7 +179,7 @@ fn what_was_queued_and_what_was_sent_is_sent_again() {
         assert_eq!(rel.pkid, sent[1].pkid);
         assert_eq!((third.pkid, third.dup), (sent[2].pkid, true));
         assert_eq!(third.payload, "3");
-        // What is only released takes no place in the window.
+        // The exchange that only lacks its PUBCOMP takes no place in the window.
         assert_eq!((fourth.pkid, fourth.dup), (sent[2].pkid + 1, restart > 1));
         assert_eq!(fourth.payload, "4");
     }
@@ -187,14 +188,14 @@ fn what_was_queued_and_what_was_sent_is_sent_again() {
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), at);
     let messages = peer.messages();
     let [.., fifth] = &messages[..] else {
-        panic!("nothing")
+        panic!("no messages")
     };
     assert_eq!((fifth.pkid, fifth.dup), (sent[2].pkid + 2, false));
     assert_eq!((&fifth.payload[..], messages.len()), (&b"5"[..], 4));
 }
 
 #[test]
-fn a_received_identifier_is_known_until_its_pubrel() {
+fn received_packet_id_is_known_until_its_pubrel() {
     let (mut life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     listener.subscribe("t", Q::ExactlyOnce, now);
@@ -203,7 +204,7 @@ fn a_received_identifier_is_known_until_its_pubrel() {
     peer.send(
         &[
             Packet::Publish(publish("t", Q::ExactlyOnce, 5, "x")),
-            Packet::Publish(publish("nobody", Q::ExactlyOnce, 6, "x")),
+            Packet::Publish(publish("unmatched", Q::ExactlyOnce, 6, "x")),
             Packet::Publish(publish("req/x", Q::ExactlyOnce, 7, "x")),
         ],
         now,
@@ -217,7 +218,10 @@ fn a_received_identifier_is_known_until_its_pubrel() {
         publish.dup = true;
         Packet::Publish(publish)
     };
-    peer.send(&[again("t", 5), again("nobody", 6), again("req/x", 7)], now);
+    peer.send(
+        &[again("t", 5), again("unmatched", 6), again("req/x", 7)],
+        now,
+    );
     let packets = peer.receive();
     let [Packet::PubRec(five), Packet::PubRec(six)] = &packets[..] else {
         panic!("{packets:?}")
@@ -227,7 +231,7 @@ fn a_received_identifier_is_known_until_its_pubrel() {
         (six.pkid, six.reason),
         (6, wire::PubRecReason::NoMatchingSubscribers)
     );
-    // That one was not settled, so it is handed over once more.
+    // The request was not acknowledged, so the service receives it again.
     assert_eq!(life.recorder.requests.lock().unwrap().len(), 2);
     peer.send(&[Packet::PubRel(PubRel::new(5, None))], now);
     assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
@@ -235,7 +239,7 @@ fn a_received_identifier_is_known_until_its_pubrel() {
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     assert_eq!(listener.payloads(), ["x"], "once");
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
-    // The identifier is free: this is another message.
+    // The packet id is free, so this is another message.
     peer.send(
         &[Packet::Publish(publish("t", Q::ExactlyOnce, 5, "y"))],
         now,
@@ -244,7 +248,7 @@ fn a_received_identifier_is_known_until_its_pubrel() {
 }
 
 #[test]
-fn retained_messages_are_back_with_who_published_them() {
+fn retained_messages_survive_a_restart_with_their_publishers() {
     let (mut life, now) = Life::new();
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     for (topic, payload, qos, expiry_s) in [
@@ -322,7 +326,8 @@ fn sessions_expire_by_the_wall_clock() {
     let brief = Peer::new(&life.broker, &Hello::new("brief").expiry(0), now);
     assert_eq!(life.broker.sessions().len(), 4);
     drop((connected, brief));
-    // Its connection ends at the restart, so that is when its time begins; another restart begins it only once.
+    // The connection of this session ends at the restart, and its expiry interval begins then.
+    // Another restart must not begin it again.
     life.kill(now + 10 * SECOND);
     assert_eq!(life.broker.sessions().len(), 3);
     life.kill(now + 15 * SECOND);
@@ -339,19 +344,19 @@ fn sessions_expire_by_the_wall_clock() {
     assert_eq!(
         life.broker.sessions(),
         Vec::<u64>::new(),
-        "at second 30 it ends"
+        "its session ends at second 30"
     );
     let mut ended = life.recorder.ended.lock().unwrap().clone();
     ended.sort_unstable();
-    assert_eq!(ended.len(), 3, "each once: {ended:?}");
+    assert_eq!(ended.len(), 3, "each session once: {ended:?}");
 }
 
 #[test]
-fn a_wall_clock_that_was_set_back_gives_a_session_no_more_time() {
+fn wall_clock_set_back_does_not_extend_sessions() {
     let (mut life, now) = Life::new();
     let lost = now + 100 * SECOND;
     Peer::new(&life.broker, &Hello::new("a").expiry(5), now).lose(lost);
-    // The wall clock shows what it showed at the beginning.
+    // The wall clock shows the time of the beginning again.
     life.kill(now);
     life.broker.lock().run_deadlines(now + 4 * SECOND);
     assert_eq!(life.broker.sessions().len(), 1);
@@ -360,11 +365,12 @@ fn a_wall_clock_that_was_set_back_gives_a_session_no_more_time() {
 }
 
 #[test]
-fn a_wall_clock_that_steps_forward_ends_nothing_early() {
+fn wall_clock_step_forward_expires_nothing_early() {
     let (mut life, began) = Life::new();
     let mut peer = Peer::new(&life.broker, &Hello::new("a").expiry(20), began);
     peer.subscribe("t", Q::AtLeastOnce, began);
-    // A gateway learns the time: from here on the wall is a hundred seconds further.
+    // A gateway without a clock learns the time: from here on the wall clock is a hundred seconds
+    // ahead.
     let step = 100 * SECOND;
     let wall_ms = WALL_MS + (10 * SECOND + step).as_millis() as u64;
     let now = began + 10 * SECOND;
@@ -388,12 +394,12 @@ fn a_wall_clock_that_steps_forward_ends_nothing_early() {
 }
 
 #[test]
-fn a_will_waits_for_the_client_to_come_back_after_a_restart() {
+fn will_waits_for_its_client_after_a_restart() {
     let (mut life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     listener.subscribe("will", Q::AtLeastOnce, now);
-    // Connected at the crash, and its will has no delay; one that was lost long ago; one that has said goodbye; one with a
-    // delay above the grace.
+    // Five wills: connected at the crash and without delay; lost long ago; disconnected normally;
+    // with a delay above the grace period; and one whose client returns in time.
     let at_once = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
     Peer::new(&life.broker, &Hello::new("b").will("will", "b", 5), now).lose(now);
     Peer::new(&life.broker, &Hello::new("c").will("will", "c", 0), now)
@@ -403,7 +409,7 @@ fn a_will_waits_for_the_client_to_come_back_after_a_restart() {
     drop((listener, at_once, late, back));
     let restart = now + 6 * SECOND;
     life.kill(restart);
-    let heard = |life: &Life, at: Instant| {
+    let received = |life: &Life, at: Instant| {
         life.broker.lock().run_deadlines(at);
         let mut listener = Peer::new(&life.broker, &Hello::new("l"), at);
         let messages = listener.messages();
@@ -420,20 +426,24 @@ fn a_will_waits_for_the_client_to_come_back_after_a_restart() {
             .collect::<Vec<_>>()
     };
     let nothing: [String; 0] = [];
-    assert_eq!(heard(&life, restart), nothing);
+    assert_eq!(received(&life, restart), nothing);
     let before = restart + WILL_GRACE - SECOND;
-    assert_eq!(heard(&life, before), nothing);
+    assert_eq!(received(&life, before), nothing);
     Peer::new(&life.broker, &Hello::new("e"), before);
-    let mut both = heard(&life, restart + WILL_GRACE);
+    let mut both = received(&life, restart + WILL_GRACE);
     both.sort();
     assert_eq!(both, ["a", "b"]);
     life.kill(restart + WILL_GRACE);
-    assert_eq!(heard(&life, restart + 59 * SECOND), nothing, "each once");
-    assert_eq!(heard(&life, restart + 61 * SECOND), ["d"]);
+    assert_eq!(
+        received(&life, restart + 59 * SECOND),
+        nothing,
+        "each will once"
+    );
+    assert_eq!(received(&life, restart + 61 * SECOND), ["d"]);
 }
 
 #[test]
-fn a_session_that_expired_while_the_broker_was_down_ends_with_its_will() {
+fn session_expired_during_downtime_publishes_its_will() {
     let (mut life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     listener.subscribe("will", Q::AtLeastOnce, now);
@@ -449,7 +459,7 @@ fn a_session_that_expired_while_the_broker_was_down_ends_with_its_will() {
 }
 
 #[test]
-fn a_will_outlives_the_disconnect_that_ends_its_session() {
+fn will_survives_a_crash_after_a_disconnect_with_will() {
     let (mut life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     listener.subscribe("will", Q::AtLeastOnce, now);
@@ -462,7 +472,7 @@ fn a_will_outlives_the_disconnect_that_ends_its_session() {
         server_reference: None,
     });
     peer.send(&[Packet::Disconnect(disconnect)], now);
-    // Killed before the connection's task has seen the end.
+    // The crash comes before the connection's task has seen the end.
     life.kill(now);
     life.broker.lock().run_deadlines(now);
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
@@ -485,7 +495,7 @@ fn wills_of_a_shutdown_are_sent_after_the_next_start() {
 }
 
 #[test]
-fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
+fn session_numbers_last_and_connection_numbers_never_repeat() {
     let (mut life, now) = Life::new();
     let first = Peer::new(&life.broker, &Hello::new("a"), now);
     let other = Peer::new(&life.broker, &Hello::new("b"), now);
@@ -505,9 +515,9 @@ fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
     assert_eq!(
         *life.recorder.ended.lock().unwrap(),
         [],
-        "its connection has not left"
+        "the service does not know yet that its connection has ended"
     );
-    life.broker.lock().left(again.session);
+    life.broker.lock().disconnect_reported(again.session);
     assert_eq!(*life.recorder.ended.lock().unwrap(), [again.session]);
     life.kill(now);
     let mut sessions = life.broker.sessions();
@@ -516,7 +526,7 @@ fn numbers_of_sessions_last_and_those_of_connections_never_repeat() {
 }
 
 #[test]
-fn numbers_of_sessions_do_not_repeat_where_nobody_counts_the_runs() {
+fn session_numbers_do_not_repeat_without_run_numbers() {
     let (life, now) = Life::new();
     let old = Peer::new(&life.broker, &Hello::new("a"), now).origin;
     let broker = Broker::restore(
@@ -529,7 +539,7 @@ fn numbers_of_sessions_do_not_repeat_where_nobody_counts_the_runs() {
 }
 
 #[test]
-fn a_smaller_configuration_keeps_what_fits() {
+fn lower_limits_after_a_restart_keep_what_fits() {
     let (mut life, now) = Life::new();
     for (number, client) in ["a", "b", "c"].into_iter().enumerate() {
         let expiry_s = 1000 - number as u32 * 100;
@@ -567,7 +577,7 @@ fn a_smaller_configuration_keeps_what_fits() {
         "{stats:?}"
     );
     assert!(stats.dropped > 0);
-    // What was dropped stays dropped, also for a larger configuration.
+    // Dropped state stays dropped, even if the limits are raised again.
     life.kill(now);
     let again = life.broker.stats();
     assert_eq!(
@@ -587,14 +597,14 @@ fn a_smaller_configuration_keeps_what_fits() {
     let mut a = Peer::new(&life.broker, &Hello::new("a"), now);
     assert!(
         a.connack.session_present,
-        "the one that would have lasted longest"
+        "the session that would have lasted longest"
     );
     let packets = a.receive();
     assert!(
         matches!(&packets[..], [Packet::Publish(sent), ..] if sent.dup),
         "{packets:?}"
     );
-    // Not even the message that was sent fits: its identifier is brought to an end all the same.
+    // Even the message in flight does not fit. Its exchange is completed without it.
     life.kill_with(
         Limits {
             queue_bytes_max: 10,
@@ -605,11 +615,15 @@ fn a_smaller_configuration_keeps_what_fits() {
     let mut a = Peer::new(&life.broker, &Hello::new("a"), now);
     assert!(matches!(a.receive()[..], [Packet::PubRel(_)]));
     life.broker.lock().run_deadlines(now + 951 * SECOND);
-    assert_eq!(life.broker.stats().sessions, 1, "the shorter expiry holds");
+    assert_eq!(
+        life.broker.stats().sessions,
+        1,
+        "the lowered session expiry applies"
+    );
 }
 
 #[test]
-fn nothing_is_recorded_without_a_log_or_for_who_does_not_last() {
+fn transient_sessions_are_not_recorded() {
     let (life, now) = Life::new();
     let begin = life.journal.len();
     let mut peer = Peer::new(
@@ -623,14 +637,14 @@ fn nothing_is_recorded_without_a_log_or_for_who_does_not_last() {
     peer.send(
         &[
             Packet::PubRec(PubRec::new(id, None)),
-            Packet::Publish(publish("nobody", Q::ExactlyOnce, 1, "x")),
+            Packet::Publish(publish("unmatched", Q::ExactlyOnce, 1, "x")),
             Packet::PubRel(PubRel::new(1, None)),
         ],
         now,
     );
     peer.lose(now);
     assert_eq!(life.journal.len(), begin);
-    // A resumed session that will not last is none any more.
+    // A session that is resumed without an expiry stops being durable.
     Peer::new(&life.broker, &Hello::new("b"), now).lose(now);
     let mut peer = Peer::new(&life.broker, &Hello::new("b").expiry(0), now);
     let ended = life.journal.len();

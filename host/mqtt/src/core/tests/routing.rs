@@ -1,4 +1,4 @@
-//! Subscriptions and their options, retained messages, properties on their way through.
+//! Subscriptions and their options, retained messages, and properties in transit.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn two(limits: Limits) -> (Peer, Peer, Instant) {
 }
 
 #[test]
-fn the_lower_qos_counts_and_puback_says_whether_somebody_listens() {
+fn lower_qos_applies_and_puback_reports_missing_subscribers() {
     let (mut a, mut b, now) = two(Limits::default());
     assert_eq!(
         b.subscribe("t/+", Q::AtLeastOnce, now),
@@ -38,7 +38,12 @@ fn the_lower_qos_counts_and_puback_says_whether_somebody_listens() {
     assert_eq!(b.messages()[0].qos, Q::AtLeastOnce);
     a.receive();
     a.send(
-        &[Packet::Publish(publish("nobody", Q::AtLeastOnce, 3, "x"))],
+        &[Packet::Publish(publish(
+            "unmatched",
+            Q::AtLeastOnce,
+            3,
+            "x",
+        ))],
         now,
     );
     let mut none = wire::PubAck::new(3, None);
@@ -47,7 +52,7 @@ fn the_lower_qos_counts_and_puback_says_whether_somebody_listens() {
 }
 
 #[test]
-fn overlapping_subscriptions_give_one_copy_with_the_highest_qos_and_all_identifiers() {
+fn overlapping_subscriptions_give_one_copy_with_highest_qos() {
     let (mut a, mut b, now) = two(Limits::default());
     b.subscribe_with(Filter::new("t/#", Q::ExactlyOnce), Some(7), now);
     b.subscribe_with(Filter::new("t/1", Q::AtMostOnce), Some(300), now);
@@ -91,9 +96,13 @@ fn no_local_and_retain_as_published() {
     let mut message = publish("t", Q::AtLeastOnce, 1, "x");
     message.retain = true;
     a.send(&[Packet::Publish(message)], now);
-    assert_eq!(a.receive(), [puback(1)], "not to the publisher itself");
+    assert_eq!(
+        a.receive(),
+        [puback(1)],
+        "No Local: not sent to the publisher"
+    );
     assert!(b.messages()[0].retain);
-    // Also of a retained message (section 3.8.3.1).
+    // No Local also applies to retained messages (section 3.8.3.1).
     a.subscribe_with(
         Filter {
             nolocal: true,
@@ -103,7 +112,7 @@ fn no_local_and_retain_as_published() {
         now,
     );
     assert_eq!(a.payloads(), [""; 0]);
-    // The broker itself is nobody's own.
+    // No Local does not apply to messages of the broker itself.
     a.broker
         .batch(|batch| assert_eq!(batch.publish(Message::new("t", "y", QoS::AtMostOnce)), 2));
     assert_eq!(a.payloads(), ["y"]);
@@ -175,7 +184,7 @@ fn retained_messages_have_a_quota() {
 }
 
 #[test]
-fn filters_that_are_refused_do_not_end_the_connection() {
+fn refused_filters_do_not_end_the_connection() {
     let limits = Limits {
         subscriptions_per_session_max: 2,
         topic_levels_max: 3,
@@ -241,7 +250,8 @@ fn raw_publish(topic: &str, properties: &[u8], payload: &str) -> Vec<u8> {
 fn properties_pass_bit_for_bit_but_for_topic_alias() {
     let (mut a, mut b, now) = two(Limits::default());
     b.subscribe("t", Q::AtMostOnce, now);
-    // User properties repeated, empty and out of order, an explicit payload format 0, an alias in the middle.
+    // Repeated, empty and unordered user properties, an explicit payload format 0, and an alias in
+    // the middle.
     let before = b"\x26\0\x01a\0\x012\x01\0\x03\0\0\x26\0\0\0\0\x09\0\x02\xff\0";
     let after = b"\x26\0\x01a\0\x02\xc3\xbc\x08\0\x01r\x26\0\x01a\0\x012";
     let sent = [&before[..], b"\x23\0\x04", after].concat();
@@ -289,7 +299,7 @@ fn message_expiry_counts_down_and_ends() {
 }
 
 #[test]
-fn topic_aliases_are_bounded_and_have_to_be_known() {
+fn unknown_or_excessive_topic_aliases_are_refused() {
     for (alias, topic, expected) in [
         (0_u16, "t", wire::DisconnectReasonCode::TopicAliasInvalid),
         (33, "t", wire::DisconnectReasonCode::TopicAliasInvalid),
@@ -347,7 +357,7 @@ fn a_message_too_large_for_a_client_is_not_sent_to_it() {
 }
 
 #[test]
-fn what_the_embedder_publishes_has_its_properties() {
+fn embedder_messages_keep_their_properties() {
     let (mut a, _, now) = two(Limits::default());
     a.subscribe_with(Filter::new("t", Q::AtLeastOnce), Some(9), now);
     let properties = PropertiesBuilder::new()

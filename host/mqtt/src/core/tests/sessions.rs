@@ -1,4 +1,4 @@
-//! Sessions that end, resume and are taken over; wills.
+//! Expiry, resumption and takeover of sessions, and wills.
 
 use std::{
     sync::Arc,
@@ -8,7 +8,7 @@ use std::{
 use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
 
 use crate::{
-    Broker, Identity, Limits, core::TurnedAway, dispatch::Turn, output::Output, testing::*,
+    Broker, Identity, Limits, core::ConnectRefusal, dispatch::Turn, output::Output, testing::*,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ fn start() -> (Broker, Instant) {
 }
 
 #[test]
-fn connack_tells_what_there_is_and_what_there_is_not() {
+fn connack_announces_limits_and_features() {
     let (broker, now) = (
         broker(Limits {
             keep_alive_max_s: 30,
@@ -32,7 +32,7 @@ fn connack_tells_what_there_is_and_what_there_is_not() {
     assert_eq!(
         properties.session_expiry_interval,
         Some(7 * 24 * 3600),
-        "for ever is too long"
+        "an unlimited expiry is reduced to the limit"
     );
     assert_eq!(properties.receive_max, Some(1024));
     assert_eq!(properties.max_packet_size, Some(2 << 20));
@@ -43,8 +43,8 @@ fn connack_tells_what_there_is_and_what_there_is_not() {
         properties.wildcard_subscription_available,
         properties.retain_available,
     ];
-    assert_eq!(available, [None; 4], "nothing is missing");
-    assert_eq!(properties.max_qos, None, "nor is a QoS");
+    assert_eq!(available, [None; 4], "all features are available");
+    assert_eq!(properties.max_qos, None, "all QoS levels are available");
     assert_eq!(properties.server_keep_alive, Some(30));
     assert_eq!(
         properties.assigned_client_identifier.as_deref(),
@@ -56,12 +56,12 @@ fn connack_tells_what_there_is_and_what_there_is_not() {
     assert_eq!(
         other.connack.properties.unwrap().session_expiry_interval,
         None,
-        "as asked"
+        "granted as requested"
     );
 }
 
 #[test]
-fn a_session_resumes_with_what_came_meanwhile() {
+fn resumed_session_receives_messages_queued_while_absent() {
     let (broker, now) = start();
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::AtLeastOnce, now);
@@ -79,7 +79,7 @@ fn a_session_resumes_with_what_came_meanwhile() {
 }
 
 #[test]
-fn a_session_ends_by_its_expiry() {
+fn session_ends_at_its_expiry() {
     let (broker, now) = start();
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(5), now);
     a.subscribe("t", Q::AtLeastOnce, now);
@@ -143,7 +143,7 @@ fn disconnect_can_change_the_expiry_but_not_from_zero() {
 }
 
 #[test]
-fn clean_start_forgets() {
+fn clean_start_discards_the_session() {
     let (broker, now) = start();
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::AtLeastOnce, now);
@@ -154,7 +154,7 @@ fn clean_start_forgets() {
 }
 
 #[test]
-fn a_takeover_tells_the_old_connection_and_ignores_it_from_then_on() {
+fn takeover_disconnects_and_ignores_the_old_connection() {
     let (broker, now) = start();
     let mut old = Peer::new(&broker, &Hello::new("a"), now);
     old.subscribe("t", Q::AtLeastOnce, now);
@@ -180,12 +180,12 @@ fn a_takeover_tells_the_old_connection_and_ignores_it_from_then_on() {
     assert_eq!(
         new.payloads(),
         ["here"],
-        "the late end of the old one removed nothing"
+        "the end of the old connection did not affect the new one"
     );
     assert_eq!(broker.stats().connections, 1);
 }
 
-/// A client with a will, and one that listens for it.
+/// A client with a will, and a subscriber to it.
 fn with_will(delay_s: u32, expiry_s: u32) -> (Peer, Peer, Instant) {
     let (broker, now) = start();
     let mut listener = Peer::new(&broker, &Hello::new("listener"), now);
@@ -213,7 +213,7 @@ fn a_will_is_sent_when_the_connection_is_lost() {
 }
 
 #[test]
-fn a_normal_disconnect_forgets_the_will_and_another_sends_it() {
+fn normal_disconnect_drops_the_will_and_another_sends_it() {
     let (owner, mut listener, now) = with_will(0, 1000);
     owner.disconnect(DisconnectReasonCode::NormalDisconnection, now);
     assert_eq!(listener.payloads(), [""; 0]);
@@ -223,7 +223,7 @@ fn a_normal_disconnect_forgets_the_will_and_another_sends_it() {
 }
 
 #[test]
-fn a_delayed_will_is_sent_in_time_once() {
+fn delayed_will_is_sent_once_after_its_delay() {
     let (owner, mut listener, now) = with_will(10, 1000);
     let broker = owner.broker.clone();
     owner.lose(now);
@@ -256,7 +256,7 @@ fn a_resume_in_time_cancels_a_delayed_will() {
 }
 
 #[test]
-fn the_end_of_the_session_does_not_wait_for_the_delay() {
+fn session_end_sends_the_will_before_its_delay() {
     let (owner, mut listener, now) = with_will(10, 5);
     let broker = owner.broker.clone();
     owner.lose(now);
@@ -265,7 +265,7 @@ fn the_end_of_the_session_does_not_wait_for_the_delay() {
     let (owner, mut listener, now) = with_will(10, 0);
     owner.lose(now);
     assert_eq!(listener.payloads(), ["gone"]);
-    // A clean start ends it as well (section 3.1.4), a resuming takeover does not.
+    // A clean start ends the session as well (section 3.1.4); a takeover that resumes it does not.
     let (owner, mut listener, now) = with_will(10, 1000);
     let _resumed = Peer::new(
         &owner.broker,
@@ -278,7 +278,7 @@ fn the_end_of_the_session_does_not_wait_for_the_delay() {
 }
 
 #[test]
-fn a_broker_that_shuts_down_sends_no_wills() {
+fn shutdown_sends_no_wills() {
     let (mut owner, mut listener, now) = with_will(0, 0);
     owner.broker.lock().shut_down();
     assert_eq!(
@@ -314,14 +314,14 @@ fn sessions_are_bounded() {
     );
 }
 
-/// The number of the session that this user gets, or nobody in particular.
+/// Connects as this user, or anonymously. Returns the number of the session.
 fn connect_as(
     user: Option<&str>,
     broker: &Broker,
     client: &str,
     output: &Arc<Output>,
     now: Instant,
-) -> Result<u64, TurnedAway> {
+) -> Result<u64, ConnectRefusal> {
     let connect = crate::codec::decode_connect(&mut Hello::new(client).bytes(), 1 << 16);
     let identity = Identity {
         user: user.map(Into::into),
@@ -339,7 +339,7 @@ fn connect_as(
 }
 
 #[test]
-fn a_session_of_nobody_goes_to_the_first_user_and_stays_that_ones() {
+fn anonymous_session_is_claimed_by_the_first_user() {
     let (broker, now) = start();
     let mut sessions = Vec::new();
     for user in [None, None, Some("anna"), Some("anna"), None, Some("bert")] {
@@ -352,14 +352,15 @@ fn a_session_of_nobody_goes_to_the_first_user_and_stays_that_ones() {
     }
     let first = sessions[0];
     assert_eq!(sessions[1..4], [first; 3]);
-    // Nobody is somebody else than anna. What is begun afresh for nobody goes to the next user again.
+    // An anonymous client must not resume the session of anna, so it begins a new one. The next
+    // user claims that one.
     assert_ne!(sessions[4], first);
     assert_eq!(sessions[5], sessions[4]);
 }
 
-/// It was ended to begin it anew, and then there was no place for the new one.
+/// Regression: the broker ended the old session first and then had no place for the new one.
 #[test]
-fn who_comes_back_has_its_place_also_where_the_bound_was_lowered_since() {
+fn returning_client_keeps_its_place_under_a_lowered_limit() {
     let (broker, now) = start();
     let _a = Peer::new(&broker, &Hello::new("a"), now);
     let b = Peer::new(&broker, &Hello::new("b"), now);
@@ -367,19 +368,22 @@ fn who_comes_back_has_its_place_also_where_the_bound_was_lowered_since() {
         sessions_max: 1,
         ..Limits::default()
     });
-    // Over the connection that is there.
+    // Takes over the open connection.
     let a = Peer::new(&broker, &Hello::new("a").clean(), now);
     b.lose(now);
     let connect = |client, user| connect_as(user, &broker, client, &a.output, now);
-    assert!(connect("c", Some("c")).is_err(), "who is new has none");
-    // Also another user, who begins it anew.
+    assert!(
+        connect("c", Some("c")).is_err(),
+        "a new client has no place"
+    );
+    // A client also keeps its place if another user begins the session again.
     assert!(connect("b", Some("another")).is_ok());
     assert_eq!(broker.stats().sessions, 2);
 }
 
-/// The timers had not run yet, and a session whose time was over was resumed.
+/// Regression: the timers had not run yet, and an expired session was resumed.
 #[test]
-fn a_session_that_is_over_is_not_resumed_by_late_timers() {
+fn expired_session_is_not_resumed_when_timers_are_late() {
     let (broker, now) = start();
     for (seconds, present) in [(1, true), (2, false), (3, false)] {
         Peer::new(&broker, &Hello::new("a").clean().expiry(2), now).lose(now);
@@ -388,9 +392,9 @@ fn a_session_that_is_over_is_not_resumed_by_late_timers() {
     }
 }
 
-/// A will that was due before the resume was cancelled by it, since the timers had not run yet.
+/// Regression: the timers had not run yet, and a resume cancelled a will that was already due.
 #[test]
-fn a_resume_too_late_for_the_delay_does_not_cancel_the_will() {
+fn late_resume_does_not_cancel_a_due_will() {
     let (owner, mut listener, now) = with_will(10, 1000);
     let broker = owner.broker.clone();
     owner.lose(now);

@@ -1,4 +1,5 @@
-//! Shared subscriptions (section 4.8.2): who of a group gets a message, and what becomes of it when that session ends.
+//! Shared subscriptions (section 4.8.2): which member of a group receives a message, and which
+//! member receives it if that session ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ fn joined(broker: &Broker, hello: &Hello, qos: Q, now: Instant) -> Peer {
     peer
 }
 
-/// The broker itself publishes these.
+/// Publishes from the broker itself.
 fn jobs<const N: usize>(broker: &Broker, qos: QoS, payloads: [&'static str; N]) {
     broker.batch(|batch| {
         for payload in payloads {
@@ -52,7 +53,7 @@ fn acknowledge(peer: &mut Peer, now: Instant) -> Vec<String> {
         .collect()
 }
 
-/// The client comes back to its session.
+/// Reconnects a client to its session.
 fn back(broker: &Broker, client: &str, now: Instant) -> Peer {
     let peer = Peer::new(broker, &Hello::new(client), now);
     assert!(peer.connack.session_present);
@@ -81,9 +82,9 @@ fn members_take_turns_and_plain_subscribers_get_everything() {
     assert_eq!(members[2].payloads(), ["2", "4"]);
 }
 
-/// Groups with a filter of their own, or a name of their own, and plain subscriptions know nothing of each other.
+/// Groups that differ in filter or name, and plain subscriptions, are independent.
 #[test]
-fn each_subscription_that_is_shared_gets_its_own_copy() {
+fn each_shared_subscription_gets_its_own_copy() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     for (id, filter) in [(1, JOBS), (2, "$share/h/jobs"), (3, "$share/g/+"), (4, "#")] {
@@ -100,7 +101,7 @@ fn each_subscription_that_is_shared_gets_its_own_copy() {
 }
 
 #[test]
-fn options_are_those_of_the_member() {
+fn member_options_apply_to_its_messages() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let keeps_retain = Filter {
@@ -119,7 +120,7 @@ fn options_are_those_of_the_member() {
     assert_eq!((to_a.qos, to_a.retain), (Q::AtMostOnce, true));
     assert_eq!(to_a.properties.unwrap().subscription_identifiers, [7]);
     assert_eq!((to_b.qos, to_b.retain), (Q::ExactlyOnce, false));
-    // Section 3.8.4: none of the retained messages, whatever the retain handling.
+    // A shared subscription is never sent retained messages (section 3.8.4).
     let mut late = member(&broker, "late", Q::AtLeastOnce, now);
     assert_eq!(late.payloads(), [""; 0]);
     late.subscribe("jobs", Q::AtLeastOnce, now);
@@ -127,7 +128,7 @@ fn options_are_those_of_the_member() {
 }
 
 #[test]
-fn what_is_no_shared_subscription_is_refused() {
+fn invalid_shared_subscriptions_are_refused() {
     let limits = Limits {
         shared_subscriptions_per_session_max: 1,
         topic_levels_max: 3,
@@ -177,7 +178,7 @@ fn what_is_no_shared_subscription_is_refused() {
 }
 
 #[test]
-fn a_member_that_cannot_take_a_message_now_is_passed_over() {
+fn member_that_cannot_take_a_message_now_is_skipped() {
     let limits = Limits {
         output_bytes_high: 1,
         ..Limits::default()
@@ -188,11 +189,12 @@ fn a_member_that_cannot_take_a_message_now_is_passed_over() {
     let small = Hello::new("small").set(|hello| hello.max_packet_size = Some(20));
     let mut small = joined(&broker, &small, Q::AtLeastOnce, now);
     let mut slow = member(&broker, "slow", Q::AtLeastOnce, now);
-    // It fits into nothing that `small` can read; and one is in flight to `narrow`.
+    // The message is too large for `small`, and the window of `narrow` holds only one.
     const LARGE: &str = "a payload of many more bytes";
     jobs(&broker, QoS::AtLeastOnce, [LARGE, LARGE]);
     assert_eq!(narrow.messages().len(), 1);
-    // It has not read yet: the first of these goes to `small`, the others wait for whoever is next.
+    // `slow` has not read yet. The first of these goes to `small`; the others wait for the next
+    // members in turn.
     jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3"]);
     assert_eq!(small.payloads(), ["1"]);
     assert_eq!(slow.payloads(), [LARGE, "2"]);
@@ -202,7 +204,7 @@ fn a_member_that_cannot_take_a_message_now_is_passed_over() {
 }
 
 #[test]
-fn absent_members_get_what_nobody_connected_can_take() {
+fn absent_members_get_messages_connected_ones_cannot_take() {
     let cost_bytes = Message::new("jobs", "1", QoS::AtLeastOnce).cost_bytes() + JOBS.len();
     let limits = Limits {
         queue_bytes_max: 2 * cost_bytes,
@@ -212,20 +214,24 @@ fn absent_members_get_what_nobody_connected_can_take() {
     member(&broker, "absent", Q::AtLeastOnce, now).lose(now);
     let mut present = member(&broker, "present", Q::AtLeastOnce, now);
     jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4", "5"]);
-    assert_eq!(present.payloads(), ["1", "2"], "neither is acknowledged");
+    assert_eq!(
+        present.payloads(),
+        ["1", "2"],
+        "unacknowledged messages fill its queue"
+    );
     assert_eq!(
         broker.stats().dropped,
         1,
-        "all are full, and none is cut off"
+        "all queues are full, and no member is disconnected"
     );
     present.disconnect(DisconnectReasonCode::NormalDisconnection, now);
-    jobs(&broker, QoS::AtMostOnce, ["to nobody"]);
+    jobs(&broker, QoS::AtMostOnce, ["to no member"]);
     assert_eq!(broker.stats().dropped, 1);
     assert_eq!(back(&broker, "absent", now).payloads(), ["3", "4"]);
 }
 
 #[test]
-fn what_a_session_leaves_goes_to_another_of_its_group() {
+fn ended_session_leaves_its_messages_to_the_group() {
     for by_clean_start in [false, true] {
         let (broker, now) = (broker(Limits::default()), Instant::now());
         let hello = Hello::new("a")
@@ -243,20 +249,23 @@ fn what_a_session_leaves_goes_to_another_of_its_group() {
         let mut b = member(&broker, "b", Q::ExactlyOnce, now);
         a.lose(now);
         if by_clean_start {
-            assert_eq!(b.payloads(), [""; 0], "the session is still there");
+            assert_eq!(b.payloads(), [""; 0], "the session still exists");
             Peer::new(&broker, &Hello::new("a").clean(), now);
         }
         let messages = b.messages();
         let payloads: Vec<_> = messages.iter().map(|it| &it.payload[..]).collect();
         assert_eq!(payloads, [&b"sent"[..], b"unsent", b"last"]);
-        assert!(messages.iter().all(|it| !it.dup), "new to this client");
+        assert!(
+            messages.iter().all(|it| !it.dup),
+            "not a duplicate for this client"
+        );
         assert_eq!(messages[0].qos, Q::ExactlyOnce, "as published, not as sent");
     }
 }
 
 /// [MQTT-4.8.2-5]
 #[test]
-fn what_was_sent_at_qos_2_goes_to_nobody_else() {
+fn messages_sent_at_qos_2_are_not_redistributed() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
     let hello = Hello::new("a")
         .expiry(0)
@@ -273,12 +282,12 @@ fn what_was_sent_at_qos_2_goes_to_nobody_else() {
     let packets = again.receive();
     assert!(
         matches!(packets.last(), Some(Packet::Publish(publish)) if publish.dup),
-        "{packets:?}: it is that session's now"
+        "{packets:?}: the message belongs to the session of b now"
     );
 }
 
 #[test]
-fn groups_and_what_they_share_outlive_a_restart() {
+fn groups_and_their_messages_survive_a_restart() {
     for by_image in [false, true] {
         let (journal, now) = (Journal::new(true), Instant::now());
         let service = || Arc::new(NoService);
@@ -300,7 +309,7 @@ fn groups_and_what_they_share_outlive_a_restart() {
         } else {
             restored(&journal, Limits::default(), service(), now, now)
         };
-        // The session of `a` is no more.
+        // Ends the session of `a`.
         Peer::new(&second, &Hello::new("a").clean(), now);
         let mut b = back(&second, "b", now);
         let messages = b.messages();
@@ -313,7 +322,7 @@ fn groups_and_what_they_share_outlive_a_restart() {
     }
 }
 
-/// Nobody may hear of `jobs` any more once the flag is set.
+/// Once the flag is set, client `a` may no longer subscribe to anything.
 struct Closing(AtomicBool);
 
 impl Access for Closing {
@@ -332,7 +341,7 @@ impl Access for Closing {
 }
 
 #[test]
-fn rules_are_about_the_topics_and_what_they_take_from_one_member_another_gets() {
+fn messages_forbidden_to_a_member_go_to_another() {
     let access = Arc::new(Closing(AtomicBool::new(false)));
     let options = Options {
         access: access.clone(),
@@ -354,11 +363,12 @@ fn rules_are_about_the_topics_and_what_they_take_from_one_member_another_gets() 
     assert_eq!(broker.stats().dropped, 0);
 }
 
-/// Two groups and a plain subscriber. The subscription identifier says by which of them a message came.
+/// Two groups and a plain subscriber. The subscription identifier shows which of them a message
+/// came by.
 const GROUPS: [(usize, &str); 2] = [(1, "$share/g/jobs"), (2, "$share/h/+")];
 const PLAIN: usize = 3;
 
-/// The subscription that a message came by, and the message.
+/// The subscription that a message came by, and the number of the message.
 fn which(publish: &wire::Publish) -> (usize, usize) {
     let ids = &publish
         .properties
@@ -376,11 +386,11 @@ struct World {
     now: Instant,
     clients: [Option<Peer>; 4],
     published: Vec<QoS>,
-    /// Acknowledgements of QoS 1, by identifier and message.
+    /// How often each message was acknowledged at QoS 1, by subscription identifier and message.
     acknowledged: BTreeMap<(usize, usize), usize>,
-    /// The sessions that QoS 2 messages came to.
-    heard: BTreeMap<(usize, usize), BTreeSet<(usize, usize)>>,
-    /// Sessions that each client had before.
+    /// The sessions that received each QoS 2 message.
+    received: BTreeMap<(usize, usize), BTreeSet<(usize, usize)>>,
+    /// How many sessions of each client have ended.
     ended: [usize; 4],
 }
 
@@ -394,13 +404,13 @@ impl World {
             clients: Default::default(),
             published: Vec::new(),
             acknowledged: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            received: BTreeMap::new(),
             ended: [0; 4],
         };
         for client in 0..4 {
             world.connect(client, false);
         }
-        // One member stays in both groups, so that there is always one who can be given what others leave.
+        // One member stays in both groups, so that it can take over the messages of ended sessions.
         world.subscribe(0);
         let filter = Filter::new("jobs", Q::ExactlyOnce);
         world.send_subscribe(3, filter, PLAIN);
@@ -459,8 +469,8 @@ impl World {
         assert_eq!(reached, GROUPS.len() + 1);
     }
 
-    /// A client takes what there is.
-    fn hear(&mut self, client: usize) -> Vec<Packet> {
+    /// A client receives all waiting packets.
+    fn receive_all(&mut self, client: usize) -> Vec<Packet> {
         let packets = self.clients[client].as_mut().map(Peer::receive);
         let packets = packets.unwrap_or_default();
         for packet in &packets {
@@ -468,7 +478,7 @@ impl World {
                 && publish.qos == Q::ExactlyOnce
             {
                 let session = (client, self.ended[client]);
-                self.heard
+                self.received
                     .entry(which(publish))
                     .or_default()
                     .insert(session);
@@ -477,9 +487,9 @@ impl World {
         packets
     }
 
-    /// A client takes what there is and answers it. False where there was nothing.
+    /// A client receives all waiting packets and answers them. Returns false if there were none.
     fn read(&mut self, client: usize) -> bool {
-        let packets = self.hear(client);
+        let packets = self.receive_all(client);
         for packet in &packets {
             let answer = match packet {
                 Packet::Publish(publish) if publish.qos == Q::AtLeastOnce => {
@@ -505,14 +515,14 @@ impl World {
             9 if is_guest => self.subscribe(client),
             10 if is_guest => self.unsubscribe(client),
             11 => {
-                self.hear(client);
+                self.receive_all(client);
                 if let Some(peer) = self.clients[client].take() {
                     peer.lose(self.now);
                 }
             }
             12 if self.clients[client].is_none() => self.connect(client, false),
             13 if is_guest => {
-                self.hear(client);
+                self.receive_all(client);
                 self.ended[client] += 1;
                 self.connect(client, true);
             }
@@ -524,12 +534,12 @@ impl World {
         }
     }
 
-    /// Everybody reads everything.
+    /// All clients read everything.
     fn finish(mut self) {
         for client in 0..4 {
             self.connect(client, false);
         }
-        // Each of them in each turn.
+        // `count` calls `read` for every client in every pass.
         while (0..4).filter(|client| self.read(*client)).count() > 0 {}
         for (n, qos) in self.published.iter().enumerate() {
             for id in [GROUPS[0].0, GROUPS[1].0, PLAIN] {
@@ -537,7 +547,7 @@ impl World {
                     let times = self.acknowledged.get(&(id, n)).copied();
                     assert_eq!(times, Some(1), "message {n} by subscription {id}");
                 } else {
-                    let sessions = self.heard.get(&(id, n)).map_or(0, BTreeSet::len);
+                    let sessions = self.received.get(&(id, n)).map_or(0, BTreeSet::len);
                     let may_be_lost = self.ended != [0; 4];
                     assert!(
                         sessions == 1 || sessions == 0 && may_be_lost,
@@ -554,7 +564,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Members come, go, stop reading, end their sessions, and the process is killed in between.
+    /// Members join, leave, stop reading and end their sessions, and the process is killed in
+    /// between.
     #[test]
     fn one_member_of_each_group_gets_each_message(script in prop::collection::vec((0_u8..15, 0_usize..4), 0..120)) {
         let mut world = World::new();

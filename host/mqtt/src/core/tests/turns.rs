@@ -1,4 +1,4 @@
-//! How much work one turn of a connection may do.
+//! Limits on the work of one turn of a connection.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use crate::{
     testing::*,
 };
 
-/// The broker with so many retained messages under `r/NUMBER/NUMBER`.
+/// A broker with `count` retained messages on topics `r/NUMBER/NUMBER`.
 fn with_retained(count: usize) -> crate::Broker {
     let broker = broker(Limits::default());
     broker.batch(|batch| {
@@ -48,7 +48,7 @@ fn subscribe(filters: &[&str]) -> Packet {
     Packet::Subscribe(subscribe)
 }
 
-/// Whether no turn did more than it may, but for its last operation of this much work.
+/// Whether no turn exceeded its limit by more than its last operation, which may do this much work.
 fn are_bounded(works: &[u64], last: u64) -> bool {
     works.iter().all(|work| *work <= WORK_PER_TURN_MAX + last)
 }
@@ -111,7 +111,7 @@ fn a_flood_through_many_wildcards_is_cut_into_turns() {
     let (turn, works) = publisher.turns(&bytes(&flood), now);
     assert_eq!(turn, Turn::Drained);
     assert!(works.len() >= 20, "{works:?}");
-    // The nodes of the tree: each level doubles them.
+    // Each level doubles the nodes of the tree that a match visits.
     assert!(are_bounded(&works, 2 * 1024), "{works:?}");
     assert_eq!(broker.stats().messages_in, 200);
 }
@@ -129,7 +129,7 @@ fn a_full_turn_of_ordinary_messages_is_not_cut() {
     assert_eq!(subscriber.messages().len(), count);
 }
 
-/// Sessions with this many subscriptions each.
+/// Connects `sessions` clients with `filters` subscriptions each.
 fn with_sessions(
     broker: &crate::Broker,
     sessions: usize,
@@ -182,7 +182,7 @@ fn the_end_of_many_sessions_is_cut_into_holds() {
     assert_eq!(broker.stats().subscriptions, 0);
 }
 
-/// Takes one request at a time, and keeps what it was asked.
+/// A service that takes one request at a time and remembers its packet id.
 #[derive(Default)]
 struct OneByOne(Mutex<Vec<u16>>);
 
@@ -210,7 +210,7 @@ fn requests(ids: std::ops::Range<u16>) -> Vec<Packet> {
 }
 
 #[test]
-fn requests_that_the_service_leaves_come_in_the_next_turns() {
+fn requests_left_by_the_service_come_in_the_next_turns() {
     let service = Arc::new(OneByOne::default());
     let (broker, now) = (
         crate::Broker::new(Options::default(), service.clone()),
@@ -220,7 +220,7 @@ fn requests_that_the_service_leaves_come_in_the_next_turns() {
     let mut packets = requests(1..4);
     packets.extend([subscribe(&["x"]), Packet::PingReq(wire::PingReq)]);
     let mut buffer = bytes(&packets);
-    // A SUBSCRIBE waits for the requests before it.
+    // The SUBSCRIBE waits for the requests before it.
     for taken in 1..=2 {
         assert_eq!(peer.turn(&mut buffer, now), Turn::Cut);
         assert_eq!(service.taken().len(), taken);
@@ -235,7 +235,7 @@ fn requests_that_the_service_leaves_come_in_the_next_turns() {
 }
 
 #[test]
-fn requests_that_are_left_when_the_connection_ends_are_handed_over() {
+fn requests_left_at_the_connections_end_are_handed_over() {
     let service = Arc::new(OneByOne::default());
     let (broker, now) = (
         crate::Broker::new(Options::default(), service.clone()),
@@ -246,7 +246,7 @@ fn requests_that_are_left_when_the_connection_ends_are_handed_over() {
     assert!(service.taken().len() < 5);
     peer.lose(now);
     assert_eq!(service.taken(), [1, 2, 3, 4, 5]);
-    // Behind a violation too.
+    // The service also receives the requests before a violation.
     let mut peer = Peer::new(&broker, &Hello::new("b"), now);
     let mut buffer = bytes(&requests(6..9));
     buffer.extend_from_slice(&[0xf7, 0]);

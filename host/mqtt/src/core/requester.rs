@@ -1,26 +1,26 @@
-//! Which subscribers may receive the answer to a request.
+//! Decides which subscribers may receive the answer to a request.
 //!
-//! The access control decides; it is asked only about sessions other than the one that sent the request.
+//! The access control is asked only about sessions other than the one that sent the request.
 
 use crate::{Access, Token, router::SessionKey, session::Session};
 
-/// Whose request a message answers.
+/// The session whose request a message answers.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) enum Answers {
-    /// It is an ordinary message, or the answer to a request at QoS 0, which holds an error only.
+pub(crate) enum Requester {
+    /// The message is ordinary, or answers a QoS 0 request. Such an answer holds only an error.
     #[default]
-    Nobody,
-    /// A session that is there.
+    None,
+    /// A session that still exists.
     Session(SessionKey),
     /// A session that has ended.
     Ended,
 }
 
-impl Answers {
-    /// Whose request this token is of.
+impl Requester {
+    /// The requester of a token.
     pub(super) fn of(token: Option<&Token>, sessions: &[Option<Box<Session>>]) -> Self {
         let Some(token) = token else {
-            return Self::Nobody;
+            return Self::None;
         };
         let session = sessions.get(token.session as usize);
         let session = session.and_then(|it| it.as_deref());
@@ -30,7 +30,7 @@ impl Answers {
         }
     }
 
-    /// Whether the access control lets a session that subscribed to the topic have the message.
+    /// Whether the access control allows the message for a session that subscribed to its topic.
     pub(super) fn may_reach(
         self,
         key: SessionKey,
@@ -42,12 +42,12 @@ impl Answers {
             let session = sessions.get(key as usize)?.as_deref()?;
             Some(&*session.client)
         };
-        let asker = match self {
-            Self::Nobody => return true,
-            Self::Session(asker) if asker == key => return true,
-            Self::Session(asker) => client(asker),
+        let requester = match self {
+            Self::None => return true,
+            Self::Session(requester) if requester == key => return true,
+            Self::Session(requester) => client(requester),
             Self::Ended => None,
         };
-        client(key).is_some_and(|it| access.may_have_answer(it, asker, topic))
+        client(key).is_some_and(|it| access.may_have_answer(it, requester, topic))
     }
 }

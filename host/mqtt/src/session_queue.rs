@@ -1,8 +1,10 @@
-//! Messages of one session on their way to its client: queued, then in flight until acknowledged (sections 4.3, 4.6).
+//! The outgoing messages of one session: queued, then in flight until acknowledged (sections 4.3,
+//! 4.6).
 //!
-//! Both parts are session state and counted in bytes together, in the session and over all sessions. Packet identifiers
-//! are given in a circle, so that one is used again as late as possible. What of it is durable is written to a [`Tape`] in
-//! the method that changes it. Never encodes and never decides when to send.
+//! Queued and in-flight messages are session state and share one byte count, which is limited per
+//! session and in total. Packet ids rise and wrap around, so that an id is reused as late as
+//! possible. Every change of durable messages must be written to the [`SessionLog`] in the same
+//! method, or recovery loses it. The queue neither encodes messages nor decides when to send them.
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
@@ -14,31 +16,32 @@ use crate::{
     change::Part,
     ledger::{Account, Holding},
     limits::{MESSAGE_OVERHEAD_BYTES, SPARE_ENTRIES_MAX},
-    persist::Tape,
+    persist::SessionLog,
 };
 
-/// A message for one client. QoS and retain flag of the message are those to send it with.
+/// A message for one client. Its QoS and retain flag are those to send it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Queued {
     pub(crate) message: Message,
     pub(crate) subscription_ids: Box<[u32]>,
     pub(crate) scope: Scope,
-    /// The client was chosen among others.
+    /// Set if the message was sent to this client as a member of a shared subscription.
     pub(crate) shared: Option<Box<Shared>>,
 }
 
-/// What another session of a group needs of a message that one of them had and will not get.
+/// What the broker needs to send a message to another session of the group if this one does not
+/// receive it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shared {
-    /// The group: the filter of its subscription, with `$share/NAME/`.
+    /// The filter of the shared subscription, including `$share/NAME/`.
     pub(crate) filter: Bytes,
-    /// As published.
+    /// The QoS as published.
     pub(crate) qos: QoS,
-    /// As published.
+    /// The retain flag as published.
     pub(crate) retain: bool,
 }
 
-/// A message as published, and the group that one session is to have it of.
+/// A published message, and the filter of the group of which one session must receive it.
 #[derive(Debug)]
 pub(crate) struct Orphan {
     pub(crate) filter: Bytes,
@@ -48,20 +51,21 @@ pub(crate) struct Orphan {
 /// How long a message waits to be sent, and when it is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// For the session: recorded at once.
+    /// For the session. Recorded at once.
     Session,
-    /// For the session, an answer to the client itself: recorded where it cannot be sent at once. Else it stands before
-    /// the acknowledgement of its request in the same output, and who did not get that asks again.
+    /// For the session, an answer to the client's own request. Recorded only if it cannot be sent
+    /// at once. Otherwise it precedes the acknowledgement of the request in the same output, so a
+    /// client that loses both repeats the request.
     Answer,
-    /// For this connection only: dropped where it ends before the message was sent; recorded where it ends before the
-    /// message was acknowledged.
+    /// For this connection only. Dropped if the connection ends before the message is sent;
+    /// recorded if it ends before the message is acknowledged.
     Connection,
 }
 
 impl Queued {
-    /// Bytes that keeping it is counted with.
+    /// Memory that the message is charged with.
     pub(crate) fn cost_bytes(&self) -> usize {
-        // A group may end before its messages do, which then are all that hold its filter.
+        // A group may end before its messages do. Then these hold the only copy of its filter.
         let filter = self.shared.as_ref().map_or(0, |shared| shared.filter.len());
         self.message.cost_bytes() + size_of_val(&*self.subscription_ids) + filter
     }
@@ -77,49 +81,49 @@ impl Queued {
     }
 }
 
-/// A message with its place in the order of its session.
+/// A queued message and its position in the session's order.
 #[derive(Debug)]
 struct Entry {
-    /// Rises from message to message.
+    /// Rises with every message of the session.
     number: u64,
-    /// Whether the log knows it.
+    /// Whether the log holds the message.
     recorded: bool,
     queued: Queued,
 }
 
 impl Entry {
-    fn record(&mut self, tape: &mut Tape<'_>) {
-        if tape.is_on() && !self.recorded && self.queued.message.qos != QoS::AtMostOnce {
-            tape.message(self.number, &self.queued);
+    fn record(&mut self, log: &mut SessionLog<'_>) {
+        if log.is_on() && !self.recorded && self.queued.message.qos != QoS::AtMostOnce {
+            log.message(self.number, &self.queued);
             self.recorded = true;
         }
     }
 }
 
-/// A QoS 1 or 2 message that was sent.
+/// A sent QoS 1 or 2 message that is not acknowledged yet.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    /// Its place in the order of its session, also that of a repetition.
+    /// The position in the session's order, which redeliveries keep.
     number: u64,
     recorded: bool,
-    /// The connection it was last sent over.
+    /// The connection that it was last sent on.
     pub(crate) connection: u64,
-    /// None once a PUBREC came: only PUBREL is repeated then.
+    /// `None` after a PUBREC. Then only PUBREL is redelivered.
     pub(crate) queued: Option<Queued>,
 }
 
-/// A message as recovery found it.
+/// A recovered message.
 #[derive(Debug)]
 pub(crate) struct Restored {
     pub(crate) number: u64,
-    /// The identifier that it was sent under.
+    /// The packet id that it was sent with.
     pub(crate) packet_id: Option<u16>,
-    /// None once a PUBREC came.
+    /// `None` after a PUBREC.
     pub(crate) queued: Option<Queued>,
 }
 
 impl Restored {
-    /// The identifier that it was sent under at QoS 2.
+    /// The packet id if the message was sent at QoS 2.
     pub(crate) fn exactly_once(&self) -> Option<u16> {
         let queued = self.queued.as_ref()?;
         self.packet_id
@@ -127,7 +131,7 @@ impl Restored {
     }
 }
 
-/// A recorded message, for an image.
+/// A recorded message, for a snapshot.
 #[derive(Debug)]
 pub(crate) struct Recorded<'a> {
     pub(crate) number: u64,
@@ -135,9 +139,9 @@ pub(crate) struct Recorded<'a> {
     pub(crate) queued: Option<&'a Queued>,
 }
 
-/// Queue and window of one session.
+/// The queue and the send window of one session.
 #[derive(Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct SessionQueue {
     queue: VecDeque<Entry>,
     in_flight: FxHashMap<u16, InFlight>,
     bytes: Holding,
@@ -147,8 +151,8 @@ pub(crate) struct Outbox {
     popped: u64,
 }
 
-impl Outbox {
-    /// An empty one.
+impl SessionQueue {
+    /// Creates an empty queue.
     pub(crate) fn new(bytes: Holding) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -161,9 +165,8 @@ impl Outbox {
         }
     }
 
-    /// Puts back a message that recovery found; they come in the order of their numbers. Nobody has acknowledged it over
-    /// the connections of this run. An identifier that is taken cannot be (the log would be wrong), so the message is as
-    /// good as unsent.
+    /// Restores a recovered message. Messages must be restored in the order of their numbers. If a
+    /// corrupt log uses a packet id twice, the later message is queued as if it was never sent.
     pub(crate) fn restore(&mut self, restored: Restored) {
         let Restored {
             number,
@@ -203,7 +206,7 @@ impl Outbox {
         }
     }
 
-    /// Recorded messages from a number on, in order.
+    /// Recorded messages from this number on, in order.
     pub(crate) fn recorded_from(&self, number: u64) -> impl Iterator<Item = Recorded<'_>> {
         let mut sent: Vec<(u64, u16)> = self
             .in_flight
@@ -213,7 +216,7 @@ impl Outbox {
             .collect();
         sent.sort_unstable();
         let from = self.queue.partition_point(|entry| entry.number < number);
-        // What was sent was queued before everything that still is.
+        // Messages in flight were queued before all messages that are still in the queue.
         let sent = sent.into_iter().map(|(number, packet_id)| Recorded {
             number,
             packet_id: Some(packet_id),
@@ -230,8 +233,8 @@ impl Outbox {
         }))
     }
 
-    /// Whether a message of that cost fits the bounds of the session, of all sessions, and of an owner that holds more than
-    /// `floor`.
+    /// Whether a message of this cost fits the limits of the session and of all sessions. An owner
+    /// above `floor` must also stay within its share.
     pub(crate) fn has_room(
         &self,
         cost_bytes: usize,
@@ -243,22 +246,22 @@ impl Outbox {
             && self.bytes.fits(cost_bytes, total_bytes_max, floor)
     }
 
-    /// What is queued and in flight, with overhead.
+    /// Memory of the queued and in-flight messages, with overhead.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.amount()
     }
 
-    /// It counts as this owner's from now on.
+    /// Charges the messages to this account from now on.
     pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
         self.bytes.transfer(account);
     }
 
-    /// The same of all sessions.
+    /// Memory of the messages of all sessions.
     pub(crate) fn total_bytes(&self) -> usize {
         self.bytes.total()
     }
 
-    pub(crate) fn push(&mut self, queued: Queued, tape: &mut Tape<'_>) {
+    pub(crate) fn push(&mut self, queued: Queued, log: &mut SessionLog<'_>) {
         self.bytes.add(queued.cost_bytes());
         self.pushed += 1;
         self.last_number += 1;
@@ -268,16 +271,16 @@ impl Outbox {
             queued,
         };
         if entry.queued.scope == Scope::Session {
-            entry.record(tape);
+            entry.record(log);
         }
         self.queue.push_back(entry);
     }
 
-    /// Records an answer that was pushed last and could not be sent at once.
-    pub(crate) fn record_waiting_answer(&mut self, tape: &mut Tape<'_>) {
+    /// Records the message at the back if it is an answer that could not be sent at once.
+    pub(crate) fn record_waiting_answer(&mut self, log: &mut SessionLog<'_>) {
         let last = self.queue.back_mut();
         if let Some(entry) = last.filter(|entry| entry.queued.scope == Scope::Answer) {
-            entry.record(tape);
+            entry.record(log);
         }
     }
 
@@ -285,17 +288,18 @@ impl Outbox {
         self.queue.front().map(|entry| &entry.queued)
     }
 
-    /// Drops the front of the queue: it was sent at QoS 0, has expired, or is too large for the client.
-    pub(crate) fn pop(&mut self, tape: &mut Tape<'_>) {
+    /// Removes the front of the queue after it was sent at QoS 0, has expired or proved too large
+    /// for the client.
+    pub(crate) fn pop(&mut self, log: &mut SessionLog<'_>) {
         if let Some(entry) = self.queue.pop_front() {
             self.popped += 1;
             self.bytes.subtract(entry.queued.cost_bytes());
-            gone(entry.number, entry.recorded, tape);
+            record_removal(entry.number, entry.recorded, log);
             self.trim();
         }
     }
 
-    /// The identifier that the next message will be sent with; none where all 65 535 are in flight.
+    /// The packet id for the next message. `None` if all 65,535 are in flight.
     pub(crate) fn next_packet_id(&self) -> Option<u16> {
         let mut id = self.last_packet_id;
         for _ in 0..=self.in_flight.len() {
@@ -307,14 +311,14 @@ impl Outbox {
         None
     }
 
-    /// Moves the front of the queue into the window. What goes out at QoS 2 is recorded, since the client remembers its
-    /// identifier.
-    pub(crate) fn sent(&mut self, packet_id: u16, connection: u64, tape: &mut Tape<'_>) {
+    /// Moves the front of the queue into the window. A QoS 2 message is recorded, because the
+    /// client remembers its packet id.
+    pub(crate) fn sent(&mut self, packet_id: u16, connection: u64, log: &mut SessionLog<'_>) {
         if let Some(mut entry) = self.queue.pop_front() {
             self.popped += 1;
             self.last_packet_id = packet_id;
             if entry.queued.message.qos == QoS::ExactlyOnce {
-                entry.record(tape);
+                entry.record(log);
             }
             let Entry {
                 number,
@@ -322,7 +326,7 @@ impl Outbox {
                 queued,
             } = entry;
             if recorded {
-                tape.write(Part::Sent { number, packet_id });
+                log.write(Part::Sent { number, packet_id });
             }
             self.in_flight.insert(
                 packet_id,
@@ -341,17 +345,21 @@ impl Outbox {
         self.in_flight.get_mut(&packet_id)
     }
 
-    /// The exchange is over.
-    pub(crate) fn complete(&mut self, packet_id: u16, tape: &mut Tape<'_>) -> Option<InFlight> {
+    /// Ends the exchange of a packet id.
+    pub(crate) fn complete(
+        &mut self,
+        packet_id: u16,
+        log: &mut SessionLog<'_>,
+    ) -> Option<InFlight> {
         let entry = self.in_flight.remove(&packet_id)?;
         let bytes = entry.queued.as_ref().map(Queued::cost_bytes);
         self.bytes.subtract(bytes.unwrap_or(MESSAGE_OVERHEAD_BYTES));
-        gone(entry.number, entry.recorded, tape);
+        record_removal(entry.number, entry.recorded, log);
         self.trim();
         Some(entry)
     }
 
-    /// Gives room back that a burst has left.
+    /// Shrinks the tables after a burst.
     fn trim(&mut self) {
         let (len, capacity) = (self.queue.len(), self.queue.capacity());
         if capacity > SPARE_ENTRIES_MAX && len < capacity / 8 {
@@ -363,24 +371,26 @@ impl Outbox {
         }
     }
 
-    /// A PUBREC came: the message is not needed any more, its identifier is. Its place costs the same until a PUBCOMP comes.
-    pub(crate) fn release(&mut self, packet_id: u16, tape: &mut Tape<'_>) {
+    /// Handles a PUBREC: drops the message but keeps its packet id. The entry is still charged with
+    /// its overhead until the PUBCOMP.
+    pub(crate) fn release(&mut self, packet_id: u16, log: &mut SessionLog<'_>) {
         let Some(entry) = self.in_flight.get_mut(&packet_id) else {
             return;
         };
         if let Some(queued) = entry.queued.take() {
             if entry.recorded {
                 let number = entry.number;
-                tape.write(Part::Released { number, packet_id });
+                log.write(Part::Released { number, packet_id });
             }
             self.bytes
                 .subtract(queued.cost_bytes() - MESSAGE_OVERHEAD_BYTES);
         }
     }
 
-    /// The connection has ended: what was sent over it and is not acknowledged will be repeated, so it is recorded.
-    pub(crate) fn record_in_flight(&mut self, tape: &mut Tape<'_>) {
-        if !tape.is_on() {
+    /// Records unacknowledged messages when their connection ends, because the session will
+    /// redeliver them.
+    pub(crate) fn record_in_flight(&mut self, log: &mut SessionLog<'_>) {
+        if !log.is_on() {
             return;
         }
         let unknown = self
@@ -390,14 +400,14 @@ impl Outbox {
         for (packet_id, entry) in unknown {
             if let Some(queued) = &entry.queued {
                 let (number, packet_id) = (entry.number, *packet_id);
-                tape.message(number, queued);
-                tape.write(Part::Sent { number, packet_id });
+                log.message(number, queued);
+                log.write(Part::Sent { number, packet_id });
                 entry.recorded = true;
             }
         }
     }
 
-    /// The identifiers in flight in the order of their messages.
+    /// The packet ids in flight, in the order of their messages.
     pub(crate) fn in_order(&self) -> VecDeque<u16> {
         let mut ids: Vec<(u64, u16)> = self
             .in_flight
@@ -408,35 +418,35 @@ impl Outbox {
         ids.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// The connection has ended: what was for it only is dropped. Returns how many.
-    pub(crate) fn drop_transient(&mut self, tape: &mut Tape<'_>) -> usize {
-        self.drop_queued(tape, |queued| queued.scope == Scope::Connection)
+    /// Drops messages that are for the ended connection only. Returns how many.
+    pub(crate) fn drop_transient(&mut self, log: &mut SessionLog<'_>) -> usize {
+        self.drop_queued(log, |queued| queued.scope == Scope::Connection)
     }
 
-    /// Drops queued messages that nobody will be sent any more. Returns how many.
-    pub(crate) fn drop_expired(&mut self, now: Instant, tape: &mut Tape<'_>) -> usize {
-        self.drop_queued(tape, |queued| queued.message.is_expired(now))
+    /// Drops expired messages. Returns how many.
+    pub(crate) fn drop_expired(&mut self, now: Instant, log: &mut SessionLog<'_>) -> usize {
+        self.drop_queued(log, |queued| queued.message.is_expired(now))
     }
 
-    /// Drops queued messages to topics that the client may not hear of any more. Returns how many, and those that another
-    /// session may have.
+    /// Drops messages to topics that the client is no longer allowed to receive. Returns how many,
+    /// and those of them that another session may receive.
     pub(crate) fn drop_forbidden(
         &mut self,
         allowed: impl Fn(&[u8]) -> bool,
-        tape: &mut Tape<'_>,
+        log: &mut SessionLog<'_>,
     ) -> (usize, Vec<Orphan>) {
         let mut orphans = Vec::new();
-        let dropped = self.drop_queued(tape, |queued| {
-            let goes = !allowed(&queued.message.topic);
-            orphans.extend(queued.orphan().filter(|_| goes));
-            goes
+        let dropped = self.drop_queued(log, |queued| {
+            let should_drop = !allowed(&queued.message.topic);
+            orphans.extend(queued.orphan().filter(|_| should_drop));
+            should_drop
         });
         (dropped, orphans)
     }
 
-    /// The session is no more. In order, what another one of a group should have instead (section 4.8.2): what was not
-    /// sent, and what was sent at QoS 1 and not acknowledged. What was sent at QoS 2 may not go to anybody else
-    /// [MQTT-4.8.2-5].
+    /// The messages that another session of a group must receive after this session has ended
+    /// (section 4.8.2), in order: those not sent, and those sent at QoS 1 and not acknowledged.
+    /// Messages sent at QoS 2 must not go to another session [MQTT-4.8.2-5].
     pub(crate) fn into_orphans(self) -> Vec<Orphan> {
         let mut sent: Vec<(u64, &Queued)> = self
             .in_flight
@@ -450,16 +460,20 @@ impl Outbox {
         sent.chain(unsent).filter_map(Queued::orphan).collect()
     }
 
-    fn drop_queued(&mut self, tape: &mut Tape<'_>, mut goes: impl FnMut(&Queued) -> bool) -> usize {
+    fn drop_queued(
+        &mut self,
+        log: &mut SessionLog<'_>,
+        mut should_drop: impl FnMut(&Queued) -> bool,
+    ) -> usize {
         let before = self.queue.len();
         let mut freed = 0;
         self.queue.retain(|entry| {
-            let goes = goes(&entry.queued);
-            if goes {
+            let should_drop = should_drop(&entry.queued);
+            if should_drop {
                 freed += entry.queued.cost_bytes();
-                gone(entry.number, entry.recorded, tape);
+                record_removal(entry.number, entry.recorded, log);
             }
-            !goes
+            !should_drop
         });
         self.bytes.subtract(freed);
         self.popped = self.pushed - self.queue.len() as u64;
@@ -472,7 +486,7 @@ impl Outbox {
         (self.pushed, self.popped)
     }
 
-    /// Whether the message at the front waits for acknowledgements of earlier ones.
+    /// Whether the front of the queue may have to wait for acknowledgements of earlier messages.
     pub(crate) fn front_needs_window(&self) -> bool {
         self.queue
             .front()
@@ -488,8 +502,8 @@ impl Outbox {
     }
 }
 
-fn gone(number: u64, recorded: bool, tape: &mut Tape<'_>) {
+fn record_removal(number: u64, recorded: bool, log: &mut SessionLog<'_>) {
     if recorded {
-        tape.write(Part::Gone { number });
+        log.write(Part::Gone { number });
     }
 }
