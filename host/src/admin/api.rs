@@ -14,6 +14,7 @@
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: whether it may, and what decides
+//! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; for everybody
 //! GET    /readyz                     whether requests are answered as they should, and if not (503) why; for everybody

@@ -432,7 +432,7 @@ fn the_example_of_the_documentation_means_what_it_says() {
     assert!(maintenance.may_write(b"limits/speed") && !maintenance.may_write(b"press-4/speed"));
 }
 
-const PAGE: &str = include_str!("../../../docs/trust.md");
+const PAGE: &str = include_str!("../../../docs/authorization.md");
 const EXAMPLE: &str = include_str!("../../../docs/trust/rules.toml");
 
 /// All rules that the documents show, and a rule of its own for each list of client ids in them.
