@@ -14,7 +14,7 @@ use crate::limits;
 use crate::past::{Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words};
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, Kept, Write};
-use statehouse_journal::LogPosition;
+use statehouse_wal::LogPosition;
 
 /// Run recorded requests again and print every difference
 ///

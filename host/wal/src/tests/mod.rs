@@ -132,7 +132,7 @@ impl Drop for Reproduce {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!(
-                "failed: run it again with STATEHOUSE_SEED={} cargo test -p statehouse-journal",
+                "failed: run it again with STATEHOUSE_SEED={} cargo test -p statehouse-wal",
                 self.0
             );
         }
