@@ -1,7 +1,7 @@
-//! Which files there are: segments, snapshots and spares.
+//! The files of a log that is being written: segments, snapshots and spares.
 //!
-//! Enters: what recovery found, and what the log and its upkeep change. Leaves: the next segment to
-//! write to. It is a list: the disk is touched only to begin it and to take a segment into use.
+//! The catalogue is a list in memory, filled by recovery and changed by the log and its upkeep. It
+//! touches the disk only to clean up at the start and to activate a segment.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,32 +15,33 @@ use crate::newest::Newest;
 use crate::segment::{Header, Magic};
 use crate::survey::{Link, SnapshotInfo, Survey};
 
-/// The files of a journal that is being written.
+/// The files of a log that is being written.
 pub(crate) struct Catalogue {
-    /// Oldest first; the last is the one that is written to.
+    /// Oldest first. The last one is being written.
     pub(crate) segments: VecDeque<Link>,
-    /// Oldest first, whole as far as is known.
+    /// Oldest first. All are intact as far as known.
     pub(crate) snapshots: VecDeque<SnapshotInfo>,
-    /// Names of segments that are filled and ready.
+    /// Names of segments that are filled with bytes and ready for use.
     pub(crate) spares: Vec<String>,
-    /// Segments that were in use when each of the last snapshots was finished, which is when there are most.
+    /// The number of segments when each of the last snapshots was finished, which is when it is
+    /// highest.
     pub(crate) peaks: VecDeque<usize>,
-    /// Spares of which the new name may not be on the disk yet.
+    /// Spares whose new name may not be durable yet.
     pub(crate) recycled: Vec<String>,
-    /// A file went, and the directory was not synced since.
+    /// True if a file was removed or renamed and the directory was not synced since.
     pub(crate) unsynced: bool,
-    /// The number of the next spare.
+    /// The number of the last spare.
     pub(crate) next_spare: u64,
-    /// Snapshots that were put aside.
+    /// Damaged snapshots, which were renamed.
     pub(crate) damaged: Vec<u64>,
-    /// The record of the newest segment; none before the first, or if there is no room for it.
+    /// The file `newest`. `None` before the first segment, or if the disk has no room for the file.
     pub(crate) newest: Option<Newest>,
-    /// The time, as of the last call that told it.
+    /// The time of the last upkeep.
     pub(crate) now_ms: u64,
 }
 
 impl Catalogue {
-    /// Takes over spares, and removes what a crash left half done.
+    /// Takes over the spares and removes what a crash left incomplete.
     pub(crate) fn cleared(disk: &dyn Disk, segment_bytes: u64, now_ms: u64) -> Result<Self, Error> {
         let survey = Survey::of(disk)?;
         for name in &survey.temporaries {
@@ -75,7 +76,7 @@ impl Catalogue {
         })
     }
 
-    /// A snapshot is finished, and history may go.
+    /// Stores the number of segments at the end of a snapshot, before history is removed.
     pub(crate) fn note_peak(&mut self) {
         if self.peaks.len() == limits::PEAKS_KEPT {
             self.peaks.pop_front();
@@ -83,8 +84,8 @@ impl Catalogue {
         self.peaks.push_back(self.segments.len());
     }
 
-    /// How many of so many segments fewer than at the last snapshots are about to be used again; none where nothing was
-    /// written for long enough that nobody knows.
+    /// How many more segments were in use at recent snapshots than the given number: so many spares
+    /// will be needed soon. `None` if there was no recent snapshot.
     pub(crate) fn used_again(&self, segments: usize) -> Option<usize> {
         let last = self.snapshots.back()?;
         let is_recent = self.now_ms.saturating_sub(last.created_ms) <= limits::SPARES_KEPT_MS;
@@ -92,12 +93,12 @@ impl Catalogue {
         is_recent.then(|| peak.saturating_sub(segments))
     }
 
-    /// Takes a file into use as the segment of `header`, with room for `bytes` or more: a spare, else a
-    /// new one. Its header and its name are durable before a frame is written to it, so a segment
-    /// without a header is always damage.
+    /// Activates a file as the segment of `header` with room for at least `bytes`: a spare, or else
+    /// a new file. Its header and name must be durable before a frame is written to it, so that a
+    /// segment without a header is always damage.
     ///
     /// # Errors
-    /// A full disk is [`Error::is_full`] only where nothing has changed.
+    /// The error is [`Error::is_full`] only if nothing has changed.
     pub(crate) fn activate(
         &mut self,
         disk: &dyn Disk,
@@ -126,7 +127,8 @@ impl Catalogue {
             disk.sync_directory()?;
             self.record_newest(disk, header)
         };
-        // From here on a full disk would leave things half done: that is a failure like any other.
+        // The file may be partly activated, so from here on a full disk is a permanent failure.
+        // Wrapping the error hides its kind from [`Error::is_full`].
         activate().map_err(|error| Error::io("begin", &name)(io::Error::other(error)))?;
         self.segments.push_back(Link { header, bytes });
         Ok((file, header))
@@ -140,7 +142,7 @@ impl Catalogue {
         match Newest::begin(disk, header) {
             Ok(newest) => self.newest = Some(newest),
             Err(error) if crate::error::is_full(&error) => {
-                tracing::warn!(%error, file = files::NEWEST, "no room to record the newest segment: its removal would not be noticed");
+                tracing::warn!(%error, file = files::NEWEST, "the disk has no room to record the newest segment; if the segment is removed, this goes unnoticed");
             }
             Err(error) => return Err(error),
         }
@@ -148,8 +150,8 @@ impl Catalogue {
     }
 }
 
-/// Creates a file and writes zeros to all of it, so that later writes neither allocate nor change
-/// its length: then a commit is one flush of the device, not two.
+/// Creates a file and writes zeros to all of it. Later writes then neither allocate blocks nor
+/// change the length, so that a commit takes one flush of the device instead of two.
 pub(crate) fn create_filled(
     disk: &dyn Disk,
     name: &str,
@@ -167,7 +169,7 @@ pub(crate) fn create_filled(
         Ok(file)
     };
     fill().map_err(|error| {
-        // The first error is the one to tell; what is left is removed at the next start.
+        // Report the first error. A file that remains is removed at the next start.
         let _ = disk.remove(name);
         Error::io("create", name)(error)
     })

@@ -1,8 +1,7 @@
-//! The seam to the disk: one flat directory of files.
+//! The interface to the disk: one flat directory of files.
 //!
-//! Enters: reads, writes, syncs, renames. Leaves: what the operating system says to them. It never
-//! retries and never caches, so that whoever stands behind the seam, a real directory or a
-//! simulated one, decides alone what a crash leaves.
+//! Implementations, a real directory or a simulated one, must neither retry nor cache. Then they
+//! alone determine what a crash leaves.
 
 use std::fs::{self, TryLockError};
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +24,7 @@ pub trait Disk: Send + Sync {
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
     /// Opens a file for reading.
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>>;
-    /// Renames a file; one of the new name is replaced.
+    /// Renames a file and replaces an existing file of the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
@@ -33,9 +32,9 @@ pub trait Disk: Send + Sync {
     fn sync_directory(&self) -> io::Result<()>;
     /// Bytes that can still be allocated.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// A number that nobody else can guess.
+    /// A random number that other parties cannot guess.
     fn entropy(&self) -> u64;
-    /// Why this process must not go on with the directory, if it was removed, replaced or unlocked behind its back:
+    /// Why this process must stop using the directory: it was removed, replaced or unlocked, so
     /// another process may use it.
     fn displaced(&self) -> io::Result<Option<String>> {
         Ok(None)
@@ -44,55 +43,57 @@ pub trait Disk: Send + Sync {
 
 /// One file.
 pub trait File: Send + Sync {
-    /// Reads at an offset; fewer bytes than asked for only at the end.
+    /// Reads at an offset. Returns fewer bytes than requested only at the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all bytes at an offset.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Returns once everything written is durable (fdatasync).
+    /// Returns once everything that was written is durable (fdatasync).
     fn sync(&self) -> io::Result<()>;
     /// The length of the file.
     fn bytes(&self) -> io::Result<u64>;
-    /// False once the file was removed or replaced: new writes are lost when its handle is closed.
+    /// False if the file was removed or replaced. New writes are then lost when its handle is
+    /// closed.
     fn is_linked(&self) -> io::Result<bool> {
         Ok(true)
     }
-    /// Takes room for so many bytes from the file system, so that writing them cannot find it full. The length stays.
-    /// False where the file system cannot do so.
+    /// Reserves this many bytes in the file system, so that writing them cannot fail for lack of
+    /// space. The length is unchanged. Returns false if the file system does not support it.
     fn allocate(&self, _bytes: u64) -> io::Result<bool> {
         Ok(false)
     }
-    /// Gives back what was allocated behind the end.
+    /// Frees what was allocated after the end of the file.
     fn trim(&self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A directory of the file system, only for its owner (mode 0700).
+/// A directory of the file system, accessible only to its owner (mode 0700).
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// None if the directory was opened for reading.
+    /// `None` if the directory was opened read-only.
     locks: Option<Locks>,
 }
 
-/// Both are locked; the locks end with the handles.
+/// Two locks, which are held as long as the handles are open.
 #[derive(Debug)]
 struct Locks {
-    /// The directory itself, which cannot be removed without what is in it.
+    /// The directory itself. It cannot be removed without its content.
     directory: fs::File,
-    /// The file in it: earlier versions lock nothing else, and some network file systems lock no directories.
+    /// The lock file. Earlier versions lock only this file, and some network file systems cannot
+    /// lock directories.
     file: fs::File,
 }
 
 impl Directory {
-    /// Creates the directory where it is missing, and locks it for this process.
+    /// Creates the directory if it is missing, and locks it for this process.
     ///
     /// # Errors
-    /// [`Error::Locked`] where another process has it.
+    /// [`Error::Locked`] if another process holds the lock.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         let shown = path.display().to_string();
-        // Behind the lock file's creation every parent is durable.
+        // If the lock file exists, an earlier start has made every parent durable.
         if !path.join(files::LOCK).exists() {
             create_durably(&path, &mut sync).map_err(Error::io("create", &shown))?;
         }
@@ -101,7 +102,7 @@ impl Directory {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
             Err(TryLockError::Error(error)) => {
-                tracing::warn!(%error, directory = shown, "this file system locks no directories: only the file `lock` keeps other processes out, so never remove it");
+                tracing::warn!(%error, directory = shown, "this file system cannot lock directories: only the file `lock` keeps other processes out, so never remove it");
             }
         }
         let file = fs::OpenOptions::new()
@@ -127,10 +128,10 @@ impl Directory {
         }
     }
 
-    /// Opens a directory for reading, also while another process writes to it.
+    /// Opens a directory read-only, also while another process writes to it.
     ///
     /// # Errors
-    /// [`Error::Io`] where it is no directory.
+    /// [`Error::Io`] if it is not a readable directory.
     pub fn read_only(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         fs::read_dir(&path).map_err(Error::io("read", &path.display().to_string()))?;
@@ -148,7 +149,7 @@ impl Directory {
             Some(_) => Ok(()),
             None => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "the directory was opened for reading",
+                "the directory was opened read-only",
             )),
         }
     }
@@ -158,12 +159,12 @@ impl Disk for Directory {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
-            // A name that is no text is none of ours.
+            // All files of the log have UTF-8 names, so other names are skipped.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
             if names.len() > limits::FILES_MAX {
-                return Err(io::Error::other("the directory holds too many files"));
+                return Err(io::Error::other("the directory contains too many files"));
             }
         }
         Ok(names)
@@ -223,7 +224,7 @@ impl Disk for Directory {
     }
 }
 
-/// What happened to an open file, if another one or none is found under its path.
+/// Whether an open file was removed or replaced under its path.
 fn changed(file: &fs::File, path: &Path) -> io::Result<Option<&'static str>> {
     let held = file.metadata()?;
     match fs::metadata(path) {
@@ -242,15 +243,15 @@ fn sync(directory: &Path) -> io::Result<()> {
     fs::File::open(directory)?.sync_all()
 }
 
-/// Creates a directory and its missing parents, for the owner alone. Each name is durable when this returns: a power cut
-/// that took one would take everything below it.
+/// Creates a directory and its missing parents, accessible only to the owner. Each name must be
+/// durable on return: a power failure that loses one name loses everything below it.
 fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let missing = |directory: &&Path| !directory.as_os_str().is_empty() && !directory.is_dir();
     let missing: Vec<&Path> = path.ancestors().take_while(missing).collect();
     for directory in missing.iter().rev() {
         let created = fs::DirBuilder::new().mode(0o700).create(directory);
         created.or_else(|error| match error.kind() {
-            // Another process was faster.
+            // Another process created it at the same time.
             io::ErrorKind::AlreadyExists if directory.is_dir() => Ok(()),
             _ => Err(error),
         })?;
@@ -258,15 +259,17 @@ fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) ->
     for (parent, child) in path.ancestors().skip(1).zip(path.ancestors()) {
         match sync(parent) {
             Err(error) if missing.contains(&child) => return Err(error),
-            // An earlier start may have created the child and ended here. One that is older needs no sync, and this
-            // account may have no right to read its parent.
+            // An earlier start may have created the child and crashed before the sync. If the child
+            // is older, the sync is unnecessary and this account may not be allowed to open the
+            // parent.
             _ => {}
         }
     }
     Ok(())
 }
 
-/// The standard library's only random number: the keys of its hash tables come from the system.
+/// The only random number of the standard library: the operating system seeds the keys of its hash
+/// tables.
 pub(crate) fn entropy() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
@@ -335,16 +338,16 @@ impl File for PlainFile {
     }
 }
 
-/// Reads a whole file into `buffer`, which is reused from file to file.
+/// Reads a whole file into `buffer`, which callers reuse for the next file.
 pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
     let bytes = file.bytes()?;
     if bytes > bytes_max {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "the file is too large to be one of the journal",
+            "the file is too large for a file of the log",
         ));
     }
-    // Cannot truncate: bounded by the line above. Only growth is zeroed, the rest is overwritten.
+    // Cannot truncate: bounded by the check above. Only growth is zeroed, the rest is overwritten.
     buffer.resize(bytes as usize, 0);
     let read = file.read_at(buffer, 0)?;
     buffer.truncate(read);
@@ -356,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_parent_of_a_created_directory_is_synced_after_its_creation() {
+    fn parents_of_a_new_directory_are_synced() {
         let place = tempfile::tempdir().expect("a directory");
         let path = place.path().join("a/b/c");
         for attempt in ["new", "after a start that ended early"] {
@@ -375,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_cannot_be_synced_fails_only_below_a_new_directory() {
+    fn unsyncable_parent_fails_only_for_a_new_directory() {
         let place = tempfile::tempdir().expect("a directory");
         let path = place.path().join("a/b");
         let mut fail = |_: &Path| Err(io::Error::other("no"));

@@ -1,88 +1,88 @@
-//! What can go wrong, in words that name the file and say what to do.
+//! Errors, with texts that name the file and what to do.
 
 use std::fmt;
 use std::io;
 
 use statehouse_protocol::LogPosition;
 
-/// Why a journal could not be opened, read or added to.
+/// Why a log could not be opened, read or appended to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process has the directory.
+    /// Another process uses the directory.
     #[error("{directory} is in use by another process: two stores cannot share a data directory")]
     Locked {
-        /// The directory.
+        /// The path of the directory.
         directory: String,
     },
-    /// The operating system said no.
+    /// An operation of the operating system failed.
     #[error("cannot {operation} {file}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which file.
+        /// The file.
         file: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Data that was on disk once cannot be read any more.
+    /// Data that was durable cannot be read any more.
     #[error("{0}")]
     Damaged(Damage),
-    /// A file of a later version of this program.
+    /// A later version of this program wrote the file.
     #[error(
         "{file} has format {format}, which this version cannot read (it reads format 1): use the version that wrote it"
     )]
     UnknownFormat {
         /// The file.
         file: String,
-        /// Its format.
+        /// The format of the file.
         format: u16,
     },
-    /// The reader of records or blocks did not take one.
+    /// The sink rejected a record or block.
     #[error("{place}: {message}")]
     Refused {
-        /// Which record or block.
+        /// The record or block.
         place: String,
-        /// What the reader said.
+        /// The message of the sink.
         message: String,
     },
-    /// What was asked for is older than what is kept.
-    #[error("nothing before position {position} is kept any more")]
+    /// The requested position is older than the history.
+    #[error("the history before position {position} was removed: ask for a later position")]
     NotRetained {
-        /// What was asked for.
+        /// The requested position.
         position: LogPosition,
     },
-    /// The writer of this journal recycled what was being read, again and again.
-    #[error("the journal moved on while it was read: try again")]
+    /// The writer of the log repeatedly recycled files while they were read.
+    #[error("the log changed too fast while it was read: try again")]
     Moved,
-    /// A directory that should be new is not.
-    #[error("there is a journal already: {file} exists")]
+    /// A log was to be created in a directory that already holds one.
+    #[error("the directory already contains a log ({file}): use an empty directory")]
     NotEmpty {
-        /// One of its files.
+        /// A file of the existing log.
         file: String,
     },
     /// A group of records or a block is larger than the limits allow.
-    #[error("{bytes} bytes are more than the journal takes at once ({bytes_max})")]
+    #[error("{bytes} bytes exceed the limit of the log ({bytes_max} bytes)")]
     TooLarge {
-        /// Its size.
+        /// The size.
         bytes: usize,
-        /// The bound.
+        /// The limit.
         bytes_max: usize,
     },
     /// A group has more records than a frame can hold.
-    #[error("{records} records are more than the journal takes at once ({records_max})")]
+    #[error("{records} records exceed the limit of one group ({records_max})")]
     TooMany {
-        /// How many.
+        /// The number of records.
         records: usize,
-        /// The bound.
+        /// The limit.
         records_max: u32,
     },
-    /// A snapshot is being taken already.
-    #[error("a snapshot is being taken already")]
+    /// Another snapshot is in progress.
+    #[error("another snapshot is in progress")]
     Busy,
-    /// The source of a snapshot gave up.
-    #[error("the snapshot was given up: {0}")]
+    /// The source of a snapshot failed.
+    #[error("the snapshot was cancelled: {0}")]
     GivenUp(String),
-    /// The log failed before: nothing becomes durable any more.
+    /// The log failed before. Nothing becomes durable any more.
     #[error("{0}")]
     Failed(Failure),
 }
@@ -97,7 +97,7 @@ impl Error {
         }
     }
 
-    /// Whether the disk is full: nothing is broken, there is only no room.
+    /// Whether the disk is full. Nothing is damaged in this case.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_full(source))
@@ -111,18 +111,18 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// Where a journal is damaged, and what is lost.
+/// The damage to a log and the records that it affects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file.
+    /// The damaged file.
     pub file: String,
     /// The first byte that cannot be trusted.
     pub offset: u64,
-    /// What is wrong there.
+    /// What is wrong.
     pub reason: String,
-    /// The first record that cannot be read, where known.
+    /// The first record that cannot be read, if known.
     pub lost_from: Option<LogPosition>,
-    /// The last record that is known to have been durable and cannot be read, where known.
+    /// The last record that is known to have been durable and cannot be read, if known.
     pub lost_to: Option<LogPosition>,
 }
 
@@ -137,30 +137,30 @@ impl fmt::Display for Damage {
             (Some(from), Some(to)) => {
                 write!(
                     f,
-                    "Records {from} to {to} were on disk and cannot be read; there may be more behind them. "
+                    "Records {from} to {to} were durable and cannot be read; later ones may be lost too.  "
                 )?;
             }
             (Some(from), None) => write!(f, "Records from {from} on cannot be read. ")?,
-            _ => write!(f, "How many records are lost is not known. ")?,
+            _ => write!(f, "The number of lost records is unknown. ")?,
         }
         write!(
             f,
-            "Nothing was changed. `statehouse doctor DIR` looks at every file, `statehouse doctor DIR --salvage FILE` saves what can still be read; a copy of the directory or a backup can take its place"
+            "Nothing was changed. `statehouse doctor DIR` examines every file; `statehouse doctor DIR --salvage FILE` saves what can still be read. Otherwise restore a backup or a copy of the directory"
         )
     }
 }
 
-/// Why the log failed. It stays failed: after a failed write or sync nobody can say what is on
-/// disk, and asking again may be answered with a lie (the kernel drops what it could not write).
+/// Why the log failed. The failure is permanent: after a failed write or sync it is unknown what is
+/// on the disk. A retry may succeed wrongly, because the kernel drops what it could not write.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {operation} {file}: {message}; nothing becomes durable any more")]
 pub struct Failure {
-    /// What was tried.
+    /// The operation.
     pub operation: &'static str,
-    /// On which file.
+    /// The file, or the thread that panicked.
     pub file: String,
-    /// What the system said.
+    /// The error of the operating system.
     pub message: String,
-    /// A thread of the journal panicked: a bug, and no fault of the disk.
+    /// True if a thread of the log panicked, which is a bug and not a fault of the disk.
     pub panicked: bool,
 }

@@ -1,34 +1,35 @@
-//! The names of the journal's files, and what a name says.
+//! The names of the files of a log.
 
-/// The file whose lock says that a process has the directory.
+/// The file whose lock reserves the directory for one process.
 pub(crate) const LOCK: &str = "lock";
-/// Written at a clean close: up to where the log reaches.
+/// The marker of a clean close, with the last position.
 pub(crate) const CLOSED: &str = "closed";
-/// Which segment is the newest (see [`crate::newest`]).
+/// The record of the newest segment (see [`crate::newest`]).
 pub(crate) const NEWEST: &str = "newest";
-// Files that are being written, of no meaning until they are renamed. Others of such names are not the journal's.
+// Temporary files have no meaning until they are renamed. Other names that end in `.tmp` do not
+// belong to the log.
 
-/// The marker file while it is written.
+/// The marker of a clean close while it is written.
 pub(crate) const CLOSED_TEMPORARY: &str = "closed.tmp";
 /// A snapshot while it is written.
 pub(crate) const SNAPSHOT_TEMPORARY: &str = "snapshot.tmp";
-/// A segment while the log prepares it for itself.
+/// A new segment that the log creates because there is no spare.
 pub(crate) const SEGMENT_TEMPORARY: &str = "segment.tmp";
 /// A spare segment while it is filled.
 pub(crate) const SPARE_TEMPORARY: &str = "spare.tmp";
-/// The last segment while it is copied.
+/// The copy of the last segment while it is written.
 pub(crate) const TAIL_TEMPORARY: &str = "tail.tmp";
 
-/// What the name of a file says.
+/// The kind of a file according to its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A segment of the log and its number.
+    /// A segment with its number.
     Segment(u64),
-    /// A snapshot and the position that it was begun at.
+    /// A snapshot with the position at which it began.
     Snapshot(u64),
-    /// A segment for later use.
+    /// A spare segment with its number.
     Spare(u64),
-    /// A snapshot that was found damaged and put aside.
+    /// A damaged snapshot, which was renamed.
     DamagedSnapshot(u64),
     /// The marker of a clean close.
     Closed,
@@ -36,9 +37,9 @@ pub enum Kind {
     Newest,
     /// The lock file.
     Lock,
-    /// Left over from a write that a crash ended.
+    /// An incomplete file that a crash left.
     Temporary,
-    /// None of the journal's.
+    /// Not a file of the log.
     Other,
 }
 
@@ -80,7 +81,8 @@ pub(crate) fn kind(name: &str) -> Kind {
         "damaged" => Kind::DamagedSnapshot(number),
         _ => return Kind::Other,
     };
-    // One spelling per number: "7.log" beside "000000000007.log" would be two files of one meaning.
+    // Each number has exactly one spelling: "7.log" and "000000000007.log" would be two files with
+    // one meaning.
     let spelled = match kind {
         Kind::Segment(number) => segment(number),
         Kind::Snapshot(number) => snapshot(number),
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written_and_in_no_other_spelling() {
+    fn names_have_exactly_one_spelling() {
         assert_eq!(kind(&segment(7)), Kind::Segment(7));
         assert_eq!(kind(&snapshot(u64::MAX)), Kind::Snapshot(u64::MAX));
         assert_eq!(kind(&spare(0)), Kind::Spare(0));

@@ -1,28 +1,34 @@
-//! A frame: what one commit writes, and all or nothing of what survives.
+//! A frame: the unit of one write. After a crash either all of its records survive or none.
 //!
 //! ```text
-//! len u32 | crc32c u32 | segment u64 | store u64 | offset u64 | first u64 | synced u64 | count u32 | 0 u32
-//! then `count` times: len u32 | bytes
+//! len u32 | crc32c u32 | segment u64 | store u64 | offset u64 | first u64 | synced u64 | count u32
+//! | 0 u32 | then `count` times: len u32 | bytes
 //! ```
 //!
-//! Little endian; `len` counts the whole frame, the checksum covers everything but itself. Number
-//! and place stand in every frame, so that what a recycled segment held before is never taken for
-//! new. The store's number is a secret: without it, who can put bytes into a record could put a
-//! whole frame there, to be found by a later recovery. `synced` is the last position that was durable
-//! when the frame was written: a reader that finds such a frame behind a broken one knows that it
-//! looks at damage, not at a torn tail.
+//! All integers are little endian. `len` counts the whole frame; the checksum covers everything
+//! except itself.
 //!
-//! Frames follow on each other without padding, so a frame may begin in a sector whose first part is
-//! durable already. The log relies on the device to leave those bytes alone when it loses power while it
-//! writes the sector again with the same bytes in front, as SQLite does by default ("powersafe overwrite").
+//! Invariants:
+//!
+//! * Every frame must contain its segment number and offset, or recovery could take the earlier
+//!   content of a recycled segment for new frames.
+//! * The store id must stay secret. A client that knew it could put a whole frame into a record,
+//!   and a later recovery could read it as a frame.
+//! * `synced` is the last position that was durable when the frame was written. A reader that finds
+//!   such a frame after a broken one knows that the break is damage and not a torn tail.
+//!
+//! Frames follow each other without padding, so a frame may begin in a sector whose first part is
+//! already durable. The log relies on the device to keep those bytes when it loses power while it
+//! rewrites the sector with the same leading bytes. SQLite makes the same assumption by default
+//! ("powersafe overwrite").
 
 use crate::limits;
 
 pub(crate) const HEADER_BYTES: usize = 56;
-/// Where the store's number stands in a frame.
+/// Offset of the store id in a frame.
 pub(crate) const STORE_AT: usize = 16;
 
-/// Where a frame stands.
+/// The place that a frame was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) segment: u64,
@@ -30,7 +36,7 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
-/// A frame whose checksum and place are right.
+/// A frame whose checksum and place are correct.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<'a> {
     pub(crate) first: u64,
@@ -69,14 +75,14 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-/// Appends a record as it stands in a frame.
+/// Appends a record in the encoding of a frame.
 pub(crate) fn push(buffer: &mut Vec<u8>, record: &[u8]) {
     // Cannot truncate: a record is at most limits::RECORD_BYTES_MAX.
     buffer.extend_from_slice(&(record.len() as u32).to_le_bytes());
     buffer.extend_from_slice(record);
 }
 
-/// Fills in the header of a frame; `frame` begins with [`HEADER_BYTES`] of any content.
+/// Fills in the header of a frame. The first [`HEADER_BYTES`] of `frame` are overwritten.
 pub(crate) fn seal(frame: &mut [u8], place: Place, first: u64, synced: u64, count: u32) {
     // Cannot truncate: a frame is no larger than a segment, at most limits::SEGMENT_FILE_BYTES_MAX.
     let len = (frame.len() as u32).to_le_bytes();
@@ -114,7 +120,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, u64::from_le_bytes)
 }
 
-/// Whether these bytes begin like a frame of this place, broken or not.
+/// Whether these bytes begin with the header of a frame of this place, intact or not.
 pub(crate) fn begins(bytes: &[u8], place: Place) -> bool {
     bytes.len() >= HEADER_BYTES
         && u64_at(bytes, 24) == place.offset
@@ -122,7 +128,7 @@ pub(crate) fn begins(bytes: &[u8], place: Place) -> bool {
         && u64_at(bytes, 8) == place.segment
 }
 
-/// Where the frame that `bytes` begins with says that it stands.
+/// The place that the frame header at the start of `bytes` claims.
 pub(crate) fn claimed_place(bytes: &[u8]) -> Option<Place> {
     (bytes.len() >= HEADER_BYTES).then(|| Place {
         segment: u64_at(bytes, 8),
@@ -131,7 +137,7 @@ pub(crate) fn claimed_place(bytes: &[u8]) -> Option<Place> {
     })
 }
 
-/// The frame that `bytes` begins with, if it is whole and stands where it says.
+/// Decodes the frame at the start of `bytes` if it is intact and belongs to `place`.
 pub(crate) fn parse(bytes: &[u8], place: Place) -> Option<Frame<'_>> {
     if !begins(bytes, place) {
         return None;
@@ -152,7 +158,8 @@ pub(crate) fn parse(bytes: &[u8], place: Place) -> Option<Frame<'_>> {
         bytes: len,
         records: &bytes[HEADER_BYTES..],
     };
-    // Beyond the checksum only a fault of the writer is left: no field of it is followed blindly.
+    // With a correct checksum only a bug of the writer can make these fields invalid. They are
+    // checked all the same.
     if first == 0
         || count == 0
         || count > limits::FRAME_RECORDS_MAX
@@ -185,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_gives_back_its_records() {
+    fn frame_returns_its_records() {
         let bytes = frame(&[b"one", b"", b"three"]);
         let parsed = parse(&bytes, PLACE).expect("a whole frame");
         assert_eq!(
@@ -199,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_of_no_other_place() {
+    fn frame_is_rejected_at_another_place() {
         let bytes = frame(&[b"one"]);
         for other in [
             Place {
@@ -217,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_and_no_missing_byte_goes_unseen() {
+    fn flipped_bit_or_missing_byte_is_detected() {
         let bytes = frame(&[b"one", b"two"]);
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
@@ -230,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_does_not_make_a_lying_count_true() {
+    fn wrong_count_with_valid_checksum_is_rejected() {
         for count in [0, 1, 3, u32::MAX] {
             let mut bytes = frame(&[b"one", b"two"]);
             seal(&mut bytes, PLACE, 5, 4, count);

@@ -1,7 +1,7 @@
-//! Every file of a journal, looked at and judged, for a tool that tells a person.
+//! Examines every file of a log, for tools such as `statehouse doctor`.
 //!
-//! Enters: a directory, also one that another process writes to or one that refuses to open. Leaves:
-//! a verdict per file and what opening would say. It changes nothing.
+//! The directory may belong to a running process or to a log that refuses to open. The result is a
+//! verdict per file and the outcome of opening. Nothing is changed.
 
 use std::fmt;
 
@@ -15,65 +15,66 @@ use crate::segment::{Frames, Header, HeaderFault, Magic};
 use crate::snapshot::{self, Fault};
 use statehouse_protocol::LogPosition;
 
-/// What a directory holds.
+/// The result of [`inspect`].
 #[derive(Debug)]
 pub struct Report {
-    /// Every file, by name.
+    /// Every file, sorted by name.
     pub files: Vec<FileReport>,
-    /// What opening would read, or why it would refuse.
+    /// The positions that opening would read, or the error with which it would fail.
     pub opening: Result<Range, Error>,
 }
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileReport {
-    /// Its name.
+    /// The name of the file.
     pub name: String,
-    /// What its name says.
+    /// The kind of file according to its name.
     pub kind: Kind,
-    /// Its length.
+    /// The length of the file.
     pub bytes: u64,
-    /// Segment: its first record. Snapshot: where it begins.
+    /// Segment: its first record. Snapshot: the position at which it began.
     pub first: Option<LogPosition>,
-    /// Segment: its last readable record. Snapshot: from where on it is complete.
+    /// Segment: its last readable record. Snapshot: the position at which it is consistent.
     pub last: Option<LogPosition>,
-    /// When it was created.
+    /// When the file was created.
     pub created_ms: Option<u64>,
-    /// What was found.
+    /// The condition of the file.
     pub verdict: Verdict,
 }
 
-/// What was found in a file.
+/// The condition of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every byte is what was written.
+    /// Every byte is as written.
     Clean,
-    /// The last segment ends in a write that a crash ended. Nobody was told of it.
+    /// The last segment ends in an interrupted write, which was never acknowledged.
     TornTail {
-        /// Where it begins.
+        /// The offset at which the write begins.
         offset: u64,
     },
-    /// Something that was written is not there.
+    /// Written data is missing or changed.
     Damaged {
         /// The first byte that cannot be trusted.
         offset: u64,
         /// What is wrong.
         reason: String,
-        /// Records that were durable once and cannot be read, as far as is known.
+        /// The known number of durable records that cannot be read.
         lost_records: Option<u64>,
     },
-    /// Of a later version.
+    /// A later version wrote the file.
     UnknownFormat {
-        /// Its format.
+        /// The format number.
         format: u16,
     },
-    /// Whole, but too old for anything to begin with: what an ended clean-up left.
+    /// Intact but too old: no state leads to it. An interrupted removal of history leaves such
+    /// files.
     Stale,
-    /// Ready for use; what it holds has no meaning.
+    /// A spare segment. Its content has no meaning.
     Spare,
-    /// Left over from a write that a crash ended; it goes at the next start.
+    /// An incomplete file that a crash left. The next start removes it.
     Leftover,
-    /// None of the journal's.
+    /// Not a file of the log.
     Foreign,
 }
 
@@ -84,7 +85,7 @@ impl fmt::Display for Verdict {
             Self::TornTail { offset } => {
                 write!(
                     f,
-                    "torn tail at byte {offset}: the last write was not finished, and nobody was told of it"
+                    "torn tail at byte {offset}: the last write was interrupted and never acknowledged"
                 )
             }
             Self::Damaged {
@@ -105,18 +106,21 @@ impl fmt::Display for Verdict {
             Self::UnknownFormat { format } => {
                 write!(f, "format {format}, which this version cannot read")
             }
-            Self::Stale => write!(f, "stale: nothing needs it"),
+            Self::Stale => write!(f, "stale: no snapshot leads to it"),
             Self::Spare => write!(f, "spare"),
-            Self::Leftover => write!(f, "left over from an unfinished write"),
-            Self::Foreign => write!(f, "not part of the journal"),
+            Self::Leftover => write!(
+                f,
+                "incomplete file of an interrupted write; the next start removes it"
+            ),
+            Self::Foreign => write!(f, "not a file of the log"),
         }
     }
 }
 
-/// Nobody listens: only the reading counts.
-struct Nobody;
+/// A sink that discards everything.
+struct Discard;
 
-impl Sink for Nobody {
+impl Sink for Discard {
     fn reset(&mut self) {}
 
     fn block(&mut self, _: &[u8]) -> Result<(), String> {
@@ -128,10 +132,10 @@ impl Sink for Nobody {
     }
 }
 
-/// Looks at every file of a journal. Files that another process writes to at this moment may look torn.
+/// Examines every file of a log. Files that another process is writing may look torn.
 ///
 /// # Errors
-/// [`Error::Io`] where the directory cannot be listed; what is wrong with a file stands in the report.
+/// [`Error::Io`] if the directory cannot be listed. Problems with single files are in the report.
 pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     let mut names = disk
         .list()
@@ -143,7 +147,7 @@ pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     let last = names.iter().rfind(is_segment).cloned();
     for name in names {
         let is_last = last.as_ref() == Some(&name);
-        // A file that is gone by now was recycled or finished meanwhile.
+        // A file that does not exist any more was recycled or renamed since the list was read.
         if let Some(report) = file_report(disk, name, is_last, &mut content) {
             files.push(report);
         }
@@ -151,7 +155,7 @@ pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     judge_together(&mut files);
     Ok(Report {
         files,
-        opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Nobody),
+        opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Discard),
     })
 }
 
@@ -210,7 +214,7 @@ fn file_report(
                     if header.position == position {
                         Verdict::Clean
                     } else {
-                        damaged(0, "it has another's name")
+                        damaged(0, "its header belongs to a file of another name")
                     }
                 }
                 Err(Fault::Format(format)) => Verdict::UnknownFormat { format },
@@ -224,7 +228,7 @@ fn file_report(
 
 fn header_verdict(fault: HeaderFault) -> Verdict {
     match fault {
-        HeaderFault::Damaged => damaged(0, "its header is not what was written"),
+        HeaderFault::Damaged => damaged(0, "its header is damaged"),
         HeaderFault::Format(format) => Verdict::UnknownFormat { format },
     }
 }
@@ -247,21 +251,22 @@ fn newest(report: &mut FileReport, content: &[u8]) -> Verdict {
             report.created_ms = Some(header.created_ms);
             Verdict::Clean
         }
-        // A crash while it was created.
+        // A crash interrupted the creation of the file.
         Ok(None) if content.iter().all(|&byte| byte == 0) => Verdict::Leftover,
-        Ok(None) => damaged(0, "it is not what was written"),
+        Ok(None) => damaged(0, "no record in it is intact"),
         Err(format) => Verdict::UnknownFormat { format },
     }
 }
 
-/// `is_last`: nothing but its length says where its records ended.
+/// Examines a segment. The length in the header is compared only for the last segment (`is_last`);
+/// the next segment shows where the records of any other one end.
 fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
     let header = match Header::decode(content, Magic::Segment) {
         Ok(header) => header,
         Err(fault) => return header_verdict(fault),
     };
     if report.kind != Kind::Segment(header.number) {
-        return damaged(0, "it has another's name");
+        return damaged(0, "its header belongs to a file of another name");
     }
     report.first = Some(LogPosition(header.position));
     report.created_ms = Some(header.created_ms);
@@ -271,7 +276,7 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
         let offset = frames.offset as u64;
         let Some(frame) = frames.next() else { break };
         if frame.first != next {
-            return damaged(offset, "its records have the wrong numbers");
+            return damaged(offset, "the positions of its records are not consecutive");
         }
         next = frame.last() + 1;
         report.last = Some(LogPosition(next - 1));
@@ -283,14 +288,13 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
     if let Some(at) = rest.moved {
         return damaged(
             offset,
-            format!("a frame that stands at byte {at} was written elsewhere"),
+            format!("the frame at byte {at} was written to another offset"),
         );
     }
     if rest.synced >= next {
         return Verdict::Damaged {
             offset,
-            reason: "a frame is not what was written, and a later one says that it was durable"
-                .to_owned(),
+            reason: "a frame is damaged, and a later frame declares it durable".to_owned(),
             lost_records: Some(rest.synced - next + 1),
         };
     }
@@ -301,13 +305,13 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
     }
 }
 
-/// What one file says of another: where a segment ends, the next begins.
+/// Checks files against each other: a segment must reach the beginning of the next one.
 fn judge_together(files: &mut [FileReport]) {
     let reach = |file: &FileReport| {
         file.last
             .or(file.first.map(|first| LogPosition(first.0 - 1)))
     };
-    // The oldest state to begin with: the beginning itself, or the oldest snapshot that is whole.
+    // The oldest available state: the empty beginning, or the oldest intact snapshot.
     let begins = files
         .iter()
         .any(|file| matches!(file.kind, Kind::Segment(_)) && file.first == Some(LogPosition(1)));
@@ -349,7 +353,7 @@ fn judge_together(files: &mut [FileReport]) {
                     Verdict::TornTail { offset } => offset,
                     _ => files[at].bytes,
                 },
-                reason: format!("its records end at {end}, and went on once"),
+                reason: format!("its records end at {end}, but later records were durable"),
                 lost_records: Some(known - 1 - end),
             };
         } else if files[at].verdict == Verdict::Clean

@@ -1,6 +1,7 @@
-//! A durable log of opaque records: group commit, recycled segments, snapshots, recovery.
+//! The write-ahead log: a durable log of opaque records with group commit, recycled segments,
+//! snapshots and recovery. `host/docs/journal-format.md` describes the files.
 //!
-//! Records go in, positions come out; what a record means is for others to know. The path of a record:
+//! The crate does not interpret records. The path of a record:
 //!
 //! ```text
 //! append ─ pending ── log ─────── segment ─ disk
@@ -9,21 +10,27 @@
 //!          leaf lock  one sync    frames    one
 //! ```
 //!
-//! * `pending`: what is appended and not yet written. It does no I/O.
-//! * [`Log`]: writes it as one `frame`, syncs, publishes. No threads: a test can drive it.
-//! * [`Journal`]: a log with its threads. One commit per wake-up. Appenders never wait for the
-//!   disk; a caller that adds much asks first whether the log is behind.
-//! * `upkeep`: spare segments made ready, snapshots taken; `retention`: history let go; `budget`:
-//!   how the disk is divided.
-//! * `newest`: which segment is the newest, so that a missing one is recognized.
-//! * `survey` and `recovery`: the newest whole snapshot and the log behind it, or a refusal in words; [`read`] does the
-//!   same for tools, beside a process that writes. `settle` makes durable what was read.
-//! * [`inspect`]: looks at every file and judges it. [`DiskUse`]: adds up what the files take.
-//! * [`Disk`] and [`File`]: the seam to the file system.
+//! * `pending` holds records that are appended and not yet written. It does no I/O.
+//! * [`Log`] writes them as one `frame`, syncs and publishes the position. It has no threads, so
+//!   that tests can drive it.
+//! * [`Journal`] is a log with its threads, which commit once per wake-up. Appenders never wait for
+//!   the disk; a caller that appends much must first ask whether the log is behind.
+//! * `notifier` reports positions that became durable.
+//! * `upkeep` prepares spare segments and takes snapshots. `retention` removes history. `budget`
+//!   divides the disk.
+//! * `newest` records which segment is the newest, so that a missing one is recognized.
+//! * `survey` and `recovery` read the newest intact snapshot and the log after it, or fail with a
+//!   reason. [`read`] does the same for tools while another process writes. `reopen` makes durable
+//!   what was read.
+//! * [`inspect`] examines every file. [`DiskUse`] adds up the space that the files take.
+//! * [`Disk`] and [`File`] are the interface to the file system.
 //!
-//! What was reported durable is there after any crash, byte for byte, and the records that survive
-//! are a prefix of those appended. What was durable and cannot be read refuses to open. An error of a
-//! write or a sync is final.
+//! Invariants:
+//!
+//! * Records that were reported durable must survive every crash unchanged, and the surviving
+//!   records are a prefix of the appended ones.
+//! * A log whose durable records cannot all be read must refuse to open.
+//! * An error of a write or a sync is final. Nothing may be reported durable after it.
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -36,17 +43,18 @@ mod inspect;
 pub mod limits;
 mod log;
 mod newest;
+mod notifier;
 mod options;
 mod pending;
 mod recovery;
+mod reopen;
 mod retention;
 mod segment;
-mod settle;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod snapshot;
 mod survey;
-mod teller;
+
 #[cfg(test)]
 mod tests;
 mod upkeep;

@@ -1,11 +1,14 @@
-//! The log itself, without a thread: append, write, sync, publish.
+//! The log without its threads: append, write, sync, publish.
 //!
-//! Enters: groups of records, and calls from whoever drives it: the threads of [`crate::Journal`],
-//! or a test. Leaves: positions, and bytes on the disk. It calls nobody while its buffer is locked and
-//! never syncs under that lock.
+//! The threads of [`crate::Journal`], or a test, drive it. Input is groups of records; output is
+//! log positions and bytes on the disk.
 //!
-//! Architecture invariant: locks are taken in the order tail, catalogue, pending; appenders take the
-//! last one only.
+//! Invariants:
+//!
+//! * Locks must be taken in the order tail, catalogue, pending. Appenders take only the last one.
+//!   Another order can deadlock.
+//! * The log must never sync or call a callback while it holds the pending lock, because appenders
+//!   would then wait for the disk.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,35 +24,35 @@ use crate::limits;
 use crate::options::{Durability, Options};
 use crate::pending::Pending;
 use crate::recovery::{self, Recovered, Sink};
+use crate::reopen;
 use crate::segment::{HEADER_BYTES, Header, Magic, StoreId};
-use crate::settle;
 use statehouse_protocol::LogPosition;
 
-/// What opening found.
+/// What [`Log::open`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// There was nothing: the journal is new.
+    /// True if the directory held no log, so that a new one was created.
     pub fresh: bool,
-    /// The last record.
+    /// The position of the last record.
     pub position: LogPosition,
-    /// The snapshot that was read; [`LogPosition::NONE`] where there was none.
+    /// The position of the snapshot that was read, or [`LogPosition::NONE`] if there was none.
     pub base: LogPosition,
-    /// Records that were replayed behind it.
+    /// Number of records that were replayed after the snapshot.
     pub records: u64,
-    /// Bytes of log behind it.
+    /// Bytes of frames that were replayed after the snapshot.
     pub bytes: u64,
-    /// The journal was closed properly.
+    /// True if the previous process closed the log with [`Log::close`].
     pub clean: bool,
-    /// A write that was never acknowledged was found half done, and dropped.
+    /// True if the log ended in an incomplete write. It was never acknowledged and was dropped.
     pub torn: bool,
-    /// Snapshots that were damaged and put aside, and what is wrong with them.
+    /// Damaged snapshots, which were renamed, with the reason for each.
     pub damaged_snapshots: Vec<(LogPosition, String)>,
 }
 
-/// Somebody who is told.
+/// A callback that may run on any thread.
 pub(crate) type Hook<T> = Box<dyn Fn(&T) + Send + Sync>;
 
-/// A log of records on a disk. All methods take `&self`: it is shared between threads.
+/// A log of records on a disk. All methods take `&self`, so that threads can share it.
 pub struct Log {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) options: Options,
@@ -57,35 +60,35 @@ pub struct Log {
     tail: Mutex<Tail>,
     pub(crate) catalogue: Mutex<Catalogue>,
     pending: Mutex<Pending>,
-    /// There is something to write, or the log is to end.
+    /// Signalled when there are records to write or the log is closing.
     pub(crate) work: Condvar,
     /// Bytes that are appended and not yet written.
     unwritten_bytes: AtomicUsize,
     appended: AtomicU64,
-    /// Bytes of records that were ever appended by this process …
+    /// Bytes of records that this process has appended.
     pub(crate) appended_bytes: AtomicU64,
-    /// … and from how many on clients that write should wait, or must be refused (see
-    /// [`crate::Room`]).
+    /// Values of `appended_bytes` from which clients that write should wait (`wait_at_bytes`) or
+    /// must be refused (`refuse_at_bytes`). See [`crate::Room`].
     pub(crate) wait_at_bytes: AtomicU64,
     pub(crate) refuse_at_bytes: AtomicU64,
-    /// State may not grow, however short the log is.
+    /// True if the disk is too small for more state, regardless of the length of the log.
     pub(crate) is_short: AtomicBool,
-    /// How long the log may grow before a snapshot, for the room on the disk.
+    /// Length of the log at which the disk budget requires a snapshot.
     pub(crate) snapshot_after_max: AtomicU64,
-    /// What the snapshot that is being written has taken from the disk.
+    /// Bytes that the snapshot in progress has taken from the disk.
     pub(crate) temporary_bytes: Arc<AtomicU64>,
     pub(crate) state_bytes: Mutex<StateBytes>,
     durable: AtomicU64,
     released: AtomicU64,
-    /// Room left in the current segment.
+    /// Free bytes in the current segment.
     pub(crate) tail_bytes: AtomicU64,
-    /// What the disk had free when it was last asked.
+    /// Free bytes of the disk when they were last read.
     pub(crate) free_bytes: AtomicU64,
-    /// Bytes of segments at hand.
+    /// Bytes of the spare segments.
     pub(crate) spare_bytes: AtomicU64,
-    /// Length of the last snapshot.
+    /// Length of the newest snapshot.
     pub(crate) snapshot_bytes: AtomicU64,
-    /// Bytes of frames ever written by this process, and as of the last snapshot.
+    /// Bytes of frames that this process has written, in total and when the newest snapshot began.
     pub(crate) written_bytes: AtomicU64,
     pub(crate) snapshot_at_bytes: AtomicU64,
     pub(crate) snapshotting: Arc<AtomicBool>,
@@ -94,37 +97,38 @@ pub struct Log {
     pub(crate) on_failure: OnceLock<Hook<Failure>>,
 }
 
-/// How large the state is, as far as the source of snapshots says.
+/// The size of the state, as reported by the snapshot source.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StateBytes {
     pub(crate) now: Option<u64>,
-    /// How much was appended when the source was asked.
+    /// The value of `appended_bytes` when the source was asked.
     pub(crate) asked_at: u64,
-    /// When the newest snapshot of this process was begun.
+    /// The size of the state when the newest snapshot of this process began.
     pub(crate) at_snapshot: Option<u64>,
 }
 
-/// Where the log is written.
+/// The segment that is being written.
 struct Tail {
     file: Arc<dyn File>,
     header: Header,
     bytes: u64,
     offset: u64,
-    /// The last position that is written.
+    /// The last position that was written.
     written: u64,
-    /// Written and not synced.
+    /// True if there are written bytes that are not synced.
     dirty: bool,
-    /// A buffer to swap for the appenders'.
+    /// An empty buffer that replaces the appenders' buffer at the next write.
     spare: Vec<u8>,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves nothing half done under any of these locks.
+    // A panic under any of these locks leaves no state half changed, so poisoning is ignored.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A group is one frame at least, and no reader takes one of more records. Groups that share a frame have fewer: each
-/// record takes 4 bytes of a segment that is not longer than [`limits::SEGMENT_BYTES_MAX`].
+/// Checks that a group fits one frame. A group must not span frames, and readers reject a frame with
+/// more records. Frames of several groups hold fewer records: each takes at least 4 bytes of a
+/// segment, and segments have at most [`limits::SEGMENT_BYTES_MAX`] bytes.
 pub(crate) fn check_count(records: usize) -> Result<(), Error> {
     if records > limits::FRAME_RECORDS_MAX as usize {
         return Err(Error::TooMany {
@@ -135,17 +139,18 @@ pub(crate) fn check_count(records: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// What became of an attempt to write.
+/// The outcome of an attempt to write.
 enum Step {
     Done,
     Rotate(u64),
 }
 
 impl Log {
-    /// Opens a journal, or begins one where there is none, and hands its state to `sink`.
+    /// Opens the log, or creates it if the directory holds none, and passes its state to `sink`.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where anything is missing that was durable once: then nothing was changed.
+    /// [`Error::Damaged`] if data is missing that was durable before. Nothing is changed in this
+    /// case.
     pub fn open(
         disk: Arc<dyn Disk>,
         options: Options,
@@ -154,7 +159,7 @@ impl Log {
     ) -> Result<(Self, Opened), Error> {
         let options = options.bounded().fitted(disk_bytes(&*disk)?);
         let recovered = recovery::recover(&*disk, sink)?;
-        // What the last process renamed and did not sync counts from here on.
+        // The previous process may have renamed files without a sync of the directory.
         disk.sync_directory()
             .map_err(Error::io("sync", "the data directory"))?;
         let Some(recovered) = recovered else {
@@ -163,8 +168,8 @@ impl Log {
             return Ok((log, Opened::fresh()));
         };
         let opened = Opened::of(&recovered);
-        let mut catalogue = settle::settle(&*disk, options.segment_bytes, now_ms, &recovered)?;
-        // A last segment without a record is replaced: opening often makes no more files.
+        let mut catalogue = reopen::prepare(&*disk, options.segment_bytes, now_ms, &recovered)?;
+        // A last segment without records is replaced, so that repeated starts do not add files.
         let empty = recovered.end_offset == HEADER_BYTES;
         if empty {
             catalogue.segments.pop_back();
@@ -185,7 +190,7 @@ impl Log {
         Ok((log, opened))
     }
 
-    /// Begins a journal whose first record is the one behind `position`.
+    /// Creates a log whose first record is the one after `position`.
     pub(crate) fn begin(
         disk: Arc<dyn Disk>,
         options: Options,
@@ -193,7 +198,7 @@ impl Log {
         position: u64,
         now_ms: u64,
     ) -> Result<Self, Error> {
-        // A start that a crash ended left spares and temporary files only.
+        // A crash during an earlier creation can leave only spares and temporary files.
         let catalogue = Catalogue::cleared(&*disk, options.segment_bytes, now_ms)?;
         Self::assemble(disk, options, store, catalogue, 1, position, now_ms)
     }
@@ -269,20 +274,23 @@ impl Log {
         Ok(log)
     }
 
-    /// Appends a group, all of which survives or nothing, and returns the position of its last
-    /// record. It does no I/O and never waits: callers hold locks that other clients need. A caller that
-    /// adds much must ask [`Log::is_behind`] before it takes those locks.
+    /// Appends a group of records and returns the position of its last record. Either the whole
+    /// group survives a crash or none of it.
+    ///
+    /// The method does no I/O and never waits, because callers hold locks that other clients need.
+    /// A caller that appends much must call [`Log::is_behind`] before it takes those locks.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
+    /// [`Error::TooLarge`] or [`Error::TooMany`]; nothing was appended in this case.
     pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, false)
     }
 
-    /// Like [`Log::append`], for what may not leave before it is on disk, whatever the mode.
+    /// Like [`Log::append`], but the group is not released before it is durable, in any durability
+    /// mode.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::TooMany`]; then nothing was appended.
+    /// [`Error::TooLarge`] or [`Error::TooMany`]; nothing was appended in this case.
     pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, true)
     }
@@ -326,25 +334,25 @@ impl Log {
         Ok(LogPosition(last))
     }
 
-    /// The last record that was appended.
+    /// The position of the last appended record.
     #[must_use]
     pub fn appended(&self) -> LogPosition {
         LogPosition(self.appended.load(Ordering::Acquire))
     }
 
-    /// Everything up to here is on disk.
+    /// The last durable position.
     #[must_use]
     pub fn durable(&self) -> LogPosition {
         LogPosition(self.durable.load(Ordering::Acquire))
     }
 
-    /// What was done because of records up to here may be told.
+    /// The last released position: the effects of records up to here may be sent to clients.
     #[must_use]
     pub fn released(&self) -> LogPosition {
         LogPosition(self.released.load(Ordering::Acquire))
     }
 
-    /// Why nothing becomes durable any more.
+    /// The failure that ended the log, if any. Nothing becomes durable after it.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.get()
@@ -353,16 +361,16 @@ impl Log {
     /// Writes everything that is appended, without a sync.
     ///
     /// # Errors
-    /// A full disk ([`Error::is_full`]) leaves the log as it was: try again later. Any other error is
-    /// for good.
+    /// If the disk is full ([`Error::is_full`]), the log is unchanged and the caller may retry. Any
+    /// other error is final.
     pub fn write(&self) -> Result<(), Error> {
         self.write_tail(&mut locked(&self.tail))
     }
 
-    /// Makes durable what is written, and publishes it.
+    /// Makes everything that is written durable, and publishes the new position.
     ///
     /// # Errors
-    /// Any error is for good: it is not known what is on disk.
+    /// Every error is final, because it is unknown what is on the disk.
     pub fn sync(&self) -> Result<LogPosition, Error> {
         let mut tail = locked(&self.tail);
         self.sync_tail(&mut tail)?;
@@ -389,7 +397,7 @@ impl Log {
         }
     }
 
-    /// Writes what fits the current segment.
+    /// Writes as many pending groups as fit the current segment.
     fn write_step(&self, tail: &mut Tail) -> Result<Step, Error> {
         self.check()?;
         let room = tail.bytes.saturating_sub(tail.offset);
@@ -409,7 +417,7 @@ impl Log {
             return Ok(Step::Done);
         };
         let place = tail.header.place(tail.offset as usize);
-        // Cannot truncate: every record of a frame has 4 bytes at least.
+        // Cannot truncate: every record takes at least 4 bytes of the frame.
         let count = (taken.last - taken.first + 1) as u32;
         frame::seal(
             &mut taken.frame,
@@ -432,14 +440,14 @@ impl Log {
         taken.frame.clear();
         taken.frame.shrink_to(limits::BUFFER_KEPT_BYTES_MAX);
         tail.spare = taken.frame;
-        // What is left did not fit.
+        // The remaining groups did not fit the segment.
         Ok(more.map_or(Step::Done, Step::Rotate))
     }
 
-    /// Goes on in another segment with room for a frame of `bytes`.
+    /// Continues in another segment that has room for a frame of `bytes`.
     fn rotate(&self, tail: &mut Tail, bytes: u64) -> Result<(), Error> {
         self.check_place()?;
-        // A segment's header says that everything before it is durable.
+        // The header of a segment states that everything before it is durable.
         self.sync_tail(tail)?;
         let mut catalogue = locked(&self.catalogue);
         let header = Header {
@@ -489,10 +497,11 @@ impl Log {
             tail.file
                 .sync()
                 .map_err(|error| self.fail("sync", name(), &error))?;
-            // Nothing is acknowledged that is in no directory.
+            // Records in a file without a name would be lost with its handle, so they must not be
+            // acknowledged.
             let is_linked = tail.file.is_linked();
             if !is_linked.map_err(|error| self.fail("look at", name(), &error))? {
-                let removed = "it was removed or replaced while this process wrote to it";
+                let removed = "the file was removed or replaced while this process wrote to it";
                 return Err(self.fail("write to", name(), &io::Error::other(removed)));
             }
             tail.dirty = false;
@@ -503,7 +512,7 @@ impl Log {
 
     fn publish(&self, durable: u64) {
         let mut pending = locked(&self.pending);
-        pending.settle(durable);
+        pending.drop_durable(durable);
         self.durable.store(durable, Ordering::Release);
         let released = match self.options.durability {
             Durability::Always => durable,
@@ -512,14 +521,14 @@ impl Log {
         self.released.store(released, Ordering::Release);
     }
 
-    /// Nothing more is written once something failed.
+    /// Returns the failure if the log has failed. Nothing is written after a failure.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.failure
             .get()
             .map_or(Ok(()), |failure| Err(Error::Failed(failure.clone())))
     }
 
-    /// Fails for good if the directory is not this process's alone any more.
+    /// Fails permanently if the directory was removed, replaced or unlocked.
     pub(crate) fn check_place(&self) -> Result<(), Error> {
         let directory = "the data directory";
         match self.disk.displaced() {
@@ -532,7 +541,7 @@ impl Log {
         }
     }
 
-    /// Fails for good, and tells whoever asked to be told.
+    /// Fails permanently and calls the failure callback.
     pub(crate) fn fail(&self, operation: &'static str, file: String, error: &io::Error) -> Error {
         self.fail_for(Failure {
             operation,
@@ -542,7 +551,7 @@ impl Log {
         })
     }
 
-    /// Fails for good: one of its threads is no more.
+    /// Fails permanently because a thread of the log panicked.
     pub(crate) fn fail_by_panic(&self, thread: &str) {
         self.fail_for(Failure {
             operation: "run",
@@ -554,7 +563,7 @@ impl Log {
 
     fn fail_for(&self, failure: Failure) -> Error {
         if self.failure.set(failure.clone()).is_ok() {
-            tracing::error!(%failure, "the journal failed");
+            tracing::error!(%failure, "the write-ahead log failed; nothing becomes durable any more");
             locked(&self.pending).fail();
             self.unwritten_bytes.store(0, Ordering::Release);
             self.work.notify_all();
@@ -569,14 +578,14 @@ impl Log {
         self.unwritten_bytes.load(Ordering::Acquire)
     }
 
-    /// Whether more is unwritten than [`limits::BUFFERED_BYTES_MAX`]. Whoever adds to it should wait, outside of every
-    /// lock, until the disk has caught up.
+    /// Whether more than [`limits::BUFFERED_BYTES_MAX`] bytes are unwritten. A caller that appends
+    /// should then wait for the disk, without holding a lock.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.unwritten_bytes() > limits::BUFFERED_BYTES_MAX
     }
 
-    /// How many segments have been taken into use.
+    /// How many segments this process has started since it opened the log.
     pub(crate) fn segments(&self) -> u64 {
         self.segments.load(Ordering::Acquire)
     }
@@ -585,8 +594,8 @@ impl Log {
         locked(&self.pending)
     }
 
-    /// Writes and syncs everything and marks the journal closed, so that at the next start a log
-    /// that ends earlier is known to be damaged. Nothing should be appended after it.
+    /// Writes and syncs everything, then records the clean close. At the next start, a log that
+    /// ends before this position is recognized as damaged. Nothing should be appended afterwards.
     ///
     /// # Errors
     /// As [`Log::commit`].
@@ -606,7 +615,8 @@ impl Log {
             self.disk.rename(files::CLOSED_TEMPORARY, files::CLOSED)?;
             self.disk.sync_directory()
         };
-        // No failure of the log: everything is on disk, only the extra check is missing.
+        // An error here is not a failure of the log: all records are durable, only the extra check
+        // is missing.
         write().map_err(Error::io("write", files::CLOSED))
     }
 }

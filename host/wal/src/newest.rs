@@ -1,15 +1,19 @@
-//! The file `newest`: which segment is the newest, and a position up to which the log was durable.
+//! The file `newest`: the number of the newest segment, and a position up to which the log was
+//! durable.
 //!
-//! Without it a removed newest segment would look like a log that ends one segment earlier. Each segment is recorded
-//! here durably after its name is durable and before its first frame is written: so a crash never leaves a recorded
-//! segment without its file, and no acknowledged record is in a segment that is not recorded.
+//! Without this file, a removed newest segment would look like a log that ends one segment earlier.
+//!
+//! Invariant: each segment must be recorded here durably after its name is durable and before its
+//! first frame is written. So a crash never leaves a recorded segment without its file, and no
+//! acknowledged record is in a segment that is not recorded.
 //!
 //! ```text
-//! 0    header with magic SHNW: newest segment of even number | zeros
-//! 512  the same for odd numbers                              | zeros
+//! 0    header with magic SHNW: the newest segment with an even number | zeros
+//! 512  the same for odd numbers                                       | zeros
 //! ```
 //!
-//! Each header is in a sector of its own: a torn write of one leaves the other, which names the segment before.
+//! Each header has a sector of its own: a torn write of one leaves the other, which names the
+//! previous segment.
 
 use std::io;
 use std::sync::Arc;
@@ -25,19 +29,19 @@ const FILE_BYTES: usize = 2 * SLOT_BYTES;
 /// The file, open for writing.
 pub(crate) struct Newest {
     file: Arc<dyn File>,
-    /// What was written last.
+    /// The header that was written last.
     last: Header,
 }
 
 impl Newest {
-    /// Opens the file, or creates it, and records a segment durably.
+    /// Opens or creates the file and records a segment durably.
     pub(crate) fn begin(disk: &dyn Disk, segment: Header) -> io::Result<Self> {
         let file = match disk.open(files::NEWEST) {
             Ok(file) if file.bytes()? == FILE_BYTES as u64 => file,
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {
                 let file = disk.create(files::NEWEST)?;
-                // Later writes neither allocate nor change its length.
+                // Allocates the whole file, so that later writes do not change its length.
                 file.write_at(&[0; FILE_BYTES], 0)?;
                 file
             }
@@ -53,7 +57,7 @@ impl Newest {
 
     /// Records durably that a segment exists.
     pub(crate) fn record(&mut self, segment: Header) -> io::Result<()> {
-        // A segment's header is durable only after everything before it.
+        // The header of a segment is durable only after all earlier records.
         self.write(Header {
             position: segment.position - 1,
             ..segment
@@ -61,8 +65,8 @@ impl Newest {
         self.file.sync()
     }
 
-    /// Records that the log is durable up to a position. The note itself is not synced: it narrows what damage can
-    /// hide, and nothing depends on it.
+    /// Records that the log is durable up to a position. The note is not synced. It only narrows
+    /// the damage that can go unnoticed.
     pub(crate) fn note(&mut self, position: u64) -> io::Result<()> {
         if position <= self.last.position {
             return Ok(());
@@ -81,7 +85,7 @@ impl Newest {
     }
 }
 
-/// What the content of the file says; `None` if no slot of it is whole.
+/// Decodes the content of the file. Returns `None` if no slot is intact.
 pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, u16> {
     let mut newest: Option<Header> = None;
     for slot in content.chunks(SLOT_BYTES) {
@@ -96,7 +100,7 @@ pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, u16> {
     Ok(newest)
 }
 
-/// Reads the file. If it is missing, damaged or half created, the log is read without it.
+/// Reads the file. If it is missing, damaged or incomplete, the log is read without it.
 pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     let file = match disk.open_read_only(files::NEWEST) {
         Ok(file) => file,

@@ -1,39 +1,42 @@
-//! How a journal is kept.
+//! The configuration of a log.
 
 use std::time::Duration;
 
 use crate::limits;
 
-/// When an append counts.
+/// When a record is released, so that its effects may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// What is released is on disk.
+    /// A record is released when it is durable.
     Always,
-    /// What is appended is released at once, urgent groups excepted, and reaches the disk within this time.
+    /// A record is released when it is appended and becomes durable within this time. Urgent groups
+    /// are released when they are durable.
     Interval(Duration),
 }
 
-/// How a journal is kept. Numbers out of their bounds are brought into them.
+/// The configuration of a log. Values outside their limits are clamped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// When an append counts. Default: [`Durability::Always`].
+    /// When records are released. Default: [`Durability::Always`].
     pub durability: Durability,
-    /// How long a commit waits for company. It saves flash: a commit of one small record costs a
-    /// whole block. Default: none; at most [`limits::COMMIT_DELAY_MS_MAX`].
+    /// How long a commit waits for more records. A delay reduces flash wear: a commit of one small
+    /// record writes a whole block. Default: none; at most [`limits::COMMIT_DELAY_MS_MAX`].
     pub commit_delay: Duration,
-    /// Length of a segment: at most a thirty-second of the disk. Default: 4 MiB.
+    /// Length of a segment, at most 1/32 of the disk. Default: 4 MiB.
     pub segment_bytes: u64,
-    /// A snapshot is due when the log behind the last one is longer than this, or than what history keeps anyway
-    /// ([`limits::SNAPSHOT_AFTER_BYTES_MAX`]) … Default: 8 MiB.
+    /// A snapshot is due when the log after the last one is longer than this and than
+    /// `snapshot_factor` allows. If history is kept, the minimum is higher
+    /// ([`limits::SNAPSHOT_AFTER_BYTES_MAX`]). Default: 8 MiB.
     pub snapshot_min_bytes: u64,
-    /// … and longer than this many times the last snapshot. Default: 2.
+    /// A snapshot is due when the log is longer than this multiple of the last snapshot. Default:
+    /// 2.
     pub snapshot_factor: u64,
-    /// How fast a snapshot is written. Default: 32 MiB/s; at least 64 KiB/s.
+    /// Bytes of a snapshot that are written per second. Default: 32 MiB; at least 64 KiB.
     pub snapshot_bytes_per_second: u64,
-    /// How much log and how many snapshots are kept beyond what recovery needs, at most a quarter of the disk, and none
-    /// where the room is needed. Default: 256 MiB.
+    /// Bytes of segments and snapshots that are kept beyond what recovery needs: at most a quarter
+    /// of the disk, and none if the space is needed. Default: 256 MiB.
     pub history_bytes: u64,
-    /// How old they may be. Default: a week.
+    /// Age up to which history is kept. Default: a week.
     pub history_ms: u64,
 }
 
@@ -53,7 +56,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With segments that fit a disk of this size.
+    /// Reduces the length of segments to fit a disk of this size.
     pub(crate) fn fitted(mut self, disk_bytes: u64) -> Self {
         let part = disk_bytes / limits::SEGMENT_DISK_PART;
         let whole = part - part % limits::SEGMENT_BYTES_MIN;

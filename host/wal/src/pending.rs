@@ -1,6 +1,7 @@
-//! What is appended and not yet written: the one place where appenders and the disk meet.
+//! Records that are appended and not yet written. This is the only state that appenders share with
+//! the threads that write to the disk.
 //!
-//! Enters: groups of records. Leaves: whole groups, as the body of a frame. It does no I/O, so that
+//! Input is groups of records; output is whole groups as the body of a frame. It does no I/O, so
 //! its lock is held for a copy at most.
 
 use std::collections::VecDeque;
@@ -14,26 +15,26 @@ struct Group {
     last: u64,
 }
 
-/// Records on their way to the disk. The buffer begins with room for a frame's header, so that a
-/// commit of all of it copies nothing.
+/// Appended records. The buffer begins with room for the header of a frame, so that a commit of the
+/// whole buffer copies nothing.
 pub(crate) struct Pending {
     buffer: Vec<u8>,
     groups: VecDeque<Group>,
     /// The position of the first record in the buffer.
     first: u64,
-    /// The last position that was given out.
+    /// The last position that was assigned.
     pub(crate) appended: u64,
     /// First and last position of urgent groups that are not durable yet.
     pub(crate) urgent: VecDeque<(u64, u64)>,
-    /// The I/O thread waits for work.
+    /// True while the writer thread waits for work.
     pub(crate) idle: bool,
-    /// The log failed: what is appended goes nowhere.
+    /// True after a failure of the log. Appended records are then discarded.
     pub(crate) failed: bool,
-    /// The I/O thread is to end once all is written.
+    /// True if the writer thread must end once everything is written.
     pub(crate) closing: bool,
 }
 
-/// The body of a frame, with room for its header in front.
+/// The body of a frame, with room for its header at the start.
 pub(crate) struct Taken {
     pub(crate) frame: Vec<u8>,
     pub(crate) first: u64,
@@ -80,12 +81,12 @@ impl Pending {
         self.appended
     }
 
-    /// Bytes of the frame of the next group alone.
+    /// Bytes of a frame that holds only the next group.
     pub(crate) fn next_frame_bytes(&self) -> Option<u64> {
         self.groups.front().map(|group| group.end as u64)
     }
 
-    /// Takes as many groups as fit a frame of `bytes_max`; `spare` becomes the buffer.
+    /// Takes as many groups as fit a frame of `bytes_max`. `spare` becomes the new buffer.
     pub(crate) fn take(&mut self, bytes_max: u64, mut spare: Vec<u8>) -> Option<Taken> {
         let fits = |group: &&Group| group.end as u64 <= bytes_max;
         let end = self.groups.iter().take_while(fits).last().copied()?;
@@ -109,15 +110,16 @@ impl Pending {
         })
     }
 
-    /// What may leave in interval mode: everything, but nothing from the first urgent group on.
+    /// The released position in interval mode: everything before the first urgent group that is not
+    /// durable.
     pub(crate) fn released(&self) -> u64 {
         self.urgent
             .front()
             .map_or(self.appended, |&(first, _)| first - 1)
     }
 
-    /// Drops what became durable.
-    pub(crate) fn settle(&mut self, durable: u64) {
+    /// Removes urgent groups that are durable.
+    pub(crate) fn drop_durable(&mut self, durable: u64) {
         while self
             .urgent
             .front()
@@ -127,7 +129,7 @@ impl Pending {
         }
     }
 
-    /// The log failed: nothing that is here will ever be durable.
+    /// Discards everything, because the log failed and nothing here can become durable.
     pub(crate) fn fail(&mut self) {
         self.failed = true;
         self.buffer = vec![0; frame::HEADER_BYTES];

@@ -1,10 +1,14 @@
-//! Reading a journal: the newest snapshot that is whole, and the log behind it.
+//! Recovery: reads the newest intact snapshot and the log after it.
 //!
-//! Enters: the files of a directory. Leaves: blocks and records in order, or the reason why not.
-//! It never skips anything: a gap in the numbers of segments or positions is damage, and so is a log
-//! that ends before a place that was durable once. What was durable once is told by witnesses: the
-//! `synced` field of later frames, the first position of later segments, the names and ends of
-//! snapshots, and the marker of a clean close. Only what no witness vouches for may be missing.
+//! Input is the files of a directory; output is blocks and records in order, or an error.
+//!
+//! Invariant: recovery must never skip a record that was durable, because clients have already seen
+//! its effects. A gap in the numbers of segments or positions is damage, and so is a log that ends
+//! before a position that was durable.
+//!
+//! A *witness* is evidence that the log was durable up to a position: the `synced` field of a later
+//! frame, the first position of a later segment, the name and footer of a snapshot, the file
+//! `newest`, and the marker of a clean close. Only records after the last witness may be missing.
 
 use std::io;
 use std::thread;
@@ -19,63 +23,65 @@ use crate::snapshot::{self, Fault};
 use crate::survey::{Chain, Link, SnapshotInfo, Survey, damage};
 use statehouse_protocol::LogPosition;
 
-/// Where a journal is read into.
+/// Receives the state that is read from a log.
 pub trait Sink {
-    /// Forget everything so far: another snapshot is tried.
+    /// Discards everything received so far, because reading starts again.
     fn reset(&mut self);
-    /// A block of the snapshot, in order.
+    /// Receives a block of the snapshot, in order.
     ///
     /// # Errors
-    /// Any text ends the reading.
+    /// Any message ends the reading.
     fn block(&mut self, block: &[u8]) -> Result<(), String>;
-    /// A record behind the beginning of the snapshot, in order. The blocks may have its effect already.
+    /// Receives a record after the position at which the snapshot began, in order. The blocks may
+    /// already contain its effect.
     ///
     /// # Errors
-    /// Any text ends the reading.
+    /// Any message ends the reading.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
 }
 
-/// Where to begin reading.
+/// The state at which reading begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// As early as there is a state to begin with.
+    /// The oldest state that is available.
     Oldest,
-    /// At the newest snapshot.
+    /// The newest snapshot.
     Newest,
-    /// At the newest snapshot from which the state just before this record can be reached.
+    /// The newest snapshot that leads to the state just before this record.
     Before(LogPosition),
 }
 
-/// What was read.
+/// The positions that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The beginning of the snapshot; [`LogPosition::NONE`] where it began with nothing.
+    /// The position at which the snapshot began, or [`LogPosition::NONE`] without a snapshot.
     pub base: LogPosition,
-    /// When that snapshot was taken, 0 where there was none.
+    /// The time at which the snapshot was taken, or 0 without a snapshot.
     pub base_ms: u64,
-    /// Only from here on is the state what it really was (a snapshot takes a while).
+    /// The position from which on the state is consistent. Before it, blocks of the snapshot may
+    /// contain effects of later records.
     pub complete: LogPosition,
-    /// The last record that was read, or the base where there was none.
+    /// The last record that was read, or the base if there was none.
     pub end: LogPosition,
 }
 
-/// What recovery found.
+/// The result of recovery.
 pub(crate) struct Recovered {
     pub(crate) store: StoreId,
     pub(crate) links: Vec<Link>,
     pub(crate) snapshots: Vec<SnapshotInfo>,
-    /// Snapshots that cannot be used, and why.
+    /// Snapshots that cannot be used, with the reason.
     pub(crate) damaged: Vec<(u64, String)>,
     pub(crate) range: Range,
-    /// Where the frames of the last segment end.
+    /// The offset at which the frames of the last segment end.
     pub(crate) end_offset: usize,
-    /// Up to where a witness vouches for the log.
+    /// The last position for which a witness exists.
     pub(crate) witness: u64,
-    /// Where the last clean close was, if there was one.
+    /// The position of the last clean close, if it was recorded.
     pub(crate) closed: Option<u64>,
     pub(crate) torn: bool,
     pub(crate) records: u64,
-    /// Bytes of frames behind the snapshot.
+    /// Bytes of the frames after the snapshot.
     pub(crate) bytes: u64,
 }
 
@@ -97,7 +103,7 @@ fn usable(disk: &dyn Disk, position: u64, store: StoreId) -> Result<SnapshotInfo
     if header.position != position || header.store != store {
         return Err(Fault::Damaged {
             offset: 0,
-            reason: "it is another store's or another time's".to_owned(),
+            reason: "its header belongs to another store or position".to_owned(),
         });
     }
     Ok(SnapshotInfo {
@@ -108,7 +114,7 @@ fn usable(disk: &dyn Disk, position: u64, store: StoreId) -> Result<SnapshotInfo
     })
 }
 
-/// Looks at headers and names; `None` where there is nothing yet.
+/// Reads names and headers. Returns `None` if the directory holds no log.
 fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     let mut survey = Survey::of(disk)?;
     let chain = Chain::of(disk, &survey)?;
@@ -128,15 +134,11 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     };
     let store = last.header.store;
     if survey.closed.is_some_and(|closed| closed.store != store) {
-        tracing::warn!(
-            "the marker of a clean close is another store's; the log is read without it"
-        );
+        tracing::warn!("the file `closed` belongs to another store; the log is read without it");
         survey.closed = None;
     }
     if survey.newest.is_some_and(|newest| newest.store != store) {
-        tracing::warn!(
-            "the record of the newest segment belongs to another store; the log is read without it"
-        );
+        tracing::warn!("the file `newest` belongs to another store; the log is read without it");
         survey.newest = None;
     }
     let (mut snapshots, mut damaged) = (Vec::new(), Vec::new());
@@ -168,7 +170,8 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     }))
 }
 
-/// Reads what is needed to go on writing; `None` where there is nothing yet.
+/// Reads everything that is needed to continue the log. Returns `None` if the directory holds no
+/// log.
 pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
     match plan(disk)? {
         Some(plan) => plan
@@ -179,7 +182,8 @@ pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Rec
 }
 
 impl Plan {
-    /// The snapshots to begin with, best first; the last choice is nothing, where the log goes back that far.
+    /// The snapshots to begin with, best first. `None` in the list stands for the empty state,
+    /// which is possible only if the log still holds record 1.
     fn candidates(&self, base: Base) -> Vec<Option<SnapshotInfo>> {
         let reached = self
             .snapshots
@@ -225,7 +229,7 @@ impl Plan {
                     match snapshot::read(&*file, &mut |block| sink.block(block)) {
                         Ok(_) => break Some(info),
                         Err(Fault::Damaged { offset, reason }) => {
-                            tracing::warn!(file = %name, offset, reason, "a snapshot is damaged, an older one is read");
+                            tracing::warn!(file = %name, offset, reason, "the snapshot is damaged; an older one is read instead");
                             self.snapshots
                                 .retain(|other| other.position != info.position);
                             self.damaged.push((info.position, reason));
@@ -239,7 +243,7 @@ impl Plan {
         self.replay(disk, start, until, sink)
     }
 
-    /// Why there is nothing to begin with.
+    /// The error if there is no state to begin with.
     fn no_base(self, base: Base) -> Error {
         match base {
             Base::Before(position) => self.no_base_before(position),
@@ -247,13 +251,14 @@ impl Plan {
         }
     }
 
-    /// The past is not there, mostly because it was let go. Only damage to what may have led there is its cause.
+    /// The history before a position is missing, usually because it was removed. It is an error of
+    /// the disk only if a damaged file would have led there.
     fn no_base_before(self, position: LogPosition) -> Error {
         let would_serve = |at: u64| at < position.0 && self.chain.reach(at).is_some();
         let in_the_way = self.damaged.iter().rfind(|(at, _)| would_serve(*at));
         match (in_the_way, self.chain.broken) {
             (Some((at, reason)), _) => Error::Damaged(damage(files::snapshot(*at), 0, reason)),
-            // Nobody can say how far the log went back behind it.
+            // It is unknown how far back the log reached beyond the damage.
             (None, Some(broken)) => Error::Damaged(broken),
             (None, None) => Error::NotRetained { position },
         }
@@ -349,7 +354,7 @@ impl Plan {
 }
 
 impl Plan {
-    /// What is missing behind the last record, if a witness says that the log went on.
+    /// The records missing at the end of the log, according to a witness.
     fn missing_end(&self, replay: &Replay) -> Option<Damage> {
         let end = replay.next - 1;
         let last = self.chain.links.last()?.header.number;
@@ -361,7 +366,7 @@ impl Plan {
             damage(files::segment(last + 1), 0, "the file is missing")
         } else if end < replay.witness {
             let offset = replay.end_offset as u64;
-            let reason = "the log ends here, and went on once";
+            let reason = "the log ends here, but later records were durable";
             damage(files::segment(last), offset, reason)
         } else {
             return None;
@@ -385,7 +390,7 @@ struct Replay {
 }
 
 impl Replay {
-    /// Reads one segment; `follows` is the first position of the one behind it.
+    /// Reads one segment. `follows` is the first position of the next segment, if there is one.
     fn segment(
         &mut self,
         name: &str,
@@ -406,7 +411,7 @@ impl Replay {
         if header.position != self.next {
             return Err(lost(
                 0,
-                "it does not begin where the one before it ends",
+                "its first position does not follow the previous segment",
                 self.next,
                 None,
             ));
@@ -418,7 +423,7 @@ impl Replay {
             if frame.first != self.next || follows.is_some_and(|follows| frame.last() >= follows) {
                 return Err(lost(
                     offset,
-                    "its records have the wrong numbers",
+                    "the positions of its records are not consecutive",
                     self.next,
                     None,
                 ));
@@ -442,22 +447,22 @@ impl Replay {
         match follows {
             Some(follows) if follows != self.next => Err(lost(
                 self.end_offset,
-                "a frame is not what was written",
+                "a frame is damaged",
                 self.next,
                 Some(follows - 1),
             )),
             Some(_) => Ok(()),
-            // Until here all was there that was asked for.
+            // All requested records were read.
             None if self.next > self.until => Ok(()),
             None => {
                 let to = (self.witness >= self.next).then_some(self.witness);
-                // A segment is created with its whole length, so a crash never shortens one.
+                // A segment is created with its full length, so a crash never shortens one.
                 if let Some(reason) = header.wrong_length(content.len() as u64) {
                     return Err(lost(self.end_offset, &reason, self.next, to));
                 }
                 let rest = frames.rest();
                 if let Some(at) = rest.moved {
-                    let reason = format!("a frame that stands at byte {at} was written elsewhere");
+                    let reason = format!("the frame at byte {at} was written to another offset");
                     return Err(lost(self.end_offset, &reason, self.next, to));
                 }
                 self.torn = rest.torn;
@@ -468,12 +473,12 @@ impl Replay {
     }
 }
 
-/// Reads a journal from a base up to a record, also while another process writes to it. Where that
-/// recycles what is being read, [`Sink::reset`] is called and the reading begins anew.
+/// Reads a log from a base up to a record, also while another process writes to it. If the writer
+/// recycles a file that is being read, [`Sink::reset`] is called and reading starts again.
 ///
 /// # Errors
-/// [`Error::NotRetained`] where the log does not go back that far; [`Error::Damaged`]; and
-/// [`Error::Moved`] where it is recycled faster than it is read.
+/// [`Error::NotRetained`] if the log does not reach back that far, [`Error::Damaged`], and
+/// [`Error::Moved`] if the log is recycled faster than it is read.
 pub fn read(
     disk: &dyn Disk,
     base: Base,
@@ -499,7 +504,7 @@ pub fn read(
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 before = None
             }
-            // A frame that is just being written looks like damage too, but not twice.
+            // A frame that is being written also looks like damage, but not at the second attempt.
             Err(Error::Damaged(damage)) if before.as_ref() != Some(&damage) => {
                 before = Some(damage)
             }

@@ -1,7 +1,9 @@
-//! What history is kept, and how the rest goes.
+//! Decides which history is kept and removes the rest.
 //!
-//! Enters: the list of files and the time. Leaves: fewer files, oldest first and one by one, some of them as
-//! spares. What recovery needs never goes.
+//! Input is the list of files and the time. Files are removed oldest first and one at a time; some
+//! segments become spares.
+//!
+//! Invariant: files that recovery needs must never be removed.
 
 use std::io;
 
@@ -15,7 +17,7 @@ use crate::log::{Log, locked};
 use crate::options::Options;
 use crate::survey::{Link, SnapshotInfo};
 
-/// A file that is needed no more.
+/// A file that is not needed any more.
 #[derive(Clone, Copy, Debug)]
 enum Retired {
     Snapshot(SnapshotInfo),
@@ -34,8 +36,8 @@ impl Retired {
 }
 
 impl Log {
-    /// Removes or recycles every file that is needed no more. What could not be removed stays on the list and is
-    /// tried again by the next call, before anything newer.
+    /// Removes or recycles every file that is not needed any more. A file that cannot be removed
+    /// stays in the catalogue, and the next call tries it first.
     pub(crate) fn retire(&self, now_ms: u64, budget: &Budget) -> Result<(), Error> {
         let bytes_max = budget.history_max(self.log_expected_bytes());
         loop {
@@ -52,14 +54,14 @@ impl Log {
                 }
             };
             let mut catalogue = locked(&self.catalogue);
-            catalogue.forget(&next);
+            catalogue.drop_entry(&next);
             catalogue.recycled.extend(spare);
             catalogue.unsynced = true;
         }
     }
 
-    /// What went is gone on the disk before anything else goes: what a crash leaves has no gap. A recycled segment
-    /// is a spare from here on.
+    /// Makes the last removal durable before the next one, so that a crash never leaves a gap in
+    /// the files. A recycled segment becomes a spare here.
     fn sync_retired(&self) -> Result<(), Error> {
         if !locked(&self.catalogue).unsynced {
             return Ok(());
@@ -74,7 +76,7 @@ impl Log {
         Ok(())
     }
 
-    /// Under which name a file can serve again, if it can and one is wanted.
+    /// The new name of a file that can serve as a spare, if a spare is wanted.
     fn spare_name(&self, retired: &Retired, budget: &Budget) -> Option<String> {
         let Retired::Segment(link) = retired else {
             return None;
@@ -88,7 +90,8 @@ impl Log {
         })
     }
 
-    /// False where somebody else removed it.
+    /// Renames a file. Returns false if the file does not exist, because another program removed
+    /// it.
     fn renamed(&self, name: &str, to: &str) -> Result<bool, Error> {
         match self.disk.rename(name, to) {
             Ok(()) => Ok(true),
@@ -97,7 +100,7 @@ impl Log {
         }
     }
 
-    /// Removes a file; it is as well if somebody else did.
+    /// Removes a file. A file that does not exist is not an error.
     pub(crate) fn removed(&self, name: &str) -> Result<(), Error> {
         match self.disk.remove(name) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -110,8 +113,8 @@ impl Log {
 
 impl Catalogue {
     /// The oldest file to remove so that history takes at most `bytes_max`. The second newest
-    /// snapshot is history too, but is kept while it fits, because it can replace a damaged newest
-    /// one.
+    /// snapshot counts as history. It is kept while it fits, because it can replace a damaged
+    /// newest one.
     fn next_retired(&self, options: &Options, bytes_max: u64, now_ms: u64) -> Option<Retired> {
         let newest = self.snapshots.back().map_or(0, |newest| newest.position);
         if self.bytes_before(newest) > bytes_max {
@@ -121,10 +124,11 @@ impl Catalogue {
         self.retired(2, bytes, options.history_ms, now_ms)
     }
 
-    /// Removes history until there is room for the next segments: before the log of a full disk goes on.
+    /// Removes history until a full disk has room for the next segments. It is called before the
+    /// log continues.
     ///
     /// # Errors
-    /// If an operation of the disk fails.
+    /// If a disk operation fails.
     pub(crate) fn make_room(&mut self, disk: &dyn Disk, segment_bytes: u64) -> io::Result<()> {
         let wanted = limits::SPARE_SEGMENTS as u64 * segment_bytes;
         while disk.free_bytes()? + self.spares.len() as u64 * segment_bytes < wanted
@@ -132,9 +136,9 @@ impl Catalogue {
         {
             match disk.remove(&next.name()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => self.forget(&next),
+                _ => self.drop_entry(&next),
             }
-            // What a crash leaves has no gap.
+            // A crash must not leave a gap in the files.
             disk.sync_directory()?;
         }
         Ok(())
@@ -142,8 +146,9 @@ impl Catalogue {
 
     /// The oldest file that is not needed any more.
     ///
-    /// The unit of history is a base, a snapshot or the empty beginning, with the segments up to the
-    /// next base. The newest `bases_kept` and all log from the oldest of them on always stay.
+    /// History consists of units: a base, which is a snapshot or the empty beginning, and the
+    /// segments up to the next base. The newest `bases_kept` bases and all segments from the oldest
+    /// of them on are always kept.
     fn retired(
         &self,
         bases_kept: usize,
@@ -162,7 +167,7 @@ impl Catalogue {
         if let Some(&at) = self.damaged.iter().find(|&&position| position < oldest) {
             return Some(Retired::Damaged(at));
         }
-        // A segment that no base begins in or before.
+        // No base begins in or before this segment.
         if !from_the_beginning && self.ends_by(first.position) {
             return oldest_link.map(Retired::Segment);
         }
@@ -178,21 +183,23 @@ impl Catalogue {
             return None;
         }
         if from_the_beginning && self.ends_by(first.position) {
-            // Without its first segment the beginning is no base any more.
+            // Without its first segment, the empty beginning is not a base any more.
             return oldest_link.map(Retired::Segment);
         }
-        // Where the first segment is still needed by a snapshot that stays, there is nothing to gain yet.
+        // If a remaining snapshot still needs the first segment, removing it gains nothing yet.
         (first.position < kept).then_some(Retired::Snapshot(first))
     }
 
-    /// Takes a file that is gone off the list.
-    fn forget(&mut self, retired: &Retired) {
+    /// Removes a file from the catalogue.
+    fn drop_entry(&mut self, retired: &Retired) {
         match retired {
-            Retired::Snapshot(gone) => self.snapshots.retain(|it| it.position != gone.position),
-            Retired::Damaged(gone) => self.damaged.retain(|it| it != gone),
-            Retired::Segment(gone) => self
+            Retired::Snapshot(removed) => {
+                self.snapshots.retain(|it| it.position != removed.position)
+            }
+            Retired::Damaged(removed) => self.damaged.retain(|it| it != removed),
+            Retired::Segment(removed) => self
                 .segments
-                .retain(|it| it.header.number != gone.header.number),
+                .retain(|it| it.header.number != removed.header.number),
         }
     }
 
@@ -203,7 +210,7 @@ impl Catalogue {
             .is_some_and(|second| second.header.position <= position.saturating_add(1))
     }
 
-    /// Bytes of snapshots and segments that only history needs.
+    /// Bytes of the snapshots and segments that only history needs.
     pub(crate) fn bytes_before(&self, kept: u64) -> u64 {
         let snapshots = self
             .snapshots

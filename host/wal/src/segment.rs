@@ -1,44 +1,47 @@
-//! A segment: one file of the log, a header and frames behind each other.
+//! A segment: one file of the log, a header followed by frames.
 //!
-//! A segment's end is where the first bytes stand that are no frame of it: zeros, or what the file
-//! held before it was recycled. Whether the log should have gone on there is for the reader of the
-//! whole log to say.
+//! The frames end at the first bytes that are not a valid frame of this segment: zeros, or the
+//! content of the file before it was recycled. Only recovery, which reads all segments, can decide
+//! whether frames are missing there.
 
 use crate::frame::{self, Frame, Place};
 
 pub(crate) const HEADER_BYTES: usize = 64;
 pub(crate) const FORMAT: u16 = 1;
 const MAGIC: &[u8; 4] = b"SHLG";
-/// Header of the marker of a clean close.
+/// Magic of the marker of a clean close.
 const CLOSED_MAGIC: &[u8; 4] = b"SHCL";
-/// Header of the record of the newest segment.
+/// Magic of the record of the newest segment.
 const NEWEST_MAGIC: &[u8; 4] = b"SHNW";
-/// Header of a snapshot.
+/// Magic of a snapshot.
 pub(crate) const SNAPSHOT_MAGIC: &[u8; 4] = b"SHSN";
 
-/// Which store a file belongs to; made up when its journal is created, and known to nobody else.
+/// Identifies the store that a file belongs to. It is random and secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreId(pub(crate) u64, pub(crate) u64);
 
-/// The first 64 bytes of every file of the journal, whose last four are their checksum in every
-/// format: so a later format is told from damage.
+/// The first 64 bytes of every file of the log. Every format must keep the checksum in the last
+/// four bytes, so that a later format can be distinguished from damage.
 ///
 /// ```text
-/// magic 4 | format u16 | 0 u16 | store 16 | number u64 | position u64 | created_ms u64 | bytes u64 | 0 4 | crc32c u32
+/// magic 4 | format u16 | 0 u16 | store 16 | number u64 | position u64 | created_ms u64 | bytes u64
+/// | 0 4 | crc32c u32
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) store: StoreId,
-    /// Of the segment; 0 elsewhere.
+    /// Segment and file `newest`: the number of the segment. Otherwise 0.
     pub(crate) number: u64,
-    /// Segment: of its first record. Snapshot: where it began. Marker: the last durable one.
+    /// Segment: the position of its first record. Snapshot: the position at which it began.
+    /// Markers: the last durable position.
     pub(crate) position: u64,
     pub(crate) created_ms: u64,
-    /// Segment: the length of its file, which never changes. 0 elsewhere, and in segments of earlier versions.
+    /// Segment: the length of its file, which never changes. Segments of earlier versions have 0
+    /// here. The file `newest` repeats the value; it is 0 elsewhere.
     pub(crate) bytes: u64,
 }
 
-/// Which kind of file a header begins.
+/// The kind of file that a header begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Magic {
     Segment,
@@ -61,9 +64,9 @@ impl Magic {
 /// Why a header cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderFault {
-    /// Not what was written.
+    /// The magic or the checksum is wrong.
     Damaged,
-    /// Written by a later version.
+    /// A later version wrote the header.
     Format(u16),
 }
 
@@ -116,13 +119,18 @@ impl Header {
         })
     }
 
-    /// What is wrong with the length of the segment's file, if it is known and another.
+    /// Describes the length of the file if the header records another one.
     pub(crate) fn wrong_length(&self, bytes: u64) -> Option<String> {
         let is_wrong = self.bytes != 0 && self.bytes != bytes;
-        is_wrong.then(|| format!("it has {bytes} bytes and was created with {}", self.bytes))
+        is_wrong.then(|| {
+            format!(
+                "its length is {bytes} bytes, but it was created with {} bytes",
+                self.bytes
+            )
+        })
     }
 
-    /// Where a frame of this segment stands.
+    /// The place of a frame at this offset of the segment.
     pub(crate) fn place(&self, offset: usize) -> Place {
         Place {
             segment: self.number,
@@ -132,11 +140,11 @@ impl Header {
     }
 }
 
-/// The frames of a segment in order, up to the first bytes that are none.
+/// The frames of a segment in order, up to the first bytes that are not a frame.
 pub(crate) struct Frames<'a> {
     header: Header,
     content: &'a [u8],
-    /// Where the next frame begins; where the frames end, once there is none.
+    /// The offset of the next frame, or of the end of the frames.
     pub(crate) offset: usize,
 }
 
@@ -150,7 +158,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// What follows the last frame.
+    /// Examines the bytes after the last frame.
     pub(crate) fn rest(&self) -> Rest {
         let mut rest = Rest {
             torn: false,
@@ -161,7 +169,7 @@ impl<'a> Frames<'a> {
             return rest;
         };
         rest.torn = frame::begins(bytes, self.header.place(self.offset));
-        // One byte of the store's number is looked at first: nearly every offset fails there already.
+        // Comparing one byte of the store id first rejects nearly every offset.
         let mark = self.header.store.0.to_le_bytes()[0];
         let last = self.content.len().saturating_sub(frame::HEADER_BYTES - 1);
         for offset in self.offset + 1..last {
@@ -179,8 +187,8 @@ impl<'a> Frames<'a> {
         rest
     }
 
-    /// Whether these bytes are a frame of this segment that belongs to another offset. No crash moves a frame: some
-    /// program inserted or removed bytes.
+    /// Whether these bytes are a frame of this segment that belongs to another offset. A crash
+    /// never moves a frame, so another program inserted or removed bytes.
     fn is_moved(&self, bytes: &[u8], offset: usize) -> bool {
         let Some(place) = frame::claimed_place(bytes) else {
             return false;
@@ -206,14 +214,14 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// What stands behind the last frame of a segment.
+/// What follows the last frame of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rest {
-    /// Parts of frames of this segment: a write that a crash ended.
+    /// True if there are parts of frames of this segment, as an interrupted write leaves them.
     pub(crate) torn: bool,
-    /// Up to where a whole frame there says that everything was durable.
+    /// The last position that a valid frame there declares durable.
     pub(crate) synced: u64,
-    /// Where a whole frame of this segment stands that was written elsewhere.
+    /// The offset of a valid frame of this segment that was written to another offset.
     pub(crate) moved: Option<usize>,
 }
 
@@ -230,7 +238,7 @@ mod tests {
     };
 
     #[test]
-    fn a_header_is_read_as_it_is_written_and_as_no_other_kind() {
+    fn header_is_read_only_as_its_own_kind() {
         let bytes = HEADER.encode(Magic::Segment);
         assert_eq!(Header::decode(&bytes, Magic::Segment), Ok(HEADER));
         assert_eq!(
@@ -249,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_no_damage() {
+    fn later_format_is_not_damage() {
         let mut bytes = HEADER.encode(Magic::Segment);
         bytes[4] = 2;
         let crc = crc32c::crc32c(&bytes[..60]).to_le_bytes();

@@ -1,13 +1,17 @@
-//! A snapshot: one file of opaque blocks that stands for every record up to a position.
+//! A snapshot: one file of opaque blocks that replaces all records up to a position.
 //!
 //! ```text
-//! header 64 | blocks: len u32 | crc32c u32 | bytes | … | footer: 0xFFFF_FFFF u32 | crc32c u32 | blocks u64 | bytes u64 | complete u64
+//! header 64
+//! blocks: len u32 | crc32c u32 | bytes
+//! footer: 0xFFFF_FFFF u32 | crc32c u32 | blocks u64 | bytes u64 | complete u64
 //! ```
 //!
-//! It is fuzzy: begun at the header's position, finished at the footer's. Each block was taken at
-//! some time between, so the records behind the beginning are applied on top of it, and only from
-//! `complete` on is the result what the store really held. A block's number and the snapshot's
-//! position are part of its checksum, so that no block stands in for another.
+//! A snapshot is fuzzy: it begins at the position in its header and ends at `complete` in its
+//! footer, and each block was captured at some time in between. Recovery applies the records after
+//! the beginning on top of the blocks. The result is consistent only from `complete` on.
+//!
+//! The number of a block and the position of the snapshot are part of its checksum, so that a block
+//! cannot be mistaken for another one.
 
 use std::fs;
 use std::io;
@@ -24,28 +28,28 @@ use statehouse_protocol::LogPosition;
 const FOOTER_BYTES: usize = 32;
 const FOOTER_MARK: u32 = u32::MAX;
 
-/// Where a snapshot's blocks come from.
+/// Provides the blocks of a snapshot.
 pub trait Source: Send {
-    /// Whether there is a state yet: asked before each snapshot, which is put off until then.
+    /// Whether there is a state to capture. Snapshots are postponed until this returns true.
     fn ready(&self) -> bool {
         true
     }
-    /// About how many bytes the blocks of a snapshot of now would have. Only by how much it changes counts, so a constant
-    /// part may be wrong. None: as many as the last one.
+    /// The approximate size of the blocks of a snapshot taken now. Only changes of the value
+    /// matter, so it may be off by a constant. `None` means the size of the last snapshot.
     fn bytes(&self) -> Option<u64> {
         None
     }
-    /// A snapshot begins: the blocks that follow are those of a new one, each taken from now on.
+    /// Begins a snapshot. The following blocks belong to it and must be captured from now on.
     fn begin(&mut self);
-    /// Fills `block`, which comes empty, and returns true; or returns false when all is said. Every
-    /// call takes its own lock, for as long as it copies one block.
+    /// Fills `block`, which is empty, and returns true, or returns false at the end. Every call
+    /// should take its own lock, only for as long as it copies one block.
     ///
     /// # Errors
-    /// Any text: the snapshot is given up, the journal goes on without it.
+    /// Any message cancels the snapshot; the log continues without it.
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String>;
 }
 
-/// What the end of a snapshot says.
+/// The content of the footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub(crate) blocks: u64,
@@ -61,7 +65,7 @@ fn block_checksum(position: u64, index: u64, len: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&place), bytes)
 }
 
-/// Writes a snapshot file; it is none before [`Writer::finish`].
+/// Writes a snapshot file, which is incomplete until [`Writer::finish`].
 pub(crate) struct Writer {
     file: Arc<dyn File>,
     position: u64,
@@ -133,7 +137,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the end and syncs; returns the file's length. The caller renames it.
+    /// Writes the footer and syncs. Returns the length of the file, which the caller then renames.
     pub(crate) fn finish(mut self, complete: u64) -> io::Result<u64> {
         let mut fields = [0; 24];
         fields[0..8].copy_from_slice(&self.blocks.to_le_bytes());
@@ -168,7 +172,7 @@ fn damaged(offset: u64, reason: impl Into<String>) -> Fault {
 
 fn header_fault(fault: HeaderFault) -> Fault {
     match fault {
-        HeaderFault::Damaged => damaged(0, "its header is not what was written"),
+        HeaderFault::Damaged => damaged(0, "its header is damaged"),
         HeaderFault::Format(format) => Fault::Format(format),
     }
 }
@@ -191,7 +195,7 @@ fn decode_footer(bytes: &[u8], position: u64) -> Option<Footer> {
     })
 }
 
-/// Reads only the two ends of a snapshot.
+/// Reads only the header and the footer of a snapshot.
 pub(crate) fn read_ends(file: &dyn File) -> Result<(Header, Footer, u64), Fault> {
     let io = |error: io::Error| damaged(0, format!("it cannot be read: {error}"));
     let len = file.bytes().map_err(io)?;
@@ -202,11 +206,11 @@ pub(crate) fn read_ends(file: &dyn File) -> Result<(Header, Footer, u64), Fault>
     let offset = len.saturating_sub(FOOTER_BYTES as u64);
     let read = file.read_at(&mut tail, offset).map_err(io)?;
     let footer = decode_footer(&tail[..read], header.position)
-        .ok_or_else(|| damaged(offset, "its end is missing or not what was written"))?;
+        .ok_or_else(|| damaged(offset, "its footer is missing or damaged"))?;
     Ok((header, footer, len))
 }
 
-/// Reads a snapshot and hands out its blocks; every byte is checked.
+/// Reads a snapshot, checks every byte and passes its blocks to `sink`.
 pub(crate) fn read(
     file: &dyn File,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), String>,
@@ -223,7 +227,7 @@ pub(crate) fn read(
     let (mut blocks, mut bytes) = (0, 0);
     while window.offset < end {
         let offset = window.offset;
-        let too_long = || damaged(offset, "a block is longer than what follows");
+        let too_long = || damaged(offset, "a block is longer than the rest of the file");
         if end - offset < 8 {
             return Err(too_long());
         }
@@ -235,7 +239,7 @@ pub(crate) fn read(
         }
         let block = window.take(block_len as usize)?;
         if crc != block_checksum(header.position, blocks, block_len, block) {
-            return Err(damaged(offset, "a block is not what was written"));
+            return Err(damaged(offset, "a block is damaged"));
         }
         sink(block).map_err(|message| Fault::Refused {
             block: blocks,
@@ -250,12 +254,12 @@ pub(crate) fn read(
     Ok((header, footer))
 }
 
-/// A part of a file that moves on.
+/// A buffered part of a file that is read forward.
 struct Window<'a> {
     file: &'a dyn File,
     buffer: Vec<u8>,
     start: usize,
-    /// In the file, of the next byte to take.
+    /// The file offset of the next byte to take.
     offset: u64,
     len: u64,
 }
@@ -277,7 +281,7 @@ impl Window<'_> {
                 .map_err(|error| damaged(from, format!("it cannot be read: {error}")))?;
             self.buffer.truncate(held + read);
             if held + read < bytes {
-                return Err(damaged(from, "it ends too early"));
+                return Err(damaged(from, "the file ends too early"));
             }
         }
         let at = self.start;
@@ -287,11 +291,11 @@ impl Window<'_> {
     }
 }
 
-/// Writes a backup: one file in the format of a snapshot, of the state at `position` exactly, with
-/// nothing to apply on top. The file appears under its name when it is whole and on disk.
+/// Writes a backup: one file in the format of a snapshot, of the state exactly at `position`, with
+/// no records to apply. The file gets its name only when it is complete and durable.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::GivenUp`] where the source does.
+/// [`Error::Io`], and [`Error::GivenUp`] if the source fails.
 pub fn write_snapshot_file(
     path: impl AsRef<Path>,
     position: LogPosition,
@@ -306,14 +310,14 @@ pub fn write_snapshot_file(
     let written = (|| {
         let file = Arc::new(PlainFile::create(temporary).map_err(Error::io("create", &shown))?);
         let mut writer = Writer::new(file, StoreId(entropy(), entropy()), position.0, created_ms);
-        pour(source, &mut writer, &shown, &mut |_, _| Ok(()))?;
+        write_blocks(source, &mut writer, &shown, &mut |_, _| Ok(()))?;
         writer
             .finish(position.0)
             .map_err(Error::io("write", &shown))?;
         fs::rename(temporary, path).map_err(Error::io("rename", &shown))
     })();
     if let Err(error) = written {
-        // The first error is the one to tell.
+        // Report the first error.
         let _ = fs::remove_file(temporary);
         return Err(error);
     }
@@ -326,11 +330,12 @@ pub fn write_snapshot_file(
         .map_err(Error::io("sync the directory of", &shown))
 }
 
-/// Called between two blocks of a snapshot with the bytes so far: it may wait or give up.
+/// Called between two blocks of a snapshot with the bytes written so far. It may wait or cancel the
+/// snapshot.
 pub(crate) type Paced<'a> = dyn FnMut(u64, &dyn Source) -> Result<(), Error> + 'a;
 
 /// Writes all blocks of a source.
-pub(crate) fn pour(
+pub(crate) fn write_blocks(
     source: &mut dyn Source,
     writer: &mut Writer,
     name: &str,
@@ -347,10 +352,11 @@ pub(crate) fn pour(
     Ok(())
 }
 
-/// Reads a backup: hands its blocks to `sink` and returns the position that it stands for.
+/// Reads a backup, passes its blocks to `sink` and returns its position.
 ///
 /// # Errors
-/// [`Error::Damaged`] where a byte of it is not what was written: what the sink got is to be thrown away.
+/// [`Error::Damaged`] if a byte differs from what was written. The caller must then discard what
+/// the sink received.
 pub fn read_snapshot_file(
     path: impl AsRef<Path>,
     sink: &mut dyn Sink,

@@ -1,7 +1,7 @@
-//! Which files there are and how they hang together, by names and headers alone.
+//! Lists the files of a log and checks that they belong together, by names and headers only.
 //!
-//! Enters: a directory. Leaves: its segments from the last one back as far as they follow on each
-//! other, its snapshots and the marker of a clean close. It reads no record.
+//! Input is a directory. Output is the chain of segments that ends with the newest one, the
+//! snapshots, the marker of a clean close and the record of the newest segment. No record is read.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +12,7 @@ use crate::files::{self, Kind};
 use crate::newest;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
 
-/// What a directory holds, by name alone.
+/// The files of a directory, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Survey {
     pub(crate) segments: BTreeSet<u64>,
@@ -21,14 +21,14 @@ pub(crate) struct Survey {
     pub(crate) damaged: BTreeSet<u64>,
     pub(crate) temporaries: Vec<String>,
     pub(crate) closed: Option<Header>,
-    /// The newest segment that was recorded.
+    /// The segment that the file `newest` records.
     pub(crate) newest: Option<Header>,
 }
 
 impl Survey {
     pub(crate) fn of(disk: &dyn Disk) -> Result<Self, Error> {
         let mut survey = Self {
-            // Before the list: another process that writes may record a segment between the two.
+            // Read before the list: another process may record a new segment in between.
             newest: newest::read(disk)?,
             ..Self::default()
         };
@@ -49,7 +49,7 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Whether nothing says that there ever was a journal.
+    /// True if no file indicates that a log ever existed.
     pub(crate) fn is_empty(&self) -> bool {
         self.segments.is_empty()
             && self.snapshots.is_empty()
@@ -58,7 +58,7 @@ impl Survey {
             && self.newest.is_none()
     }
 
-    /// Up to where the log reached once, as far as names and the marker tell.
+    /// The last position for which the names of snapshots or the markers are evidence.
     pub(crate) fn witness(&self) -> u64 {
         let snapshots = self
             .snapshots
@@ -71,7 +71,7 @@ impl Survey {
     }
 }
 
-/// The marker of a clean close. It is no more than a witness: without it nothing is wrong.
+/// Reads the marker of a clean close. It is only a witness, so a missing one is not an error.
 fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     let mut bytes = [0; HEADER_BYTES];
     let file = match disk.open_read_only(files::CLOSED) {
@@ -85,9 +85,7 @@ fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     match Header::decode(&bytes[..read], Magic::Closed) {
         Ok(header) => Ok(Some(header)),
         Err(HeaderFault::Damaged) => {
-            tracing::warn!(
-                "the marker of the last clean close is damaged; the log is read without it"
-            );
+            tracing::warn!("the file `closed` is damaged; the log is read without it");
             Ok(None)
         }
         Err(HeaderFault::Format(format)) => Err(Error::UnknownFormat {
@@ -97,14 +95,14 @@ fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     }
 }
 
-/// A segment that is there.
+/// An existing segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) header: Header,
     pub(crate) bytes: u64,
 }
 
-/// A snapshot that is there.
+/// An existing snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotInfo {
     pub(crate) position: u64,
@@ -113,10 +111,10 @@ pub(crate) struct SnapshotInfo {
     pub(crate) bytes: u64,
 }
 
-/// The segments from the last one back, as far as they follow on each other.
+/// The segments from the newest one back, as long as their numbers are consecutive.
 pub(crate) struct Chain {
     pub(crate) links: Vec<Link>,
-    /// Why there are no more.
+    /// Why the chain does not reach further back.
     pub(crate) broken: Option<Damage>,
 }
 
@@ -140,14 +138,16 @@ fn read_link(disk: &dyn Disk, number: u64) -> Result<Result<Link, Damage>, Error
         .read_at(&mut bytes, 0)
         .map_err(Error::io("read", &name))?;
     Ok(match Header::decode(&bytes[..read], Magic::Segment) {
-        Ok(header) if header.number != number => {
-            Err(damage(name, 0, "it is another segment under this name"))
-        }
+        Ok(header) if header.number != number => Err(damage(
+            name,
+            0,
+            "its header has the number of another segment",
+        )),
         Ok(header) => Ok(Link {
             header,
             bytes: file.bytes().map_err(Error::io("read", &name))?,
         }),
-        Err(HeaderFault::Damaged) => Err(damage(name, 0, "its header is not what was written")),
+        Err(HeaderFault::Damaged) => Err(damage(name, 0, "its header is damaged")),
         Err(HeaderFault::Format(format)) => {
             return Err(Error::UnknownFormat { file: name, format });
         }
@@ -176,7 +176,7 @@ impl Chain {
                 } else if link.header.position > next.position {
                     Some((
                         files::segment(number),
-                        "it begins behind the segment that follows it",
+                        "its first position is after that of the next segment",
                     ))
                 } else {
                     None
@@ -192,7 +192,7 @@ impl Chain {
         Ok(chain)
     }
 
-    /// The index of the segment in which the record behind `position` is or will be.
+    /// The index of the segment that contains, or will contain, the record after `position`.
     pub(crate) fn reach(&self, position: u64) -> Option<usize> {
         self.links
             .iter()

@@ -1,7 +1,7 @@
-//! What is done behind the log: segments made ready, snapshots taken, history let go.
+//! Upkeep of the log: preparing segments, taking snapshots, removing history.
 //!
-//! Enters: the time, and blocks of a snapshot. Leaves: files in their place. A failure here is no
-//! failure of the log, unless it leaves open what the directory holds.
+//! Input is the time and the blocks of a snapshot; output is files. An error here is not a failure
+//! of the log, unless it leaves the content of the directory unknown.
 
 use std::io;
 use std::sync::Arc;
@@ -22,46 +22,48 @@ use statehouse_protocol::LogPosition;
 /// How much the log can still take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// No end in sight.
+    /// The log may grow.
     Plenty,
-    /// The log has nearly all the room that the next snapshot leaves it: growth should wait for
-    /// that snapshot.
+    /// The log has almost filled the room that the next snapshot leaves. Requests that add data
+    /// should wait for that snapshot.
     Tight,
-    /// The disk is nearly full: only what makes room should still be written.
+    /// The disk is almost full. Only requests that free space should be written.
     Reserve,
-    /// Nothing more should be written.
+    /// The disk is full. Nothing should be written.
     None,
 }
 
-/// A snapshot that is being taken. Dropping it gives it up.
+/// A snapshot in progress. Dropping it cancels it.
 pub struct Snapshot {
     writer: Writer,
     position: u64,
     created_ms: u64,
     at_bytes: u64,
-    /// How large the state was when it began.
+    /// The size of the state when the snapshot began.
     state_bytes: Option<u64>,
-    /// Only one at a time. It stands last, so that the file is closed when it is removed.
+    /// Ensures that there is only one snapshot at a time. It must be the last field, so that the
+    /// file is closed before it is removed.
     running: Running,
 }
 
-/// Whatever ends a snapshot early, its file goes: it may be what filled the disk.
+/// Removes the temporary file when a snapshot ends early: the file may be what filled the disk.
 struct Running {
     disk: Arc<dyn Disk>,
     snapshotting: Arc<AtomicBool>,
     temporary_bytes: Arc<AtomicU64>,
-    /// It has its name.
+    /// True once the file has its final name.
     finished: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.finished {
-            // Where it cannot be removed now, the next snapshot or the next start does.
+            // If the removal fails, the next snapshot or the next start replaces or removes the
+            // file.
             let _ = self.disk.remove(files::SNAPSHOT_TEMPORARY);
             self.temporary_bytes.store(0, Ordering::Release);
         }
-        // Last: from here on the file may be another snapshot's.
+        // Must be last: from here on another snapshot may own the file.
         self.snapshotting.store(false, Ordering::Release);
     }
 }
@@ -75,7 +77,8 @@ impl std::fmt::Debug for Snapshot {
 }
 
 impl Snapshot {
-    /// Where it begins: its blocks hold every effect up to here, and perhaps later ones.
+    /// The position at which the snapshot began. Its blocks hold every effect up to here, and
+    /// possibly later ones.
     #[must_use]
     pub fn position(&self) -> LogPosition {
         LogPosition(self.position)
@@ -84,22 +87,23 @@ impl Snapshot {
     /// Adds a block.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::Io`]: the snapshot is best dropped then.
+    /// [`Error::TooLarge`] or [`Error::Io`]; the caller should then drop the snapshot.
     pub fn block(&mut self, block: &[u8]) -> Result<(), Error> {
         self.writer.block(block, files::SNAPSHOT_TEMPORARY)
     }
 
-    pub(crate) fn pour(
+    pub(crate) fn write_blocks(
         &mut self,
         source: &mut dyn Source,
         paced: &mut Paced<'_>,
     ) -> Result<(), Error> {
-        snapshot::pour(source, &mut self.writer, files::SNAPSHOT_TEMPORARY, paced)
+        snapshot::write_blocks(source, &mut self.writer, files::SNAPSHOT_TEMPORARY, paced)
     }
 }
 
 impl Log {
-    /// How much the log can still take. It looks at numbers only, so every request may ask.
+    /// How much the log can still take. It only reads counters, so it is cheap enough for every
+    /// request.
     #[must_use]
     pub fn room(&self) -> Room {
         let appended = self.appended_bytes.load(Ordering::Acquire);
@@ -121,7 +125,7 @@ impl Log {
         }
     }
 
-    /// What there is on the disk, and what the next snapshot takes.
+    /// The current use of the disk and the expected size of the next snapshot.
     fn budget(&self) -> Budget {
         let catalogue = locked(&self.catalogue);
         let segment = self.options.segment_bytes;
@@ -130,7 +134,7 @@ impl Log {
         let all: u64 = catalogue.segments.iter().map(|link| link.bytes).sum();
         let snapshots: u64 = catalogue.snapshots.iter().map(|info| info.bytes).sum();
         let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
-        // What was renamed counts as taken until it is a spare.
+        // A renamed segment counts as used until the directory is synced and it becomes a spare.
         let ready = (catalogue.spares.len() + catalogue.recycled.len()) as u64 * segment;
         drop(catalogue);
         let (next_min, next_max) = self.next_snapshot_bytes();
@@ -146,7 +150,8 @@ impl Log {
         }
     }
 
-    /// Of how many bytes the next snapshot will be, at least and at most, as far as the last one and the source can say.
+    /// The least and the greatest expected size of the next snapshot, estimated from the last one
+    /// and from the size that the source reports.
     fn next_snapshot_bytes(&self) -> (u64, u64) {
         let last = self.snapshot_bytes.load(Ordering::Acquire);
         let state = *locked(&self.state_bytes);
@@ -156,28 +161,29 @@ impl Log {
             (Some(now), None) => (now.min(last), now.max(last) + since),
             (Some(now), Some(then)) if now >= then => (last, last + (now - then) + since),
             (Some(now), Some(then)) => {
-                // Cannot truncate: it is less than the last snapshot.
+                // Cannot truncate: the result is less than the size of the last snapshot.
                 let less = (u128::from(last) * u128::from(now) / u128::from(then)) as u64;
                 (less, less + since)
             }
         }
     }
 
-    /// Takes note of how large the state is by now.
+    /// Stores the current size of the state.
     pub(crate) fn note_state(&self, bytes: impl FnOnce() -> Option<u64>) {
         let asked_at = self.appended_bytes.load(Ordering::Acquire);
         let Some(now) = bytes() else { return };
         let newest = locked(&self.catalogue).snapshots.back().copied();
         let mut state = locked(&self.state_bytes);
         (state.now, state.asked_at) = (Some(now), asked_at);
-        // The newest snapshot has all of it, also what was added while it was written.
+        // If nothing was appended since the newest snapshot began, that snapshot holds the whole
+        // state.
         if newest.is_some_and(|newest| newest.position == self.appended().0) {
             state.at_snapshot = Some(now);
         }
     }
 
-    /// Reads the free bytes of the disk and divides the room again. A disk that refused a segment
-    /// is full, even if it reports free bytes.
+    /// Reads the free bytes of the disk and recomputes the budget. A disk that refused a segment
+    /// counts as full, even if it reports free bytes.
     pub(crate) fn divide(&self, full: bool) -> Result<Budget, Error> {
         let free = self
             .disk
@@ -189,8 +195,8 @@ impl Log {
             *free.as_ref().unwrap_or(&0)
         };
         self.free_bytes.store(free_bytes, Ordering::Release);
-        // Before the look at the files: bytes that are appended during it count twice instead of
-        // never.
+        // Read before the files are counted: bytes that are appended in between then count twice
+        // rather than never.
         let appended = self.appended_bytes.load(Ordering::Acquire);
         let budget = self.budget();
         let tail = self.tail_bytes.load(Ordering::Acquire);
@@ -207,21 +213,21 @@ impl Log {
         free.map(|_| budget)
     }
 
-    /// Whether the log behind the last snapshot is long enough for another.
+    /// Whether the log after the last snapshot is long enough for another one.
     #[must_use]
     pub fn snapshot_due(&self) -> bool {
         let written = self.written_bytes.load(Ordering::Acquire);
         let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
-        // Where only removals are taken the log hardly grows, and a snapshot is what makes room.
+        // While only removals are accepted, the log hardly grows, and only a snapshot frees space.
         since > self.snapshot_after_bytes() || since > 0 && self.is_short()
     }
 
-    /// Whether only a snapshot or removals make room.
+    /// Whether only a snapshot or removals can free space.
     pub(crate) fn is_short(&self) -> bool {
         self.room() != Room::Plenty
     }
 
-    /// How long the log behind a snapshot grows before the next.
+    /// Length of the log after a snapshot at which the next snapshot is due.
     pub(crate) fn snapshot_after_bytes(&self) -> u64 {
         let last = self.snapshot_bytes.load(Ordering::Acquire);
         let kept_anyway = match self.options.history_ms {
@@ -237,14 +243,15 @@ impl Log {
             .min(self.snapshot_after_max.load(Ordering::Acquire))
     }
 
-    /// How long the log may be when the next snapshot is finished: as much again may come while it is written.
+    /// Expected length of the log when the next snapshot is finished: it may double while the
+    /// snapshot is written.
     pub(crate) fn log_expected_bytes(&self) -> u64 {
         let after = self.snapshot_after_bytes();
         after.saturating_mul(2) + 2 * self.options.segment_bytes
     }
 
-    /// How many spares are worth keeping beside so many segments: what will be used again soon, else what the log grows by
-    /// until the next snapshot.
+    /// How many spares to keep next to this number of segments: those that will soon be reused, or
+    /// else what the log will need until the next snapshot.
     pub(crate) fn spares_max(
         &self,
         catalogue: &Catalogue,
@@ -256,18 +263,18 @@ impl Log {
             return budget.spares_min();
         }
         let in_segments = |bytes: u64| bytes / self.options.segment_bytes;
-        // Cannot truncate: a hundred thousand at most.
+        // Cannot truncate: there are at most about a hundred thousand.
         let most = in_segments(limits::SPARE_BYTES_MAX.min(left - budget.log)) as usize;
         let again = catalogue.used_again(segments);
         let again = again.unwrap_or_else(|| in_segments(self.snapshot_after_bytes()) as usize);
         limits::SPARE_SEGMENTS + again.min(most)
     }
 
-    /// Begins a snapshot: the caller then gives it blocks, each taken from now on. `None` where the
-    /// last one has everything.
+    /// Begins a snapshot. The caller then adds blocks, each captured after this call. Returns
+    /// `None` if nothing was appended since the last snapshot began.
     ///
     /// # Errors
-    /// [`Error::Busy`], [`Error::Io`].
+    /// [`Error::Busy`] or [`Error::Io`].
     pub fn begin_snapshot(&self, now_ms: u64) -> Result<Option<Snapshot>, Error> {
         self.check()?;
         let at_bytes = self.written_bytes.load(Ordering::Acquire);
@@ -298,7 +305,8 @@ impl Log {
             false => Err(error),
         };
         let taken = match allocate(most).or_else(retried) {
-            // The first estimate of a process is too high mostly, so it is tried all the same.
+            // The first estimate of a process is usually too high, so the snapshot is attempted
+            // anyway.
             Err(error) if first && crate::error::is_full(&error) => 0,
             other => other.map_err(Error::io("allocate", name))?,
         };
@@ -315,18 +323,18 @@ impl Log {
         }))
     }
 
-    /// Ends a snapshot: waits until everything that its blocks may hold is durable, and then gives
-    /// it its name.
+    /// Finishes a snapshot: waits until every effect that its blocks may hold is durable, then
+    /// renames the file to its final name.
     ///
     /// # Errors
-    /// [`Error::Io`] where the snapshot could not be written: the log goes on without it.
-    /// [`Error::Failed`] where the log failed.
+    /// [`Error::Io`] if the snapshot could not be written; the log continues without it.
+    /// [`Error::Failed`] if the log failed.
     pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<LogPosition, Error> {
         let complete = self.appended();
         self.finish_snapshot_at(snapshot, complete)
     }
 
-    /// `complete` is not before the last block was taken.
+    /// `complete` must not be before the position at which the last block was captured.
     pub(crate) fn finish_snapshot_at(
         &self,
         snapshot: Snapshot,
@@ -369,18 +377,19 @@ impl Log {
         Ok(LogPosition(position))
     }
 
-    /// Lets history go, makes segments ready, and asks what the disk has free. To be called from
-    /// time to time, and after a segment was taken into use.
+    /// Removes history, prepares segments and reads the free bytes of the disk. Must be called
+    /// regularly, and after each change of segment.
     ///
     /// # Errors
-    /// The first thing that could not be done; the log is not hurt by it.
+    /// The first operation that failed. The log itself is unaffected.
     pub fn maintain(&self, now_ms: u64) -> Result<(), Error> {
         self.check()?;
         self.check_place()?;
         let (snapshot_bytes, noted) = {
             let mut catalogue = locked(&self.catalogue);
             catalogue.now_ms = catalogue.now_ms.max(now_ms);
-            // A claim about what is durable already: when it reaches the disk does not matter.
+            // The note only repeats that records are durable, so it does not matter when it reaches
+            // the disk.
             let noted = match &mut catalogue.newest {
                 Some(newest) => newest.note(self.durable().0),
                 None => Ok(()),
@@ -397,7 +406,7 @@ impl Log {
         let spares = locked(&self.catalogue).spares.len() as u64;
         self.spare_bytes
             .store(spares * self.options.segment_bytes, Ordering::Release);
-        // A snapshot that is being written takes room for a while.
+        // A snapshot in progress takes room only temporarily.
         let full = prepared.as_ref().is_err_and(Error::is_full)
             && !self.snapshotting.load(Ordering::Acquire);
         self.divide(full)?;
@@ -424,7 +433,8 @@ impl Log {
         }
     }
 
-    /// Removes segments that were kept for use, where their room is needed more, or nobody writes any more.
+    /// Removes spare segments if their room is needed elsewhere or the log is no longer being
+    /// written.
     fn trim(&self, budget: &Budget) -> Result<(), Error> {
         loop {
             let mut catalogue = locked(&self.catalogue);
@@ -437,7 +447,7 @@ impl Log {
             };
             drop(catalogue);
             if let Err(error) = self.removed(&name) {
-                // It is still there, and whoever writes can use it.
+                // The file still exists and can be used as a spare.
                 locked(&self.catalogue).spares.push(name);
                 return Err(error);
             }
@@ -446,11 +456,11 @@ impl Log {
     }
 }
 
-/// Begins a journal in an empty directory with a state that a source gives: what restores a backup.
-/// The first record is the one behind `position`.
+/// Creates a log in an empty directory from a state that `source` provides. Used to restore a
+/// backup. The first record is the one after `position`.
 ///
 /// # Errors
-/// [`Error::NotEmpty`] where there is a journal already ([`has_journal`]).
+/// [`Error::NotEmpty`] if the directory already holds a log ([`has_journal`]).
 pub fn create_from_snapshot(
     disk: Arc<dyn Disk>,
     options: crate::Options,
@@ -458,36 +468,36 @@ pub fn create_from_snapshot(
     now_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {
-    let found = part_of_a_journal(&*disk).map_err(Error::io("list", "the data directory"))?;
+    let found = find_journal_file(&*disk).map_err(Error::io("list", "the data directory"))?;
     if let Some(file) = found {
         return Err(Error::NotEmpty { file });
     }
     let store = StoreId(disk.entropy(), disk.entropy());
-    // The log comes first: without its snapshot it is refused, so a restore that ends half way
-    // leaves no store that opens empty.
+    // The log is created before its snapshot. Recovery refuses a log without its snapshot, so an
+    // interrupted restore never opens as an empty store.
     let options = options.bounded().fitted(disk_bytes(&*disk)?);
     let log = Log::begin(disk, options, store, position.0, now_ms)?;
     if let Some(mut snapshot) = log.begin_snapshot(now_ms)? {
-        snapshot.pour(source, &mut |_, _| Ok(()))?;
+        snapshot.write_blocks(source, &mut |_, _| Ok(()))?;
         log.finish_snapshot(snapshot)?;
     }
     log.close()
 }
 
-/// Whether there is anything of a journal in a directory.
+/// Whether a directory holds any file of a log.
 ///
 /// # Errors
-/// Where it cannot be listed.
+/// If the directory cannot be listed.
 pub fn has_journal(disk: &dyn Disk) -> std::io::Result<bool> {
-    part_of_a_journal(disk).map(|file| file.is_some())
+    find_journal_file(disk).map(|file| file.is_some())
 }
 
-fn part_of_a_journal(disk: &dyn Disk) -> std::io::Result<Option<String>> {
-    let means_something = |name: &String| {
+fn find_journal_file(disk: &dyn Disk) -> std::io::Result<Option<String>> {
+    let is_part = |name: &String| {
         !matches!(
             files::kind(name),
             files::Kind::Lock | files::Kind::Temporary | files::Kind::Spare(_) | files::Kind::Other
         )
     };
-    Ok(disk.list()?.into_iter().find(means_something))
+    Ok(disk.list()?.into_iter().find(is_part))
 }

@@ -1,8 +1,8 @@
-//! What a journal takes of its disk, seen from outside.
+//! The disk space that a log uses, determined from its files.
 //!
-//! Input: the files of a directory and the free bytes of its file system. Output: how these bytes
-//! are used, and whether a log there refuses growth. It decides that as the log does, by a
-//! [`Budget`].
+//! Input is the files of a directory and the free bytes of the file system. The result includes
+//! whether a log with these figures refuses growth, according to the same [`Budget`] that the log
+//! uses.
 
 use crate::budget::Budget;
 use crate::disk::Disk;
@@ -11,10 +11,10 @@ use crate::files::Kind;
 use crate::inspect::{FileReport, Verdict};
 use crate::options::Options;
 
-/// What a journal takes of its disk, in bytes, as its files and the file system show it.
+/// The disk space that a log uses, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// Segments that recovery needs, with the room in them that is not used yet.
+    /// Segments that recovery needs, including their unused part.
     pub log: u64,
     /// Older segments and snapshots.
     pub history: u64,
@@ -22,12 +22,12 @@ pub struct DiskUse {
     pub snapshot: u64,
     /// Segments that are ready for use.
     pub spares: u64,
-    /// Files that are not finished, such as a snapshot that is being written.
+    /// Incomplete files, such as a snapshot in progress.
     pub temporary: u64,
-    /// What the file system has free.
+    /// Free bytes of the file system.
     pub free: u64,
-    /// Whether a store refuses growth with these figures. A store that refuses it already waits for
-    /// a little more room.
+    /// Whether a store refuses growth with these figures. A store that already refuses it continues
+    /// to do so until slightly more is free.
     pub refuses_writes: bool,
 }
 
@@ -35,7 +35,7 @@ impl DiskUse {
     /// Adds up the files of a [`Report`](crate::Report), which are sorted by name.
     ///
     /// # Errors
-    /// If the file system does not say what is free.
+    /// If the free space cannot be determined.
     pub fn of(disk: &dyn Disk, files: &[FileReport]) -> Result<Self, Error> {
         let free = disk
             .free_bytes()
@@ -80,7 +80,7 @@ impl DiskUse {
             base: self.snapshot,
             log: self.log,
             spares: self.spares,
-            // As a start does until it has asked how large the state is.
+            // A start makes the same assumption until it has asked for the size of the state.
             next_min: self.snapshot,
             next_max: self.snapshot,
             segment: segment.unwrap_or(Options::default().fitted(disk).segment_bytes),

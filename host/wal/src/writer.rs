@@ -1,7 +1,8 @@
-//! The threads around the log: one writes and syncs, one tells what is released, one keeps house.
+//! The threads around the log: one writes and syncs, one notifies of released positions, one does
+//! the upkeep.
 //!
-//! Enters: groups of records from any thread. Leaves: calls of the listener, in order and one at a
-//! time, and blocks asked of the snapshot source.
+//! Input is groups of records from any thread. Output is calls of [`Callbacks::released`], in order
+//! and one at a time, and requests for blocks of a snapshot.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -11,24 +12,24 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Failure};
 use crate::limits;
 use crate::log::{Log, locked};
+use crate::notifier::Notifier;
 use crate::options::Durability;
 use crate::snapshot::Source;
-use crate::teller::Teller;
 use crate::upkeep::Room;
 use statehouse_protocol::LogPosition;
 
-/// What the journal calls.
+/// The functions that a [`Journal`] calls.
 pub struct Callbacks {
-    /// Told each time that [`Journal::released`] moved because something became durable: rising
-    /// positions, one call at a time, from one of the journal's threads. It may be slow, take locks that
-    /// are held around appends, and append; it may not take snapshots or close.
+    /// Called whenever [`Journal::released`] advanced because records became durable. Positions
+    /// rise, and one thread of the journal calls it at a time. It may be slow, take locks that
+    /// callers hold while they append, and append. It must not take snapshots or close the journal.
     pub released: Box<dyn Fn(LogPosition) + Send>,
-    /// Told once when the log fails. It may run on any thread that works on the log, and should only
-    /// begin the end of the process.
+    /// Called once when the log fails, on any thread that works on the log. It should only start
+    /// the shutdown of the process.
     pub failed: Box<dyn Fn(&Failure) + Send + Sync>,
-    /// Gives the blocks of snapshots.
+    /// Provides the blocks of snapshots.
     pub source: Box<dyn Source>,
-    /// The wall clock in ms since 1970.
+    /// The wall clock in milliseconds since 1970.
     pub now_ms: Box<dyn Fn() -> u64 + Send>,
 }
 
@@ -38,22 +39,22 @@ impl std::fmt::Debug for Callbacks {
     }
 }
 
-/// A log with threads that drive it.
+/// A log with the threads that drive it.
 #[derive(Debug)]
 pub struct Journal {
     pub(crate) log: Arc<Log>,
-    teller: Arc<Teller>,
+    notifier: Arc<Notifier>,
     chores: Arc<Chores>,
-    /// In the order in which they start: writing, telling, keeping house.
+    /// In the order of their start: writer, notifier, upkeep.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Where the housekeeping thread waits.
+/// Wakes the upkeep thread.
 #[derive(Debug, Default)]
 struct Chores {
     state: Mutex<ChoresState>,
     changed: Condvar,
-    /// How many segments were written to, as of the last commit.
+    /// The value of [`Log::segments`] after the last commit.
     segments: AtomicU64,
 }
 
@@ -67,7 +68,7 @@ impl Journal {
     /// Starts the threads of a log.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system gives no thread.
+    /// [`Error::Io`] if a thread cannot be started.
     pub fn start(log: Log, callbacks: Callbacks) -> Result<Self, Error> {
         let Callbacks {
             released,
@@ -76,36 +77,36 @@ impl Journal {
             now_ms,
         } = callbacks;
         let journal = Self::begin(log, released, failed)?;
-        let teller = Arc::clone(&journal.teller);
+        let notifier = Arc::clone(&journal.notifier);
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        journal.spawn("journal-keep", move || {
-            keep_loop(&log, &chores, &teller, source, &*now_ms)
+        journal.spawn("wal-upkeep", move || {
+            upkeep_loop(&log, &chores, &notifier, source, &*now_ms)
         })?;
         Ok(journal)
     }
 
-    /// The first two threads, which are enough to write and to tell.
+    /// Starts the writer and the notifier thread only, which suffice to commit records.
     pub(crate) fn begin(
         log: Log,
         released: Box<dyn Fn(LogPosition) + Send>,
         failed: Box<dyn Fn(&Failure) + Send + Sync>,
     ) -> Result<Self, Error> {
         let log = Arc::new(log);
-        let teller = Arc::new(Teller::new(released, log.released()));
+        let notifier = Arc::new(Notifier::new(released, log.released()));
         let chores = Arc::new(Chores::default());
-        // It was empty: the log came by value and has not been started before.
+        // The cell is empty, because the log was passed by value and was never started before.
         let _ = log.on_failure.set(failed);
         let journal = Self {
             log,
-            teller,
+            notifier,
             chores,
             threads: Mutex::default(),
         };
         let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        let teller = Arc::clone(&journal.teller);
-        journal.spawn("journal-write", move || write_loop(&log, &chores, &teller))?;
-        let teller = Arc::clone(&journal.teller);
-        journal.spawn("journal-tell", move || teller.run())?;
+        let notifier = Arc::clone(&journal.notifier);
+        journal.spawn("wal-write", move || write_loop(&log, &chores, &notifier))?;
+        let notifier = Arc::clone(&journal.notifier);
+        journal.spawn("wal-notify", move || notifier.run())?;
         Ok(journal)
     }
 
@@ -153,18 +154,19 @@ impl Journal {
         self.log.room()
     }
 
-    /// Whether a caller that adds to the log should wait, outside of every lock, before it adds
-    /// more: too much is unwritten ([`Log::is_behind`]), or a snapshot has to make room first
-    /// ([`Room::Tight`]).
+    /// Whether a caller that appends should wait before it appends more, without holding a lock.
+    /// This is the case if too much is unwritten ([`Log::is_behind`]) or a snapshot must free space
+    /// first ([`Room::Tight`]).
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.log.is_behind() || self.log.room() == Room::Tight
     }
 
-    /// Writes and syncs everything, tells the listener, ends the threads and marks the journal closed.
+    /// Writes and syncs everything, sends the last notification, ends the threads and records the
+    /// clean close.
     ///
     /// # Errors
-    /// [`Error::Failed`] where the log failed; then it is not marked.
+    /// [`Error::Failed`] if the log failed; the close is not recorded in this case.
     pub fn close(&self) -> Result<(), Error> {
         self.stop();
         self.log.close()
@@ -175,21 +177,22 @@ impl Journal {
         self.chores.changed.notify_all();
         self.log.pending().closing = true;
         self.log.work.notify_all();
-        // The telling thread ends last, when nobody can release anything any more. The one behind it may never
-        // have started.
+        // The notifier ends last, when no other thread can release records. The upkeep thread is
+        // absent if its start failed.
         let mut threads = std::mem::take(&mut *locked(&self.threads));
-        let tell = (threads.len() > 1).then(|| threads.remove(1));
+        let notifier_thread = (threads.len() > 1).then(|| threads.remove(1));
         for thread in threads {
             join(thread);
         }
-        self.teller.close(self.log.released());
-        if let Some(tell) = tell {
-            join(tell);
+        self.notifier.close(self.log.released());
+        if let Some(notifier_thread) = notifier_thread {
+            join(notifier_thread);
         }
     }
 }
 
-/// Without [`Journal::close`] everything appended is still written, but the journal is not marked closed.
+/// Without [`Journal::close`] everything that was appended is still written, but no clean close is
+/// recorded.
 impl Drop for Journal {
     fn drop(&mut self) {
         if !locked(&self.threads).is_empty() {
@@ -198,7 +201,8 @@ impl Drop for Journal {
     }
 }
 
-/// A thread that panics takes the log with it: the journal without one of them would wait for ever, or fill the disk.
+/// Fails the log if one of its threads panics. Without the writer the log would block for ever, and
+/// without the upkeep thread it would fill the disk.
 struct Watch {
     log: Arc<Log>,
     name: &'static str,
@@ -214,19 +218,19 @@ impl Drop for Watch {
 
 fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-        tracing::error!("a thread of the journal panicked");
+        tracing::error!("a thread of the write-ahead log panicked");
     }
 }
 
-fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
+fn write_loop(log: &Log, chores: &Chores, notifier: &Notifier) {
     let interval = match log.options.durability {
         Durability::Always => Duration::ZERO,
         Durability::Interval(interval) => interval,
     };
-    // When what is written has to be synced at the latest.
+    // The time by which written bytes must be synced.
     let mut due: Option<Instant> = None;
-    let mut told = log.durable();
-    let mut waits = false;
+    let mut notified = log.durable();
+    let mut is_full_logged = false;
     loop {
         let (closing, urgent) = wait_for_work(log, due);
         if !log.options.commit_delay.is_zero() && !closing && !urgent {
@@ -237,7 +241,8 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
         let written = log.write();
         let now = Instant::now();
         let due_at = *due.get_or_insert(now + interval);
-        // Urgent groups may have come since; the write has them, so their sync is now.
+        // Urgent groups may have been appended after the wait. The write included them, so they are
+        // synced now.
         let urgent = !log.pending().urgent.is_empty();
         if closing || urgent || now >= due_at {
             if log.sync().is_err() {
@@ -245,10 +250,11 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
             }
             due = None;
         }
-        // Also where a full segment was synced on the way: what is urgent does not wait for the interval then.
-        if log.durable() > told {
-            told = log.durable();
-            teller.tell(log);
+        // A full segment may have been synced without a call of `sync`. Its urgent records must not
+        // wait for the interval.
+        if log.durable() > notified {
+            notified = log.durable();
+            notifier.notify(log);
         }
         if chores.segments.swap(log.segments(), Ordering::AcqRel) != log.segments() {
             locked(&chores.state).woken = true;
@@ -256,11 +262,11 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
         }
         match written {
             Ok(()) if closing && log.pending().is_empty() => return,
-            Ok(()) => waits = false,
+            Ok(()) => is_full_logged = false,
             Err(Error::Failed(_)) => return,
             Err(error) => {
-                if !std::mem::replace(&mut waits, true) {
-                    tracing::error!(%error, "the log waits for room on the disk; writes are acknowledged once there is room");
+                if !std::mem::replace(&mut is_full_logged, true) {
+                    tracing::error!(%error, "the disk is full; writes are acknowledged once there is room for the log");
                 }
                 if closing {
                     return;
@@ -271,8 +277,8 @@ fn write_loop(log: &Log, chores: &Chores, teller: &Teller) {
     }
 }
 
-/// Waits until there is something to write or the sync is due. Whether the journal is closing, and whether something
-/// urgent waits.
+/// Waits until there is something to write or the sync is due. Returns whether the journal is
+/// closing and whether an urgent group is pending.
 fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
     let mut pending = log.pending();
     while pending.is_empty() && !pending.closing && !pending.failed {
@@ -295,9 +301,9 @@ fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
     (pending.closing, !pending.urgent.is_empty())
 }
 
-/// Lets threads that are ready to append do so first: on a busy machine the one that appended first has only
-/// just begun with what its sockets brought, and one flush for all of it is cheaper than one for each. Where
-/// nobody is ready this costs a microsecond.
+/// Lets threads that are ready to append do so before the flush. On a busy machine the first
+/// appender has only begun to process its input, and one flush for all is cheaper than one each. If
+/// no thread is ready, this costs a microsecond.
 fn gather(log: &Log) {
     let mut appended = log.appended();
     for _ in 0..limits::GATHER_YIELDS_MAX {
@@ -310,28 +316,28 @@ fn gather(log: &Log) {
     }
 }
 
-fn keep_loop(
+fn upkeep_loop(
     log: &Log,
     chores: &Chores,
-    teller: &Teller,
+    notifier: &Notifier,
     mut source: Box<dyn Source>,
     now_ms: &dyn Fn() -> u64,
 ) {
     let mut retry = Instant::now();
-    // Both said once for as long as they last.
-    let mut trouble = String::new();
-    let mut no_snapshot: Option<String> = None;
+    // Each is logged once for as long as it lasts.
+    let mut logged_error = String::new();
+    let mut logged_snapshot_error: Option<String> = None;
     loop {
         if source.ready() {
             log.note_state(|| source.bytes());
         }
         match log.maintain(now_ms()) {
-            Ok(()) => trouble.clear(),
+            Ok(()) => logged_error.clear(),
             Err(error) => {
                 let error = error.to_string();
-                if trouble != error {
-                    tracing::warn!(error, room = ?log.room(), "upkeep of the journal");
-                    trouble = error;
+                if logged_error != error {
+                    tracing::warn!(error, room = ?log.room(), "upkeep of the write-ahead log failed; it is retried");
+                    logged_error = error;
                 }
             }
         }
@@ -339,27 +345,31 @@ fn keep_loop(
             return;
         }
         if log.snapshot_due() && Instant::now() >= retry && source.ready() {
-            let outcome = take_snapshot(log, chores, teller, &mut *source, now_ms);
+            let outcome = take_snapshot(log, chores, notifier, &mut *source, now_ms);
             let full = outcome.as_ref().is_err_and(Error::is_full);
             let failed = outcome.err().map(|error| error.to_string());
             if let Some(error) = &failed
-                && failed != no_snapshot
+                && failed != logged_snapshot_error
             {
-                tracing::warn!(error, "no snapshot was taken");
+                tracing::warn!(
+                    error,
+                    "the snapshot failed; the log is kept and the snapshot is retried"
+                );
             }
             log.note_state(|| source.bytes());
-            // The history that it makes superfluous goes now.
+            // Remove the history that the new snapshot replaces.
             if let Err(error) = log.maintain(now_ms()) {
-                tracing::debug!(%error, "upkeep behind a snapshot");
+                tracing::debug!(%error, "upkeep after a snapshot failed");
             }
-            // On a full disk a later one may be smaller, and is what makes room. The log did not know that it is full where the
-            // snapshot itself was too much.
+            // On a full disk a later snapshot may be smaller, and only a snapshot frees space.
+            // `full` covers the case that the snapshot itself did not fit, which the log does not
+            // notice.
             if full || matches!(log.room(), Room::Reserve | Room::None) {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_SHORT_MS);
             } else if failed.is_some() {
                 retry = Instant::now() + Duration::from_millis(limits::SNAPSHOT_RETRY_MS);
             }
-            no_snapshot = failed;
+            logged_snapshot_error = failed;
         }
         let mut state = locked(&chores.state);
         if !state.woken && !state.closing {
@@ -377,7 +387,7 @@ fn keep_loop(
 fn take_snapshot(
     log: &Log,
     chores: &Chores,
-    teller: &Teller,
+    notifier: &Notifier,
     source: &mut dyn Source,
     now_ms: &dyn Fn() -> u64,
 ) -> Result<LogPosition, Error> {
@@ -385,23 +395,23 @@ fn take_snapshot(
         return Ok(log.appended());
     };
     let (begun, rate) = (Instant::now(), log.options.snapshot_bytes_per_second);
-    snapshot.pour(source, &mut |bytes, source| {
+    snapshot.write_blocks(source, &mut |bytes, source| {
         log.temporary_bytes.fetch_max(bytes, Ordering::AcqRel);
         let earned = Duration::from_secs_f64(bytes as f64 / rate as f64);
         loop {
             let mut state = locked(&chores.state);
             if state.closing {
-                return Err(Error::GivenUp("the journal is closing".to_owned()));
+                return Err(Error::GivenUp("the log is closing".to_owned()));
             }
             if std::mem::take(&mut state.woken) {
                 drop(state);
                 log.note_state(|| source.bytes());
-                // What cannot be done now is said behind the snapshot.
+                // If the upkeep fails here, the upkeep after the snapshot reports it.
                 let _ = log.maintain(now_ms());
                 continue;
             }
             let wait = earned.saturating_sub(begun.elapsed());
-            // Clients wait for it if there is little room.
+            // Clients wait for this snapshot if there is little room.
             if wait.is_zero() || log.is_short() {
                 return Ok(());
             }
@@ -416,8 +426,9 @@ fn take_snapshot(
     let complete = log.appended();
     if log.durable() < complete {
         let committed = log.commit();
-        // Also where the disk was full half way: what became durable is told.
-        teller.ring(log.released());
+        // Notify even if the disk became full during the commit, because a part of it may be
+        // durable.
+        notifier.wake(log.released());
         committed?;
     }
     log.finish_snapshot_at(snapshot, complete)

@@ -1,24 +1,24 @@
-//! Every directory that a crash may leave in a recorded run.
+//! Every directory that a crash may leave during a recorded run.
 //!
-//! Enters: the recording of a simulated disk. Leaves: disks, one for each step and each choice of what
-//! reached the device by then.
+//! Input is the recording of a simulated disk. Output is one disk for each step and each choice of
+//! the unsynced parts that reached the device.
 
 use std::collections::BTreeSet;
 
 use super::{Event, SECTOR_BYTES, Simulation, World, fresh};
 use crate::log::locked;
 
-/// Unsynced sectors and names up to which every subset of them becomes a crash image.
+/// Largest number of unsynced sectors and names of which every subset becomes a crash image.
 const EVERY_SUBSET_MAX: usize = 5;
 
-/// A directory as some crash may leave it.
+/// A directory as a crash may leave it.
 #[derive(Debug)]
 pub struct Image {
     /// The directory.
     pub disk: Simulation,
     /// The last [`Simulation::mark`] before the crash.
     pub marked: u64,
-    /// Which crash: for a failing test to print.
+    /// Describes the crash, for the message of a failing test.
     pub story: String,
 }
 
@@ -28,14 +28,14 @@ impl Simulation {
         locked(&self.world).trace = Some(Vec::new());
     }
 
-    /// Notes in the recording what was promised up to now, such as the last durable position.
+    /// Adds a promise to the recording, such as the last durable position.
     pub fn mark(&self, promised: u64) {
         locked(&self.world).note(|| Event::Mark(promised));
     }
 
-    /// Goes through the directories that a crash may leave after every single step of the recording:
-    /// without what was not synced, with all of it, with each part of it alone, with all but each
-    /// part, and where there are few parts with every choice of them.
+    /// Calls `each` with every directory that a crash may leave after each step of the recording:
+    /// without the unsynced parts, with all of them, with each part alone, with all but each part,
+    /// and if there are few parts with every subset.
     pub fn images(&self, each: &mut dyn FnMut(Image)) {
         let trace = locked(&self.world).trace.clone().unwrap_or_default();
         let entropy = locked(&self.world).entropy;

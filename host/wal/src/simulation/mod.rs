@@ -1,10 +1,12 @@
-//! A disk in memory that forgets, tears and lies, for tests of whoever writes to a journal.
+//! A simulated disk in memory that loses, tears and corrupts unsynced data, for tests of the log
+//! and its users.
 //!
-//! Enters: what a [`Disk`] is asked to do, crashes and faults. Leaves: the same bytes for the same
-//! seed, always. It keeps what was written apart from what was synced, sector by sector and name by name, and a
-//! crash keeps any subset of what was not synced: in another order, torn inside a sector, or with a
-//! bit flipped. A sync that fails behaves like Linux: what it could not write stays readable, counts
-//! as written from then on, and is gone after the next crash.
+//! Input is calls of [`Disk`], crashes and faults. The same seed always produces the same bytes.
+//!
+//! The simulation tracks written and synced data separately, by sector and by file name. A crash
+//! keeps any subset of the unsynced data: in another order, torn inside a sector, or with a flipped
+//! bit. A failed sync behaves as on Linux: the data remains readable and counts as written, but the
+//! next crash loses it.
 
 mod dice;
 mod images;
@@ -19,14 +21,14 @@ use crate::log::locked;
 pub use dice::Dice;
 pub use images::Image;
 
-/// What a device writes as one.
+/// The unit that a device writes at once.
 pub const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 struct Inode {
-    /// What a reader sees.
+    /// The content that a reader sees.
     content: Vec<u8>,
-    /// What is on the device for sure.
+    /// The content that is certainly on the device.
     durable: Vec<u8>,
     /// Sectors that were written and not synced.
     dirty: BTreeSet<usize>,
@@ -45,7 +47,7 @@ impl Inode {
         }
     }
 
-    /// Puts a sector, or its first bytes, on the device.
+    /// Stores a sector, or its first bytes, on the device.
     fn store(&mut self, sector: usize, bytes_max: usize) {
         let from = sector * SECTOR_BYTES;
         let to = (from + bytes_max.min(SECTOR_BYTES)).min(self.content.len());
@@ -55,8 +57,8 @@ impl Inode {
         self.durable[from..to].copy_from_slice(&self.content[from..to]);
     }
 
-    /// Puts a sector on the device with a bit of what is new in it flipped. What was there before
-    /// and is written again unchanged stays: the log relies on that, see [`crate::frame`].
+    /// Stores a sector on the device with one bit flipped among the changed bytes. Bytes that are
+    /// rewritten unchanged stay intact, because the log relies on that, see [`crate::frame`].
     fn spoil(&mut self, sector: usize, dice: &mut Dice) {
         let from = sector * SECTOR_BYTES;
         let to = (from + SECTOR_BYTES).min(self.content.len());
@@ -75,7 +77,7 @@ impl Inode {
         }
     }
 
-    /// The device is all that is left.
+    /// Discards everything that is not on the device.
     fn lose(&mut self) {
         self.dirty.clear();
         self.content.clone_from(&self.durable);
@@ -221,7 +223,8 @@ impl World {
     }
 }
 
-/// A directory in memory. A clone is another handle to the same one; [`Simulation::fork`] is a copy.
+/// A directory in memory. A clone is another handle to the same directory; [`Simulation::fork`]
+/// makes a copy.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     world: Arc<Mutex<World>>,
@@ -269,18 +272,19 @@ impl Simulation {
         }
     }
 
-    /// A copy that goes its own way.
+    /// An independent copy.
     #[must_use]
     pub fn fork(&self) -> Self {
         fresh(locked(&self.world).clone())
     }
 
-    /// The machine loses power: returns what a later start finds. Handles from before are dead.
+    /// Simulates a power failure and returns the directory that the next start finds. Old handles
+    /// fail.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let mut world = locked(&self.world);
-        // Some crashes lose nearly all, some nearly nothing.
+        // Some crashes lose nearly everything, some nearly nothing.
         let (kept, of) = [(0, 1), (1, 1), (1, 2), (9, 10), (1, 10)][dice.below(5) as usize];
         for inode in &mut world.inodes {
             for sector in std::mem::take(&mut inode.dirty) {
@@ -304,7 +308,7 @@ impl Simulation {
         self.now()
     }
 
-    /// The process is killed: the page cache stays. Handles from before are dead.
+    /// Simulates the death of the process: the page cache survives. Old handles fail.
     #[must_use]
     pub fn kill(&self) -> Self {
         let mut world = locked(&self.world);
@@ -314,17 +318,18 @@ impl Simulation {
         self.now()
     }
 
-    /// Every write after `writes` more fails; `None` ends that. Creating, renaming and removing count as writes.
+    /// Fails every write after the next `writes` ones, until it is called with `None`. Creating,
+    /// renaming and removing files count as writes.
     pub fn fail_write_in(&self, writes: Option<u64>) {
         locked(&self.world).fail_write_in = writes;
     }
 
-    /// Every sync after `syncs` more fails; `None` ends that.
+    /// Fails every sync after the next `syncs` ones, until it is called with `None`.
     pub fn fail_sync_in(&self, syncs: Option<u64>) {
         locked(&self.world).fail_sync_in = syncs;
     }
 
-    /// The disk is full when all files together have this many bytes.
+    /// Makes the disk full when all files together have this many bytes.
     pub fn limit_bytes(&self, bytes: Option<u64>) {
         locked(&self.world).capacity_bytes = bytes;
     }
@@ -335,7 +340,7 @@ impl Simulation {
         locked(&self.world).used_bytes()
     }
 
-    /// What a file holds, as a reader sees it.
+    /// The content of a file, as a reader sees it.
     #[must_use]
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
         let world = locked(&self.world);
@@ -345,7 +350,7 @@ impl Simulation {
             .map(|&inode| world.inodes[inode].content.clone())
     }
 
-    /// Replaces a file, durably: damage that no crash explains.
+    /// Replaces a file durably, to simulate damage that is not caused by a crash.
     pub fn put(&self, name: &str, content: &[u8]) {
         let mut world = locked(&self.world);
         let inode = world.inodes.len();
@@ -482,7 +487,7 @@ impl File for Handle {
             Ok(())
         };
         let outcome: io::Result<()> = failed.and(full);
-        // A write that fails may have written a part.
+        // A failed write may have written a part.
         let bytes = match &outcome {
             Ok(()) => bytes,
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {

@@ -1,4 +1,4 @@
-//! Clean closes, new formats, sizes: what opening says of an ordinary directory.
+//! Clean closes, later formats and sizes: the result of opening an undamaged directory.
 
 use std::io;
 
@@ -22,7 +22,7 @@ fn filled(disk: &Simulation, records: usize) -> (Log, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn after_a_clean_close_a_missing_tail_is_damage() {
+fn missing_tail_after_a_clean_close_is_damage() {
     let disk = Simulation::new(1);
     let (log, list) = filled(&disk, 10);
     log.close().expect("no faults");
@@ -38,19 +38,19 @@ fn after_a_clean_close_a_missing_tail_is_damage() {
             Ok((.., records)) => assert!(records.list() == list, "cut to {bytes}"),
         }
     }
-    let gone = disk.fork();
-    gone.remove(&name).expect("there");
-    let text = open(&gone, small())
+    let truncated = disk.fork();
+    truncated.remove(&name).expect("there");
+    let text = open(&truncated, small())
         .expect_err("the log is missing")
         .to_string();
     assert!(
-        text.contains("the whole log is missing") && text.contains("Records 1 to 10 were on disk"),
+        text.contains("the whole log is missing") && text.contains("Records 1 to 10 were durable"),
         "{text}"
     );
 }
 
 #[test]
-fn a_close_is_told_from_a_crash() {
+fn clean_close_differs_from_a_crash() {
     let disk = Simulation::new(1);
     let (log, _) = filled(&disk, 3);
     log.close().expect("no faults");
@@ -82,7 +82,7 @@ fn many_starts_leave_few_files() {
 }
 
 #[test]
-fn a_later_format_is_refused_in_words() {
+fn later_format_is_refused() {
     let disk = Simulation::new(1);
     let (log, list) = filled(&disk, 3);
     snapshot(&log, &list, 1).expect("no faults");
@@ -106,7 +106,7 @@ fn a_later_format_is_refused_in_words() {
 }
 
 #[test]
-fn sizes_are_bounded_and_a_group_larger_than_a_segment_gets_its_own() {
+fn group_larger_than_a_segment_gets_its_own_segment() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let large = vec![7; limits::RECORD_BYTES_MAX + 1];
@@ -128,7 +128,7 @@ fn sizes_are_bounded_and_a_group_larger_than_a_segment_gets_its_own() {
 }
 
 #[test]
-fn the_largest_record_goes_in_and_comes_out() {
+fn largest_record_is_written_and_read() {
     let disk = Simulation::new(1);
     let record = vec![5; limits::RECORD_BYTES_MAX];
     let (log, ..) = open(&disk, Options::default()).expect("opens");
@@ -139,7 +139,7 @@ fn the_largest_record_goes_in_and_comes_out() {
 }
 
 #[test]
-fn a_directory_has_one_process_and_any_number_of_readers() {
+fn directory_has_one_writer_and_many_readers() {
     let place = tempfile::tempdir().expect("a directory");
     let path = place.path().join("deep").join("data");
     let first = Directory::open(&path).expect("created");
@@ -162,7 +162,7 @@ fn a_directory_has_one_process_and_any_number_of_readers() {
 }
 
 #[test]
-fn a_removed_lock_file_lets_no_second_process_in() {
+fn removed_lock_file_admits_no_second_process() {
     let place = tempfile::tempdir().expect("a directory");
     let first = Directory::open(place.path()).expect("free");
     std::fs::remove_file(place.path().join(files::LOCK)).expect("there");
@@ -185,13 +185,13 @@ fn in_use(path: &std::path::Path) -> Log {
 }
 
 #[test]
-fn a_log_acknowledges_nothing_in_a_removed_segment() {
+fn removed_segment_stops_acknowledgements() {
     for replaced in [false, true] {
         let place = tempfile::tempdir().expect("a directory");
         let log = in_use(place.path());
         let segment = place.path().join(files::segment(1));
         if replaced {
-            // As a second process does that opens the journal.
+            // Opening the log makes the same change as a second process.
             let copy = place.path().join("copy");
             std::fs::copy(&segment, &copy).expect("copied");
             std::fs::rename(&copy, &segment).expect("renamed");
@@ -209,7 +209,7 @@ fn a_log_acknowledges_nothing_in_a_removed_segment() {
 }
 
 #[test]
-fn a_log_fails_once_its_directory_or_lock_is_not_its_own() {
+fn log_fails_when_its_directory_or_lock_is_replaced() {
     type Change = fn(&std::path::Path);
     let changes: [(&str, Change); 3] = [
         ("removed", |path| {
@@ -238,7 +238,7 @@ fn a_log_fails_once_its_directory_or_lock_is_not_its_own() {
 }
 
 #[test]
-fn a_backup_is_one_file_and_begins_a_journal() {
+fn backup_file_restores_a_journal() {
     let place = tempfile::tempdir().expect("a directory");
     let file = place.path().join("backup");
     let list: Vec<Vec<u8>> = (0..100).map(|n| vec![n; usize::from(n) * 100]).collect();
@@ -294,7 +294,7 @@ fn a_backup_is_one_file_and_begins_a_journal() {
 }
 
 #[test]
-fn a_restore_that_ends_half_way_is_no_empty_store() {
+fn interrupted_restore_does_not_open_empty() {
     let disk = Simulation::new(1);
     struct GivesUp(bool);
     impl Source for GivesUp {
@@ -317,10 +317,11 @@ fn a_restore_that_ends_half_way_is_no_empty_store() {
     ));
 }
 
-/// Who can put bytes into a record could put a frame there that a later recovery, of a recycled
-/// segment with a torn tail, takes for one of the log's. It takes the store's number to do so.
+/// A client that controls the content of a record could put a frame into it. Recovery of a recycled
+/// segment with a torn tail could then take it for a frame of the log. This requires the store id,
+/// which is secret.
 #[test]
-fn a_frame_inside_a_record_is_not_believed() {
+fn frame_inside_a_record_is_not_read() {
     let disk = Simulation::new(1);
     let (log, _) = filled(&disk, 1);
     let name = files::segment(1);
@@ -332,7 +333,7 @@ fn a_frame_inside_a_record_is_not_believed() {
     for (store, believed) in [
         (0, false),
         (right.store ^ 1, false),
-        // Only whoever knows the number could.
+        // Only with knowledge of the store id does the forged frame count.
         (right.store, true),
     ] {
         let mut forged = vec![0; crate::frame::HEADER_BYTES];
@@ -348,7 +349,7 @@ fn a_frame_inside_a_record_is_not_believed() {
 }
 
 #[test]
-fn files_of_others_in_the_directory_are_left_alone() {
+fn foreign_files_in_the_directory_are_untouched() {
     let disk = Simulation::new(1);
     filled(&disk, 3);
     disk.put("backup.tmp", b"somebody is writing this");
@@ -359,7 +360,7 @@ fn files_of_others_in_the_directory_are_left_alone() {
     assert!(disk.content(files::SNAPSHOT_TEMPORARY).is_none());
 }
 
-/// A disk so full that it takes no new file.
+/// A disk that is so full that no file can be created.
 struct NoNewFiles(Simulation);
 
 impl Disk for NoNewFiles {
@@ -393,11 +394,11 @@ impl Disk for NoNewFiles {
 }
 
 #[test]
-fn a_journal_with_spares_opens_on_a_disk_that_takes_no_new_file() {
+fn journal_with_spares_opens_on_a_full_disk() {
     let disk = Simulation::new(1);
     let (log, list) = filled(&disk, 3);
     log.maintain(1).expect("room for spares");
-    // Nothing vouches for the last record, so the tail is written anew.
+    // No witness covers the last record, so the tail is rewritten.
     let disk: Arc<dyn Disk> = Arc::new(NoNewFiles(disk.kill()));
     let mut records = Records::default();
     Log::open(disk, small(), 2, &mut records).expect("there are two spares");

@@ -1,4 +1,4 @@
-//! Crashes at random times, thousands of them, and every crash of a scripted run.
+//! Thousands of crashes at random times, and every crash of a scripted run.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use super::*;
 use crate::Durability;
 use crate::files::{self, Kind};
 
-/// A log, and what it was asked to keep and said it has.
+/// A log with the records that were appended and the positions that were reported durable.
 struct Run {
     dice: Dice,
     disk: Simulation,
     options: Options,
     log: Log,
-    /// Every record that was appended since the beginning and may still be there.
+    /// Every record that was appended and may still exist.
     list: Vec<Vec<u8>>,
     /// The positions at which groups end.
     ends: BTreeSet<u64>,
@@ -79,7 +79,7 @@ impl Run {
         }
     }
 
-    /// One thing that may happen to a log; false where it failed for good.
+    /// One random operation on a log. Returns false if the log failed.
     fn step(&mut self) -> bool {
         let outcome = match self.dice.below(12) {
             0..=4 => {
@@ -106,7 +106,7 @@ impl Run {
         self.log.failure().is_none()
     }
 
-    /// A snapshot is taken over many steps, while the log goes on.
+    /// Takes a snapshot over many steps while the log is being written.
     fn snapshot_step(&mut self) -> Result<(), Error> {
         let Some((mut snapshot, mut taken)) = self.snapshot.take() else {
             self.snapshot = self
@@ -123,7 +123,7 @@ impl Run {
             snapshot.block(&block(at as u64 + 1, &self.list[at]))?;
         }
         taken = until;
-        // Blocks may hold later records than the beginning, never fewer.
+        // Blocks may hold records after the beginning of the snapshot, but must hold all before it.
         if taken as u64 >= snapshot.position().0 && self.dice.once_in(2) {
             self.log.finish_snapshot(snapshot).map(drop)
         } else if self.dice.once_in(20) {
@@ -158,7 +158,7 @@ impl Run {
         }
     }
 
-    /// The newest snapshot rots, where there is another base that never did.
+    /// Damages the newest snapshot if there is another intact base.
     fn damage_a_snapshot(&mut self) {
         let names = self.disk.list().expect("a directory");
         let kinds = names.iter().map(|name| files::kind(name));
@@ -256,15 +256,16 @@ fn run(seed: u64, lives: u64) {
 }
 
 #[test]
-fn what_was_reported_durable_survives_any_crash_and_nothing_else_comes_back() {
+fn durable_records_survive_random_crashes() {
     for seed in seeds(2_000) {
         run(seed, 4);
     }
 }
 
-/// Every way in which a crash may leave the disk, in a run through rotation, snapshots and clean-up.
+/// Every directory that a crash may leave during a run with changes of segment, snapshots and
+/// upkeep.
 #[test]
-fn every_crash_image_of_a_run_opens_with_all_that_was_durable() {
+fn every_crash_image_opens_with_all_durable_records() {
     let disk = Simulation::new(1);
     disk.record();
     let mut list = Vec::new();
@@ -310,7 +311,7 @@ fn every_crash_image_of_a_run_opens_with_all_that_was_durable() {
         );
         assert!(list[..found.len()] == found[..], "{story}");
         assert!(ends.contains(&end), "{story}: half a group");
-        // And a second crash takes nothing of what the first start gave.
+        // A second crash must not lose anything that the first start returned.
         drop(log);
         let (.., again) = open(&image.disk.crash(images), small())
             .unwrap_or_else(|error| panic!("{story}: {error}"));

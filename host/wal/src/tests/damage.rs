@@ -1,4 +1,4 @@
-//! Damage that no crash explains: every byte of a directory, one at a time.
+//! Damage that is not caused by a crash: every byte of a directory, one at a time.
 
 use proptest::prelude::*;
 
@@ -13,13 +13,13 @@ fn directory(close: bool) -> (Simulation, Vec<Vec<u8>>, u64) {
     let (log, ..) = open(&disk, small()).expect("opens");
     let mut dice = Dice::new(5);
     let mut list = Vec::new();
-    // What the last frame cannot know yet: the commit that it is part of.
-    let mut vouched = 0;
+    // The last frame cannot cover its own commit.
+    let mut proven = 0;
     for round in 0..40 {
         let record = record(&mut dice, 500);
         log.append(&[&record]).expect("small");
         list.push(record);
-        vouched = log.durable().0;
+        proven = log.durable().0;
         log.commit().expect("no faults");
         if round % 12 == 7 {
             snapshot(&log, &list, round).expect("no faults");
@@ -28,18 +28,19 @@ fn directory(close: bool) -> (Simulation, Vec<Vec<u8>>, u64) {
     }
     if close {
         log.close().expect("no faults");
-        vouched = list.len() as u64;
+        proven = list.len() as u64;
     }
-    (disk.kill(), list, vouched)
+    (disk.kill(), list, proven)
 }
 
 fn flip_every_byte(close: bool) {
-    let (disk, list, vouched) = directory(close);
+    let (disk, list, proven) = directory(close);
     let (mut refused, mut whole, mut torn) = (0, 0, 0);
     for name in disk.list().expect("a directory") {
         let content = disk.content(&name).expect("listed");
         for at in 0..content.len() {
-            // The stale part of a segment is long: every byte near a frame, and some others.
+            // The stale part of a segment is long, so only bytes near a frame and some others are
+            // flipped.
             let mut flipped = content.clone();
             flipped[at] ^= 1 << (at % 8);
             let damaged = disk.fork();
@@ -54,8 +55,8 @@ fn flip_every_byte(close: bool) {
                         "{name} byte {at}: a wrong record"
                     );
                     assert!(
-                        found.len() as u64 >= vouched,
-                        "{name} byte {at}: {} of {vouched}",
+                        found.len() as u64 >= proven,
+                        "{name} byte {at}: {} of {proven}",
                         found.len()
                     );
                     if found.len() == list.len() {
@@ -76,17 +77,17 @@ fn flip_every_byte(close: bool) {
 }
 
 #[test]
-fn no_flipped_byte_of_a_closed_journal_goes_unseen() {
+fn flipped_byte_of_a_closed_journal_is_detected() {
     flip_every_byte(true);
 }
 
 #[test]
-fn no_flipped_byte_of_an_open_journal_loses_more_than_what_nothing_vouches_for() {
+fn flipped_byte_loses_only_records_without_witness() {
     flip_every_byte(false);
 }
 
 #[test]
-fn every_missing_file_is_noticed_or_not_needed() {
+fn missing_file_is_detected_or_not_needed() {
     let (disk, list, _) = directory(true);
     let (mut refused, mut named) = (0, 0);
     for name in disk.list().expect("a directory") {
@@ -106,7 +107,7 @@ fn every_missing_file_is_noticed_or_not_needed() {
 }
 
 #[test]
-fn a_refusal_says_where_and_how_much() {
+fn refusal_names_the_place_and_the_loss() {
     let (disk, ..) = directory(true);
     let report = inspect(&disk).expect("a directory");
     let needed = |file: &&crate::FileReport| {
@@ -130,7 +131,7 @@ fn a_refusal_says_where_and_how_much() {
 }
 
 #[test]
-fn blocks_that_change_places_are_damage() {
+fn swapped_blocks_are_damage() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let list = [b"first".to_vec(), b"other".to_vec()];
@@ -138,7 +139,7 @@ fn blocks_that_change_places_are_damage() {
     snapshot(&log, &list, 1).expect("no faults");
     let name = files::snapshot(2);
     let mut content = disk.content(&name).expect("there");
-    // Each is a length, a checksum, a position and five bytes.
+    // Each block has a length, a checksum, a position and five bytes.
     let (left, right) = content[64..].split_at_mut(21);
     left.swap_with_slice(&mut right[..21]);
     disk.put(&name, &content);
@@ -148,7 +149,7 @@ fn blocks_that_change_places_are_damage() {
 }
 
 #[test]
-fn files_of_another_store_are_not_taken_for_ones_own() {
+fn files_of_another_store_are_rejected() {
     let (disk, list, _) = directory(true);
     let other = Simulation::new(99);
     let (log, ..) = open(&other, small()).expect("opens");
@@ -168,7 +169,7 @@ fn files_of_another_store_are_not_taken_for_ones_own() {
             mix.put(name, &other.content(name).expect("listed"));
             match open(&mix, small()) {
                 Err(_) => refused += 1,
-                // Before the newest snapshot: not looked at.
+                // Files from before the newest snapshot are not read.
                 Ok((.., records)) => assert!(records.list() == list, "{name}"),
             }
         }
@@ -177,7 +178,7 @@ fn files_of_another_store_are_not_taken_for_ones_own() {
 }
 
 #[test]
-fn an_inspection_finds_what_opening_finds() {
+fn inspection_agrees_with_opening() {
     let (disk, list, _) = directory(false);
     let report = inspect(&disk).expect("a directory");
     assert_eq!(
@@ -192,14 +193,14 @@ fn an_inspection_finds_what_opening_finds() {
             .any(|verdict| matches!(verdict, Verdict::Damaged { .. } | Verdict::TornTail { .. }))
     );
 
-    // The last segment with frames in it: first its tail, then its middle.
+    // Damages the last segment with frames: first its tail, then its middle.
     let last = report
         .files
         .iter()
         .rfind(|file| file.name.ends_with(".log") && file.last.is_some());
     let last = last.expect("a segment").clone();
     let content = disk.content(&last.name).expect("listed");
-    // Behind its end a recycled segment holds what it held before.
+    // After its end, a recycled segment holds its previous content.
     let header = Header::decode(&content, Magic::Segment).expect("whole");
     let mut frames = Frames::new(header, &content);
     assert!(frames.by_ref().count() > 1);
@@ -238,9 +239,9 @@ fn an_inspection_finds_what_opening_finds() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// Whatever stands in the files: no panic, and no record that was not appended.
+    /// Random overwrites must neither cause a panic nor yield a record that was not appended.
     #[test]
-    fn overwritten_stretches_give_a_prefix_or_a_refusal(
+    fn overwritten_ranges_give_a_prefix_or_a_refusal(
         file in any::<prop::sample::Index>(),
         at in any::<prop::sample::Index>(),
         bytes in prop::collection::vec(any::<u8>(), 1..300),
@@ -266,7 +267,7 @@ proptest! {
         }
     }
 
-    /// Files that hold anything at all.
+    /// Files with arbitrary content.
     #[test]
     fn files_of_noise_are_refused(
         bytes in prop::collection::vec(any::<u8>(), 0..5_000),

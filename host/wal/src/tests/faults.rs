@@ -1,19 +1,19 @@
-//! A disk that fails, or is full, at every single step.
+//! A disk that fails, or becomes full, at every single step.
 
 use super::*;
 use crate::{Room, Verdict, inspect};
 
 struct Outcome {
-    /// What was reported durable.
+    /// The last position that was reported durable.
     durable: u64,
-    /// What was appended.
+    /// The appended records.
     list: Vec<Vec<u8>>,
     failed: bool,
-    /// Something was refused, and the log went on.
+    /// True if an operation was refused and the log continued.
     refused: bool,
 }
 
-/// A run that goes on as far as it can.
+/// Runs as far as the disk permits.
 fn script(disk: &Simulation) -> Outcome {
     let mut outcome = Outcome {
         durable: 0,
@@ -64,17 +64,18 @@ fn check(disk: &Simulation, outcome: &Outcome, story: &str) {
             outcome.durable
         );
         assert!(outcome.list[..found.len()] == found[..], "{story}, {end}");
-        // What one start gives back, a crash right after it does not take: the page cache proves nothing.
+        // A crash right after a start must not lose what the start returned: the page cache is no
+        // proof of durability.
         let (.., again) =
             open(&lost(&disk), small()).unwrap_or_else(|error| panic!("{story}, {end}: {error}"));
         assert!(
             again.list() == found,
-            "{story}, {end}: gone after a second crash"
+            "{story}, {end}: lost after a second crash"
         );
     }
 }
 
-/// A crash that keeps nothing which was not synced.
+/// A crash that loses everything that was not synced.
 fn lost(disk: &Simulation) -> Simulation {
     let seed = (0..)
         .find(|&seed| Dice::new(seed).below(5) == 0)
@@ -83,7 +84,7 @@ fn lost(disk: &Simulation) -> Simulation {
 }
 
 #[test]
-fn an_error_of_any_write_is_final_and_loses_nothing_durable() {
+fn write_error_is_final_and_loses_nothing_durable() {
     let mut failures = 0;
     for n in 0.. {
         let disk = Simulation::new(1);
@@ -99,7 +100,7 @@ fn an_error_of_any_write_is_final_and_loses_nothing_durable() {
 }
 
 #[test]
-fn an_error_of_any_sync_is_final_and_loses_nothing_durable() {
+fn sync_error_is_final_and_loses_nothing_durable() {
     let mut failures = 0;
     for n in 0.. {
         let disk = Simulation::new(1);
@@ -115,14 +116,14 @@ fn an_error_of_any_sync_is_final_and_loses_nothing_durable() {
 }
 
 #[test]
-fn a_full_disk_hurts_nothing_and_is_over_when_there_is_room() {
+fn log_continues_when_a_full_disk_has_room_again() {
     let mut refused = 0;
     for room in (0..60_000).step_by(700) {
         let disk = Simulation::new(1);
         disk.limit_bytes(Some(room));
         let outcome = script(&disk);
         if outcome.list.is_empty() {
-            // Not even a first segment: nothing is there, and nothing was said.
+            // Without space for a first segment nothing exists and nothing was reported.
             assert!(room < 5_000, "{room}");
             continue;
         }
@@ -134,7 +135,7 @@ fn a_full_disk_hurts_nothing_and_is_over_when_there_is_room() {
 }
 
 #[test]
-fn what_could_not_be_written_is_written_when_there_is_room() {
+fn pending_records_are_written_when_there_is_room() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     assert_eq!(log.room(), Room::Plenty);
@@ -175,7 +176,7 @@ fn the_reserve_outlasts_a_full_disk() {
         log.append(&[&[1; 1000]]).expect("small");
         log.commit().expect("there are spares");
     };
-    // The room that is left is the reserve.
+    // The remaining space is the reserve.
     write();
     let mut reserve = 0;
     while log.room() == Room::Reserve {
@@ -193,7 +194,7 @@ fn the_reserve_outlasts_a_full_disk() {
 }
 
 #[test]
-fn a_group_of_more_records_than_a_frame_holds_is_refused() {
+fn group_of_too_many_records_is_refused() {
     let most = crate::limits::FRAME_RECORDS_MAX as usize;
     assert!(crate::log::check_count(most).is_ok());
     let refused = crate::log::check_count(most + 1);
@@ -201,12 +202,12 @@ fn a_group_of_more_records_than_a_frame_holds_is_refused() {
         matches!(refused, Err(Error::TooMany { records, .. }) if records == most + 1),
         "{refused:?}"
     );
-    // So many fit in no segment beside others.
+    // Frames of several groups cannot hold so many records.
     assert!(crate::limits::SEGMENT_BYTES_MAX <= 4 * most as u64);
 }
 
 #[test]
-fn a_failed_log_takes_appends_and_does_nothing_with_them() {
+fn failed_log_discards_appends() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     log.append(&[b"kept"]).expect("small");
@@ -244,7 +245,7 @@ fn a_failed_log_takes_appends_and_does_nothing_with_them() {
 
 /// The file of a snapshot may be what filled the disk.
 #[test]
-fn a_snapshot_for_which_there_is_no_room_leaves_none_of_it_behind() {
+fn snapshot_without_room_leaves_no_file() {
     for (log_waits, what) in [
         (true, "the log has no room"),
         (false, "the snapshot has none"),
@@ -259,7 +260,7 @@ fn a_snapshot_for_which_there_is_no_room_leaves_none_of_it_behind() {
             .expect("something new");
         snapshot.block(&block(1, b"one")).expect("small");
         if log_waits {
-            // A segment of its own.
+            // Needs a segment of its own.
             log.append(&[&[1; 8000]]).expect("fits");
         }
         disk.limit_bytes(Some(disk.used_bytes()));

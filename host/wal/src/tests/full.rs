@@ -1,4 +1,4 @@
-//! A journal on a small disk: the log never takes the room of the next snapshot.
+//! A log on a small disk: the log must never take the space of the next snapshot.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::{Callbacks, Journal, Room};
 
-/// A state of so many bytes, of which each record overwrites a part.
+/// A state of a fixed size. Each record overwrites a part of it.
 struct State {
     bytes: Arc<AtomicU64>,
     left: u64,
@@ -82,7 +82,7 @@ fn overwrite(journal: &Journal, bytes: u64) {
 }
 
 #[test]
-fn a_third_of_a_small_disk_is_overwritten_without_a_refusal() {
+fn overwriting_a_third_of_the_disk_is_not_refused() {
     const DISK: u64 = 12 << 20;
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
@@ -90,14 +90,14 @@ fn a_third_of_a_small_disk_is_overwritten_without_a_refusal() {
     overwrite(&journal, 3 * DISK);
     journal.close().expect("there is room");
     assert!(disk.used_bytes() <= DISK);
-    // And again over a restart.
+    // And the same after a restart.
     let (journal, _) = start(&disk.kill(), DISK / 3);
     overwrite(&journal, DISK);
 }
 
-/// The first snapshot takes its time, and the log behind it must leave room for the second.
+/// The first snapshot takes a while, and the log after it must leave space for the second one.
 #[test]
-fn state_that_grows_to_a_third_of_its_disk_is_not_refused() {
+fn state_growing_to_a_third_of_its_disk_is_not_refused() {
     const DISK: u64 = 24 << 20;
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
@@ -117,7 +117,7 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
     let (journal, state) = start(&disk, 0);
-    // It grows with what is appended, until that is refused.
+    // The state grows with each record until growth is refused.
     let record = vec![1; 20_000];
     loop {
         wait_until("caught up", || !journal.is_behind());
@@ -135,9 +135,9 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
     overwrite(&journal, DISK);
 }
 
-/// The figures of a directory must lead to what a log there decides.
+/// The figures of a directory must lead to the same decision as the log makes.
 #[test]
-fn a_directory_shows_whether_its_log_refuses_growth() {
+fn disk_use_shows_whether_growth_is_refused() {
     let disk = Simulation::new(1);
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
     let options = Options {
@@ -176,9 +176,10 @@ fn a_directory_shows_whether_its_log_refuses_growth() {
     assert!(shown.len() > 10, "{shown:?}");
 }
 
-/// As an earlier version left it, which divided nothing: history everywhere, and no room for a segment.
+/// An earlier version left this directory without dividing the disk: it is full of history, without
+/// space for a segment.
 #[test]
-fn a_disk_that_is_full_of_history_is_used_again() {
+fn disk_full_of_history_is_reused() {
     let disk = Simulation::new(1);
     let options = Options {
         history_ms: u64::MAX,

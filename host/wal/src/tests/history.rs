@@ -1,4 +1,4 @@
-//! What is kept, what goes, and what a recycled segment still holds.
+//! Retention of history, and the stale content of recycled segments.
 
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
         list.push(record);
         log.commit().expect("no faults");
         if round % 5 == 4 {
-            // A small snapshot: of this store only the last records count.
+            // A small snapshot: only the last records of this store matter.
             let mut snapshot = log
                 .begin_snapshot(from_ms + round)
                 .expect("no faults")
@@ -37,7 +37,7 @@ fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
 }
 
 #[test]
-fn without_history_two_snapshots_and_their_log_stay_and_segments_are_recycled() {
+fn no_history_keeps_two_snapshots_and_recycles_segments() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let mut list = Vec::new();
@@ -47,7 +47,7 @@ fn without_history_two_snapshots_and_their_log_stay_and_segments_are_recycled() 
     assert!((2..=6).contains(&segments), "{segments}");
     assert!((2..=12).contains(&count(&disk, |kind| matches!(kind, Kind::Spare(_)))));
     let disk = disk.kill();
-    // A recycled segment holds frames of its earlier life behind its end, and they count for nothing.
+    // A recycled segment holds frames of its previous use after its end, which must be ignored.
     let names = disk.list().expect("a directory");
     let last = names
         .iter()
@@ -60,9 +60,9 @@ fn without_history_two_snapshots_and_their_log_stay_and_segments_are_recycled() 
     assert!(records.list() == list);
 }
 
-/// The full disk of a moment is enough for a snapshot that early.
+/// A disk that is full for a moment is enough to cause a snapshot this early.
 #[test]
-fn a_snapshot_inside_the_first_segment_keeps_no_history_for_ever() {
+fn snapshot_in_the_first_segment_does_not_pin_history() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let mut list = vec![b"one".to_vec()];
@@ -77,9 +77,10 @@ fn a_snapshot_inside_the_first_segment_keeps_no_history_for_ever() {
     assert!(records.list() == list);
 }
 
-/// History goes in pieces, at times none and then two: each segment that is removed then and made anew later is written twice.
+/// History frees segments in batches: none at some snapshots, two at others. A segment that is
+/// removed and created again is written twice.
 #[test]
-fn in_the_long_run_no_segment_is_removed_and_none_made() {
+fn steady_load_neither_removes_nor_creates_segments() {
     let disk = Simulation::new(1);
     let options = Options {
         history_bytes: 64 << 10,
@@ -90,7 +91,7 @@ fn in_the_long_run_no_segment_is_removed_and_none_made() {
     let last = [vec![7; 1000]];
     let mut segments = Vec::new();
     for round in 0..60 {
-        // A snapshot takes its time, and the log grows on meanwhile.
+        // The log grows while a snapshot is taken.
         for _ in 0..[26, 34, 30][round % 3] {
             log.append(&[&last[0]]).expect("small");
             log.commit().expect("no faults");
@@ -108,7 +109,7 @@ fn in_the_long_run_no_segment_is_removed_and_none_made() {
     let spares = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Spare(_)));
     let before = spares(&disk);
     assert!(before > 10, "{before}");
-    // Nor does a restart remove any, but with time.
+    // A restart does not remove any spare either; only time does.
     let disk = disk.kill();
     let (log, ..) = open(&disk, options).expect("opens");
     log.maintain(limits::SPARES_KEPT_MS).expect("no faults");
@@ -122,9 +123,9 @@ fn in_the_long_run_no_segment_is_removed_and_none_made() {
     assert_eq!(spares(&disk), limits::SPARE_SEGMENTS + grows);
 }
 
-/// What cannot be removed today is removed tomorrow, and before anything newer.
+/// A file whose removal failed must be removed before any newer one.
 #[test]
-fn a_file_that_could_not_be_removed_leaves_no_gap() {
+fn failed_removal_leaves_no_gap() {
     for fault in 0..40 {
         let disk = Simulation::new(1);
         let options = Options {
@@ -214,14 +215,15 @@ fn history_is_kept_by_bytes_and_by_age() {
         assert!(records.list() == list);
     }
     assert_eq!(oldest[0], (0, 0), "everything is kept");
-    // The snapshots at 40 (41 KB), 45 (46 KB) and 50 (51 KB) and the 5 segments between 40 and 55.
+    // Kept are the snapshots at 40 (41 KB), 45 (46 KB) and 50 (51 KB) and the 5 segments between 40
+    // and 55.
     assert_eq!(oldest[1].0, 40);
-    // The unit that ends within 20 ms of the last clean-up at 1059 began at the snapshot before.
+    // The unit that ends within 20 ms of the last upkeep at 1059 began at the previous snapshot.
     assert_eq!(oldest[2], (35, 1_034));
 }
 
 #[test]
-fn a_state_of_the_past_is_read_from_the_snapshot_before_it() {
+fn past_state_is_read_from_the_previous_snapshot() {
     let disk = Simulation::new(1);
     let options = Options {
         history_bytes: u64::MAX,
@@ -250,12 +252,12 @@ fn a_state_of_the_past_is_read_from_the_snapshot_before_it() {
 }
 
 #[test]
-fn what_is_no_longer_kept_is_said_to_be_gone() {
+fn removed_history_is_reported_as_not_retained() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let mut list = Vec::new();
     grow(&log, &mut list, 30, 0);
-    let gone = read(
+    let removed = read(
         &disk,
         Base::Before(LogPosition(3)),
         LogPosition(3),
@@ -263,18 +265,18 @@ fn what_is_no_longer_kept_is_said_to_be_gone() {
     );
     assert!(
         matches!(
-            gone,
+            removed,
             Err(Error::NotRetained {
                 position: LogPosition(3)
             })
         ),
-        "{gone:?}"
+        "{removed:?}"
     );
 }
 
-/// Damage is the answer only where it stands in the way.
+/// Damage is reported only if it prevents reading the requested state.
 #[test]
-fn damage_of_later_days_is_not_why_the_past_is_gone() {
+fn later_damage_does_not_explain_removed_history() {
     let disk = Simulation::new(1);
     let options = Options {
         history_bytes: u64::MAX,
@@ -292,7 +294,7 @@ fn damage_of_later_days_is_not_why_the_past_is_gone() {
         let base = Base::Before(LogPosition(position));
         read(disk, base, LogPosition(position), &mut Records::default())
     };
-    let gone = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
+    let removed = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
     let kept: Vec<u64> = disk
         .list()
         .expect("a directory")
@@ -306,14 +308,17 @@ fn damage_of_later_days_is_not_why_the_past_is_gone() {
         panic!("{kept:?}")
     };
     assert!(before(&disk, newer + 1).is_ok() && before(&disk, older + 1).is_ok());
-    assert!(gone(before(&disk, 3)));
+    assert!(removed(before(&disk, 3)));
     for damaged in [older, newer] {
         let disk = disk.fork();
         let name = files::snapshot(damaged);
         let mut content = disk.content(&name).expect("listed");
         content[2] ^= 1;
         disk.put(&name, &content);
-        assert!(gone(before(&disk, 3)), "{damaged} is not what is missing");
+        assert!(
+            removed(before(&disk, 3)),
+            "{damaged} is not what is missing"
+        );
         let outcome = before(&disk, older + 1);
         match outcome {
             Err(Error::Damaged(damage)) if damaged == older => assert_eq!(damage.file, name),
@@ -324,7 +329,7 @@ fn damage_of_later_days_is_not_why_the_past_is_gone() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
+fn damaged_snapshot_is_replaced_by_the_older_one() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let mut list = Vec::new();
@@ -338,7 +343,8 @@ fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
         disk.put(&name, &content);
         let (log, opened, records) = open(&disk, small()).expect("opens");
         assert_eq!(opened.damaged_snapshots.len(), 1);
-        // The header shows it at once; a block only after others were handed out.
+        // Damage of the header is detected at once, damage of a block only after other blocks were
+        // passed on.
         assert_eq!(records.resets, u32::from(at > 0));
         assert_eq!(
             (opened.base, opened.position),
@@ -346,7 +352,7 @@ fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
         );
         assert!(records.list() == list);
         assert_eq!(count(&disk, |kind| kind == Kind::DamagedSnapshot(20)), 1);
-        // It goes with the history that it belonged to.
+        // The damaged snapshot is removed together with its history.
         let mut list = list.clone();
         grow(&log, &mut list, 20, 100);
         assert_eq!(
@@ -357,7 +363,7 @@ fn a_damaged_snapshot_is_put_aside_and_the_older_one_serves() {
 }
 
 #[test]
-fn a_snapshot_without_anything_new_is_not_taken_again() {
+fn snapshot_without_new_records_is_not_taken() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     log.append(&[b"one"]).expect("small");
@@ -375,7 +381,7 @@ fn a_snapshot_without_anything_new_is_not_taken_again() {
 }
 
 #[test]
-fn a_snapshot_is_due_by_the_log_behind_it() {
+fn snapshot_is_due_by_the_length_of_the_log() {
     let disk = Simulation::new(1);
     let options = Options {
         snapshot_min_bytes: 10_000,
@@ -390,7 +396,7 @@ fn a_snapshot_is_due_by_the_log_behind_it() {
         log.commit().expect("no faults");
     }
     assert_eq!(list.len(), 10);
-    // A restart does not forget how much there is.
+    // A restart must keep the length of the log.
     let (log, ..) = open(&disk.kill(), options).expect("opens");
     assert!(log.snapshot_due());
     snapshot(&log, &list, 1).expect("no faults");
@@ -406,7 +412,7 @@ fn a_snapshot_is_due_by_the_log_behind_it() {
 }
 
 #[test]
-fn a_snapshot_is_later_due_where_its_log_is_kept_as_history_anyway() {
+fn snapshot_is_due_later_if_history_is_kept() {
     let due_after = |history_bytes, history_ms| {
         let options = Options {
             history_bytes,
@@ -430,7 +436,7 @@ fn a_snapshot_is_later_due_where_its_log_is_kept_as_history_anyway() {
 }
 
 #[test]
-fn in_interval_mode_only_urgent_groups_wait() {
+fn interval_mode_delays_only_urgent_groups() {
     let disk = Simulation::new(1);
     let durability = Durability::Interval(std::time::Duration::from_secs(1));
     let (log, ..) = open(
@@ -464,7 +470,7 @@ fn in_interval_mode_only_urgent_groups_wait() {
 }
 
 #[test]
-fn an_inspection_knows_what_nothing_needs() {
+fn inspection_reports_stale_files() {
     let disk = Simulation::new(1);
     let options = Options {
         history_bytes: u64::MAX,
@@ -473,7 +479,7 @@ fn an_inspection_knows_what_nothing_needs() {
     };
     let (log, ..) = open(&disk, options).expect("opens");
     grow(&log, &mut Vec::new(), 30, 0);
-    // A clean-up that ended after the first steps.
+    // Simulates a removal of history that was interrupted after its first steps.
     disk.remove(&files::segment(1)).expect("there");
     for snapshot in [5, 10] {
         disk.remove(&files::snapshot(snapshot)).expect("there");
@@ -495,7 +501,7 @@ fn an_inspection_knows_what_nothing_needs() {
 }
 
 #[test]
-fn a_finished_snapshot_has_its_name_on_the_disk() {
+fn finished_snapshot_has_a_durable_name() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     log.append(&[b"one"]).expect("small");
@@ -510,7 +516,7 @@ fn a_finished_snapshot_has_its_name_on_the_disk() {
 }
 
 #[test]
-fn a_snapshot_waits_for_as_much_log_as_is_kept_anyway_and_the_disk_has_room_for() {
+fn snapshot_threshold_follows_history_and_free_space() {
     let disk = Simulation::new(1);
     let after = |history_bytes, free_bytes| {
         let options = Options {

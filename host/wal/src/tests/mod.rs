@@ -1,7 +1,7 @@
-//! The journal against a disk that does its worst.
+//! Tests of the log on a simulated disk with crashes, faults and damage.
 //!
-//! The store of these tests is the list of all records: a snapshot is that list in blocks, so what
-//! opening gives back can be compared record by record.
+//! The store of these tests is the list of all records. A snapshot is that list in blocks, so that
+//! the result of opening can be compared record by record.
 
 mod close;
 mod crash;
@@ -10,8 +10,8 @@ mod faults;
 mod full;
 mod history;
 mod mutation;
+mod notifying;
 mod reading;
-mod telling;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::simulation::{Dice, Simulation};
 use crate::{Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
 
-/// A store that keeps every record under its position.
+/// A store that keeps every record with its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Records {
     by_position: BTreeMap<u64, Vec<u8>>,
@@ -47,7 +47,7 @@ impl Sink for Records {
 }
 
 impl Records {
-    /// The records, which must be those from the first on without a gap.
+    /// The records, which must start with the first one and have no gap.
     fn list(self) -> Vec<Vec<u8>> {
         let positions: Vec<u64> = self.by_position.keys().copied().collect();
         let expected: Vec<u64> = (1..=positions.len() as u64).collect();
@@ -60,7 +60,7 @@ fn block(position: u64, record: &[u8]) -> Vec<u8> {
     [&position.to_le_bytes(), record].concat()
 }
 
-/// Gives a list as blocks.
+/// A snapshot source that returns a list as blocks.
 struct Blocks(Vec<Vec<u8>>, usize);
 
 impl Source for Blocks {
@@ -78,7 +78,8 @@ impl Source for Blocks {
     }
 }
 
-/// Small segments and little history, so that every test rotates, recycles and lets go.
+/// Small segments and little history, so that every test changes segments, recycles and removes
+/// history.
 fn small() -> Options {
     Options {
         segment_bytes: 4096,
@@ -117,7 +118,7 @@ fn record(dice: &mut Dice, bytes_max: u64) -> Vec<u8> {
     (0..bytes).map(|_| dice.roll() as u8).collect()
 }
 
-/// The seeds of a test: those of the environment's `STATEHOUSE_SEED`, else 0 to `count`.
+/// The seeds of a test: the value of `STATEHOUSE_SEED`, or 0 to `count`.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     match std::env::var("STATEHOUSE_SEED").map(|seed| seed.parse::<u64>()) {
         Ok(Ok(seed)) => seed..seed + 1,
@@ -125,7 +126,7 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Says how to run a failing seed again.
+/// Prints how to repeat a failing seed.
 struct Reproduce(u64);
 
 impl Drop for Reproduce {

@@ -1,14 +1,15 @@
-//! Files that were cut, removed, or shifted by inserted or deleted bytes.
+//! Files that were truncated, removed, or shifted by inserted or deleted bytes.
 //!
-//! Invariant: such a directory opens with every durable record, or it refuses and names the file. Only a change inside
-//! the last commits that keeps the file's length may look like a torn write.
+//! Invariant: such a directory must open with every durable record, or be refused with the name of
+//! the file. Only a change inside the last commits that keeps the length of the file may look like
+//! a torn write.
 
 use super::*;
 use crate::files::{self, Kind};
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic};
 use crate::survey::Survey;
 
-/// A way to spoil a file.
+/// A way to damage a file.
 struct Mutation {
     what: String,
     content: Vec<u8>,
@@ -27,11 +28,11 @@ enum End {
 struct Written {
     disk: Simulation,
     list: Vec<Vec<u8>>,
-    /// Up to here another file than a segment says that records were durable.
-    vouched: u64,
+    /// The last position that a file other than a segment proves durable.
+    proven: u64,
 }
 
-/// Several segments, two snapshots, spares, and stale content behind the last frame.
+/// Creates several segments, two snapshots, spares, and stale content after the last frame.
 fn written(end: End) -> Written {
     let mut disk = Simulation::new(3);
     let mut dice = Dice::new(5);
@@ -58,15 +59,12 @@ fn written(end: End) -> Written {
             break;
         }
     }
-    let vouched = Survey::of(&disk).expect("a directory").witness();
-    Written {
-        disk,
-        list,
-        vouched,
-    }
+    let proven = Survey::of(&disk).expect("a directory").witness();
+    Written { disk, list, proven }
 }
 
-/// Both ends of each frame, of the header and of the file, their neighbours, and some places between.
+/// Both ends of each frame, of the header and of the file, their neighbours, and some places in
+/// between.
 fn places(content: &[u8]) -> Vec<usize> {
     let mut places = vec![0, HEADER_BYTES, content.len()];
     places.extend((0..content.len()).step_by(512));
@@ -132,7 +130,7 @@ fn judge(disk: &Simulation, written: &Written, is_new_length: bool, story: &str)
             let least = if is_new_length {
                 written.list.len()
             } else {
-                written.vouched as usize
+                written.proven as usize
             };
             assert!(
                 found.len() >= least && written.list[..found.len()] == found[..],
@@ -182,9 +180,9 @@ fn mutated_files_after_a_kill_open_whole_or_refuse() {
 }
 
 #[test]
-fn mutated_files_some_time_after_the_last_commit_open_whole_or_refuse() {
+fn mutated_files_after_a_later_kill_open_whole_or_refuse() {
     let written = written(End::KilledLater);
-    assert_eq!(written.vouched, written.list.len() as u64);
+    assert_eq!(written.proven, written.list.len() as u64);
     mutate_every_file(End::KilledLater);
 }
 
@@ -198,7 +196,7 @@ fn mutated_files_after_a_close_open_whole_or_refuse() {
     mutate_every_file(End::Closed);
 }
 
-/// All log segments from some number on were removed.
+/// All segments from some number on were removed.
 #[test]
 fn removed_newest_segments_are_refused_by_name() {
     let written = written(End::Killed);
@@ -213,21 +211,21 @@ fn removed_newest_segments_are_refused_by_name() {
         })
         .collect();
     assert!(numbers.len() > 2, "{numbers:?}");
-    for gone in 1..=numbers.len() {
+    for removed in 1..=numbers.len() {
         let disk = written.disk.fork();
-        for number in &numbers[numbers.len() - gone..] {
+        for number in &numbers[numbers.len() - removed..] {
             disk.remove(&files::segment(*number)).expect("listed");
         }
         let Err(Error::Damaged(damage)) = open(&disk, small()) else {
-            panic!("{gone} segments are missing")
+            panic!("{removed} segments are missing")
         };
         assert!(damage.reason.contains("missing"), "{damage}");
     }
 }
 
-/// The format before segments recorded their length and the directory its newest segment.
+/// The format before segments recorded their length and `newest` recorded the newest segment.
 #[test]
-fn a_directory_without_recorded_lengths_opens() {
+fn directory_without_recorded_lengths_opens() {
     let written = written(End::Killed);
     for name in written.disk.list().expect("a directory") {
         let mut content = written.disk.content(&name).expect("listed");
@@ -241,7 +239,7 @@ fn a_directory_without_recorded_lengths_opens() {
     written.disk.remove(files::NEWEST).expect("there");
     let (_, _, records) = open(&written.disk, small()).expect("opens");
     assert!(records.list() == written.list);
-    // From here on it is watched as any other.
+    // From here on the directory has the protection of the current format.
     let disk = written.disk.kill();
     assert!(disk.content(files::NEWEST).is_some());
 }

@@ -1,4 +1,4 @@
-//! Reading a real directory while a journal writes to it, recycles and takes snapshots.
+//! Reads a real directory while a log writes to it, recycles and takes snapshots.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::recovery::Base;
 use crate::{Directory, inspect, read};
 
-/// Every record is its position: a reader sees at once whether it got the right one.
+/// Every record is its position, so that a reader can check it.
 struct Numbers {
     last: u64,
     base: bool,
@@ -36,7 +36,7 @@ impl Sink for Numbers {
 }
 
 #[test]
-fn a_reader_beside_the_writer_sees_a_prefix_and_never_a_wrong_record() {
+fn reader_beside_a_writer_sees_a_correct_prefix() {
     let place = tempfile::tempdir().expect("a directory");
     let disk: Arc<dyn Disk> = Arc::new(Directory::open(place.path()).expect("free"));
     let (log, _) = Log::open(disk, small(), 0, &mut Records::default()).expect("opens");

@@ -1,4 +1,4 @@
-//! The threads of a journal, on a real directory.
+//! The threads of a log, on a real directory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -8,7 +8,7 @@ use super::*;
 use crate::files::{self, Kind};
 use crate::{Callbacks, Directory, Durability, Journal};
 
-/// What a test's store and clients share.
+/// The state that the store and the clients of a test share.
 #[derive(Default)]
 struct Shared {
     released: Mutex<u64>,
@@ -48,14 +48,15 @@ impl Source for Live {
 
 fn start(log: Log) -> (Journal, Arc<Shared>) {
     let shared = Arc::new(Shared::default());
-    let (told, failed) = (Arc::clone(&shared), Arc::clone(&shared));
+    let (notified, failed) = (Arc::clone(&shared), Arc::clone(&shared));
     let callbacks = Callbacks {
         released: Box::new(move |position| {
-            let mut released = told.released.lock().expect("no panic");
-            told.backwards
+            let mut released = notified.released.lock().expect("no panic");
+            notified
+                .backwards
                 .fetch_or(*released >= position.0, Ordering::Relaxed);
             *released = position.0;
-            told.moved.notify_all();
+            notified.moved.notify_all();
         }),
         failed: Box::new(move |_| _ = failed.failed.fetch_add(1, Ordering::Relaxed)),
         source: Box::new(Live(Arc::clone(&shared), 0)),
@@ -71,7 +72,7 @@ fn real(path: &std::path::Path, options: Options) -> (Log, Vec<Vec<u8>>) {
     (log, records.list())
 }
 
-/// Appends under the store's lock, as a store does, and waits for its release.
+/// Appends under the lock of the store, as a store does, and waits for the release.
 fn clients(journal: &Journal, shared: &Shared, threads: u64, rounds: u64) {
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -114,7 +115,7 @@ fn snapshots(disk: &dyn Disk) -> usize {
 }
 
 #[test]
-fn many_clients_snapshots_and_a_close_on_a_real_directory() {
+fn clients_snapshots_and_close_on_a_real_directory() {
     let interval = Durability::Interval(Duration::from_millis(20));
     for (durability, delay) in [
         (Durability::Always, 0),
@@ -146,16 +147,16 @@ fn many_clients_snapshots_and_a_close_on_a_real_directory() {
         );
         let kept = snapshots(&disk);
         assert!((1..=2).contains(&kept), "{kept}");
-        // The lock goes with the journal.
+        // The lock is released with the journal.
         drop(journal);
         let (_, found) = real(place.path(), options);
         assert!(found == list);
     }
 }
 
-/// The process ends without a close: what was released is there.
+/// The process ends without a close. Released records must survive.
 #[test]
-fn what_was_released_is_there_without_a_close() {
+fn released_records_survive_without_a_close() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let (journal, shared) = start(log);
@@ -170,7 +171,7 @@ fn what_was_released_is_there_without_a_close() {
 }
 
 #[test]
-fn a_fault_is_told_once_and_nobody_hangs() {
+fn fault_is_reported_once_and_blocks_no_thread() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let (journal, shared) = start(log);
@@ -178,7 +179,7 @@ fn a_fault_is_told_once_and_nobody_hangs() {
     disk.fail_sync_in(Some(0));
     let before = journal.log.durable();
     let large = vec![1; 1 << 20];
-    // More than the buffer holds: an append that waited for a dead thread would wait for ever.
+    // This exceeds the buffer: an append that waited for a dead thread would block for ever.
     for _ in 0..40 {
         journal.append(&[&large]).expect("fits");
     }
@@ -200,7 +201,7 @@ fn a_fault_is_told_once_and_nobody_hangs() {
 }
 
 #[test]
-fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
+fn close_does_not_wait_for_an_automatic_snapshot() {
     let disk = Simulation::new(1);
     let options = Options {
         snapshot_min_bytes: 20_000,
@@ -214,7 +215,7 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
     }
     journal.close().expect("no faults");
     let list = shared.list.lock().expect("no panic").clone();
-    // At the slowest rate there is, this snapshot would take minutes.
+    // At the slowest rate, this snapshot would take minutes.
     let disk = disk.kill();
     let (log, _, records) = open(
         &disk,
@@ -232,7 +233,7 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
         .expect("no panic")
         .extend((0..64).map(|_| vec![0; 1 << 20]));
     let before = snapshots(&disk);
-    // More than twice the last snapshot: another is due.
+    // This exceeds twice the last snapshot, so another one is due.
     journal.append(&[&[0; 1 << 20]]).expect("fits");
     let begun = || {
         let names = disk.list().expect("a directory");
@@ -246,7 +247,7 @@ fn a_snapshot_comes_by_itself_and_a_close_does_not_wait_for_it() {
     assert!(snapshots(&disk) <= before);
 }
 
-/// A source without a state yet.
+/// A source that has no state yet.
 struct Later(Arc<AtomicBool>, Live);
 
 impl Source for Later {
@@ -265,7 +266,7 @@ impl Source for Later {
 }
 
 #[test]
-fn a_snapshot_that_is_due_at_the_start_waits_until_there_is_a_state() {
+fn due_snapshot_waits_until_the_source_is_ready() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let list = vec![vec![1; 20_000]];
@@ -282,7 +283,7 @@ fn a_snapshot_that_is_due_at_the_start_waits_until_there_is_a_state() {
         released: Box::new(|_| {}),
         failed: Box::new(|_| {}),
         source: Box::new(Later(Arc::clone(&ready), Live(shared, 0))),
-        // Asked at each round of upkeep.
+        // Called in each round of upkeep.
         now_ms: Box::new(move || looks.fetch_add(1, Ordering::Relaxed)),
     };
     let journal = Journal::start(log, callbacks).expect("threads");
@@ -301,9 +302,10 @@ fn a_snapshot_that_is_due_at_the_start_waits_until_there_is_a_state() {
     journal.close().expect("no faults");
 }
 
-/// A group that made the log go on in another segment was synced on the way; whoever waits for it is told then.
+/// A group that caused a change of segment was synced on the way. Its release must be notified at
+/// once.
 #[test]
-fn an_urgent_group_does_not_wait_for_the_interval_where_a_segment_ends_behind_it() {
+fn urgent_group_at_segment_end_does_not_wait_for_interval() {
     let disk = Simulation::new(1);
     let options = Options {
         durability: Durability::Interval(Duration::from_secs(3600)),
@@ -312,7 +314,8 @@ fn an_urgent_group_does_not_wait_for_the_interval_where_a_segment_ends_behind_it
     };
     let (log, ..) = open(&disk, options).expect("opens");
     let (journal, shared) = start(log);
-    // All of it is written at once, when there is room: each of the large ones needs a segment of its own.
+    // Everything is written when there is room again. Each of the large groups needs its own
+    // segment.
     disk.limit_bytes(Some(disk.used_bytes()));
     journal.append(&[&[1; 10_000]]).expect("fits");
     let urgent = journal.append_urgent(&[b"urgent"]).expect("small");
@@ -325,14 +328,14 @@ fn an_urgent_group_does_not_wait_for_the_interval_where_a_segment_ends_behind_it
             *released < urgent.0
         })
         .expect("no panic");
-    assert!(*released >= urgent.0, "told of {released} only");
+    assert!(*released >= urgent.0, "notified of {released} only");
     drop(released);
     journal.close().expect("no faults");
 }
 
-/// The system gave two threads and not the third.
+/// The system refuses the third thread.
 #[test]
-fn a_journal_that_did_not_start_whole_ends() {
+fn partly_started_journal_ends() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
     let journal = Journal::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
@@ -350,10 +353,10 @@ fn a_journal_that_did_not_start_whole_ends() {
 }
 
 #[test]
-fn a_panic_of_a_thread_is_a_failure_and_told() {
+fn panic_of_a_thread_is_reported_as_failure() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
-    let (tell, told) = std::sync::mpsc::sync_channel(2);
+    let (tell, notified) = std::sync::mpsc::sync_channel(2);
     let callbacks = Callbacks {
         released: Box::new(|position| panic!("a listener that fails at {position}")),
         failed: Box::new(move |failure| tell.send(failure.clone()).expect("waited for")),
@@ -362,11 +365,11 @@ fn a_panic_of_a_thread_is_a_failure_and_told() {
     };
     let journal = Journal::start(log, callbacks).expect("threads");
     journal.append(&[b"one"]).expect("small");
-    let failure = told
+    let failure = notified
         .recv_timeout(Duration::from_secs(30))
         .expect("somebody says so");
     assert!(failure.panicked, "{failure}");
-    // Nobody hangs in what no thread empties any more.
+    // Appends must not block although no thread empties the buffer.
     for _ in 0..40 {
         journal.append(&[&[1; 1 << 20]]).expect("fits");
     }
@@ -379,7 +382,7 @@ fn appends_to_a_full_disk_do_not_wait() {
     let disk = Simulation::new(1);
     let options = Options {
         segment_bytes: 1 << 20,
-        // Its source knows no records.
+        // The source has no blocks.
         snapshot_min_bytes: u64::MAX,
         ..small()
     };
@@ -400,7 +403,7 @@ fn appends_to_a_full_disk_do_not_wait() {
 }
 
 #[test]
-fn a_process_may_end_while_its_disk_is_full() {
+fn close_on_a_full_disk_returns() {
     let disk = Simulation::new(1);
     let options = Options {
         snapshot_min_bytes: u64::MAX,
@@ -416,9 +419,9 @@ fn a_process_may_end_while_its_disk_is_full() {
     assert!(refused.is_full(), "{refused}");
 }
 
-/// A listener that appends more than the buffer holds, on the thread that would have to empty it.
+/// A listener that appends more than the buffer holds, on the thread that has to empty it.
 #[test]
-fn a_listener_may_append_as_much_as_it_likes() {
+fn listener_may_append_more_than_the_buffer() {
     let disk = Simulation::new(1);
     let (log, ..) = open(
         &disk,
@@ -430,7 +433,7 @@ fn a_listener_may_append_as_much_as_it_likes() {
     .expect("opens");
     let journal: Arc<std::sync::OnceLock<Journal>> = Arc::default();
     let (appender, done) = (Arc::clone(&journal), Arc::new(AtomicBool::new(false)));
-    let told = Arc::clone(&done);
+    let notified = Arc::clone(&done);
     let callbacks = Callbacks {
         released: Box::new(move |position| {
             let journal = appender.wait();
@@ -439,7 +442,7 @@ fn a_listener_may_append_as_much_as_it_likes() {
                     journal.append(&[&[1; 1 << 20]]).expect("fits");
                 }
             }
-            told.store(position >= LogPosition(41), Ordering::Release);
+            notified.store(position >= LogPosition(41), Ordering::Release);
         }),
         failed: Box::new(|_| {}),
         source: Box::new(Live(Arc::default(), 0)),

@@ -1,9 +1,9 @@
-//! What recovery found is made fit to go on from.
+//! Makes the recovered files durable and ready to be continued.
 //!
-//! Enters: what was read. Leaves: a directory in which everything that was read is durable. A frame
-//! that was read may be in the page cache alone: after a kill it was never synced, and after a sync
-//! that failed the kernel holds it for clean although it never reached the disk, and a new sync
-//! says yes. So the part of the log that no witness vouches for is written anew, to another file.
+//! A frame that recovery read may exist only in the page cache. After a kill it was never synced.
+//! After a failed sync the kernel treats the page as clean although it never reached the disk, and
+//! another sync succeeds without writing it. So the last segment must be written again, to another
+//! file, if no witness proves that all of its frames are durable.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::limits;
 use crate::recovery::Recovered;
 use crate::segment::{HEADER_BYTES, Header, Magic};
 
-pub(crate) fn settle(
+pub(crate) fn prepare(
     disk: &dyn Disk,
     segment_bytes: u64,
     now_ms: u64,
@@ -27,7 +27,7 @@ pub(crate) fn settle(
             files::damaged_snapshot(*position),
         );
         disk.rename(&from, &to)
-            .map_err(Error::io("put aside", &from))?;
+            .map_err(Error::io("rename", &from))?;
     }
     let mut catalogue = Catalogue::cleared(disk, segment_bytes, now_ms)?;
     catalogue.segments.extend(&recovered.links);
@@ -42,35 +42,35 @@ pub(crate) fn settle(
             .filter(|info| info.position + 1 >= first),
     );
 
-    // Copying the tail needs room as well.
+    // The copy below needs room as well.
     catalogue
         .make_room(disk, segment_bytes)
         .map_err(Error::io("make room in", "the data directory"))?;
     if let Some(last) = catalogue.segments.back_mut() {
         let used = recovered.end_offset as u64;
-        let unvouched = recovered.range.end.0 > recovered.witness;
+        let unproven = recovered.range.end.0 > recovered.witness;
         let wasteful = last.bytes.saturating_sub(used) > limits::TAIL_WASTE_BYTES_MAX;
-        if recovered.end_offset > HEADER_BYTES && (unvouched || wasteful) {
+        if recovered.end_offset > HEADER_BYTES && (unproven || wasteful) {
             let name = files::segment(last.header.number);
             let used = recovered.end_offset;
             match copy(disk, last.header, used, &mut catalogue.spares) {
                 Ok(header) => {
                     last.header = header;
-                    // A segment of an earlier version that was written in its own place has no length in its header.
+                    // If an old segment was rewritten in place, its header may contain no length.
                     last.bytes = if header.bytes == 0 {
                         last.bytes
                     } else {
                         header.bytes
                     };
                 }
-                Err(error) if crate::error::is_full(&error) && !unvouched => {}
+                Err(error) if crate::error::is_full(&error) && !unproven => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),
             }
         }
     }
     disk.sync_directory()
         .map_err(Error::io("sync", "the data directory"))?;
-    // Spares beyond the reserve were in use before.
+    // Spares beyond the reserve were in use before the restart.
     let again = catalogue
         .spares
         .len()
@@ -79,7 +79,8 @@ pub(crate) fn settle(
     Ok(catalogue)
 }
 
-/// Replaces a segment by a file with the same frames and nothing behind them; returns its header.
+/// Replaces a segment by a file that holds the same frames and nothing after them. Returns its
+/// header.
 fn copy(
     disk: &dyn Disk,
     header: Header,
@@ -107,14 +108,16 @@ fn copy(
     let (from, header) = match fresh {
         Ok(header) => (files::TAIL_TEMPORARY.to_owned(), header),
         Err(error) => {
-            // It may not even have been created; the first error is the one to tell.
+            // The file may not exist. Report the first error.
             let _ = disk.remove(files::TAIL_TEMPORARY);
-            // On a full disk a spare has the room. What it held before is of other segments.
+            // A spare has room on a full disk. Its old content belongs to other segments, so it is
+            // ignored.
             if !crate::error::is_full(&error) {
                 return Err(error);
             }
             let Some(spare) = spares.last() else {
-                // There is no other place: the same bytes again make the kernel write what it may not have written.
+                // There is no other place. Writing the same bytes again makes the kernel flush
+                // pages that may not have been written.
                 let file = disk.open(&name)?;
                 return write(&*file, header.bytes);
             };
