@@ -126,8 +126,8 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Checks that a group fits one frame. A group must not span frames, and readers reject a frame with
-/// more records. Frames of several groups hold fewer records: each takes at least 4 bytes of a
+/// Checks that a group fits one frame. A group must not span frames, and readers reject a frame
+/// with more records. Frames of several groups hold fewer records: each takes at least 4 bytes of a
 /// segment, and segments have at most [`limits::SEGMENT_BYTES_MAX`] bytes.
 pub(crate) fn check_count(records: usize) -> Result<(), Error> {
     if records > limits::FRAME_RECORDS_MAX as usize {

@@ -88,8 +88,8 @@ impl Notifier {
         self.woken.notify_one();
     }
 
-    /// Notifies on the calling thread or wakes the notifier thread, depending on which is faster. Only the
-    /// writer thread may call it.
+    /// Notifies on the calling thread or wakes the notifier thread, depending on which is faster.
+    /// Only the writer thread may call it.
     pub(crate) fn notify(&self, log: &Log) {
         let released = log.released();
         let mut listener = match self.listener.try_lock() {

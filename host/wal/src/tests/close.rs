@@ -352,7 +352,7 @@ fn frame_inside_a_record_is_not_read() {
 fn foreign_files_in_the_directory_are_untouched() {
     let disk = Simulation::new(1);
     filled(&disk, 3);
-    disk.put("backup.tmp", b"somebody is writing this");
+    disk.put("backup.tmp", b"another program writes this");
     disk.put(files::SNAPSHOT_TEMPORARY, b"half a snapshot");
     let (_, _, records) = open(&disk.kill(), small()).expect("opens");
     assert_eq!(records.list().len(), 3);

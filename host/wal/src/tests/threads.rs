@@ -138,7 +138,7 @@ fn clients_snapshots_and_close_on_a_real_directory() {
         journal.close().expect("no faults");
         assert!(
             !shared.backwards.load(Ordering::Relaxed),
-            "the listener hears rising positions"
+            "notified positions rise"
         );
         let list = shared.list.lock().expect("no panic").clone();
         assert_eq!(
@@ -256,7 +256,7 @@ impl Source for Later {
     }
 
     fn begin(&mut self) {
-        assert!(self.ready(), "nobody asks before");
+        assert!(self.ready(), "blocks are requested only after ready");
         self.1.begin();
     }
 
@@ -367,7 +367,7 @@ fn panic_of_a_thread_is_reported_as_failure() {
     journal.append(&[b"one"]).expect("small");
     let failure = notified
         .recv_timeout(Duration::from_secs(30))
-        .expect("somebody says so");
+        .expect("a failure is reported");
     assert!(failure.panicked, "{failure}");
     // Appends must not block although no thread empties the buffer.
     for _ in 0..40 {
