@@ -303,7 +303,7 @@ impl Answer {
 }
 
 pub(crate) fn unexpected(command: &str) -> Error {
-    Error::Protocol(format!("no {command} is answered like that"))
+    Error::Protocol(format!("unexpected response to {command}"))
 }
 
 /// The argument of PX: whole milliseconds from 1 to 2^63-1 (the protocol, section 3).

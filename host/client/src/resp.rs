@@ -168,7 +168,7 @@ fn length(line: &[u8]) -> Result<usize, Malformed> {
 }
 
 fn integer(line: &[u8]) -> Result<i64, Malformed> {
-    let bad = Malformed("a number that is not one");
+    let bad = Malformed("an invalid number");
     let (negative, digits) = match line.split_first() {
         Some((b'-', digits)) => (true, digits),
         _ => (false, line),

@@ -455,7 +455,7 @@ impl Owner for Session {
         self.close(Error::Transport(match end {
             End::Closed => "the client was closed".into(),
             End::TakenOver(why) => {
-                format!("{} closed the connection for good: {why}", self.address)
+                format!("{} ended the session: {why}", self.address)
             }
         }));
     }

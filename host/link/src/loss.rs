@@ -160,7 +160,7 @@ fn describe_tls(error: &rustls::Error) -> String {
     use rustls::Error;
     let what = match error {
         Error::InvalidCertificate(Bad::UnknownIssuer) => {
-            "no trusted authority issued its certificate: configure the certificate of its authority"
+            "its certificate was issued by nobody who is trusted here: give the certificate of its authority"
         }
         Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => {
             "its certificate has expired"

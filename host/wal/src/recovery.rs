@@ -18,7 +18,7 @@ use crate::disk::{Disk, read_whole};
 use crate::error::{Damage, Error};
 use crate::files;
 use crate::limits;
-use crate::segment::{Frames, HEADER_BYTES, Header, Magic, StoreId};
+use crate::segment::{Frames, HEADER_BYTES, Header, Magic, Rest, StoreId};
 use crate::snapshot::{self, Fault};
 use crate::survey::{Chain, Link, SnapshotInfo, Survey, damage};
 use statehouse_protocol::LogPosition;
@@ -454,22 +454,30 @@ impl Replay {
             Some(_) => Ok(()),
             // All requested records were read.
             None if self.next > self.until => Ok(()),
-            None => {
-                let to = (self.witness >= self.next).then_some(self.witness);
-                // A segment is created with its full length, so a crash never shortens one.
-                if let Some(reason) = header.wrong_length(content.len() as u64) {
-                    return Err(lost(self.end_offset, &reason, self.next, to));
-                }
-                let rest = frames.rest();
-                if let Some(at) = rest.moved {
-                    let reason = format!("the frame at byte {at} was written to another offset");
-                    return Err(lost(self.end_offset, &reason, self.next, to));
-                }
-                self.torn = rest.torn;
-                self.witness = self.witness.max(rest.synced);
-                Ok(())
-            }
+            None => self.check_rest(&lost, header, content.len() as u64, &frames.rest()),
         }
+    }
+
+    /// Checks what follows the frames of the last segment.
+    fn check_rest(
+        &mut self,
+        lost: &dyn Fn(usize, &str, u64, Option<u64>) -> Error,
+        header: Header,
+        bytes: u64,
+        rest: &Rest,
+    ) -> Result<(), Error> {
+        let to = (self.witness >= self.next).then_some(self.witness);
+        // A segment is created with its full length, so a crash never shortens one.
+        if let Some(reason) = header.wrong_length(bytes) {
+            return Err(lost(self.end_offset, &reason, self.next, to));
+        }
+        if let Some(at) = rest.moved {
+            let reason = format!("the frame at byte {at} was written to another offset");
+            return Err(lost(self.end_offset, &reason, self.next, to));
+        }
+        self.torn = rest.torn;
+        self.witness = self.witness.max(rest.synced);
+        Ok(())
     }
 }
 

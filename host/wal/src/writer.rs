@@ -266,7 +266,7 @@ fn write_loop(log: &Log, chores: &Chores, notifier: &Notifier) {
             Err(Error::Failed(_)) => return,
             Err(error) => {
                 if !std::mem::replace(&mut is_full_logged, true) {
-                    tracing::error!(%error, "the disk is full; writes are acknowledged once there is room for the log");
+                    tracing::error!(%error, "the log waits for disk space; writes are acknowledged once there is room");
                 }
                 if closing {
                     return;
@@ -277,7 +277,7 @@ fn write_loop(log: &Log, chores: &Chores, notifier: &Notifier) {
     }
 }
 
-/// Waits until there is something to write or the sync is due. Returns whether the journal is
+/// Waits until there is something to write or the sync is due. Returns whether the log is
 /// closing and whether an urgent group is pending.
 fn wait_for_work(log: &Log, due: Option<Instant>) -> (bool, bool) {
     let mut pending = log.pending();
