@@ -23,7 +23,7 @@ pub struct Place {
     /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`. `None` means MQTT
     /// directly over the stream.
     pub websocket: Option<String>,
-    /// User name and password. An empty password means none.
+    /// User name and password. An empty one is not sent.
     pub login: Option<(String, String)>,
 }
 

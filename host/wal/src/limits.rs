@@ -79,10 +79,10 @@ pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
 /// Blocks of a snapshot are collected up to this size before they are written.
 pub(crate) const SNAPSHOT_WRITE_BYTES: usize = 256 << 10;
 
-/// Upper limit of the log length that is allowed before a snapshot regardless of the size of the
-/// last one. The other limits are a quarter of the history and an eighth of the free bytes. A
-/// client that overwrites the same few keys would otherwise cause a snapshot of all keys and the
-/// dedup table each time. A start reads this much in half a second.
+/// Upper limit of the log length that is allowed before a snapshot, regardless of the size of the
+/// last one. The other limits are a quarter of the history and an eighth of the free bytes. Without
+/// this allowance, a client that overwrites the same few keys would cause frequent snapshots, each
+/// with all of these keys and the dedup table. A start reads this much in half a second.
 pub const SNAPSHOT_AFTER_BYTES_MAX: u64 = 64 << 20;
 
 /// Slowest configurable writing of a snapshot, per second. Below it the snapshot of a large store

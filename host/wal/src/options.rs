@@ -28,8 +28,8 @@ pub struct Options {
     /// `snapshot_factor` allows. If history is kept, the minimum is higher
     /// ([`limits::SNAPSHOT_AFTER_BYTES_MAX`]). Default: 8 MiB.
     pub snapshot_min_bytes: u64,
-    /// A snapshot is due when the log is longer than this multiple of the last snapshot. Default:
-    /// 2.
+    /// Before a snapshot is due, the log must also be longer than this multiple of the last
+    /// snapshot. Default: 2.
     pub snapshot_factor: u64,
     /// Bytes of a snapshot that are written per second. Default: 32 MiB; at least 64 KiB.
     pub snapshot_bytes_per_second: u64,

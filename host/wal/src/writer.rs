@@ -111,14 +111,14 @@ impl Journal {
     }
 
     fn spawn(&self, name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-        let watch = Watch {
+        let guard = PanicGuard {
             log: Arc::clone(&self.log),
             name,
         };
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let _watch = watch;
+                let _guard = guard;
                 run();
             })
             .map_err(Error::io("start", name))?;
@@ -203,12 +203,12 @@ impl Drop for Journal {
 
 /// Fails the log if one of its threads panics. Without the writer the log would block for ever, and
 /// without the upkeep thread it would fill the disk.
-struct Watch {
+struct PanicGuard {
     log: Arc<Log>,
     name: &'static str,
 }
 
-impl Drop for Watch {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if thread::panicking() {
             self.log.fail_by_panic(self.name);
