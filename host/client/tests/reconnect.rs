@@ -100,7 +100,7 @@ async fn request_made_without_a_connection_is_sent_once() {
         peer.disconnect(DisconnectReasonCode::ServerShuttingDown)
             .await;
         drop(peer);
-        let mut peer = broker.knock().await;
+        let mut peer = broker.accept_connect().await;
         let store = async {
             peer.greet(greeting).await;
             peer.grant().await;
@@ -131,7 +131,7 @@ async fn abandoned_request_is_not_resent() {
         drop(peer);
     };
     abandoned.await;
-    let mut peer = broker.knock().await;
+    let mut peer = broker.accept_connect().await;
     let store = async {
         peer.greet(resumed()).await;
         peer.grant().await;
@@ -229,7 +229,7 @@ async fn watch_dropped_while_disconnected_ends_its_second_registration() {
     let first = peer.request().await;
     assert_eq!(first.payload, keynotify("k", ""));
     drop(peer);
-    let mut peer = broker.knock().await;
+    let mut peer = broker.accept_connect().await;
     drop(watch);
     peer.greet(resumed()).await;
     let again = peer.request().await;
@@ -334,7 +334,7 @@ async fn requests_beyond_the_limit_wait() {
 async fn close_sends_disconnect() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
-    tokio::join!(client.close(), peer.goodbye());
+    tokio::join!(client.close(), peer.expect_disconnect());
 }
 
 #[tokio::test]
@@ -342,5 +342,5 @@ async fn drop_sends_disconnect() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     drop(client);
-    peer.goodbye().await;
+    peer.expect_disconnect().await;
 }

@@ -214,7 +214,7 @@ impl<T> Ledger<T> {
     /// returned.
     pub(crate) fn lost(&mut self, rebuild: bool, blame: Blame) -> Option<T> {
         self.subscribed = false;
-        let hopeless = self.blame(blame).and_then(|number| self.remove(number));
+        let rejected = self.blame(blame).and_then(|number| self.remove(number));
         let mut again: Vec<(u64, u16)> = self.resend.drain(..).collect();
         let sent = self.packet_ids.drain();
         again.extend(sent.map(|(packet_id, number)| (number, packet_id)));
@@ -231,7 +231,7 @@ impl<T> Ledger<T> {
             again.iter_mut().for_each(|(_, packet_id)| *packet_id = 0);
         }
         self.resend = again.into();
-        hopeless
+        rejected
     }
 
     /// Counts the loss for every message in flight, since any of them may be the cause. Returns the

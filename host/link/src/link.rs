@@ -100,7 +100,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
     let mut closing: Option<Instant> = None;
     loop {
         let polled = tokio::select! {
-            polled = timeout(link.patience(), link.events.poll()) => polled,
+            polled = timeout(link.poll_timeout(), link.events.poll()) => polled,
             () = link.owner.stopping().notified(), if closing.is_none() => {
                 // This cancels the poll above, which may lose an acknowledgement. That is harmless
                 // when the link ends.
@@ -203,7 +203,7 @@ impl<O: Owner> Link<O> {
     }
 
     /// The longest possible poll, because a PINGREQ is an event.
-    fn patience(&self) -> Duration {
+    fn poll_timeout(&self) -> Duration {
         let connecting = Duration::from_secs(self.options.connection_timeout());
         // The broker may have set another keep alive.
         connecting + 2 * self.events.options.keep_alive()
@@ -309,19 +309,19 @@ impl<O: Owner> Link<O> {
     fn lost(&mut self, rebuild: bool, blame: Blame) -> Option<O::Message> {
         let rebuild = rebuild || self.events.state.collision.is_some();
         let events = &mut self.events;
-        let hopeless = self.owner.with(|outlet| {
-            let hopeless = outlet.down(rebuild, blame);
+        let rejected = self.owner.with(|outlet| {
+            let rejected = outlet.down(rebuild, blame);
             // Under the lock, because publishers could use rumqttc until the line above. The outlet
             // stores all of it.
             events.clean();
             events.pending.clear();
-            hopeless
+            rejected
         });
         if rebuild {
             (self.client, self.events) =
                 AsyncClient::new(self.options.clone(), self.ours.channel());
             self.receive_max = None;
         }
-        hopeless
+        rejected
     }
 }

@@ -216,10 +216,10 @@ impl<T: Message> Outlet<T> {
     pub(crate) fn down(&mut self, rebuild: bool, blame: Blame) -> Option<T> {
         self.client = None;
         self.receipts.lost();
-        let hopeless = self.ledger.lost(rebuild, blame);
+        let rejected = self.ledger.lost(rebuild, blame);
         let of_requests = self.ledger.iter().filter(|(_, entry)| entry.of.is_some());
         self.orphans = of_requests.map(|(number, _)| number).collect();
-        hopeless.map(|it| it.message)
+        rejected.map(|it| it.message)
     }
 
     /// Puts messages to resend into rumqttc's own queue, which precedes its channel and keeps

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 /// Time limit of a step on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A message that may expire, and that may have a shorter replacement.
 #[derive(Debug, Clone)]
@@ -156,8 +156,8 @@ impl SessionTest {
     /// Accepts the next connection up to SUBACK. The resends of a resumed session precede its
     /// SUBSCRIBE.
     async fn accept(&self, greeting: Greeting) -> Peer {
-        let knock = timeout(PATIENCE, self.listener.accept()).await;
-        let (stream, _) = knock.expect("the link does not come").unwrap();
+        let accepted = timeout(STEP_TIMEOUT, self.listener.accept()).await;
+        let (stream, _) = accepted.expect("the link connects").unwrap();
         let mut peer = Peer {
             stream,
             unread: BytesMut::new(),
@@ -258,8 +258,8 @@ impl Peer {
                 Ok(packet) => return packet,
                 Err(WireError::InsufficientBytes(_)) => {
                     let reading = self.stream.read_buf(&mut self.unread);
-                    let read = timeout(PATIENCE, reading).await;
-                    let read = read.expect("the link says nothing").unwrap();
+                    let read = timeout(STEP_TIMEOUT, reading).await;
+                    let read = read.expect("the link sends a packet").unwrap();
                     assert_ne!(read, 0, "the link closed the connection");
                 }
                 Err(error) => panic!("{error}"),
@@ -567,20 +567,20 @@ async fn oversized_replacement_is_removed() {
     assert!(test.owner.with(|outlet| outlet.is_empty()));
 }
 
-/// Publishes a message for which the broker answers `farewell` each time, between other messages.
+/// Publishes a message for which the broker answers `reply` each time, between other messages.
 /// Returns the number of connections that it ended.
-async fn publish_rejected_message(farewell: &[u8]) -> usize {
+async fn publish_rejected_message(reply: &[u8]) -> usize {
     let mut test = SessionTest::start().await;
     let mut peer = test.accept(Greeting::default()).await;
     peer.publish(31).await;
     let receipt = test.receipt().await;
-    test.add(["good", "evil", "fine"].map(note));
+    test.add(["good", "rejected", "fine"].map(note));
     test.settle(receipt);
     let mut taken: Vec<String> = Vec::new();
     let mut ended = 0;
     while taken.len() < 2 {
         let (text, packet_id) = peer.text_and_packet_id().await;
-        if text != "evil" {
+        if text != "rejected" {
             // The first PUBACK is not sent in time during the first connections.
             if ended >= 3 {
                 peer.acknowledge(packet_id).await;
@@ -588,7 +588,7 @@ async fn publish_rejected_message(farewell: &[u8]) -> usize {
             }
             continue;
         }
-        peer.stream.write_all(farewell).await.unwrap();
+        peer.stream.write_all(reply).await.unwrap();
         peer.stream.shutdown().await.unwrap();
         while peer.stream.read_buf(&mut peer.unread).await.unwrap_or(0) > 0 {}
         ended += 1;
@@ -601,7 +601,7 @@ async fn publish_rejected_message(farewell: &[u8]) -> usize {
             .await;
     }
     assert_eq!(taken, ["good", "fine"]);
-    assert_eq!(*test.owner.hopeless.lock().unwrap(), ["evil"]);
+    assert_eq!(*test.owner.hopeless.lock().unwrap(), ["rejected"]);
     // The request that caused the message is acknowledged.
     peer.publish(31).await;
     let receipt = test.receipt().await;

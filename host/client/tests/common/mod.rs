@@ -54,14 +54,14 @@ impl Broker {
 
     /// Accepts the next connection up to CONNACK.
     pub(crate) async fn accept_unsubscribed(&self, greeting: Greeting) -> Peer {
-        let mut peer = self.knock().await;
+        let mut peer = self.accept_connect().await;
         peer.greet(greeting).await;
         peer
     }
 
     /// Accepts the next connection up to CONNECT. The client has noticed by then that an earlier
     /// one is lost.
-    pub(crate) async fn knock(&self) -> Peer {
+    pub(crate) async fn accept_connect(&self) -> Peer {
         let (stream, _) = self.listener.accept().await.unwrap();
         let mut peer = Peer {
             stream,
@@ -259,7 +259,7 @@ impl Peer {
 
     /// Reads a DISCONNECT without a reason, which the codec cannot read either, and the end of the
     /// stream.
-    pub(crate) async fn goodbye(&mut self) {
+    pub(crate) async fn expect_disconnect(&mut self) {
         while self.stream.read_buf(&mut self.unread).await.unwrap() > 0 {}
         assert_eq!(self.unread.as_ref(), [0xe0, 0]);
     }
