@@ -389,6 +389,17 @@ struct Replay {
     bytes: u64,
 }
 
+/// The error for damage at `offset` that makes the records `from` to `to` unreadable.
+fn lost_records(name: &str, offset: usize, reason: &str, from: u64, to: Option<u64>) -> Error {
+    Error::Damaged(Damage {
+        file: name.to_owned(),
+        offset: offset as u64,
+        reason: reason.to_owned(),
+        lost_from: Some(LogPosition(from)),
+        lost_to: to.map(LogPosition),
+    })
+}
+
 impl Replay {
     /// Reads one segment. `follows` is the first position of the next segment, if there is one.
     fn segment(
@@ -399,15 +410,7 @@ impl Replay {
         follows: Option<u64>,
         sink: &mut dyn Sink,
     ) -> Result<(), Error> {
-        let lost = |offset: usize, reason: &str, from: u64, to: Option<u64>| {
-            Error::Damaged(Damage {
-                file: name.to_owned(),
-                offset: offset as u64,
-                reason: reason.to_owned(),
-                lost_from: Some(LogPosition(from)),
-                lost_to: to.map(LogPosition),
-            })
-        };
+        let lost = |offset, reason, from, to| lost_records(name, offset, reason, from, to);
         if header.position != self.next {
             return Err(lost(
                 0,
@@ -454,14 +457,14 @@ impl Replay {
             Some(_) => Ok(()),
             // All requested records were read.
             None if self.next > self.until => Ok(()),
-            None => self.check_rest(&lost, header, content.len() as u64, &frames.rest()),
+            None => self.check_rest(name, header, content.len() as u64, &frames.rest()),
         }
     }
 
     /// Checks what follows the frames of the last segment.
     fn check_rest(
         &mut self,
-        lost: &dyn Fn(usize, &str, u64, Option<u64>) -> Error,
+        name: &str,
         header: Header,
         bytes: u64,
         rest: &Rest,
@@ -469,11 +472,11 @@ impl Replay {
         let to = (self.witness >= self.next).then_some(self.witness);
         // A segment is created with its full length, so a crash never shortens one.
         if let Some(reason) = header.wrong_length(bytes) {
-            return Err(lost(self.end_offset, &reason, self.next, to));
+            return Err(lost_records(name, self.end_offset, &reason, self.next, to));
         }
         if let Some(at) = rest.moved {
             let reason = format!("the frame at byte {at} was written to another offset");
-            return Err(lost(self.end_offset, &reason, self.next, to));
+            return Err(lost_records(name, self.end_offset, &reason, self.next, to));
         }
         self.torn = rest.torn;
         self.witness = self.witness.max(rest.synced);
