@@ -1,9 +1,9 @@
-//! Builds the standard policy in `guest/` for wasm32-unknown-unknown, makes it a component, compiles that to machine
-//! code and leaves both in OUT_DIR, where the library embeds them. A change of any source of the guest comes in with the
-//! next plain `cargo build` or `cargo run`.
+//! Builds the standard policy in `guest/` for wasm32-unknown-unknown, converts it to a component
+//! and compiles that to machine code. The library embeds both files from OUT_DIR. A plain `cargo
+//! build` or `cargo run` picks up every change of the guest's sources.
 //!
-//! `STATEHOUSE_POLICY_COMPONENT=FILE` takes a component that was built elsewhere instead: for packagers,
-//! and for machines that cannot have the target.
+//! With `STATEHOUSE_POLICY_COMPONENT=FILE` the build uses a component that was built elsewhere, for
+//! packagers and for machines without the target.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={READY_MADE}");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let component = component(&out)?;
-    // Untouched where nothing changed, so that the crate is not built anew for nothing.
+    // Unchanged files are not written, so that the crate is not rebuilt needlessly.
     let write = |name: &str, bytes: &[u8]| {
         let path = out.join(name);
         match fs::read(&path) {
@@ -39,10 +39,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Machine code that every processor of the target's architecture runs.
+/// Compiles to machine code that every processor of the target's architecture runs.
 fn compile(component: &[u8], target: &str) -> wasmtime::Result<Vec<u8>> {
     let mut config = settings::config();
-    // Also where it is this machine's: named, it stands for the least that such a processor has.
+    // Set the target even if it is that of this machine: a named target stands for the oldest
+    // processor of its architecture.
     config.target(target)?;
     wasmtime::Engine::new(&config)?.precompile_component(component)
 }
@@ -79,7 +80,8 @@ fn component(out: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     Ok(component)
 }
 
-/// Without the target the nested build would fail with an error about the `core` crate, which helps nobody.
+/// Checks that the target is installed. Without it the nested build would fail with a misleading
+/// error about the `core` crate.
 fn require_target() -> Result<(), Box<dyn Error>> {
     let rustc = env::var("RUSTC")?;
     let output = Command::new(rustc)
@@ -103,7 +105,7 @@ fn require_target() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Cargo in cargo, in a target directory of its own: the outer one is locked by the outer build.
+/// Runs cargo within cargo, in a separate target directory because the outer build locks its own.
 fn build_guest(workspace: &Path, target_dir: &Path) -> Result<(), Box<dyn Error>> {
     let mut cargo = Command::new(env::var("CARGO")?);
     cargo
@@ -118,7 +120,7 @@ fn build_guest(workspace: &Path, target_dir: &Path) -> Result<(), Box<dyn Error>
         ])
         .args(["--target", TARGET, "--locked", "--target-dir"])
         .arg(target_dir);
-    // What is meant for the host (coverage, sanitizers, clippy's wrapper) must not leak into the guest.
+    // Settings for the host (coverage, sanitizers, clippy's wrapper) must not affect the guest.
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy();
         let leaks = [
@@ -140,13 +142,14 @@ fn build_guest(workspace: &Path, target_dir: &Path) -> Result<(), Box<dyn Error>
         }
     }
     if !cargo.status()?.success() {
-        eprintln!("The standard policy did not build; what cargo said of it stands above.");
+        eprintln!("The standard policy did not build; see the messages of cargo above.");
         exit(1);
     }
     Ok(())
 }
 
-/// Cargo's dep-info names every source file of the guest; the manifests and the contract are not in it.
+/// Registers the inputs of the guest. Cargo's dep-info lists its source files, but not the
+/// manifests and the WIT contract.
 fn rerun_if_sources_change(workspace: &Path, dep_info: &Path) -> Result<(), Box<dyn Error>> {
     for path in [
         "Cargo.lock",

@@ -21,7 +21,7 @@
 //!   decides with a `policy`, `log` says what records mean. An event in, effects out; no I/O, no clock, no lock.
 //! * `statehouse_protocol` (a crate of its own): key patterns, rights and log positions, which all parts share.
 //! * `statehouse_precompiled` (a crate of its own): components in, components as machine code out. It compiles none twice.
-//! * `statehouse_journal` (a crate of its own): records in, files out, and how far everything is durable.
+//! * `statehouse_wal` (a crate of its own): records in, files out, and how far everything is durable.
 //! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
 //! * [`shadow`]: runs requests again beside all this, to compare a candidate. It changes nothing, and nobody waits for it.
 //! * [`server`]: wires these together under one lock.

@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use statehouse_journal::{Callbacks, Directory, Log, LogPosition, Opened, Options, Source};
 use statehouse_mqtt::Broker;
+use statehouse_wal::{Callbacks, Directory, Log, LogPosition, Opened, Options, Source};
 
 use crate::config::{Durability, Storage};
 use crate::limits;
@@ -34,7 +34,7 @@ const EXIT_DISK: i32 = 74;
 pub enum StorageError {
     /// The journal does not open.
     #[error("the data directory {0} cannot be used: {1}")]
-    Journal(PathBuf, statehouse_journal::Error),
+    Journal(PathBuf, statehouse_wal::Error),
     /// There is no MQTT client id.
     #[error("{0} {1}")]
     ClientId(PathBuf, ClientIdError),
@@ -93,7 +93,7 @@ pub fn stand_by(
     let mut waits = Some(waits);
     let disk = loop {
         match Directory::open(&storage.directory) {
-            Err(statehouse_journal::Error::Locked { .. }) => {
+            Err(statehouse_wal::Error::Locked { .. }) => {
                 if let Some(waits) = waits.take() {
                     waits();
                 }
@@ -115,10 +115,10 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let failed = |error| StorageError::Journal(storage.directory.clone(), error);
     let options = Options {
         durability: match storage.durability {
-            Durability::Interval => statehouse_journal::Durability::Interval(
-                Duration::from_millis(storage.sync_interval_ms),
-            ),
-            _ => statehouse_journal::Durability::Always,
+            Durability::Interval => statehouse_wal::Durability::Interval(Duration::from_millis(
+                storage.sync_interval_ms,
+            )),
+            _ => statehouse_wal::Durability::Always,
         },
         commit_delay: Duration::from_millis(storage.commit_delay_ms),
         history_bytes: storage.history_bytes,
@@ -126,7 +126,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         ..Options::default()
     };
     // Remembered requests are in the log and in two snapshots, so a small disk holds fewer.
-    let disk_bytes = statehouse_journal::disk_bytes(&disk).map_err(failed)?;
+    let disk_bytes = statehouse_wal::disk_bytes(&disk).map_err(failed)?;
     let mut retention = storage.duplicates;
     retention.bytes_max = retention
         .bytes_max
@@ -224,10 +224,7 @@ impl Recovered {
     }
 
     /// Starts the journal's threads, and hands over the state.
-    pub fn start(
-        self,
-        listener: &Listener,
-    ) -> Result<(Arc<Disk>, Image), statehouse_journal::Error> {
+    pub fn start(self, listener: &Listener) -> Result<(Arc<Disk>, Image), statehouse_wal::Error> {
         for (position, what) in &self.opened.damaged_snapshots {
             tracing::error!(%position, what, "a snapshot is damaged: recovered from an older one and the log behind it");
         }
@@ -249,7 +246,7 @@ impl Recovered {
             source: Box::new(source),
             now_ms: Box::new(wall_ms),
         };
-        let journal = statehouse_journal::Journal::start(self.log, callbacks)?;
+        let journal = statehouse_wal::Journal::start(self.log, callbacks)?;
         let place = self.directory.display().to_string();
         Ok((Disk::new(journal, self.durability, place), self.image))
     }

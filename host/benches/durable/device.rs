@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use statehouse_journal::{Base, Directory, LogPosition, Sink};
+use statehouse_wal::{Base, Directory, LogPosition, Sink};
 
 use crate::common::{Client, Server, resp};
 use crate::{IN_FLIGHT, files, round_of};
@@ -117,7 +117,7 @@ fn bytes_of_a_record(data: &Path) -> f64 {
     }
     let mut lengths = Lengths::default();
     let directory = Directory::read_only(data).expect("a data directory");
-    statehouse_journal::read(&directory, Base::Oldest, LogPosition::END, &mut lengths)
+    statehouse_wal::read(&directory, Base::Oldest, LogPosition::END, &mut lengths)
         .expect("whole, the store was killed and nothing else");
     lengths.bytes as f64 / lengths.records as f64
 }

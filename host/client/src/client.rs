@@ -1,5 +1,5 @@
-//! The typed commands. Enters: keys, values, options. Leaves: what the store answered, as types.
-//! It never interprets a value.
+//! The typed commands: each sends a request and converts the response to types. Values are never
+//! interpreted.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,56 +23,56 @@ use crate::watch::Watch;
 /// A value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
-    /// The bytes, as they were set.
+    /// The bytes of the value.
     pub bytes: Bytes,
-    /// The version that the SET got.
+    /// The version that the SET assigned.
     pub version: Version,
 }
 
 /// When a SET applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Condition {
-    /// Whatever is there.
+    /// Always.
     #[default]
     Always,
-    /// NX: only where there is no key.
+    /// NX: only if the key does not exist.
     IfAbsent,
-    /// NEX: only where there is no key, or it has this very value.
+    /// NEX: only if the key does not exist or has exactly this value.
     IfAbsentOrEqual,
 }
 
 /// The options of a SET.
 #[derive(Debug, Clone, Default)]
 pub struct SetOptions {
-    /// When it applies; default always.
+    /// The condition; default [`Condition::Always`].
     pub condition: Condition,
-    /// PX: how long the key lives, from 1 ms, in whole ms; default for ever.
+    /// PX: how long the key lives, in whole milliseconds from 1 ms. Default: no expiry.
     pub expiry: Option<Duration>,
-    /// The fencing token, for a key that is protected by one.
+    /// The fencing token, for a key that requires one.
     pub fencing_token: Option<Version>,
 }
 
-/// What became of a SET.
+/// The result of a SET.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetResult {
-    /// False where the condition did not hold; then nothing changed.
+    /// False if the condition did not hold, so that nothing changed.
     pub applied: bool,
-    /// The new version, or where nothing changed, that of the stored value.
+    /// The new version, or the version of the stored value if nothing changed.
     pub version: Version,
 }
 
-/// What became of a VDEL.
+/// The result of a VDEL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VdelResult {
-    /// The key had this value and is gone; the version is that of the deleted value.
+    /// The key had this value and was deleted. The version is that of the deleted value.
     Deleted(Version),
-    /// The key has another value, of this version, and stays.
+    /// The key has another value with this version and was not deleted.
     Different(Version),
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
 }
 
-/// A connection to a state store. Clones share it; it closes with the last of them.
+/// A connection to a state store. Clones share it; dropping the last one closes it.
 #[derive(Debug, Clone)]
 pub struct Client {
     connection: Arc<Handle>,
@@ -91,11 +91,11 @@ impl Drop for Handle {
 }
 
 impl Client {
-    /// Connects, and subscribes to the answers.
+    /// Connects and subscribes to the responses.
     ///
     /// # Errors
-    /// [`Error::Transport`] where there is nobody, [`Error::Rejected`] where the broker does not
-    /// grant the subscription, [`Error::Invalid`] for a client id or a certificate that cannot be used.
+    /// [`Error::Transport`] if the broker cannot be reached, [`Error::Rejected`] if it does not
+    /// grant the subscription, [`Error::Invalid`] if the client id or a certificate is invalid.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client_id = options.resolve_client_id()?;
         let (ready, connected) = oneshot::channel();
@@ -112,7 +112,7 @@ impl Client {
         let session = client.session();
         match timeout(options.timeout, connected).await {
             Ok(Ok(result)) => result.map(|()| client),
-            // Either the timeout, or the task ended without a word.
+            // The timeout expired, or the task ended without a result.
             _ => Err(Error::Transport(format!(
                 "cannot reach a state store at {}: no answer within {} ms",
                 session.address,
@@ -121,19 +121,19 @@ impl Client {
         }
     }
 
-    /// The client id, given or made up.
+    /// The client id, configured or generated.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.session().names.client_id
     }
 
-    /// How long a request may take.
+    /// The timeout of a request.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.session().timeout
     }
 
-    /// Says goodbye to the broker and waits until that has left. All clones are closed with it.
+    /// Sends DISCONNECT and waits until it has been sent. This closes all clones.
     pub async fn close(self) {
         let task = {
             let mut task = self.connection.task.lock();
@@ -141,12 +141,12 @@ impl Client {
         };
         self.session().stopping.notify_one();
         if let Some(task) = task {
-            // A second for the goodbye, and one for the machine; closing is not worth more.
+            // Allow a second for the DISCONNECT and another one for a busy machine.
             let _ = timeout(2 * CLOSE_WAIT, task).await;
         }
     }
 
-    /// GET: the value of a key, if there is one.
+    /// GET: returns the value of a key, if it exists.
     ///
     /// # Errors
     /// See [`Error`].
@@ -155,7 +155,7 @@ impl Client {
         match answer.reply()? {
             Reply::Nil => Ok(None),
             Reply::Bulk(bytes) => Ok(Some(Value {
-                // Copied, because a slice would hold on to the whole read buffer.
+                // Copied, because a slice would keep the whole read buffer alive.
                 bytes: Bytes::copy_from_slice(bytes),
                 version: answer.version()?,
             })),
@@ -163,10 +163,10 @@ impl Client {
         }
     }
 
-    /// SET: gives a key a value.
+    /// SET: sets the value of a key.
     ///
     /// # Errors
-    /// See [`Error`]. A condition that does not hold is no error.
+    /// See [`Error`]. A condition that does not hold is not an error.
     pub async fn set(
         &self,
         key: impl AsRef<[u8]>,
@@ -197,7 +197,7 @@ impl Client {
         })
     }
 
-    /// DEL: deletes a key, and says the version of the value that is gone, if there was one.
+    /// DEL: deletes a key and returns the version of the deleted value, if it existed.
     ///
     /// # Errors
     /// See [`Error`].
@@ -214,7 +214,7 @@ impl Client {
         }
     }
 
-    /// VDEL: deletes a key where it has this value.
+    /// VDEL: deletes a key if it has this value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -234,14 +234,14 @@ impl Client {
         }
     }
 
-    /// SCAN: the keys that match a glob of `*`, `?`, `[a-z]`, `[!a-z]` and `\` escapes, page by
-    /// page. Nothing is sent before the first page is asked for.
+    /// SCAN: returns the keys that match a glob of `*`, `?`, `[a-z]`, `[!a-z]` and `\` escapes,
+    /// page by page. No request is sent before the first call of [`Scan::next_page`].
     #[must_use]
     pub fn scan(&self, pattern: impl AsRef<[u8]>) -> Scan {
         Scan::new(self.clone(), Bytes::copy_from_slice(pattern.as_ref()))
     }
 
-    /// KEYNOTIFY: the changes of a key from now on. The watch is registered when this returns.
+    /// KEYNOTIFY: watches a key. The watch is registered when this returns.
     ///
     /// # Errors
     /// See [`Error`].
@@ -256,7 +256,7 @@ impl Client {
         if let Some(why) = &self.session().state().notifications_refused {
             return Err(Error::Rejected(why.clone()));
         }
-        // Listening starts before the store is told, so that nothing falls between.
+        // The inbox is added before the request is sent, so that no notification is missed.
         let watch = Watch::new(self.clone(), key);
         let answer = self.request(&[b"KEYNOTIFY", watch.key()], None).await?;
         answer.done().map(|()| watch)
@@ -278,7 +278,7 @@ impl Client {
 }
 
 impl Answer {
-    /// The reply, where it is not the store's refusal.
+    /// The reply, or an error if the store refused the request.
     pub(crate) fn reply(&self) -> Result<Reply<'_>, Error> {
         match resp::parse(&self.payload) {
             Ok(Reply::Error(text)) => Err(Error::Refused(text)),
@@ -287,7 +287,7 @@ impl Answer {
         }
     }
 
-    /// The reply is `+OK`.
+    /// Checks that the reply is `+OK`.
     pub(crate) fn done(&self) -> Result<(), Error> {
         match self.reply()? {
             Reply::Ok => Ok(()),
@@ -303,10 +303,10 @@ impl Answer {
 }
 
 pub(crate) fn unexpected(command: &str) -> Error {
-    Error::Protocol(format!("no {command} is answered like that"))
+    Error::Protocol(format!("unexpected response to {command}"))
 }
 
-/// The number of PX: whole milliseconds, from 1 to 2^63-1 (the protocol, section 3).
+/// The argument of PX: whole milliseconds from 1 to 2^63-1 (the protocol, section 3).
 fn expiry_ms(expiry: Duration) -> Result<String, Error> {
     match i64::try_from(expiry.as_millis()) {
         Ok(ms @ 1..) => Ok(ms.to_string()),

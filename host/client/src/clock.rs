@@ -1,11 +1,13 @@
-//! The client's hybrid logical clock (Kulkarni et al. 2014). Enters: the wall clock and the
-//! versions of answers. Leaves: readings that always rise. It never runs more than a minute ahead
-//! of the wall clock because of what a peer said.
+//! The client's hybrid logical clock (Kulkarni et al. 2014). Its readings must always rise.
+//!
+//! The clock follows the versions in responses, but never more than a minute ahead of the wall
+//! clock.
 
 use crate::limits;
 use crate::version::Version;
 
-/// The counter that .NET clients cannot read any more; before it the wall part moves instead.
+/// .NET clients cannot read this counter any more. From here on the wall part is incremented
+/// instead.
 const COUNTER_MAX: u32 = (1 << 31) - 2;
 
 /// A clock with the name of its node.
@@ -17,7 +19,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock whose node is `name`, with what a node may not hold replaced.
+    /// A clock for the node `name`. Characters that a node must not contain are replaced.
     pub(crate) fn new(name: &str) -> Self {
         let node: String = name
             .chars()
@@ -30,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// The send event of the paper: a reading above every earlier one.
+    /// The send event of the paper: returns a reading above all earlier ones.
     pub(crate) fn read(&mut self, now_ms: u64) -> String {
         if now_ms > self.wall_ms {
             self.wall_ms = now_ms;
@@ -41,7 +43,7 @@ impl Clock {
         format!("{:015}:{:05}:{}", self.wall_ms, self.counter, self.node)
     }
 
-    /// The receive event: later readings are above `version`, unless it is too far ahead to follow.
+    /// The receive event: later readings are above `version`, unless it is too far in the future.
     pub(crate) fn observe(&mut self, version: &Version, now_ms: u64) {
         let followed = now_ms.saturating_add(limits::CLOCK_AHEAD_MS_MAX);
         if version.wall_ms() > followed || version.counter() > COUNTER_MAX {
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readings_rise_while_the_wall_stands_or_falls() {
+    fn readings_rise_while_the_wall_clock_does_not() {
         let mut clock = Clock::new("me");
         assert_eq!(clock.read(5_000), "000000000005000:00000:me");
         assert_eq!(clock.read(5_000), "000000000005000:00001:me");
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_moves_the_clock() {
+    fn version_moves_the_clock() {
         let mut clock = Clock::new("me");
         clock.observe(&"9000:7:StateStore".parse().unwrap(), 5_000);
         assert_eq!(clock.read(5_000), "000000000009000:00008:me");
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_over_a_minute_ahead_is_not_followed() {
+    fn version_over_a_minute_ahead_is_ignored() {
         let mut clock = Clock::new("me");
         clock.observe(&"65001:0:StateStore".parse().unwrap(), 5_000);
         assert_eq!(clock.read(5_000), "000000000005000:00000:me");
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_does_not_overflow() {
+    fn counter_does_not_overflow() {
         let mut clock = Clock::new("me");
         let last = format!("9000:{COUNTER_MAX}:StateStore");
         clock.observe(&last.parse().unwrap(), 9_000);
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_holds_no_colon() {
+    fn node_contains_no_colon() {
         let reading = Clock::new("a:b").read(1);
         assert_eq!(reading.parse::<Version>().unwrap().node(), "a_b");
     }

@@ -1,4 +1,4 @@
-//! Durations as people write them: `500ms`, `10s`, `2m`, `1h`, `7d`.
+//! Parses durations such as `500ms`, `10s`, `2m`, `1h`, `7d`.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use tokio::time::Instant;
 
 use crate::limits;
 
-/// Why a text is not a duration.
+/// The text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a duration: write a whole number and a unit, such as 500ms, 10s, 2m, 1h or 7d")]
 pub struct DurationError;
 
-/// Reads a whole number and one of the units `ms`, `s`, `m`, `h`, `d`.
+/// Parses a whole number followed by one of the units `ms`, `s`, `m`, `h`, `d`.
 ///
 /// ```
 /// # use statehouse_client::parse_duration;
@@ -20,7 +20,8 @@ pub struct DurationError;
 /// ```
 ///
 /// # Errors
-/// When there is no number, no unit, anything else, or more milliseconds than 64 bits hold.
+/// If the number or the unit is missing, if there is other text, or if the milliseconds exceed 64
+/// bits.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -39,7 +40,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
         .ok_or(DurationError)
 }
 
-/// `start` plus `duration`, where that is too far away to be counted: far away.
+/// `start` plus `duration`, limited so that the sum cannot overflow.
 pub(crate) fn later(start: Instant, duration: Duration) -> Instant {
     start + duration.min(limits::DURATION_MAX)
 }
@@ -67,13 +68,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_endless_wait_does_not_overflow() {
+    async fn endless_wait_does_not_overflow() {
         let now = Instant::now();
         assert!(later(now, Duration::MAX) > now + Duration::from_secs(1 << 30));
     }
 
     #[test]
-    fn what_is_not_a_duration() {
+    fn invalid_durations_are_rejected() {
         for text in [
             "",
             "s",

@@ -1,6 +1,7 @@
-//! The events of one watch, between the connection and the reader. Enters: notifications, gaps and
-//! the end. Leaves: the same, in order. It never makes the connection wait: a reader that falls
-//! behind is told of a gap instead.
+//! The queue of events of one watch, between the connection and the reader.
+//!
+//! The queue must never make the connection wait. If the reader is too slow, it receives a gap
+//! instead of events.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,12 +28,12 @@ struct Queue {
 }
 
 impl Inbox {
-    /// Takes a change. `again` says that the broker sent this packet before (MQTT 5 section
-    /// 3.3.1.1), so that it may be one that is here already.
-    pub(crate) fn change(&self, event: WatchEvent, again: bool) {
+    /// Adds a change. `dup` is the DUP flag of the packet (MQTT 5 section 3.3.1.1): the change may
+    /// be in the queue already.
+    pub(crate) fn change(&self, event: WatchEvent, dup: bool) {
         let mut queue = self.queue();
         if let WatchEvent::Set { version, .. } | WatchEvent::Deleted { version } = &event {
-            if again && queue.last.as_ref().is_some_and(|last| version <= last) {
+            if dup && queue.last.as_ref().is_some_and(|last| version <= last) {
                 return;
             }
             queue.last = Some(version.clone());
@@ -42,19 +43,19 @@ impl Inbox {
         self.ready.notify_one();
     }
 
-    /// Takes a notice that is not a change: a gap, or a notification that cannot be read.
+    /// Adds a gap, or the error for an unreadable notification.
     pub(crate) fn notice(&self, notice: Result<WatchEvent, Error>) {
         self.queue().push(notice);
         self.ready.notify_one();
     }
 
-    /// No more events come; the reader learns why after those that are here.
+    /// Ends the watch. The reader receives the remaining events and then the reason.
     pub(crate) fn end(&self, why: Error) {
         self.queue().end.get_or_insert(why);
         self.ready.notify_one();
     }
 
-    /// The next event, as soon as there is one. Losing the future loses no event.
+    /// Waits for the next event. Dropping the future loses no event.
     pub(crate) async fn next(&self) -> Result<WatchEvent, Error> {
         loop {
             if let Some(event) = self.queue().pop() {
@@ -65,7 +66,7 @@ impl Inbox {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // A panic elsewhere leaves the queue whole: no invariant spans two statements here.
+        // A panic elsewhere leaves the queue valid, because no invariant spans two statements.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_falls_behind_is_told_once() {
+    async fn slow_reader_gets_one_gap() {
         let inbox = Inbox::default();
         let half = limits::WATCH_BYTES_MAX / 2;
         for counter in 1..=5 {
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_small_events_are_bounded_too() {
+    async fn number_of_small_events_is_limited() {
         let inbox = Inbox::default();
         for counter in 0..5000 {
             inbox.change(set(counter, 0), false);
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_packet_that_came_twice_counts_once() {
+    async fn duplicate_packet_counts_once() {
         let inbox = Inbox::default();
         inbox.change(set(1, 1), false);
         inbox.change(set(1, 1), true);

@@ -2,9 +2,8 @@
 //!
 //! A [`Client`] holds one MQTT connection and any number of requests over it: [`Client::get`],
 //! [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`], [`Client::watch`] and
-//! [`Client::lock`]. It reconnects by itself; a request that was under way is sent again with the
-//! same correlation data until its timeout, so that the store can tell the duplicate from a new
-//! request.
+//! [`Client::lock`]. It reconnects automatically. Until its timeout, a pending request is resent
+//! with the same correlation data, so that the store can recognize the duplicate.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), statehouse_client::Error> {
@@ -22,10 +21,10 @@
 //! # }
 //! ```
 //!
-//! The way of a request: `client` builds the command with `resp`, `session` stamps it with the
-//! client's clock (`clock`) and keeps it as a `request` until it is answered, `statehouse_link` carries it through
-//! rumqttc, and the answer comes back the same way. Section numbers in this crate's comments are those of
-//! the project's protocol document.
+//! The path of a request: `client` builds the command with `resp`. `session` adds a timestamp of
+//! the client's `clock` and stores it as a `request` until the response arrives. `statehouse_link`
+//! sends it through rumqttc and returns the response. Section numbers in the comments of this crate
+//! refer to the project's protocol document.
 #![forbid(unsafe_code)]
 
 mod client;

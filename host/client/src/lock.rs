@@ -1,5 +1,6 @@
-//! Locks: a key that holds its holder's name, with a lease. Enters: a name, a holder, a lease.
-//! Leaves: a held lock with a fencing token. It never claims a lock whose lease may have run out.
+//! Locks: a key that contains the name of its holder and expires with its lease.
+//!
+//! Invariant: the client must never report a lock as held if its lease may have expired.
 
 use std::time::Duration;
 
@@ -16,12 +17,12 @@ use crate::watch::WatchEvent;
 /// How to acquire a lock.
 #[derive(Debug, Clone)]
 pub struct LockOptions {
-    /// The name that the lock's key will hold; default the client id. Whoever uses the same name
-    /// has the same lock.
+    /// The value of the lock's key; default the client id. Clients with the same holder name share
+    /// the lock.
     pub holder: Option<Bytes>,
     /// How long the lock is held without a renewal; default 10 s.
     pub lease: Duration,
-    /// How long to wait for another holder; default for ever.
+    /// How long to wait while another client holds the lock; default for ever.
     pub wait: Option<Duration>,
 }
 
@@ -35,8 +36,8 @@ impl Default for LockOptions {
     }
 }
 
-/// A held lock, from [`Client::lock`]. Dropping it does not release it: that needs a request, and
-/// the lease ends anyway.
+/// A held lock, from [`Client::lock`]. Dropping it does not release the lock, because a release
+/// needs a request. The lease expires anyway.
 #[derive(Debug)]
 pub struct Lock {
     client: Client,
@@ -44,18 +45,19 @@ pub struct Lock {
     holder: Bytes,
     lease: Duration,
     fencing_token: Version,
-    /// Counted from before the request left, so it is never later than the store's.
+    /// Measured from before the request was sent, so it is never later than the expiry at the
+    /// store.
     held_until: Instant,
 }
 
 impl Client {
-    /// Acquires a lock, waiting for its holder to release it or for its lease to end. `None` where
-    /// [`LockOptions::wait`] is over before. At least a third of the lease remains on return: an
-    /// answer that arrives later is no lock, and the client tries again.
+    /// Acquires a lock. Waits until the current holder releases it or its lease expires, and
+    /// returns `None` after [`LockOptions::wait`]. At least a third of the lease remains on return:
+    /// if the response arrives later, the client tries again.
     ///
     /// # Errors
-    /// See [`Error`]. After one, and after `None`, the lock may be held until its lease ends, for the
-    /// request may have arrived.
+    /// See [`Error`]. After an error or `None`, the lock may be held until its lease expires,
+    /// because the request may have taken effect.
     pub async fn lock(
         &self,
         name: impl AsRef<[u8]>,
@@ -68,7 +70,7 @@ impl Client {
         let give_up = options.wait.map(|wait| later(Instant::now(), wait));
         let lease = options.lease;
 
-        // Watching comes before trying: a release between the two must not go unnoticed.
+        // The watch must precede the SET, so that a release between the two requests is noticed.
         let mut watch = self.watch(&name).await?;
         loop {
             let asked_at = Instant::now();
@@ -85,7 +87,7 @@ impl Client {
                 }));
             }
             let mut pause = match set.applied {
-                // The answer was late, and no other client has the lock.
+                // The response was late, but no other client holds the lock.
                 true => limits::LOCK_RETRY_MIN,
                 false => lease.max(limits::LOCK_RETRY_MIN),
             };
@@ -96,7 +98,7 @@ impl Client {
                 }
                 pause = pause.min(left);
             }
-            // The delete event of a release or an expiry should come first. The pause is for a
+            // The delete event of a release or an expiry should arrive first. The pause covers a
             // store that loses it.
             let freed = async {
                 loop {
@@ -112,7 +114,7 @@ impl Client {
         }
     }
 
-    /// One attempt to take or to keep a lock.
+    /// Sends one request to acquire or renew a lock.
     async fn hold(
         &self,
         name: &Bytes,
@@ -129,31 +131,31 @@ impl Client {
 }
 
 impl Lock {
-    /// The version of the SET that acquired the lock: above that of every earlier holder. Given
-    /// with every SET, DEL and VDEL of what the lock protects, it keeps out a holder that lost its
-    /// lease without noticing.
+    /// The version of the SET that acquired the lock, which is above that of every earlier holder.
+    /// If every SET, DEL and VDEL of the protected data carries it, a former holder that did not
+    /// notice the end of its lease is refused.
     #[must_use]
     pub fn fencing_token(&self) -> &Version {
         &self.fencing_token
     }
 
-    /// The name in the lock's key.
+    /// The value of the lock's key.
     #[must_use]
     pub fn holder(&self) -> &[u8] {
         &self.holder
     }
 
-    /// When the lease ends, if it is not renewed before.
+    /// When the lease expires unless it is renewed.
     #[must_use]
     pub fn held_until(&self) -> Instant {
         self.held_until
     }
 
-    /// Starts the lease anew. False where the lock is lost: somebody else has it, or the lease ended
-    /// before this was answered, so that somebody may have had it.
+    /// Renews the lease. Returns false if the lock is lost: another client holds it, or the lease
+    /// expired before the response, so that another client may have held it.
     ///
     /// # Errors
-    /// See [`Error`]. After one the lock is still held until [`Lock::held_until`].
+    /// See [`Error`]. After an error the lock is still held until [`Lock::held_until`].
     pub async fn renew(&mut self) -> Result<bool, Error> {
         let asked_at = Instant::now();
         if asked_at >= self.held_until {
@@ -170,10 +172,10 @@ impl Lock {
         Ok(true)
     }
 
-    /// Gives the lock back. False where it was not held any more.
+    /// Releases the lock. Returns false if it was not held any more.
     ///
     /// # Errors
-    /// See [`Error`]. After one the lock stays held until its lease ends.
+    /// See [`Error`]. After an error the lock is held until its lease expires.
     pub async fn release(self) -> Result<bool, Error> {
         let vdel = self.client.vdel(&self.name, &self.holder, None).await?;
         Ok(matches!(vdel, VdelResult::Deleted(_)))

@@ -1,4 +1,4 @@
-//! What a connection is made of.
+//! The configuration of a client.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::limits;
 
-/// Where the state store is and how to speak with it.
+/// The address of the state store and the settings of the connection.
 ///
 /// ```
 /// # use statehouse_client::Options;
@@ -16,36 +16,38 @@ use crate::limits;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Name or address of the host; default `127.0.0.1`.
+    /// Host name or address; default `127.0.0.1`.
     pub host: String,
     /// TCP port; default 1883.
     pub port: u16,
-    /// How to encrypt; default: not at all.
+    /// TLS settings; default: no encryption.
     pub tls: Option<Tls>,
-    /// The path of a WebSocket (MQTT 5 section 6), such as `/mqtt`; default: MQTT over TCP, or over TLS, itself.
+    /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`; default: MQTT
+    /// directly over TCP or TLS.
     pub websocket: Option<String>,
-    /// Who we are; default: nobody in particular.
+    /// User name and password; default: none.
     pub login: Option<Login>,
-    /// MQTT client id; default `statehouse-` and 16 random digits. The store knows a client by it,
-    /// so two that run at once must not share one.
+    /// MQTT client id; default `statehouse-` and 16 random digits. It identifies the client to the
+    /// store, so two running clients must not share one.
     pub client_id: Option<String>,
-    /// How long a request, or the first connection, may take; default 5 s. Sent with each request
-    /// as its message expiry, so that a request that comes too late does not run.
+    /// Timeout of a request and of the first connection; default 5 s. It is sent with each request
+    /// as its message expiry, so that a request that arrives too late is not executed.
     pub timeout: Duration,
-    /// MQTT keep alive; default 15 s, kept within 5 s and 65 535 s. Two of it pass before a silent
-    /// connection is given up.
+    /// MQTT keep alive; default 15 s, clamped to 5 s and 65 535 s. A silent connection is closed
+    /// after twice this time.
     pub keep_alive: Duration,
-    /// How long the broker keeps the session when the connection is lost; default 60 s. Only over a
-    /// kept session can the store tell a request that is sent again from a new one.
+    /// How long the broker keeps the session without a connection; default 60 s. The store
+    /// recognizes a resent request only within its session.
     pub session_expiry: Duration,
 }
 
-/// The certificates of a connection, as files in PEM form. They are read when a client connects for the first time.
+/// The certificates of a connection, as PEM files. They are read when the client connects for the
+/// first time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// The authorities that the store's certificate is checked against; default: those of the system.
+    /// The trusted authorities for the store's certificate; default: those of the system.
     pub ca: Option<PathBuf>,
-    /// A certificate of the client's own and its key, for a store that asks for one.
+    /// The client's own certificate and key, for a store that requires them.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
@@ -83,12 +85,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The client id to connect with: the given one, checked, or a random one.
+    /// The client id to use: the configured one, after a check, or a random one.
     pub(crate) fn resolve_client_id(&self) -> Result<String, Error> {
         let Some(id) = &self.client_id else {
             return Ok(format!("statehouse-{:016x}", statehouse_link::random()));
         };
-        // The id is a part of the response topic, which may hold no wildcard (the protocol, section 1).
+        // The id is part of the response topic, which must not contain a wildcard (the protocol,
+        // section 1).
         if id.is_empty()
             || id.len() > limits::CLIENT_ID_BYTES_MAX
             || id.contains(['+', '#'])
@@ -102,7 +105,7 @@ impl Options {
         Ok(id.clone())
     }
 
-    /// What the link needs to know.
+    /// The configuration of the link.
     pub(crate) fn link(&self, client_id: &str) -> Result<statehouse_link::Options, Error> {
         let tls = self.tls.as_ref().map(|tls| {
             let own = tls.certificate.as_ref();

@@ -1,5 +1,4 @@
-//! One request under way. Enters: a PUBLISH, and what became of it. Leaves: the same PUBLISH as often as it must be sent,
-//! and the result to whoever waits for it.
+//! A pending request: its PUBLISH, which may be sent several times, and the channel for its result.
 
 use std::time::Duration;
 
@@ -12,24 +11,25 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::version::Version;
 
-/// What came back for a request.
+/// The response to a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) payload: Bytes,
     pub(crate) version: Option<Version>,
 }
 
-/// A request, until it is answered.
+/// A request without a response.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// The same every time, `__ts` included: that is part of the identity of a duplicate (section 9).
+    /// The same bytes each time, including `__ts`, which is part of the identity of a duplicate
+    /// (section 9).
     pub(crate) publish: Publish,
     pub(crate) deadline: Instant,
     pub(crate) done: oneshot::Sender<Result<Answer, Error>>,
 }
 
 impl Request {
-    /// The end of it. The caller may have left; then nobody needs the result.
+    /// Passes the result to the caller, which may have stopped waiting.
     pub(crate) fn finish(self, result: Result<Answer, Error>) {
         let _ = self.done.send(result);
     }
@@ -42,7 +42,8 @@ impl Message for Request {
         if let Some(properties) = &mut publish.properties {
             properties.message_expiry_interval = Some(expiry_s(left));
         }
-        // Until the deadline has passed for its caller too, who takes it out.
+        // After the deadline the caller removes the request, so there is always something to
+        // publish.
         Some(publish)
     }
 
@@ -54,7 +55,7 @@ impl Message for Request {
     }
 }
 
-/// Whole seconds, rounded up: a message that expires in 0 s would never arrive.
+/// Whole seconds, rounded up. A message that expires in 0 s would never arrive.
 pub(crate) fn expiry_s(left: Duration) -> u32 {
     let seconds = left.as_millis().div_ceil(1000).max(1);
     u32::try_from(seconds).unwrap_or(u32::MAX)

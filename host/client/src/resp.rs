@@ -1,12 +1,13 @@
-//! RESP3 as the state store speaks it. Enters: arguments, and the payloads of answers and
-//! notifications. Leaves: payloads of requests, and replies. The reader is strict and total: it
-//! takes exactly the forms of the protocol's sections 4 and 8 and never panics or recurses.
+//! RESP3 as the state store uses it: encodes commands and parses responses and notifications.
+//!
+//! The parser accepts exactly the forms of sections 4 and 8 of the protocol. It must never panic or
+//! recurse, because payloads come from the network.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::limits;
 
-/// A payload that is not one RESP value, and why.
+/// A payload that is not exactly one RESP value, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
@@ -23,7 +24,7 @@ pub(crate) enum Reply<'a> {
     Nil,
     /// `$n` and n bytes
     Bulk(&'a [u8]),
-    /// Bulk strings, and at most one level of arrays of them.
+    /// Bulk strings and arrays of them, at most one level deep.
     Array(Vec<Item<'a>>),
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn command(arguments: &[&[u8]]) -> Bytes {
     payload.freeze()
 }
 
-/// Reads one payload whole.
+/// Parses one whole payload.
 pub(crate) fn parse(payload: &[u8]) -> Result<Reply<'_>, Malformed> {
     let mut reader = Reader { rest: payload };
     let reply = match reader.kind()? {
@@ -100,7 +101,7 @@ impl<'a> Reader<'a> {
         Ok(line)
     }
 
-    /// A bulk string whose `$` was read.
+    /// Parses a bulk string after its `$`.
     fn bulk(&mut self) -> Result<&'a [u8], Malformed> {
         let length = length(self.line()?)?;
         if self.rest.len() < length || self.rest.len() - length < 2 {
@@ -113,7 +114,7 @@ impl<'a> Reader<'a> {
         Ok(bulk)
     }
 
-    /// An array whose `*` was read.
+    /// Parses an array after its `*`.
     fn array(&mut self) -> Result<Vec<Item<'a>>, Malformed> {
         let count = self.count()?;
         let mut items = Vec::with_capacity(count);
@@ -139,7 +140,7 @@ impl<'a> Reader<'a> {
         Ok(bulks)
     }
 
-    /// The count of an array; a count that the rest cannot hold is refused before anything is
+    /// Parses the count of an array. A count that the rest cannot hold is refused before memory is
     /// allocated for it.
     fn count(&mut self) -> Result<usize, Malformed> {
         let count = length(self.line()?)?;
@@ -167,7 +168,7 @@ fn length(line: &[u8]) -> Result<usize, Malformed> {
 }
 
 fn integer(line: &[u8]) -> Result<i64, Malformed> {
-    let bad = Malformed("a number that is not one");
+    let bad = Malformed("an invalid number");
     let (negative, digits) = match line.split_first() {
         Some((b'-', digits)) => (true, digits),
         _ => (false, line),
@@ -182,7 +183,7 @@ fn error_text(line: &[u8]) -> Result<String, Malformed> {
         .strip_prefix(b"ERR ")
         .ok_or(Malformed("an error without ERR"))?;
     let text = &text[..text.len().min(limits::ERROR_TEXT_BYTES_MAX)];
-    // Terminals print these texts: nothing in them may move the cursor.
+    // Terminals print these texts, so control characters are replaced.
     Ok(String::from_utf8_lossy(text)
         .chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_an_array_of_bulk_strings() {
+    fn command_is_an_array_of_bulk_strings() {
         assert_eq!(
             command(&[b"SET", b"k", b"\r\n\0\xff", b""]).as_ref(),
             b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n\r\n\0\xff\r\n$0\r\n\r\n"
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn no_prefix_of_an_answer_is_an_answer() {
+    fn prefix_of_a_response_is_malformed() {
         let payload = b"*2\r\n*2\r\n$1\r\na\r\n$0\r\n\r\n$2\r\n\0\xff\r\n";
         for end in 0..payload.len() {
             assert!(parse(&payload[..end]).is_err(), "{end}");
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_text_cannot_move_the_cursor() {
+    fn error_text_contains_no_control_characters() {
         assert_eq!(
             parse(b"-ERR a\x1b[2Jb\r\n"),
             Ok(Reply::Error("a\u{fffd}[2Jb".into()))

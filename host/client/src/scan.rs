@@ -1,5 +1,4 @@
-//! SCAN, page by page. Enters: pages of the store. Leaves: keys. It never asks for a page that
-//! nobody wants.
+//! SCAN, page by page. A page is requested only when the caller asks for it.
 
 use bytes::Bytes;
 
@@ -18,7 +17,7 @@ pub struct Scan {
 #[derive(Debug)]
 enum Next {
     First,
-    /// The page behind this token, which only the store understands.
+    /// The page after this token, which is opaque to the client.
     Page(Bytes),
     End,
 }
@@ -32,8 +31,8 @@ impl Scan {
         }
     }
 
-    /// The next page of keys, which may be empty; `None` after the last. After an error the same
-    /// page can be asked for again.
+    /// Returns the next page of keys, which may be empty, or `None` after the last one. After an
+    /// error the call may be repeated.
     ///
     /// # Errors
     /// See [`Error`].
@@ -47,7 +46,7 @@ impl Scan {
         let answer = self.client.request(&arguments, None).await?;
         let (keys, token) = page(answer.reply()?)?;
         self.next = match token {
-            // Otherwise a store that is wrong here would keep us for ever.
+            // A store that returns the same token again would cause an endless loop.
             Some(token) if matches!(&self.next, Next::Page(before) if *before == token) => {
                 return Err(Error::Protocol("the same page follows itself".into()));
             }
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_page() {
+    fn invalid_pages_are_rejected() {
         for payload in [
             &b"*0\r\n"[..],
             b"*1\r\n$1\r\nk\r\n",

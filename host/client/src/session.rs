@@ -1,6 +1,7 @@
-//! The state that callers and the connection share. Enters: requests and watches from callers,
-//! what comes over the link. Leaves: requests into the link, answers and watch events to callers.
-//! It never waits with its lock held.
+//! The state that callers and the connection share: pending requests, watches and the clock.
+//!
+//! Invariant: no code may wait while it holds the lock of this state, because all callers and the
+//! connection need it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,22 +27,23 @@ use crate::topics;
 use crate::version::Version;
 use crate::watch::{self, GapCause, WatchEvent};
 
-/// One client's session with the store, over as many connections as it takes.
+/// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) names: Names,
     /// `host:port`, for messages.
     pub(crate) address: String,
     pub(crate) timeout: Duration,
-    /// Set off when the client is closed or dropped.
+    /// Notified when the client is closed or dropped.
     pub(crate) stopping: Notify,
-    /// The first half of all correlation data: another process with our client id has another.
+    /// The first half of all correlation data. It differs between processes with the same client
+    /// id.
     nonce: u64,
     permits: Semaphore,
     state: Mutex<State>,
 }
 
-/// The client id and what is made of it.
+/// The client id and the topics derived from it.
 #[derive(Debug)]
 pub(crate) struct Names {
     pub(crate) client_id: String,
@@ -55,11 +57,11 @@ pub(crate) struct State {
     outlet: Outlet<Request>,
     clock: Clock,
     watches: HashMap<Bytes, Vec<Arc<Inbox>>>,
-    /// Counts connections, so that work for an earlier one can stop.
+    /// Counts connections, so that tasks for an earlier one can stop.
     epoch: u64,
-    /// Why notifications cannot be had, where the broker did not grant the subscription.
+    /// The reason why there are no notifications, if the broker did not grant the subscription.
     pub(crate) notifications_refused: Option<String>,
-    /// Told once, when the first connection stands or has failed.
+    /// Receives the outcome of the first connection.
     ready: Option<oneshot::Sender<Result<(), Error>>>,
 }
 
@@ -102,12 +104,12 @@ impl Session {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds this lock; if that should ever be wrong, going on with the
-        // requests that are whole is better than failing all of them.
+        // No code panics while it holds this lock. If it did, continuing with the intact requests
+        // would be better than failing all of them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a request and waits for its answer, its rejection or its timeout.
+    /// Sends a request and waits for its response, its rejection or its timeout.
     pub(crate) async fn request(
         &self,
         payload: Bytes,
@@ -118,13 +120,13 @@ impl Session {
             // The semaphore is never closed.
             let _permit = self.permits.acquire().await;
             let (done, answer) = oneshot::channel();
-            let _under_way = self.submit(payload, fence, deadline, done)?;
-            // Gone without an answer: the connection task ended.
-            answer.await.unwrap_or_else(|_| Err(self.why_not()))
+            let _pending = self.submit(payload, fence, deadline, done)?;
+            // The sender was dropped without a response because the connection task ended.
+            answer.await.unwrap_or_else(|_| Err(self.no_response()))
         };
         timeout_at(deadline, waiting)
             .await
-            .unwrap_or_else(|_| Err(self.why_not()))
+            .unwrap_or_else(|_| Err(self.no_response()))
     }
 
     fn submit(
@@ -133,7 +135,7 @@ impl Session {
         fence: Option<&Version>,
         deadline: Instant,
         done: oneshot::Sender<Result<Answer, Error>>,
-    ) -> Result<UnderWay<'_>, Error> {
+    ) -> Result<PendingRequest<'_>, Error> {
         let mut state = self.state();
         if let Connection::Closed(error) = &state.connection {
             return Err(error.clone());
@@ -152,14 +154,14 @@ impl Session {
             }
         });
         state.outlet.flush();
-        Ok(UnderWay {
+        Ok(PendingRequest {
             session: self,
             number,
         })
     }
 
-    /// What to say about a request that has no answer.
-    fn why_not(&self) -> Error {
+    /// The error for a request without a response.
+    fn no_response(&self) -> Error {
         match &self.state().connection {
             Connection::Up => Error::Timeout(self.timeout),
             Connection::Down(why) => {
@@ -186,7 +188,7 @@ impl Session {
         }
     }
 
-    /// A message for us: an answer, a notification, or something that is neither and is ignored.
+    /// Handles a message. Anything except a response or a notification is ignored.
     fn message(&self, publish: &Publish) {
         if publish.topic == self.names.response_topic.as_bytes() {
             self.answer(publish);
@@ -207,7 +209,7 @@ impl Session {
             .and_then(|number| Some(u64::from_be_bytes(number.try_into().ok()?)));
         let Some(number) = number else { return };
         let mut state = self.state();
-        // Not ours any more: it timed out, or this is the answer to a STOP.
+        // The request timed out, or this is the response to a STOP.
         let Some(request) = state.outlet.remove(number) else {
             return;
         };
@@ -250,7 +252,7 @@ impl Session {
         }
     }
 
-    /// Starts to listen for a key.
+    /// Adds a watch to the session.
     pub(crate) fn add_watch(&self, key: &Bytes, inbox: Arc<Inbox>) {
         let mut state = self.state();
         if let Connection::Closed(error) = &state.connection {
@@ -259,8 +261,8 @@ impl Session {
         state.watches.entry(key.clone()).or_default().push(inbox);
     }
 
-    /// Stops to listen. Where it was the last watch of the key, the store is told, but nobody waits
-    /// for its answer: a notification that comes nevertheless is ignored.
+    /// Removes a watch. If it was the last one of the key, its registration at the store is ended
+    /// without waiting for the response. Later notifications are ignored.
     pub(crate) fn remove_watch(&self, key: &Bytes, inbox: &Arc<Inbox>) {
         let mut state = self.state();
         let Some(inboxes) = state.watches.get_mut(key) else {
@@ -274,7 +276,7 @@ impl Session {
         self.unregister(&mut state, key);
     }
 
-    /// Asks the store to end a registration, and waits for no answer.
+    /// Ends a registration at the store without waiting for the response.
     fn unregister(&self, state: &mut State, key: &Bytes) {
         let timestamp = state.clock.read(now_ms());
         let payload = resp::command(&[b"KEYNOTIFY", key, b"STOP"]);
@@ -283,8 +285,8 @@ impl Session {
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
-    /// Whether a key has lost its last watch while [`Self::watch_again`] registered it. That watch
-    /// sent its STOP too early, or without a connection, so this sends another one.
+    /// Whether a key lost its last watch while [`Self::register_watches`] registered it. That watch
+    /// sent its STOP too early, or without a connection, so this function sends another one.
     fn unregister_unwatched(&self, key: &Bytes) -> bool {
         let mut state = self.state();
         let is_unwatched = !state.watches.contains_key(key);
@@ -294,9 +296,9 @@ impl Session {
         is_unwatched
     }
 
-    /// Registers the watches of an earlier connection with this one (section 8: they ended with
-    /// it), and tells their readers that changes may be missing.
-    async fn watch_again(self: Arc<Self>, epoch: u64) {
+    /// Registers all watches again after a reconnect and sends a gap to their readers.
+    /// Registrations end with their connection (section 8).
+    async fn register_watches(self: Arc<Self>, epoch: u64) {
         let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
         'keys: for key in keys {
             let notice = loop {
@@ -315,7 +317,8 @@ impl Session {
                 };
                 match answer.and_then(|answer| answer.done()) {
                     Ok(()) => break Ok(()),
-                    // The next connection has its own turn, and a closed client has none.
+                    // The next connection registers the watches itself, and a closed client does
+                    // not need them.
                     Err(_) if over => return,
                     Err(Error::Timeout(_) | Error::Transport(_)) => {}
                     Err(error) => break Err(error),
@@ -331,11 +334,11 @@ impl Session {
         }
     }
 
-    /// A reason code of 0x80 or above is the end of the request; below, the answer will come.
+    /// A reason code of 0x80 or above fails the request. Otherwise the response will follow.
     fn acknowledged(&self, number: u64, ack: &PubAck) {
         let reason = match ack.reason {
             PubAckReason::Success => return,
-            // Nobody is there to answer, and nobody will come for it: QoS 1 is over.
+            // The message was not delivered, and it will not be resent because it is acknowledged.
             PubAckReason::NoMatchingSubscribers => {
                 "no state store is subscribed to requests".to_owned()
             }
@@ -350,7 +353,7 @@ impl Session {
         }
     }
 
-    /// The end: everybody who waits learns why, and nobody waits any more.
+    /// Fails everything that is pending with this error and closes the session.
     fn close(&self, why: Error) {
         let mut state = self.state();
         if matches!(state.connection, Connection::Closed(_)) {
@@ -395,7 +398,7 @@ impl Owner for Session {
         state.epoch += 1;
         state.connection = Connection::Up;
         if state.epoch > 1 && !state.watches.is_empty() {
-            tokio::spawn(Arc::clone(self).watch_again(state.epoch));
+            tokio::spawn(Arc::clone(self).register_watches(state.epoch));
         }
     }
 
@@ -403,7 +406,7 @@ impl Owner for Session {
         let refused = |code: Option<&SubscribeReasonCode>, what: &str| match code {
             Some(SubscribeReasonCode::Success(_)) => None,
             code => Some(format!(
-                "it does not let this client subscribe to its {what} ({code:?})"
+                "it does not allow this client to subscribe to its {what} ({code:?})"
             )),
         };
         if let Some(why) = refused(granted.first(), "answers") {
@@ -413,7 +416,7 @@ impl Owner for Session {
         let mut state = self.state();
         state.notifications_refused = refused(granted.get(1), "notifications");
         if let Some(ready) = state.ready.take() {
-            // Whoever asked for the connection may have given up.
+            // The caller of `connect` may have stopped waiting.
             let _ = ready.send(Ok(()));
         }
         Verdict::GoOn
@@ -431,7 +434,7 @@ impl Owner for Session {
     fn lost(&self, why: &str) -> bool {
         let mut state = self.state();
         if state.ready.is_some() {
-            // Nobody has been connected yet: the caller decides what to do.
+            // No connection was established yet, so the caller decides whether to retry.
             drop(state);
             let why = format!("cannot reach a state store at {}: {why}", self.address);
             self.close(Error::Transport(why));
@@ -452,7 +455,7 @@ impl Owner for Session {
         self.close(Error::Transport(match end {
             End::Closed => "the client was closed".into(),
             End::TakenOver(why) => {
-                format!("{} closed the connection for good: {why}", self.address)
+                format!("{} ended the session: {why}", self.address)
             }
         }));
     }
@@ -462,19 +465,19 @@ fn publish(payload: Bytes, properties: PublishProperties) -> Publish {
     Publish::new(topics::REQUEST, QoS::AtLeastOnce, payload, Some(properties))
 }
 
-/// Takes a request out of the outlet when its caller stops waiting, for whatever reason.
-struct UnderWay<'a> {
+/// Removes a request from the outlet when its caller stops waiting for any reason.
+struct PendingRequest<'a> {
     session: &'a Session,
     number: u64,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         self.session.state().outlet.remove(self.number);
     }
 }
 
-/// The first `__ts` of an answer.
+/// The first `__ts` of a response.
 fn version(properties: Option<&PublishProperties>) -> Result<Option<Version>, Error> {
     user_property(properties, "__ts")
         .map(|text| {

@@ -1,18 +1,17 @@
-//! The topics of the protocol, section 1. Enters: a client id. Leaves: the topics to publish and
-//! subscribe to, and the key of a notification's topic.
+//! The topics of the protocol, section 1.
 
-/// Where requests go.
+/// The topic of requests.
 pub(crate) const REQUEST: &str =
     "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
 
 const NOTIFY_PREFIX: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
 
-/// Where answers to `client_id` come.
+/// The topic of responses to `client_id`.
 pub(crate) fn response(client_id: &str) -> String {
     format!("clients/{client_id}/services/statestore/_any_/command/invoke/response")
 }
 
-/// What the notification topics of `client_id` start with; the key in Base 16 follows.
+/// The prefix of the notification topics of `client_id`. The key in Base 16 follows.
 pub(crate) fn notify_prefix(client_id: &str) -> String {
     format!(
         "{NOTIFY_PREFIX}{}/command/notify/",
@@ -31,7 +30,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     hex
 }
 
-/// Reads upper-case Base 16; `None` where it is not that.
+/// Decodes upper-case Base 16. Returns `None` for other text.
 pub(crate) fn from_hex(hex: &[u8]) -> Option<Vec<u8>> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_topic_of_the_article() {
+    fn topic_of_the_protocol_example() {
         assert_eq!(
             notify_prefix("client-id1") + &to_hex(b"SOMEKEY"),
             "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/636C69656E742D696431/command/notify/534F4D454B4559"
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn hex_there_and_back() {
+    fn hex_round_trip() {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(from_hex(to_hex(&all).as_bytes()), Some(all));
         assert_eq!(from_hex(b""), Some(vec![]));

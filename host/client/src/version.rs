@@ -1,15 +1,14 @@
 //! Versions: readings of a hybrid logical clock (Kulkarni et al. 2014) as `wall:counter:node`.
-//! Enters: text of a user property. Leaves: an ordered value and its padded text. It never reads a
-//! clock.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::limits;
 
-/// A version of a value, and a fencing token: both are clock readings (the protocol, section 5).
+/// A version of a value, or a fencing token. Both are clock readings (the protocol, section 5).
 ///
-/// Ordered by wall clock, then counter, then node. Printed padded, read padded or not:
+/// Versions are ordered by wall clock, then counter, then node. They are printed with padding and
+/// parsed with or without it:
 ///
 /// ```
 /// # use statehouse_client::Version;
@@ -18,19 +17,19 @@ use crate::limits;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    // The order of the fields is the order of versions.
+    // The derived order compares the fields in this order.
     wall_ms: u64,
     counter: u32,
     node: Box<str>,
 }
 
-/// Why a text is not a version.
+/// The text is not a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a version: write wall:counter:node, such as 001696374425000:00001:StateStore")]
 pub struct VersionError;
 
 impl Version {
-    /// A reading of a clock. Errors when the node is empty, holds a `:` or is far too long.
+    /// Creates a version. Fails if the node is empty, contains a `:` or is too long.
     pub(crate) fn new(wall_ms: u64, counter: u32, node: &str) -> Result<Self, VersionError> {
         if node.is_empty() || node.contains(':') || node.len() > limits::VERSION_TEXT_BYTES_MAX {
             return Err(VersionError);
@@ -48,7 +47,7 @@ impl Version {
         self.wall_ms
     }
 
-    /// Readings of the same millisecond are told apart by this.
+    /// Distinguishes readings of the same millisecond.
     #[must_use]
     pub fn counter(&self) -> u32 {
         self.counter
@@ -79,7 +78,7 @@ impl FromStr for Version {
         else {
             return Err(VersionError);
         };
-        // Rust reads a leading `+`, the protocol does not.
+        // Rust accepts a leading `+`, the protocol does not.
         let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
         if !digits(wall) || !digits(counter) {
             return Err(VersionError);
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_numbers_are_not_cut() {
+    fn largest_numbers_are_not_truncated() {
         let text = format!("{}:{}:n", u64::MAX, u32::MAX);
         assert_eq!(version(&text).to_string(), text);
     }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_version() {
+    fn invalid_versions_are_rejected() {
         for text in [
             "",
             "1",

@@ -1,4 +1,4 @@
-//! Watching a key. Enters: notifications of the store. Leaves: typed events.
+//! Watches: typed events about the changes of one key.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::inbox::Inbox;
 use crate::resp::{self, Item, Malformed, Reply};
 use crate::version::Version;
 
-/// What happened to a watched key.
+/// A change of a watched key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchEvent {
@@ -21,12 +21,12 @@ pub enum WatchEvent {
         /// The version of that value.
         version: Version,
     },
-    /// The key was deleted, or it expired.
+    /// The key was deleted or expired.
     Deleted {
         /// A version above that of the deleted value.
         version: Version,
     },
-    /// Changes before this point may be missing: a GET says what the value is now.
+    /// Changes before this point may be missing. A GET returns the current value.
     Gap(GapCause),
 }
 
@@ -34,9 +34,9 @@ pub enum WatchEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GapCause {
-    /// The connection was lost; the watch has been registered again.
+    /// The connection was lost. The watch is registered again.
     Reconnected,
-    /// The events were read too slowly.
+    /// The reader was too slow.
     Overflow,
 }
 
@@ -49,7 +49,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Subscribed and listening, not yet registered with the store.
+    /// Adds the watch to the session. It is not yet registered with the store.
     pub(crate) fn new(client: Client, key: Bytes) -> Self {
         let inbox = Arc::new(Inbox::default());
         client.session().add_watch(&key, Arc::clone(&inbox));
@@ -65,9 +65,9 @@ impl Watch {
     /// Waits for the next event. Dropping the future loses no event.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a notification that cannot be read; the watch goes on. Any other
-    /// error is the end of the watch: the client was closed, or the store refused to register the
-    /// watch again after a reconnect.
+    /// [`Error::Protocol`] for an unreadable notification; the watch continues. Any other error
+    /// ends the watch: the client was closed, or the store refused to register the watch after a
+    /// reconnect.
     pub async fn next(&mut self) -> Result<WatchEvent, Error> {
         self.inbox.next().await
     }
@@ -79,7 +79,7 @@ impl Drop for Watch {
     }
 }
 
-/// The event in a notification's payload (the protocol, section 8).
+/// Parses the payload of a notification (the protocol, section 8).
 pub(crate) fn event(payload: &[u8], version: Version) -> Result<WatchEvent, Malformed> {
     let Reply::Array(items) = resp::parse(payload)? else {
         return Err(Malformed("a notification that is not an array"));
@@ -91,7 +91,7 @@ pub(crate) fn event(payload: &[u8], version: Version) -> Result<WatchEvent, Malf
             Item::Bulk(b"VALUE"),
             Item::Bulk(value),
         ] => Ok(WatchEvent::Set {
-            // Copied, because a slice would hold on to the whole read buffer.
+            // Copied, because a slice would keep the whole read buffer alive.
             value: Bytes::copy_from_slice(value),
             version,
         }),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_notification() {
+    fn invalid_notifications_are_rejected() {
         for payload in [
             &b"+OK\r\n"[..],
             b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n",

@@ -1,5 +1,5 @@
-//! What the typed commands send, and what they make of answers.
-// A test fails where a step of it does.
+//! The requests of the typed commands, and the results of responses.
+// A failed step fails the test.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -24,7 +24,7 @@ fn version() -> Version {
 }
 
 #[tokio::test]
-async fn a_request_carries_what_the_protocol_asks_for() {
+async fn request_has_all_properties_of_the_protocol() {
     let (_broker, mut peer, client) = connected().await;
     assert!(peer.clean_start);
     let options = SetOptions {
@@ -65,7 +65,7 @@ async fn a_request_carries_what_the_protocol_asks_for() {
 }
 
 #[tokio::test]
-async fn answers_become_results() {
+async fn responses_are_converted_to_results() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let get = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
@@ -123,7 +123,7 @@ async fn scan_follows_the_token() {
 }
 
 #[tokio::test]
-async fn a_page_that_follows_itself_is_an_error() {
+async fn repeated_scan_token_is_an_error() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         for _ in 0..2 {
@@ -141,7 +141,7 @@ async fn a_page_that_follows_itself_is_an_error() {
 }
 
 #[tokio::test]
-async fn answers_that_are_errors() {
+async fn invalid_responses_are_errors() {
     let (_broker, mut peer, client) = connected().await;
     let ok = [("__stat", "200")];
     type Answer<'a> = (&'a [u8], &'a [(&'a str, &'a str)]);
@@ -174,7 +174,7 @@ async fn answers_that_are_errors() {
 }
 
 #[tokio::test]
-async fn a_puback_with_a_bad_reason_is_the_end_at_once() {
+async fn puback_with_an_error_code_fails_the_request() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
@@ -196,7 +196,7 @@ async fn a_puback_with_a_bad_reason_is_the_end_at_once() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_broker_would_not_take_is_not_sent() {
+async fn oversized_request_is_not_sent() {
     let (broker, options) = Broker::start().await;
     let greeting = Greeting {
         max_packet_size: Some(1000),
@@ -214,7 +214,7 @@ async fn a_request_that_the_broker_would_not_take_is_not_sent() {
 }
 
 #[tokio::test]
-async fn without_answers_there_is_no_client() {
+async fn refused_response_subscription_fails_connect() {
     let (broker, options) = Broker::start().await;
     let store = async {
         let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
@@ -227,7 +227,7 @@ async fn without_answers_there_is_no_client() {
 }
 
 #[tokio::test]
-async fn without_notifications_there_is_no_watch() {
+async fn refused_notification_subscription_fails_watch() {
     let (broker, options) = Broker::start().await;
     let store = async {
         let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
@@ -245,7 +245,7 @@ async fn without_notifications_there_is_no_watch() {
 }
 
 #[tokio::test]
-async fn a_watch_from_first_to_last() {
+async fn watch_is_registered_notified_and_ended() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
@@ -287,7 +287,7 @@ async fn a_watch_from_first_to_last() {
 }
 
 #[tokio::test]
-async fn a_held_lock_is_waited_for() {
+async fn lock_waits_for_its_holder() {
     let (_broker, mut peer, client) = connected().await;
     let set =
         b"*6\r\n$3\r\nSET\r\n$4\r\nlock\r\n$2\r\nme\r\n$3\r\nNEX\r\n$2\r\nPX\r\n$5\r\n60000\r\n";
@@ -319,7 +319,7 @@ async fn a_held_lock_is_waited_for() {
 }
 
 #[tokio::test]
-async fn waiting_for_a_lock_ends() {
+async fn lock_wait_times_out() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         loop {
@@ -340,7 +340,7 @@ async fn waiting_for_a_lock_ends() {
 }
 
 #[tokio::test]
-async fn a_renewal_that_comes_too_late_is_a_lost_lock() {
+async fn late_renewal_loses_the_lock() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         loop {
@@ -363,9 +363,9 @@ async fn a_renewal_that_comes_too_late_is_a_lost_lock() {
     }
 }
 
-/// Answers that take most of a lease, or longer than it, leave nothing that could be held.
+/// Responses that take most of a lease or more leave no time to hold the lock.
 #[tokio::test]
-async fn lock_whose_answer_is_late_is_tried_again() {
+async fn lock_with_a_late_response_is_retried() {
     let (_broker, mut peer, client) = connected().await;
     let lease = Duration::from_millis(600);
     let store = async {
@@ -393,7 +393,7 @@ async fn lock_whose_answer_is_late_is_tried_again() {
 }
 
 #[tokio::test]
-async fn lock_whose_answers_are_all_late_is_not_acquired() {
+async fn lock_with_only_late_responses_is_not_acquired() {
     let (_broker, mut peer, client) = connected().await;
     let lease = Duration::from_millis(100);
     let store = async {

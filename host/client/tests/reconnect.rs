@@ -1,5 +1,5 @@
-//! What happens to requests and watches when the connection is lost.
-// A test fails where a step of it does.
+//! Requests and watches when the connection is lost.
+// A failed step fails the test.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +35,7 @@ async fn watch_key(peer: &mut Peer, client: &Client, key: &str) -> Watch {
     watch.unwrap()
 }
 
-/// The request that registers a key of one byte, or with `STOP` ends that.
+/// The request that registers a key of one byte, or ends the registration with `STOP`.
 fn keynotify(key: &str, stop: &str) -> Vec<u8> {
     let request = format!("$9\r\nKEYNOTIFY\r\n$1\r\n{key}\r\n");
     match stop {
@@ -45,10 +45,10 @@ fn keynotify(key: &str, stop: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A SET whose answer is lost must not run twice: the store knows it again by packet id or DUP, and
-/// by its identity (the protocol, section 9).
+/// A SET whose response is lost must not be executed twice. The store recognizes it by packet id or
+/// DUP, and by its identity (the protocol, section 9).
 #[tokio::test]
-async fn in_a_resumed_session_a_request_is_sent_again_as_a_duplicate() {
+async fn resumed_session_resends_a_request_as_duplicate() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let store = async {
@@ -71,12 +71,12 @@ async fn in_a_resumed_session_a_request_is_sent_again_as_a_duplicate() {
 }
 
 #[tokio::test]
-async fn in_a_new_session_a_request_is_sent_again_too() {
+async fn new_session_resends_a_request() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let store = async {
         let first = peer.request().await;
-        // Behind a foreign broker the acknowledgement does not mean that there is an answer.
+        // With a foreign broker, an acknowledgement does not imply a response.
         peer.acknowledge(&first, PubAckReason::Success, None).await;
         drop(peer);
         let mut peer = broker.accept(Greeting::default()).await;
@@ -90,17 +90,17 @@ async fn in_a_new_session_a_request_is_sent_again_too() {
     assert!(set.unwrap().applied);
 }
 
-/// rumqttc keeps what was queued while nobody was there, and the session sends what has no answer:
-/// together that would be twice.
+/// rumqttc keeps what was queued without a connection, and the session resends requests without a
+/// response. Together this would send the request twice.
 #[tokio::test]
-async fn a_request_made_without_a_connection_is_sent_once() {
+async fn request_made_without_a_connection_is_sent_once() {
     for greeting in [resumed(), Greeting::default()] {
         let (broker, options) = Broker::start().await;
         let (mut peer, client) = connect(&broker, options).await;
         peer.disconnect(DisconnectReasonCode::ServerShuttingDown)
             .await;
         drop(peer);
-        let mut peer = broker.knock().await;
+        let mut peer = broker.accept_connect().await;
         let store = async {
             peer.greet(greeting).await;
             peer.grant().await;
@@ -115,9 +115,9 @@ async fn a_request_made_without_a_connection_is_sent_once() {
     }
 }
 
-/// A request that makes the broker close the connection would otherwise do so for ever.
+/// A request that makes the broker close the connection must not do so for ever.
 #[tokio::test]
-async fn a_request_that_nobody_waits_for_is_not_sent_again() {
+async fn abandoned_request_is_not_resent() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let abandoned = async {
@@ -131,7 +131,7 @@ async fn a_request_that_nobody_waits_for_is_not_sent_again() {
         drop(peer);
     };
     abandoned.await;
-    let mut peer = broker.knock().await;
+    let mut peer = broker.accept_connect().await;
     let store = async {
         peer.greet(resumed()).await;
         peer.grant().await;
@@ -142,7 +142,7 @@ async fn a_request_that_nobody_waits_for_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn without_a_connection_the_timeout_says_why() {
+async fn timeout_without_a_connection_names_the_reason() {
     let (broker, mut options) = Broker::start().await;
     options.timeout = Duration::from_millis(1500);
     let (peer, client) = connect(&broker, options).await;
@@ -154,7 +154,7 @@ async fn without_a_connection_the_timeout_says_why() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_silent_is_a_timeout() {
+async fn silent_store_causes_a_timeout() {
     let (broker, mut options) = Broker::start().await;
     options.timeout = Duration::from_millis(200);
     let (_peer, client) = connect(&broker, options.clone()).await;
@@ -162,7 +162,7 @@ async fn a_store_that_is_silent_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn nobody_at_all() {
+async fn unreachable_broker_fails_connect() {
     let (broker, options) = Broker::start().await;
     drop(broker);
     let error = Client::connect(options.clone()).await.unwrap_err();
@@ -174,7 +174,7 @@ async fn nobody_at_all() {
 }
 
 #[tokio::test]
-async fn a_watch_is_registered_again_and_says_so() {
+async fn reconnected_watch_reports_a_gap() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
@@ -191,7 +191,7 @@ async fn a_watch_is_registered_again_and_says_so() {
     assert!(matches!(watch.next().await, Ok(WatchEvent::Deleted { .. })));
 }
 
-/// Two watches are registered again one after the other. The second is dropped before its turn.
+/// Two watches are registered again one after the other. The second one is dropped before its turn.
 #[tokio::test]
 async fn watch_dropped_before_its_turn_is_not_registered_again() {
     let (broker, options) = Broker::start().await;
@@ -218,7 +218,7 @@ async fn watch_dropped_before_its_turn_is_not_registered_again() {
     assert_eq!(get, Ok(None));
 }
 
-/// The second registration was under way when the connection was lost, so it is sent again.
+/// The second registration was pending when the connection was lost, so it is resent.
 #[tokio::test]
 async fn watch_dropped_while_disconnected_ends_its_second_registration() {
     let (broker, options) = Broker::start().await;
@@ -229,7 +229,7 @@ async fn watch_dropped_while_disconnected_ends_its_second_registration() {
     let first = peer.request().await;
     assert_eq!(first.payload, keynotify("k", ""));
     drop(peer);
-    let mut peer = broker.knock().await;
+    let mut peer = broker.accept_connect().await;
     drop(watch);
     peer.greet(resumed()).await;
     let again = peer.request().await;
@@ -242,7 +242,7 @@ async fn watch_dropped_while_disconnected_ends_its_second_registration() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_refused_afterwards_ends() {
+async fn watch_refused_after_reconnect_ends() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
@@ -256,9 +256,9 @@ async fn a_watch_that_is_refused_afterwards_ends() {
     assert_eq!(watch.next().await, end);
 }
 
-/// Coming back would only throw the other one out, and so on for ever.
+/// A reconnect would only take over the session again, and so on for ever.
 #[tokio::test]
-async fn a_session_that_was_taken_over_is_not_taken_back() {
+async fn session_taken_over_is_not_taken_back() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
@@ -269,9 +269,9 @@ async fn a_session_that_was_taken_over_is_not_taken_back() {
     assert_eq!(client.get("k").await, Err(ended));
 }
 
-/// rumqttc counts packet ids up to the Receive Maximum it knew, and then past the smaller one.
+/// rumqttc counts packet ids up to the previous Receive Maximum, and thus beyond the smaller one.
 #[tokio::test]
-async fn a_smaller_receive_maximum_does_not_stop_the_client() {
+async fn smaller_receive_maximum_does_not_stop_the_client() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let store = async {
@@ -306,7 +306,7 @@ async fn a_smaller_receive_maximum_does_not_stop_the_client() {
 }
 
 #[tokio::test]
-async fn more_requests_than_may_be_under_way() {
+async fn requests_beyond_the_limit_wait() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let store = async {
@@ -331,16 +331,16 @@ async fn more_requests_than_may_be_under_way() {
 }
 
 #[tokio::test]
-async fn closing_says_goodbye() {
+async fn close_sends_disconnect() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
-    tokio::join!(client.close(), peer.goodbye());
+    tokio::join!(client.close(), peer.expect_disconnect());
 }
 
 #[tokio::test]
-async fn dropping_says_goodbye_too() {
+async fn drop_sends_disconnect() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     drop(client);
-    peer.goodbye().await;
+    peer.expect_disconnect().await;
 }

@@ -9,9 +9,9 @@ use statehouse_core::log::{Image, Meta, Progress, Recorder, Records, read_block,
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Event, Mode, Peer, Quota, Retention, Store};
-use statehouse_journal::simulation::Simulation;
-use statehouse_journal::{Disk, Log, LogPosition, Options, Sink, inspect};
 use statehouse_mqtt::Properties;
+use statehouse_wal::simulation::Simulation;
+use statehouse_wal::{Disk, Log, LogPosition, Options, Sink, inspect};
 
 /// A record, or a block of a snapshot, as the first byte says. What can be read can be taken in, or is refused.
 pub(crate) fn records(data: &[u8]) {

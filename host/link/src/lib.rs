@@ -1,13 +1,19 @@
-//! One MQTT 5 session over rumqttc, over as many connections as it takes.
+//! One MQTT 5 session over rumqttc that survives the loss of connections.
 //!
-//! What enters: messages that its [`Owner`] wants published at QoS 1, and which of the received ones it has settled. What
-//! leaves: these messages, until the owner has taken them out; PUBACKs in the order of receipt, each behind the messages
-//! that it is to wait for; and to the owner everything that came, in order. It never loses a message because a connection
-//! or a session is lost, unless it is that message that the broker closes each connection for; it never reads one, and
-//! knows nothing of topics. All faults of rumqttc 0.25 are met here, each named where it is met.
+//! The [`Owner`] of a session puts messages, which are published at QoS 1, into its [`Outlet`]. The
+//! outlet stores them in a ledger and passes them to rumqttc as far as the broker has room. [`run`]
+//! polls rumqttc and reports the results to the outlet and the owner. The owner receives incoming
+//! messages in order and completes them by hand if it wants to.
 //!
-//! The way of a message: the owner puts it into its [`Outlet`], which keeps it in a ledger and gives it to rumqttc as far
-//! as the broker has room; [`run`] polls rumqttc, and tells outlet and owner what became of it.
+//! Invariants:
+//!
+//! * A message must not be lost with a connection or a session. It stays in the ledger until the
+//!   owner removes it, unless the broker closes every connection because of it.
+//! * PUBACKs must be sent in the order of receipt, each after the messages that the received one
+//!   caused. Otherwise a crash could lose a response whose request was acknowledged.
+//! * The crate never reads a payload and knows no topics.
+//!
+//! All faults of rumqttc 0.25 are handled here, and a comment names each of them.
 #![forbid(unsafe_code)]
 
 mod ledger;

@@ -1,27 +1,30 @@
-//! Every bound of a link, with its unit in the name and its reason. What its users differ in is among the options.
+//! Every limit of a link, with its unit in the name and its reason. Values that differ between
+//! users are in [`Options`](crate::Options).
 
 use std::time::Duration;
 
-/// Shortest keep alive: rumqttc panics below 5 s.
+/// Shortest keep alive. rumqttc panics below 5 s.
 pub const KEEP_ALIVE_MIN: Duration = Duration::from_secs(5);
 
-/// Longest keep alive: MQTT counts seconds in 16 bits.
+/// Longest keep alive. MQTT encodes seconds in 16 bits.
 pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
 
-/// How long a link that was asked to end waits for its DISCONNECT to leave.
+/// How long a link that must end waits until its DISCONNECT is sent.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
-/// Places in rumqttc's channel besides those of messages and of PUBACKs: for the SUBSCRIBE, the DISCONNECT, and some
-/// messages that nobody keeps. Where it is full nevertheless, what is kept follows when a place is free.
+/// Places in rumqttc's channel in addition to those of messages and PUBACKs: for the SUBSCRIBE, the
+/// DISCONNECT, and some messages that are not stored. If the channel is full all the same, stored
+/// messages follow when a place is free.
 pub(crate) const CHANNEL_SPARE: usize = 8;
 
-/// Files with certificates: the roots of a whole system have a quarter of it.
+/// Largest file with certificates. The roots of a whole system take a quarter of it.
 pub(crate) const PEM_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Connections that a message may have ended, before it is sent alone: a broker that restarts ends one.
+/// Connections that a message may have ended before it is sent alone. A restart of the broker ends
+/// one.
 pub(crate) const SUSPECT_AFTER: u8 = 3;
 
-/// Connections that ended without a word of the broker, the last ones with nothing else in flight, before a message is
-/// given up: a broker that cannot keep running should not cost messages so soon. One that says DISCONNECT ends the doubt
-/// at once.
+/// Connections that ended without a reason before a message is removed. During the last ones it was
+/// sent alone. The number is high so that a broker that keeps crashing does not cost messages too
+/// soon. A DISCONNECT with a reason that blames a message counts at once.
 pub(crate) const GIVE_UP_AFTER: u8 = 8;

@@ -1,13 +1,15 @@
-//! The task that owns the connection. Enters: rumqttc's events. Leaves: calls on the owner. It only polls: publishing
-//! from here could wait for room that only polling makes.
+//! The task that owns the connection. It polls rumqttc and calls the owner. It must never publish
+//! from here, because it would wait for room that only polling frees.
 //!
-//! rumqttc 0.25 needs help with these, all of it here and in [`crate::outlet`]:
-//! * it forgets what it holds when a reconnect finds no session (the ledger sends it again);
-//! * it sends again without DUP (set in the outlet);
-//! * it waits for ever for a packet id that was acknowledged out of order, and goes astray when a broker comes back with
-//!   a smaller Receive Maximum (both: start rumqttc anew);
-//! * it sends no PUBACK while as many messages are in flight as the broker allows (the outlet stays one below);
-//! * a write to a broker that does not read waits for ever, and no PINGREQ is due meanwhile (a bound around each poll).
+//! This module and [`crate::outlet`] work around these faults of rumqttc 0.25:
+//! * It drops its messages when a reconnect finds no session. The ledger resends them.
+//! * It resends without DUP. The outlet sets the flag.
+//! * It waits for ever for a packet id that was acknowledged out of order, and it fails when a
+//!   broker reconnects with a smaller Receive Maximum. In both cases rumqttc is rebuilt.
+//! * It sends no PUBACK while as many messages are in flight as the broker allows. The outlet stays
+//!   one below that number.
+//! * A write to a broker that does not read blocks for ever, and no PINGREQ is sent then. Each poll
+//!   has a time limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,87 +21,90 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{Blame, describe, is_confused, is_final};
+use crate::loss::{Blame, describe, is_final, needs_rebuild};
 use crate::options::Options;
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
 
-/// Whose session it is.
+/// The owner of a session.
 pub trait Owner: Send + Sync + 'static {
-    /// What it keeps of a message that it sends.
+    /// The type of the messages that it sends.
     type Message: Message;
 
-    /// Lends the outlet. Nothing here calls the owner meanwhile.
+    /// Calls `work` with the outlet, usually under a lock. `work` never calls the owner.
     fn with<R>(&self, work: impl FnOnce(&mut Outlet<Self::Message>) -> R) -> R;
 
-    /// Notified when the link is to end.
+    /// Notified when the link must end.
     fn stopping(&self) -> &Notify;
 
-    /// What to subscribe to, on each connection. At least one.
+    /// The filters to subscribe to on each connection. There must be at least one.
     fn filters(&self) -> Vec<Filter>;
 
-    /// There is a connection, which is not subscribed yet.
+    /// A connection is established but not yet subscribed.
     fn connected(self: &Arc<Self>, session_present: bool);
 
-    /// The broker has answered the SUBSCRIBE, filter by filter.
+    /// The broker has answered the SUBSCRIBE, with one code per filter.
     fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict;
 
-    /// What came, in the order it came in; called after each read, also where there is nothing. What is left is dropped.
+    /// Receives everything that arrived, in order. Called after each read, even if nothing arrived.
+    /// Entries that remain in the list are dropped.
     fn arrived(&self, arrivals: &mut Vec<Arrival>);
 
-    /// The connection is lost, or could not be made; why is the end of a sentence. False ends the link.
+    /// The connection was lost or could not be established. `why` is the second half of a sentence.
+    /// Returning false ends the link.
     fn lost(&self, why: &str) -> bool;
 
-    /// The broker closes the connection because of this message, which is not in the ledger any more; why is the end of
-    /// a sentence.
+    /// The broker closes the connection because of this message, so it was removed from the ledger.
+    /// `why` is the second half of a sentence.
     fn hopeless(&self, message: Self::Message, why: &str);
 
-    /// There will be no other connection. The last call.
+    /// No further connection will be established. This is the last call.
     fn ended(&self, end: End);
 }
 
-/// What an owner makes of its subscriptions.
+/// The decision of an owner about the answer to its subscriptions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// They will do.
+    /// Continue with these subscriptions.
     GoOn,
-    /// They will not; perhaps later they do. Why is the end of a sentence.
+    /// Reconnect and subscribe again later. The text is the second half of a sentence.
     TryAgain(String),
-    /// They will not.
+    /// End the link.
     End,
 }
 
-/// What came from the broker.
+/// A packet from the broker.
 #[derive(Debug)]
 pub enum Arrival {
-    /// A message, and the number to settle it under, where that is the owner's part.
+    /// A message. The number is its receipt if the owner acknowledges by hand.
     Message(Publish, Option<u64>),
     /// The PUBACK of the message with this number.
     Acknowledged(u64, PubAck),
 }
 
-/// Why there will be no other connection.
+/// Why no further connection will be established.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The owner wanted it, or the link panicked.
+    /// The owner ended the link, or the link panicked.
     Closed,
-    /// Another client took the session over (MQTT 5 section 3.1.4, DISCONNECT 0x8E): connecting again would only throw
-    /// that one out, and so on for ever.
+    /// Another client took over the session (MQTT 5 section 3.1.4, DISCONNECT 0x8E). Reconnecting
+    /// would take it over again, and so on for ever.
     TakenOver(String),
 }
 
-/// Runs until the owner ends it, or another client takes the session over.
+/// Runs until the owner ends the link or another client takes over the session.
 pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
-    // Whatever ends this task, somebody may wait for it.
+    // Callers may wait for the end, so [`Owner::ended`] must be called even after a panic.
     let mut end = EndOnDrop(Arc::clone(&owner), End::Closed);
     let mut link = Link::new(owner, options);
     let mut closing: Option<Instant> = None;
     loop {
         let polled = tokio::select! {
-            polled = timeout(link.patience(), link.events.poll()) => polled,
+            polled = timeout(link.poll_timeout(), link.events.poll()) => polled,
             () = link.owner.stopping().notified(), if closing.is_none() => {
-                // Cancels the poll above, which may lose an acknowledgement: harmless, as we leave.
-                if !link.owner.with(|outlet| outlet.say_goodbye()) {
+                // This cancels the poll above, which may lose an acknowledgement. That is harmless
+                // when the link ends.
+                if !link.owner.with(|outlet| outlet.disconnect()) {
                     return;
                 }
                 closing = Some(Instant::now() + limits::CLOSE_WAIT);
@@ -107,30 +112,30 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
-        let (why, anew, blame) = match polled {
+        let (why, rebuild, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
-                Next::Leave => return,
-                Next::StartAnew(why) => (why, true, Blame::Nobody),
+                Next::End => return,
+                Next::Rebuild(why) => (why, true, Blame::NoMessage),
             },
             Ok(Err(error)) => {
                 let why = describe(&error);
-                // rumqttc reads ahead: what came before the loss still counts.
-                if matches!(link.take(None), Next::Leave) {
+                // rumqttc reads ahead, so process what arrived before the loss.
+                if matches!(link.take(None), Next::End) {
                     return;
                 }
                 if is_final(&error) {
                     end.1 = End::TakenOver(why);
                     return;
                 }
-                (why, is_confused(&error), Blame::of(&error))
+                (why, needs_rebuild(&error), Blame::of(&error))
             }
             Err(_) => {
                 let why = "the broker does not read any more".to_owned();
-                (why, true, Blame::Nobody)
+                (why, true, Blame::NoMessage)
             }
         };
-        if let Some(message) = link.lost(anew, blame) {
+        if let Some(message) = link.lost(rebuild, blame) {
             link.owner.hopeless(message, &why);
         }
         if closing.is_some() || !link.owner.lost(&why) {
@@ -144,10 +149,11 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
     }
 }
 
-/// Between a half and the whole, so that those who lost the same broker do not all come back at once.
+/// Returns between half and all of the pause, so that clients that lost the same broker do not all
+/// reconnect at once.
 fn cut(pause: Duration) -> Duration {
     let share = random() % 1000;
-    // Far below what 32 bits hold.
+    // Cannot lose precision: the value is below 1000.
     pause.mul_f64(0.5 + share as f64 / 2000.0)
 }
 
@@ -161,10 +167,10 @@ impl<O: Owner> Drop for EndOnDrop<O> {
 
 enum Next {
     Poll,
-    /// The owner wants no more.
-    Leave,
-    /// This connection cannot be kept, and rumqttc's state neither.
-    StartAnew(String),
+    /// The link ends.
+    End,
+    /// The connection must be closed and rumqttc rebuilt. The text says why.
+    Rebuild(String),
 }
 
 struct Link<O> {
@@ -174,9 +180,9 @@ struct Link<O> {
     client: AsyncClient,
     events: EventLoop,
     pause: Duration,
-    /// The broker's Receive Maximum, which rumqttc survives growing but not shrinking.
+    /// The broker's Receive Maximum. rumqttc handles an increase but not a decrease.
     receive_max: Option<u16>,
-    /// Filled and emptied at each read.
+    /// Reused by each read.
     arrivals: Vec<Arrival>,
 }
 
@@ -196,14 +202,14 @@ impl<O: Owner> Link<O> {
         }
     }
 
-    /// The longest that a poll can take, since a PINGREQ is an event.
-    fn patience(&self) -> Duration {
+    /// The longest possible poll, because a PINGREQ is an event.
+    fn poll_timeout(&self) -> Duration {
         let connecting = Duration::from_secs(self.options.connection_timeout());
-        // The broker may have named another keep alive.
+        // The broker may have set another keep alive.
         connecting + 2 * self.events.options.keep_alive()
     }
 
-    /// Takes an event, and all that rumqttc has read besides it.
+    /// Processes an event and everything else that rumqttc has read.
     fn take(&mut self, first: Option<Event>) -> Next {
         let mut arrivals = std::mem::take(&mut self.arrivals);
         let mut next = Next::Poll;
@@ -233,15 +239,15 @@ impl<O: Owner> Link<O> {
             Event::Incoming(Packet::SubAck(ack)) => {
                 match self.owner.subscribed(&ack.return_codes) {
                     Verdict::GoOn => {}
-                    Verdict::TryAgain(why) => return Next::StartAnew(why),
-                    Verdict::End => return Next::Leave,
+                    Verdict::TryAgain(why) => return Next::Rebuild(why),
+                    Verdict::End => return Next::End,
                 }
                 self.pause = self.ours.pauses.0;
                 self.owner.with(Outlet::subscribed);
             }
-            Event::Outgoing(Sent::Disconnect) => return Next::Leave,
+            Event::Outgoing(Sent::Disconnect) => return Next::End,
             Event::Outgoing(Sent::AwaitAck(_)) => {
-                return Next::StartAnew("the broker acknowledges out of order".to_owned());
+                return Next::Rebuild("the broker acknowledges out of order".to_owned());
             }
             Event::Outgoing(Sent::Publish(packet_id)) => {
                 self.owner.with(|outlet| outlet.sent(packet_id));
@@ -269,21 +275,22 @@ impl<O: Owner> Link<O> {
             .replace(receive_max)
             .is_some_and(|before| receive_max < before)
         {
-            let why = "the broker came back with a smaller Receive Maximum";
-            return Next::StartAnew(why.to_owned());
+            let why = "the broker reduced its Receive Maximum";
+            return Next::Rebuild(why.to_owned());
         }
         if self.events.options.keep_alive().is_zero() {
-            // A Server Keep Alive of 0 turns the timer off (MQTT 5 section 3.2.2.3.14); rumqttc
-            // would send PINGREQ without a pause.
+            // A Server Keep Alive of 0 turns the timer off (MQTT 5 section 3.2.2.3.14), but rumqttc
+            // would then send PINGREQ without a pause.
             let keep_alive = self.options.keep_alive();
             self.events.options.set_keep_alive(keep_alive);
         }
-        // From now on it is one session: a store knows a duplicate only within it.
+        // Later connections must resume this session, because a store recognizes a duplicate
+        // request only within its session.
         self.options.set_clean_start(false);
         self.events.options.set_clean_start(false);
         let filters = self.owner.filters();
         if self.client.try_subscribe_many(filters).is_err() {
-            return Next::StartAnew("there is no room to subscribe".to_owned());
+            return Next::Rebuild("the send queue has no room for the SUBSCRIBE".to_owned());
         }
         let ours = self.ours.sent_bytes_max;
         let packet_bytes_max = properties
@@ -298,22 +305,23 @@ impl<O: Owner> Link<O> {
         Next::Poll
     }
 
-    /// Brings outlet and rumqttc to the same state after the connection is lost.
-    fn lost(&mut self, anew: bool, blame: Blame) -> Option<O::Message> {
-        let anew = anew || self.events.state.collision.is_some();
+    /// Synchronizes the outlet with rumqttc after the connection was lost.
+    fn lost(&mut self, rebuild: bool, blame: Blame) -> Option<O::Message> {
+        let rebuild = rebuild || self.events.state.collision.is_some();
         let events = &mut self.events;
-        let hopeless = self.owner.with(|outlet| {
-            let hopeless = outlet.down(anew, blame);
-            // Under the lock: somebody could send until the line above. The outlet has it all.
+        let rejected = self.owner.with(|outlet| {
+            let rejected = outlet.down(rebuild, blame);
+            // Under the lock, because publishers could use rumqttc until the line above. The outlet
+            // stores all of it.
             events.clean();
             events.pending.clear();
-            hopeless
+            rejected
         });
-        if anew {
+        if rebuild {
             (self.client, self.events) =
                 AsyncClient::new(self.options.clone(), self.ours.channel());
             self.receive_max = None;
         }
-        hopeless
+        rejected
     }
 }

@@ -1,4 +1,4 @@
-//! Why a connection was lost: in words, and what it means for the next one.
+//! Classifies the loss of a connection and describes it in words.
 
 use std::error::Error;
 use std::io;
@@ -8,7 +8,7 @@ use rumqttc::v5::mqttbytes::Error as WireError;
 use rumqttc::v5::mqttbytes::v5::DisconnectReasonCode;
 use rumqttc::v5::{ConnectionError, StateError};
 
-/// Trying again would only take the session back from whoever took it.
+/// Whether the session was taken over. Reconnecting would only take it over again.
 pub(crate) fn is_final(error: &ConnectionError) -> bool {
     matches!(
         error,
@@ -19,23 +19,23 @@ pub(crate) fn is_final(error: &ConnectionError) -> bool {
     )
 }
 
-/// What a loss says of the messages in flight.
+/// Whether a message in flight may have caused the loss of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// They have no part in it.
-    Nobody,
-    /// Somebody at the other side closed the connection and did not say why: one of them may have made it.
-    Anybody,
-    /// The broker says that it was sent what it cannot take.
+    /// The loss has nothing to do with a message.
+    NoMessage,
+    /// The connection was closed without a reason, so a message in flight may be the cause.
+    Unknown,
+    /// The broker reports that it received something that it does not accept.
     Message,
 }
 
 impl Blame {
-    /// What this error says.
+    /// Classifies an error.
     pub(crate) fn of(error: &ConnectionError) -> Self {
         use DisconnectReasonCode as Code;
         let ConnectionError::MqttState(error) = error else {
-            return Self::Nobody;
+            return Self::NoMessage;
         };
         match error {
             StateError::ServerDisconnect {
@@ -53,28 +53,29 @@ impl Blame {
                     | Code::QoSNotSupported,
                 ..
             } => Self::Message,
-            StateError::ConnectionAborted => Self::Anybody,
-            // Where we were writing, this hides the DISCONNECT that came before.
+            StateError::ConnectionAborted => Self::Unknown,
+            // During a write, this error hides a DISCONNECT that arrived before.
             StateError::Io(error) | StateError::Deserialization(WireError::Io(error)) => {
                 match error.kind() {
                     io::ErrorKind::ConnectionReset
                     | io::ErrorKind::BrokenPipe
-                    | io::ErrorKind::UnexpectedEof => Self::Anybody,
-                    _ => Self::Nobody,
+                    | io::ErrorKind::UnexpectedEof => Self::Unknown,
+                    _ => Self::NoMessage,
                 }
             }
-            // What rumqttc cannot write.
+            // Packets that rumqttc cannot write.
             StateError::OutgoingPacketTooLarge { .. }
             | StateError::Deserialization(
                 WireError::OutgoingPacketTooLarge { .. } | WireError::PayloadTooLong,
-            ) => Self::Anybody,
-            _ => Self::Nobody,
+            ) => Self::Unknown,
+            _ => Self::NoMessage,
         }
     }
 }
 
-/// rumqttc's own state may be wrong: everything but the connection itself failing.
-pub(crate) fn is_confused(error: &ConnectionError) -> bool {
+/// Whether the state of rumqttc may be wrong. This is true for all errors except failures of the
+/// connection itself.
+pub(crate) fn needs_rebuild(error: &ConnectionError) -> bool {
     match error {
         ConnectionError::MqttState(error) => !matches!(
             error,
@@ -88,7 +89,7 @@ pub(crate) fn is_confused(error: &ConnectionError) -> bool {
     }
 }
 
-/// What happened, as the end of a sentence.
+/// Describes the error as the second half of a sentence.
 #[must_use]
 pub fn describe(error: &ConnectionError) -> String {
     if let Some(error) = tls_error(error) {
@@ -98,7 +99,7 @@ pub fn describe(error: &ConnectionError) -> String {
         ConnectionError::Tls(TlsError::Io(error))
             if error.kind() == io::ErrorKind::UnexpectedEof =>
         {
-            "it ended the handshake of TLS: does it speak TLS at all?".into()
+            "it closed the connection during the TLS handshake: does it speak TLS?".into()
         }
         ConnectionError::Io(error)
         | ConnectionError::MqttState(
@@ -120,16 +121,17 @@ pub fn describe(error: &ConnectionError) -> String {
             "the broker closed it without a reason".into()
         }
         ConnectionError::MqttState(StateError::AwaitPingResp) => {
-            "the broker does not answer any more".into()
+            "the broker does not answer PINGREQ".into()
         }
         other => other.to_string(),
     }
 }
 
-/// What TLS says of it, wherever it stands: rumqttc, async-tungstenite and tokio-rustls wrap it, each in its own way.
+/// The error of TLS, if there is one inside. rumqttc, async-tungstenite and tokio-rustls wrap it in
+/// different ways.
 fn tls_error(error: &ConnectionError) -> Option<&rustls::Error> {
     match error {
-        // It names no source.
+        // This error does not implement `source`.
         ConnectionError::MqttState(StateError::Deserialization(error)) => tls_within(error),
         error => tls_within(error),
     }
@@ -141,7 +143,7 @@ fn tls_within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error>
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
-        // The source of an error of I/O is that of what it wraps.
+        // `source` of an I/O error skips the error that it wraps.
         let wrapped = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);
@@ -167,7 +169,7 @@ fn describe_tls(error: &rustls::Error) -> String {
             "its certificate is not valid yet: is the clock of this machine right?"
         }
         Error::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. }) => {
-            "its certificate is for another name than the one it was reached by"
+            "its certificate is for another name than the configured host name"
         }
         Error::InvalidCertificate(Bad::Revoked) => "its certificate is revoked",
         Error::AlertReceived(Alert::CertificateRequired) => {
@@ -184,13 +186,13 @@ fn describe_tls(error: &rustls::Error) -> String {
         Error::AlertReceived(Alert::HandshakeFailure | Alert::ProtocolVersion) => {
             "it has no version or cipher of TLS in common with this client"
         }
-        Error::InvalidMessage(_) => "what answers there does not speak TLS",
+        Error::InvalidMessage(_) => "the server at this address does not speak TLS",
         other => return format!("TLS failed: {other}"),
     };
     what.to_owned()
 }
 
-/// Why a connection could not be made, or was lost, in words for an operator.
+/// Describes an I/O error of a connection for an operator.
 #[must_use]
 pub fn describe_io(error: &io::Error) -> String {
     if let Some(error) = tls_within(error) {
@@ -211,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_tls_are_found_wherever_they_stand_and_are_said_in_words() {
+    fn wrapped_tls_errors_are_described() {
         let revoked = || rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRevoked);
         let io = || io::Error::new(io::ErrorKind::InvalidData, revoked());
         let twice = io::Error::other(io());
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_shuts_down_blames_nobody() {
+    fn broker_shutdown_blames_no_message() {
         let said = |reason_code| {
             Blame::of(&ConnectionError::MqttState(StateError::ServerDisconnect {
                 reason_code,
@@ -239,10 +241,10 @@ mod tests {
         };
         assert_eq!(
             said(DisconnectReasonCode::ServerShuttingDown),
-            Blame::Nobody
+            Blame::NoMessage
         );
         assert_eq!(said(DisconnectReasonCode::ProtocolError), Blame::Message);
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        assert_eq!(Blame::of(&ConnectionError::Io(refused)), Blame::Nobody);
+        assert_eq!(Blame::of(&ConnectionError::Io(refused)), Blame::NoMessage);
     }
 }

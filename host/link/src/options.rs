@@ -1,4 +1,4 @@
-//! What a link is made of.
+//! The configuration of a link.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -11,22 +11,23 @@ use rumqttc::{NetworkOptions, TlsConfiguration, Transport};
 
 use crate::limits;
 
-/// Where a broker is, what is between, and who we are there.
+/// The address of a broker and the credentials to use there.
 #[derive(Clone)]
 pub struct Place {
-    /// Name or address of the broker, without brackets.
+    /// Host name or address of the broker, without brackets.
     pub host: String,
-    /// Its TCP port.
+    /// The TCP port of the broker.
     pub port: u16,
-    /// How to encrypt; see [`crate::tls`].
+    /// TLS settings, see [`crate::tls`]. `None` means no encryption.
     pub tls: Option<Arc<rustls::ClientConfig>>,
-    /// The path of a WebSocket (MQTT 5 section 6), such as `/mqtt`. None: MQTT over the stream itself.
+    /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`. `None` means MQTT
+    /// directly over the stream.
     pub websocket: Option<String>,
-    /// User name and password; empty means none.
+    /// User name and password. An empty one is not sent.
     pub login: Option<(String, String)>,
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Place")
@@ -39,7 +40,7 @@ impl fmt::Debug for Place {
 }
 
 impl Place {
-    /// The broker's address for people: `host:port`.
+    /// The address of the broker as `host:port`, for messages.
     #[must_use]
     pub fn address(&self) -> String {
         let Self { host, port, .. } = self;
@@ -49,16 +50,17 @@ impl Place {
         }
     }
 
-    /// rumqttc's options for a client of this id there.
+    /// rumqttc's options for a client with this id.
     #[must_use]
     pub fn mqtt(&self, client_id: &str) -> MqttOptions {
         let tls = self.tls.clone().map(TlsConfiguration::Rustls);
         let (host, transport) = match (&self.websocket, tls) {
-            // No brackets around an IPv6 address, though rumqttc joins host and port with a colon: the resolver divides
-            // at the last one, and the name that the certificate is checked for has none.
+            // An IPv6 address must have no brackets here, although rumqttc joins host and port with
+            // a colon: the resolver splits at the last colon, and the certificate is checked
+            // against the name without brackets.
             (None, None) => (self.host.clone(), Transport::tcp()),
             (None, Some(tls)) => (self.host.clone(), Transport::tls_with_config(tls)),
-            // Here rumqttc wants the URL for the host.
+            // With a WebSocket, rumqttc expects a URL as the host.
             (Some(path), None) => (format!("ws://{}{path}", self.address()), Transport::ws()),
             (Some(path), Some(tls)) => {
                 let url = format!("wss://{}{path}", self.address());
@@ -76,44 +78,47 @@ impl Place {
     }
 }
 
-/// How to speak with a broker.
+/// The configuration of a session with a broker.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it is.
+    /// The broker.
     pub place: Place,
-    /// The client id: always our own, since rumqttc does not keep one that the broker assigned.
+    /// The client id. It must not be empty, because rumqttc does not store an id that the broker
+    /// assigned.
     pub client_id: String,
-    /// Kept within [`limits::KEEP_ALIVE_MIN`] and [`limits::KEEP_ALIVE_MAX`]. A silent connection is given up after
-    /// twice this.
+    /// Clamped to [`limits::KEEP_ALIVE_MIN`] and [`limits::KEEP_ALIVE_MAX`]. A silent connection is
+    /// closed after twice this time.
     pub keep_alive: Duration,
-    /// How long a connection may take, from TCP to CONNACK, in whole seconds.
+    /// Time limit for establishing a connection, from TCP to CONNACK, in whole seconds.
     pub connect_timeout: Duration,
     /// How long the broker keeps the session without a connection, in whole seconds.
     pub session_expiry: Duration,
-    /// Whether the first connection goes on with the session of an earlier process, too.
+    /// Whether the first connection resumes the session of an earlier process.
     pub resume: bool,
-    /// Messages that the broker may send before the first is acknowledged: the Receive Maximum (MQTT 5 section
+    /// The Receive Maximum: how many unacknowledged messages the broker may send (MQTT 5 section
     /// 3.1.2.11.3).
     pub receive_max: u16,
-    /// Messages that we send before the first is acknowledged, where the broker allows as many.
+    /// How many unacknowledged messages this client sends, if the broker allows as many.
     pub in_flight_max: u16,
     /// The largest packet that is accepted, in bytes.
     pub packet_bytes_max: u32,
-    /// The largest that is sent, where the broker takes as large ones.
+    /// The largest packet that is sent, if the broker accepts as large ones.
     pub sent_bytes_max: u32,
-    /// Whether the owner settles what it received; else it is acknowledged at once.
+    /// Whether the owner acknowledges received messages by hand. Otherwise they are acknowledged at
+    /// once.
     pub by_hand: bool,
-    /// The first and the longest pause between two attempts to connect. Each is cut at random, by up to a half.
+    /// The first and the longest pause between two attempts to connect. Each is randomly reduced by
+    /// up to a half.
     pub pauses: (Duration, Duration),
 }
 
 impl Options {
-    /// What can be waiting in rumqttc's channel.
+    /// The capacity that rumqttc's channel needs.
     pub(crate) fn channel(&self) -> usize {
         usize::from(self.in_flight_max) + usize::from(self.receive_max) + limits::CHANNEL_SPARE
     }
 
-    /// rumqttc's options for ours.
+    /// rumqttc's options for this configuration.
     pub(crate) fn mqtt(&self) -> MqttOptions {
         let mut properties = ConnectProperties::new();
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);

@@ -1,8 +1,7 @@
-//! The way out of a session: what its owner and its connection share, under the owner's lock.
+//! The outgoing side of a session. Its owner and its connection share it under the owner's lock.
 //!
-//! Enters: messages to publish, and which received ones are settled. Leaves: PUBLISH and PUBACK packets into rumqttc, as
-//! far as the broker has room for them. It never waits: what finds no room goes when the next event of the connection
-//! comes.
+//! The outlet passes PUBLISH and PUBACK packets to rumqttc as far as the broker has room. It never
+//! waits: the rest is sent at the next event of the connection.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,38 +14,40 @@ use crate::link::Arrival;
 use crate::loss::Blame;
 use crate::receipts::Receipts;
 
-/// What is kept of a message until its owner takes it out of the ledger.
+/// A message that is stored until its owner removes it from the ledger.
 pub trait Message: Send {
-    /// The PUBLISH, to a topic name, at QoS 1 and without a packet id: the same bytes every time, but for the time that
-    /// it has left. None where it is too late for it; then it is forgotten.
+    /// The PUBLISH, to a topic name, at QoS 1 and without a packet id. It must return the same
+    /// bytes each time, except for the remaining expiry time. Returns `None` if the message has
+    /// expired; it is then removed.
     fn publish(&self) -> Option<Publish>;
 
-    /// The broker takes no packet of so many bytes. What to send in its place, which must be small enough; with none it
-    /// is forgotten.
+    /// The broker does not accept a packet of this size. Returns a replacement, which must be small
+    /// enough. If there is none, the message is removed.
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self>
     where
         Self: Sized;
 }
 
-/// The messages of a session, and what receives them.
+/// The outgoing messages of a session and the receipts of incoming ones.
 #[derive(Debug)]
 pub struct Outlet<T> {
-    ledger: Ledger<Kept<T>>,
+    ledger: Ledger<Entry<T>>,
     receipts: Receipts,
-    /// Messages that received ones of an earlier connection led to. Those come again, and nobody knows which of the
-    /// received ones they are: so nothing is acknowledged before these have left.
+    /// Messages caused by requests that were received over an earlier connection. The broker
+    /// redelivers these requests, and it is unknown which of the new receipts they are. So nothing
+    /// may be acknowledged before all of these messages are removed.
     orphans: BTreeSet<u64>,
-    /// None without a connection.
+    /// `None` without a connection.
     client: Option<AsyncClient>,
     packet_bytes_max: usize,
-    /// PUBLISH packets that rumqttc may have at once.
+    /// The number of PUBLISH packets that rumqttc may have at once.
     in_flight_max: usize,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct Entry<T> {
     message: T,
-    /// The received message that led to it, which is acknowledged behind it.
+    /// The receipt of the message that caused this one. Its PUBACK must follow this message.
     of: Option<u64>,
 }
 
@@ -64,73 +65,74 @@ impl<T> Default for Outlet<T> {
 }
 
 impl<T: Message> Outlet<T> {
-    /// Takes a message, which may be made of its number; `of` is the receipt of the message that led to it. It is to be
-    /// sent: after that call [`Outlet::flush`].
+    /// Adds a message to send, created from its number. `of` is the receipt of the message that
+    /// caused it. The caller must call [`Outlet::flush`] afterwards.
     pub fn add(&mut self, of: Option<u64>, message: impl FnOnce(u64) -> T) -> u64 {
         if let Some(receipt) = of {
-            self.receipts.led_to_one(receipt);
+            self.receipts.add_dependent(receipt);
         }
-        let kept = |number| Kept {
+        let entry = |number| Entry {
             message: message(number),
             of,
         };
-        self.ledger.add(kept)
+        self.ledger.add(entry)
     }
 
-    /// Takes a message out: nobody needs it any more. Where it is on its way nothing holds it back, but it is not sent
-    /// again.
+    /// Removes a message. If it was already passed to rumqttc, it may still be sent, but it is not
+    /// resent.
     pub fn remove(&mut self, number: u64) -> Option<T> {
-        let Kept { message, of } = self.ledger.remove(number)?;
+        let Entry { message, of } = self.ledger.remove(number)?;
         self.done(number, of);
         Some(message)
     }
 
-    /// A message is out of the ledger.
+    /// Updates the receipts after a message was removed from the ledger.
     fn done(&mut self, number: u64, of: Option<u64>) {
         self.orphans.remove(&number);
         if let Some(receipt) = of {
-            self.receipts.one_is_done(receipt);
+            self.receipts.remove_dependent(receipt);
         }
     }
 
-    /// Lets a message stand for one that another received message led to, as far as its acknowledgement goes.
+    /// Makes the acknowledgement of `receipt` wait for this message, instead of the receipt that
+    /// caused it.
     pub fn tie(&mut self, number: u64, receipt: u64) {
-        let Some(kept) = self.ledger.get_mut(number) else {
+        let Some(entry) = self.ledger.get_mut(number) else {
             return;
         };
-        self.receipts.led_to_one(receipt);
-        if let Some(before) = kept.of.replace(receipt) {
-            self.receipts.one_is_done(before);
+        self.receipts.add_dependent(receipt);
+        if let Some(before) = entry.of.replace(receipt) {
+            self.receipts.remove_dependent(before);
         }
     }
 
-    /// A message that is here.
+    /// The message with this number.
     #[must_use]
     pub fn get(&self, number: u64) -> Option<&T> {
-        self.ledger.get(number).map(|kept| &kept.message)
+        self.ledger.get(number).map(|entry| &entry.message)
     }
 
-    /// All that are here, in order.
+    /// All messages, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         let all = self.ledger.iter();
-        all.map(|(number, kept)| (number, &kept.message))
+        all.map(|(number, entry)| (number, &entry.message))
     }
 
-    /// How many are here.
+    /// The number of messages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ledger.len()
     }
 
-    /// Whether none is.
+    /// Whether there are no messages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ledger.is_empty()
     }
 
-    /// Takes out everything, for the end.
+    /// Removes all messages, when the link ends.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.ledger.drain().map(|kept| kept.message)
+        self.ledger.drain().map(|entry| entry.message)
     }
 
     /// Whether there is a connection.
@@ -145,13 +147,14 @@ impl<T: Message> Outlet<T> {
         self.receipts.len()
     }
 
-    /// Settles a received message: it is acknowledged once all messages that it led to have been taken out, as have those
-    /// that an earlier connection left, and all received before it are acknowledged. After that call [`Outlet::flush`].
+    /// Completes a received message. It is acknowledged when all messages that it caused are
+    /// removed, all messages caused over an earlier connection are removed, and all earlier
+    /// receipts are acknowledged. The caller must call [`Outlet::flush`] afterwards.
     pub fn settle(&mut self, receipt: u64) {
-        self.receipts.settle(receipt);
+        self.receipts.complete(receipt);
     }
 
-    /// Gives rumqttc what the broker has room for.
+    /// Passes to rumqttc what the broker has room for.
     pub fn flush(&mut self) {
         let Some(client) = self.client.clone() else {
             return;
@@ -173,7 +176,8 @@ impl<T: Message> Outlet<T> {
         }
     }
 
-    /// Publishes at QoS 1 what nobody keeps: lost without a connection, or with it.
+    /// Publishes a message at QoS 1 without storing it. It is lost without a connection, or with
+    /// the connection.
     pub fn send_unkept(&mut self, publish: impl FnOnce(u64) -> Publish) {
         if let Some(client) = &self.client {
             let number = self.ledger.number();
@@ -183,13 +187,13 @@ impl<T: Message> Outlet<T> {
         }
     }
 
-    /// Asks rumqttc to send DISCONNECT. False where there is nobody to send it to.
-    pub(crate) fn say_goodbye(&self) -> bool {
+    /// Asks rumqttc to send DISCONNECT. Returns false without a connection.
+    pub(crate) fn disconnect(&self) -> bool {
         let client = self.client.as_ref();
         client.is_some_and(|client| client.try_disconnect().is_ok())
     }
 
-    /// There is a connection.
+    /// A connection was established.
     pub(crate) fn up(
         &mut self,
         client: AsyncClient,
@@ -199,37 +203,38 @@ impl<T: Message> Outlet<T> {
     ) {
         if !session_present {
             self.ledger.new_session();
-            // Nothing comes again.
+            // Without a session the broker redelivers nothing.
             self.orphans.clear();
         }
         self.packet_bytes_max = packet_bytes_max;
-        // One less than the broker allows: where rumqttc has as many as that, it sends no PUBACKs either.
+        // One less than the broker allows. At the full number rumqttc would send no PUBACKs either.
         self.in_flight_max = usize::from(receive_max.saturating_sub(1).max(1));
         self.client = Some(client);
     }
 
-    /// The connection is lost; see [`Ledger::lost`].
-    pub(crate) fn down(&mut self, anew: bool, blame: Blame) -> Option<T> {
+    /// The connection was lost; see [`Ledger::lost`].
+    pub(crate) fn down(&mut self, rebuild: bool, blame: Blame) -> Option<T> {
         self.client = None;
         self.receipts.lost();
-        let hopeless = self.ledger.lost(anew, blame);
-        let of_requests = self.ledger.iter().filter(|(_, kept)| kept.of.is_some());
+        let rejected = self.ledger.lost(rebuild, blame);
+        let of_requests = self.ledger.iter().filter(|(_, entry)| entry.of.is_some());
         self.orphans = of_requests.map(|(number, _)| number).collect();
-        hopeless.map(|it| it.message)
+        rejected.map(|it| it.message)
     }
 
-    /// Puts what is to be sent again into rumqttc's own queue, which goes before its channel and keeps packet ids.
+    /// Puts messages to resend into rumqttc's own queue, which precedes its channel and keeps
+    /// packet ids.
     pub(crate) fn send_again(&mut self, pending: &mut VecDeque<Outgoing>) {
         while self.client.is_some()
             && self.ledger.in_flight() < self.in_flight_max
-            && let Some((number, packet_id)) = self.ledger.next_again()
+            && let Some((number, packet_id)) = self.ledger.next_resend()
         {
-            // Not there any more, if it is too late for it: then the next one is looked for.
+            // An expired message is removed by `prepare`; continue with the next one.
             if let Some(mut publish) = self.prepare(number) {
                 publish.pkid = packet_id;
-                // MQTT 5 section 3.3.1.1: a PUBLISH that is sent again says so.
+                // A PUBLISH that is resent must set DUP (MQTT 5 section 3.3.1.1).
                 publish.dup = true;
-                self.ledger.queued_again();
+                self.ledger.requeued();
                 pending.push_back(Outgoing::Publish(publish));
             }
         }
@@ -240,18 +245,18 @@ impl<T: Message> Outlet<T> {
         self.ledger.sent(packet_id);
     }
 
-    /// A message came. With a receipt where it is to be acknowledged by hand.
+    /// Registers an incoming message. It gets a receipt if it is acknowledged by hand.
     pub(crate) fn received(&mut self, publish: Publish, by_hand: bool) -> Arrival {
         let by_hand = by_hand && publish.qos != QoS::AtMostOnce;
         let receipt = by_hand.then(|| self.receipts.add(publish.pkid));
         Arrival::Message(publish, receipt)
     }
 
-    /// A PUBACK came; none where nobody knows its packet id.
+    /// Registers a PUBACK. Returns `None` if its packet id is unknown.
     pub(crate) fn acknowledged(&mut self, ack: PubAck) -> Option<Arrival> {
         let number = self.ledger.acknowledged(ack.pkid)?;
-        // Brokers acknowledge in order (MQTT 5 [MQTT-4.6.0-2]). One that skips a message may never acknowledge it, and
-        // what comes in is not held up for ever.
+        // Brokers acknowledge in order (MQTT 5 [MQTT-4.6.0-2]). A broker that skips a message may
+        // never acknowledge it, and the PUBACKs must not wait for ever.
         self.orphans = self.orphans.split_off(&number);
         Some(Arrival::Acknowledged(number, ack))
     }
@@ -261,7 +266,7 @@ impl<T: Message> Outlet<T> {
         self.ledger.subscribed();
     }
 
-    /// Sends the PUBACKs whose turn it is. False where rumqttc has no room.
+    /// Sends the PUBACKs that are due. Returns false if rumqttc has no room.
     fn acknowledge(&mut self, client: &AsyncClient) -> bool {
         while self.orphans.is_empty()
             && let Some(packet_id) = self.receipts.due()
@@ -279,7 +284,7 @@ impl<T: Message> Outlet<T> {
         true
     }
 
-    /// The PUBLISH of a message; none where it is forgotten.
+    /// The PUBLISH of a message. Returns `None` if the message was removed.
     fn prepare(&mut self, number: u64) -> Option<Publish> {
         let publish = self.get(number).and_then(Message::publish);
         let Some(mut publish) = publish else {
@@ -290,14 +295,14 @@ impl<T: Message> Outlet<T> {
         if bytes <= self.packet_bytes_max {
             return Some(publish);
         }
-        let Kept { message, of } = self.ledger.remove(number)?;
+        let Entry { message, of } = self.ledger.remove(number)?;
         let smaller = message.too_large(bytes, self.packet_bytes_max);
         let publish = smaller.as_ref().and_then(Message::publish);
         let publish =
             publish.and_then(|mut it| (size(&mut it) <= self.packet_bytes_max).then_some(it));
         match (smaller, of) {
             (Some(message), of) if publish.is_some() => {
-                self.ledger.put_back(number, Kept { message, of });
+                self.ledger.put_back(number, Entry { message, of });
             }
             (_, of) => self.done(number, of),
         }
@@ -305,7 +310,7 @@ impl<T: Message> Outlet<T> {
     }
 }
 
-/// In bytes, with the packet id that it will have.
+/// The size in bytes, including a packet id.
 fn size(publish: &mut Publish) -> usize {
     publish.pkid = 1;
     let bytes = publish.size();
@@ -313,9 +318,9 @@ fn size(publish: &mut Publish) -> usize {
     bytes
 }
 
-/// False where rumqttc has no room, or would not send it anyway.
+/// Passes a PUBLISH to rumqttc. Returns false if it has no room or rejects the message.
 fn send(client: &AsyncClient, publish: Publish) -> bool {
-    // A topic is UTF-8 in every packet that was read, and in every text that one is made of.
+    // Never lossy: topics come from packets that were checked or from strings.
     let topic = String::from_utf8_lossy(&publish.topic);
     let properties: PublishProperties = publish.properties.unwrap_or_default();
     let sent = client.try_publish_with_properties(

@@ -1,8 +1,9 @@
-//! Numbers that two processes do not share. Not for secrets: names, correlation data and pauses need only be different.
+//! Random numbers that differ between processes, for names, correlation data and pauses. They must
+//! not be used as secrets.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A number from the operating system's randomness, through the keys of the standard hasher.
+/// A random number that the operating system seeds through the keys of the standard hasher.
 #[must_use]
 pub fn random() -> u64 {
     let mut hasher = RandomState::new().build_hasher();

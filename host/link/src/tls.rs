@@ -1,6 +1,5 @@
-//! Encrypted connections, over rustls with ring.
-//!
-//! Enters: files with certificates. Leaves: what a connection needs, or a sentence that says which file is wrong.
+//! TLS connections with rustls and ring: reads certificate files and returns a configuration, or an
+//! error that names the file.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,40 +11,42 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::limits;
 
-/// Why no encrypted connection can be made. Its text is a sentence for the operator.
+/// Why TLS cannot be set up, as a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Read(PathBuf, std::io::Error),
     /// A file is too large.
-    #[error("{0} is larger than {max} bytes, so it is no file of certificates", max = limits::PEM_FILE_BYTES_MAX)]
+    #[error("{0} is larger than {max} bytes, so it is not a file of certificates", max = limits::PEM_FILE_BYTES_MAX)]
     Size(PathBuf),
     /// A file holds no certificates.
     #[error("{0} holds no certificate in PEM form")]
     NoCertificate(PathBuf),
     /// A file holds no key.
-    #[error("{0} holds no private key in PEM form that is not encrypted")]
+    #[error("{0} holds no unencrypted private key in PEM form")]
     NoKey(PathBuf),
-    /// A certificate that is none.
+    /// A certificate is invalid.
     #[error("{0} holds a certificate that cannot be used: {1}")]
     Certificate(PathBuf, rustls::Error),
-    /// A certificate and a key that do not belong together, or of a kind that is not known.
+    /// A certificate and a key do not match, or their kind is not supported.
     #[error("the certificate {0} cannot be used with its key: {1}")]
     Pair(PathBuf, rustls::Error),
-    /// This system has no roots.
-    #[error("this system has no certificates to check the broker's against: name a file")]
+    /// The system has no root certificates.
+    #[error(
+        "this system has no root certificates to verify the broker: configure a file with certificates"
+    )]
     NoRoots,
-    /// TLS itself cannot be set up.
+    /// TLS cannot be set up.
     #[error("TLS cannot be used: {0}")]
     Setup(rustls::Error),
 }
 
-/// What a connection needs: `ca` is a file with the certificates that the broker's is checked against, without it the
-/// system's are taken; `own` are files with a certificate of our own and its key.
+/// Builds the configuration of a client. `ca` is a file with the certificates to trust; without it
+/// the roots of the system are used. `own` is the client's certificate file and key file.
 ///
 /// # Errors
-/// Where a file cannot be read, or does not hold what it should.
+/// If a file cannot be read or has the wrong content.
 pub fn config(
     ca: Option<&Path>,
     own: Option<(&Path, &Path)>,
@@ -69,7 +70,7 @@ pub fn config(
 fn roots(ca: Option<&Path>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let Some(path) = ca else {
-        // One that cannot be read is no reason to do without the others.
+        // Certificates that cannot be read do not prevent the use of the others.
         let found = rustls_native_certs::load_native_certs().certs;
         roots.add_parsable_certificates(found);
         return match roots.is_empty() {
@@ -85,10 +86,10 @@ fn roots(ca: Option<&Path>) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// The certificates of a file in PEM form: at least one.
+/// Reads the certificates of a PEM file, at least one.
 ///
 /// # Errors
-/// Where it cannot be read, or holds none.
+/// If the file cannot be read or holds none.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -98,10 +99,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
     }
 }
 
-/// The private key of a file in PEM form.
+/// Reads the private key of a PEM file.
 ///
 /// # Errors
-/// Where it cannot be read, or holds none that is not encrypted.
+/// If the file cannot be read or holds no unencrypted key.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| TlsError::NoKey(path.to_owned()))
 }
@@ -123,7 +124,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 mod tests {
     use super::*;
 
-    /// What is said of a file with these bytes.
+    /// The error text for a file with these bytes.
     fn said(name: &str, bytes: &[u8]) -> String {
         let path = std::env::temp_dir().join(format!("statehouse-{name}-{:x}", crate::random()));
         std::fs::write(&path, bytes).unwrap();

@@ -1,5 +1,5 @@
-//! One session over several connections, against a broker that does exactly what a test says.
-// A test fails where a step of it does.
+//! One session over several connections, against a scripted broker.
+// A failed step fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-/// How long a step may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of a step on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A payload, for as long as it may be sent; and whether a shorter one may stand for it.
+/// A message that may expire, and that may have a shorter replacement.
 #[derive(Debug, Clone)]
 struct Note {
     payload: Bytes,
@@ -47,13 +47,13 @@ impl Message for Note {
     }
 }
 
-/// Hands everything to its test.
+/// An owner that passes everything to its test.
 struct Tester {
     outlet: Mutex<Outlet<Note>>,
     stopping: Notify,
     subscribed: Notify,
     arrived: mpsc::UnboundedSender<Arrival>,
-    /// What to make of the next subscriptions.
+    /// The decisions about the next subscriptions.
     verdicts: Mutex<Vec<Verdict>>,
     lost: Mutex<Vec<String>>,
     hopeless: Mutex<Vec<Bytes>>,
@@ -105,13 +105,13 @@ impl Owner for Tester {
     }
 }
 
-struct Scene {
+struct SessionTest {
     listener: TcpListener,
     owner: Arc<Tester>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
 }
 
-impl Scene {
+impl SessionTest {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (arrived, arrivals) = mpsc::unbounded_channel();
@@ -153,10 +153,11 @@ impl Scene {
         }
     }
 
-    /// The next connection, through SUBACK. The resends of a resumed session come before its SUBSCRIBE.
+    /// Accepts the next connection up to SUBACK. The resends of a resumed session precede its
+    /// SUBSCRIBE.
     async fn accept(&self, greeting: Greeting) -> Peer {
-        let knock = timeout(PATIENCE, self.listener.accept()).await;
-        let (stream, _) = knock.expect("the link does not come").unwrap();
+        let accepted = timeout(STEP_TIMEOUT, self.listener.accept()).await;
+        let (stream, _) = accepted.expect("the link connects").unwrap();
         let mut peer = Peer {
             stream,
             unread: BytesMut::new(),
@@ -192,7 +193,7 @@ impl Scene {
         });
     }
 
-    /// The next message that the link received: its receipt.
+    /// The receipt of the next message that the link received.
     async fn receipt(&mut self) -> u64 {
         loop {
             if let Arrival::Message(_, receipt) = self.arrivals.recv().await.unwrap() {
@@ -257,8 +258,8 @@ impl Peer {
                 Ok(packet) => return packet,
                 Err(WireError::InsufficientBytes(_)) => {
                     let reading = self.stream.read_buf(&mut self.unread);
-                    let read = timeout(PATIENCE, reading).await;
-                    let read = read.expect("the link says nothing").unwrap();
+                    let read = timeout(STEP_TIMEOUT, reading).await;
+                    let read = read.expect("the link sends a packet").unwrap();
                     assert_ne!(read, 0, "the link closed the connection");
                 }
                 Err(error) => panic!("{error}"),
@@ -272,7 +273,7 @@ impl Peer {
         self.stream.write_all(&bytes).await.unwrap();
     }
 
-    /// The next packet, in short.
+    /// A summary of the next packet.
     async fn next(&mut self) -> Seen {
         let packet = match self.early.is_empty() {
             true => self.read().await,
@@ -318,7 +319,7 @@ impl Peer {
         .await;
     }
 
-    /// Nothing comes for a moment.
+    /// Whether nothing arrives for a moment.
     async fn is_silent(&mut self) -> bool {
         assert!(self.early.is_empty());
         let wait = Duration::from_millis(50);
@@ -337,27 +338,27 @@ enum Seen {
 }
 
 #[tokio::test]
-async fn what_is_settled_is_acknowledged_in_order_behind_what_it_led_to() {
-    let mut scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
+async fn requests_are_acknowledged_after_their_responses() {
+    let mut test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
     for packet_id in [31, 32, 33] {
         peer.publish(packet_id).await;
     }
     let (first, second, third) = (
-        scene.receipt().await,
-        scene.receipt().await,
-        scene.receipt().await,
+        test.receipt().await,
+        test.receipt().await,
+        test.receipt().await,
     );
-    scene.settle(second);
+    test.settle(second);
     assert!(peer.is_silent().await, "the first is not settled");
-    scene.owner.with(|outlet| {
+    test.owner.with(|outlet| {
         for (of, text) in [(None, "a"), (Some(first), "b"), (Some(first), "c")] {
             outlet.add(of, |_| note(text));
         }
         outlet.flush();
     });
-    scene.settle(first);
-    scene.settle(third);
+    test.settle(first);
+    test.settle(third);
     let mut sent = Vec::new();
     for _ in 0..3 {
         sent.push(peer.text_and_packet_id().await);
@@ -365,7 +366,7 @@ async fn what_is_settled_is_acknowledged_in_order_behind_what_it_led_to() {
     assert!(sent.iter().map(|it| &*it.0).eq(["a", "b", "c"]));
     peer.acknowledge(sent[1].1).await;
     assert!(peer.is_silent().await, "c has not been taken");
-    // Of a nobody has to know: the request did not lead to it.
+    // The PUBACK waits for the messages that the request caused, and `a` is not one of them.
     peer.acknowledge(sent[2].1).await;
     for packet_id in [31, 32, 33] {
         assert_eq!(peer.next().await, Seen::PubAck(packet_id));
@@ -373,13 +374,13 @@ async fn what_is_settled_is_acknowledged_in_order_behind_what_it_led_to() {
 }
 
 #[tokio::test]
-async fn nothing_is_acknowledged_before_what_a_lost_request_led_to() {
+async fn responses_to_lost_requests_precede_acknowledgements() {
     for skipped in [false, true] {
-        let mut scene = Scene::start().await;
-        let mut peer = scene.accept(Greeting::default()).await;
+        let mut test = SessionTest::start().await;
+        let mut peer = test.accept(Greeting::default()).await;
         peer.publish(31).await;
-        let lost = scene.receipt().await;
-        scene.owner.with(|outlet| {
+        let lost = test.receipt().await;
+        test.owner.with(|outlet| {
             for (of, text) in [(Some(lost), "a"), (None, "b")] {
                 outlet.add(of, |_| note(text));
             }
@@ -394,58 +395,59 @@ async fn nothing_is_acknowledged_before_what_a_lost_request_led_to() {
             session_present: true,
             ..Greeting::default()
         };
-        let mut peer = scene.accept(greeting).await;
+        let mut peer = test.accept(greeting).await;
         peer.publish(31).await;
-        let again = scene.receipt().await;
-        scene.settle(again);
+        let again = test.receipt().await;
+        test.settle(again);
         for sent in &before {
             assert_eq!(peer.text_and_packet_id().await, *sent);
         }
         assert!(peer.is_silent().await, "a is of the request that was lost");
-        // Of what lies before an acknowledgement a broker has no other to come.
+        // A broker sends acknowledgements in order, so an earlier one that was skipped will not
+        // follow.
         peer.acknowledge(before[usize::from(skipped)].1).await;
         assert_eq!(peer.next().await, Seen::PubAck(31));
     }
 }
 
 #[tokio::test]
-async fn an_acknowledgement_of_an_earlier_connection_is_not_sent() {
-    let mut scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
+async fn acknowledgement_of_an_earlier_connection_is_not_sent() {
+    let mut test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
     peer.publish(31).await;
-    let before = scene.receipt().await;
+    let before = test.receipt().await;
     drop(peer);
-    let mut peer = scene
+    let mut peer = test
         .accept(Greeting {
             session_present: true,
             ..Greeting::default()
         })
         .await;
     peer.publish(31).await;
-    let again = scene.receipt().await;
-    scene.settle(before);
+    let again = test.receipt().await;
+    test.settle(before);
     assert!(peer.is_silent().await);
-    scene.settle(again);
+    test.settle(again);
     assert_eq!(peer.next().await, Seen::PubAck(31));
 }
 
 #[tokio::test]
-async fn acknowledgements_go_although_the_broker_takes_no_more_messages() {
-    let mut scene = Scene::start().await;
+async fn acknowledgements_continue_when_the_window_is_full() {
+    let mut test = SessionTest::start().await;
     let greeting = Greeting {
         receive_max: Some(3),
         ..Greeting::default()
     };
-    let mut peer = scene.accept(greeting).await;
+    let mut peer = test.accept(greeting).await;
     peer.publish(31).await;
-    let receipt = scene.receipt().await;
-    scene.settle(receipt);
+    let receipt = test.receipt().await;
+    test.settle(receipt);
     assert_eq!(peer.next().await, Seen::PubAck(31));
     peer.publish(32).await;
-    let receipt = scene.receipt().await;
-    // Nothing of this is before it: it was settled first.
-    scene.settle(receipt);
-    scene.add(["a", "b", "c", "d"].map(note));
+    let receipt = test.receipt().await;
+    // The request was completed before these messages were added.
+    test.settle(receipt);
+    test.add(["a", "b", "c", "d"].map(note));
     let mut texts = Vec::new();
     for _ in 0..3 {
         match peer.next().await {
@@ -454,10 +456,10 @@ async fn acknowledgements_go_although_the_broker_takes_no_more_messages() {
         }
     }
     assert_eq!(texts, ["a", "b"]);
-    // The window is full, as far as it is used.
+    // The window is as full as it gets.
     peer.publish(33).await;
-    let receipt = scene.receipt().await;
-    scene.owner.with(|outlet| {
+    let receipt = test.receipt().await;
+    test.owner.with(|outlet| {
         outlet.settle(receipt);
         outlet.flush();
     });
@@ -465,20 +467,20 @@ async fn acknowledgements_go_although_the_broker_takes_no_more_messages() {
 }
 
 #[tokio::test]
-async fn what_a_lost_connection_held_is_sent_again_before_all_else() {
-    let scene = Scene::start().await;
+async fn unacknowledged_messages_are_resent_first() {
+    let test = SessionTest::start().await;
     let greeting = Greeting {
         receive_max: Some(3),
         ..Greeting::default()
     };
-    let mut peer = scene.accept(greeting).await;
-    scene.add(["a", "b", "c"].map(note));
+    let mut peer = test.accept(greeting).await;
+    test.add(["a", "b", "c"].map(note));
     let sent = [
         peer.text_and_packet_id().await,
         peer.text_and_packet_id().await,
     ];
     drop(peer);
-    let mut peer = scene
+    let mut peer = test
         .accept(Greeting {
             session_present: true,
             receive_max: Some(3),
@@ -499,40 +501,40 @@ async fn what_a_lost_connection_held_is_sent_again_before_all_else() {
 }
 
 #[tokio::test]
-async fn what_is_too_late_is_not_sent_and_holds_nothing_up() {
-    let mut scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
+async fn expired_message_is_not_sent_and_blocks_nothing() {
+    let mut test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
     peer.publish(31).await;
-    let receipt = scene.receipt().await;
+    let receipt = test.receipt().await;
     let late = Note {
         expired: true,
         ..note("late")
     };
-    scene.owner.with(|outlet| {
+    test.owner.with(|outlet| {
         outlet.add(Some(receipt), |_| late);
         outlet.settle(receipt);
         outlet.flush();
     });
     assert_eq!(peer.next().await, Seen::PubAck(31));
-    assert!(scene.owner.with(|outlet| outlet.is_empty()));
+    assert!(test.owner.with(|outlet| outlet.is_empty()));
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_the_broker_is_replaced_or_forgotten() {
-    let scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
+async fn oversized_message_is_replaced_or_removed() {
+    let test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
     let long = || note(vec![b'x'; 200]);
     let replaceable = Note {
         shorter: true,
         ..long()
     };
-    scene.add([long(), replaceable, note("short")]);
+    test.add([long(), replaceable, note("short")]);
     for length in [200, 200, 5] {
         assert_eq!(peer.text().await.len(), length);
     }
     drop(peer);
-    // The broker comes back with a bound that these do not keep.
-    let mut peer = scene
+    // The broker reconnects with a limit that these messages exceed.
+    let mut peer = test
         .accept(Greeting {
             session_present: true,
             max_packet_size: Some(100),
@@ -543,54 +545,55 @@ async fn what_is_too_large_for_the_broker_is_replaced_or_forgotten() {
         [peer.text().await, peer.text().await],
         ["too long", "short"]
     );
-    assert_eq!(scene.owner.with(|outlet| outlet.len()), 2);
+    assert_eq!(test.owner.with(|outlet| outlet.len()), 2);
 }
 
 #[tokio::test]
-async fn what_cannot_be_made_small_enough_is_forgotten() {
-    let scene = Scene::start().await;
+async fn oversized_replacement_is_removed() {
+    let test = SessionTest::start().await;
     let greeting = Greeting {
-        // Less than the shorter one, by a byte; more than the SUBSCRIBE.
+        // One byte less than the shorter message, but more than the SUBSCRIBE.
         max_packet_size: Some(19),
         ..Greeting::default()
     };
-    let mut peer = scene.accept(greeting).await;
-    scene.owner.subscribed.notified().await;
+    let mut peer = test.accept(greeting).await;
+    test.owner.subscribed.notified().await;
     let replaceable = Note {
         shorter: true,
         ..note(vec![b'x'; 200])
     };
-    scene.add([replaceable]);
+    test.add([replaceable]);
     assert!(peer.is_silent().await);
-    assert!(scene.owner.with(|outlet| outlet.is_empty()));
+    assert!(test.owner.with(|outlet| outlet.is_empty()));
 }
 
-/// Publishes a message for which the broker says `farewell` each time, between others. How many connections it ends.
-async fn publish_evil(farewell: &[u8]) -> usize {
-    let mut scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
+/// Publishes a message for which the broker answers `reply` each time, between other messages.
+/// Returns the number of connections that it ended.
+async fn publish_rejected_message(reply: &[u8]) -> usize {
+    let mut test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
     peer.publish(31).await;
-    let receipt = scene.receipt().await;
-    scene.add(["good", "evil", "fine"].map(note));
-    scene.settle(receipt);
+    let receipt = test.receipt().await;
+    test.add(["good", "rejected", "fine"].map(note));
+    test.settle(receipt);
     let mut taken: Vec<String> = Vec::new();
     let mut ended = 0;
     while taken.len() < 2 {
         let (text, packet_id) = peer.text_and_packet_id().await;
-        if text != "evil" {
-            // The first PUBACK comes too late at first.
+        if text != "rejected" {
+            // The first PUBACK is not sent in time during the first connections.
             if ended >= 3 {
                 peer.acknowledge(packet_id).await;
                 taken.push(text);
             }
             continue;
         }
-        peer.stream.write_all(farewell).await.unwrap();
+        peer.stream.write_all(reply).await.unwrap();
         peer.stream.shutdown().await.unwrap();
         while peer.stream.read_buf(&mut peer.unread).await.unwrap_or(0) > 0 {}
         ended += 1;
         assert!(ended < 20, "it is sent again for ever");
-        peer = scene
+        peer = test
             .accept(Greeting {
                 session_present: true,
                 ..Greeting::default()
@@ -598,65 +601,65 @@ async fn publish_evil(farewell: &[u8]) -> usize {
             .await;
     }
     assert_eq!(taken, ["good", "fine"]);
-    assert_eq!(*scene.owner.hopeless.lock().unwrap(), ["evil"]);
-    // What led to it is not held up any more.
+    assert_eq!(*test.owner.hopeless.lock().unwrap(), ["rejected"]);
+    // The request that caused the message is acknowledged.
     peer.publish(31).await;
-    let receipt = scene.receipt().await;
-    scene.settle(receipt);
+    let receipt = test.receipt().await;
+    test.settle(receipt);
     assert_eq!(peer.next().await, Seen::PubAck(31));
     ended
 }
 
 #[tokio::test]
-async fn a_message_that_the_broker_always_closes_for_does_not_stop_the_others() {
-    assert_eq!(publish_evil(&[0xe0, 2, 0x82, 0]).await, 4);
+async fn message_that_ends_connections_does_not_block_others() {
+    assert_eq!(publish_rejected_message(&[0xe0, 2, 0x82, 0]).await, 4);
 }
 
-/// As Mosquitto does: rumqttc does not read its DISCONNECT, which has no length of properties.
+/// Mosquitto's DISCONNECT has no length of properties, so rumqttc does not parse it.
 #[tokio::test]
-async fn so_it_is_where_the_broker_does_not_say_why() {
-    assert_eq!(publish_evil(&[0xe0, 1, 0x82]).await, 8);
+async fn message_is_found_if_the_broker_gives_no_reason() {
+    assert_eq!(publish_rejected_message(&[0xe0, 1, 0x82]).await, 8);
 }
 
 #[tokio::test]
-async fn a_subscription_that_will_not_do_is_tried_again() {
-    let scene = Scene::start().await;
+async fn rejected_subscription_is_retried() {
+    let test = SessionTest::start().await;
     let refused = Verdict::TryAgain("it is not allowed".into());
-    scene.owner.verdicts.lock().unwrap().push(refused);
-    let mut peer = scene.accept(Greeting::default()).await;
+    test.owner.verdicts.lock().unwrap().push(refused);
+    let mut peer = test.accept(Greeting::default()).await;
     assert_eq!(peer.stream.read_buf(&mut peer.unread).await.unwrap(), 0);
-    let mut peer = scene.accept(Greeting::default()).await;
-    scene.add([note("a")]);
+    let mut peer = test.accept(Greeting::default()).await;
+    test.add([note("a")]);
     assert_eq!(peer.text().await, "a");
-    assert_eq!(*scene.owner.lost.lock().unwrap(), ["it is not allowed"]);
+    assert_eq!(*test.owner.lost.lock().unwrap(), ["it is not allowed"]);
 }
 
-/// rumqttc waits for ever where a write finds no room, and sends no PINGREQ meanwhile.
+/// rumqttc blocks for ever in a write without room, and sends no PINGREQ then.
 #[tokio::test]
-async fn a_broker_that_does_not_read_is_given_up() {
-    let scene = Scene::start().await;
-    let mut stuck = scene.accept(Greeting::default()).await;
-    scene.add((0..60).map(|_| note(vec![b'x'; 512 << 10])));
+async fn broker_that_does_not_read_is_disconnected() {
+    let test = SessionTest::start().await;
+    let mut stuck = test.accept(Greeting::default()).await;
+    test.add((0..60).map(|_| note(vec![b'x'; 512 << 10])));
     stuck.text().await;
-    // More is not read: what the system buffers is full soon.
+    // The broker reads nothing more, so the system's buffers are soon full.
     tokio::time::sleep(Duration::from_millis(300)).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(12)).await;
     tokio::time::resume();
-    let mut peer = scene.accept(Greeting::default()).await;
+    let mut peer = test.accept(Greeting::default()).await;
     assert_eq!(peer.text().await.len(), 512 << 10);
-    let lost = scene.owner.lost.lock().unwrap().concat();
+    let lost = test.owner.lost.lock().unwrap().concat();
     assert_eq!(lost, "the broker does not read any more");
 }
 
 #[tokio::test]
-async fn an_end_that_is_wanted_says_goodbye() {
-    let scene = Scene::start().await;
-    let mut peer = scene.accept(Greeting::default()).await;
-    scene.owner.subscribed.notified().await;
-    scene.owner.stopping.notify_one();
+async fn requested_end_sends_disconnect() {
+    let test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
+    test.owner.subscribed.notified().await;
+    test.owner.stopping.notify_one();
     while peer.stream.read_buf(&mut peer.unread).await.unwrap() > 0 {}
     assert_eq!(peer.unread.as_ref(), [0xe0, 0]);
     tokio::task::yield_now().await;
-    assert_eq!(*scene.owner.ended.lock().unwrap(), Some(End::Closed));
+    assert_eq!(*test.owner.ended.lock().unwrap(), Some(End::Closed));
 }

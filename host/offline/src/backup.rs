@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use statehouse_journal::{LogPosition, Source};
 use statehouse_mqtt::{Broker, ImageCursor, Limits, NoService, Options};
+use statehouse_wal::{LogPosition, Source};
 
 use super::{Past, PastError};
 use statehouse_core::STANDARD_POLICY;
@@ -188,9 +188,9 @@ pub(super) fn write(
     let settled = Settled::of(image);
     let contents = settled.contents(position, |digest| ModuleState::of(modules, digest));
     let mut pieces = Pieces::of(settled, modules.clone());
-    statehouse_journal::write_snapshot_file(file, position, now_ms, &mut pieces).map_err(
-        |error| PastError::Backup(file.to_owned(), format!("cannot be written: {error}")),
-    )?;
+    statehouse_wal::write_snapshot_file(file, position, now_ms, &mut pieces).map_err(|error| {
+        PastError::Backup(file.to_owned(), format!("cannot be written: {error}"))
+    })?;
     Ok(contents)
 }
 

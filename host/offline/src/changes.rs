@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use statehouse_journal::{Base, LogPosition, Sink};
+use statehouse_wal::{Base, LogPosition, Sink};
 
 use super::{Past, PastError};
 use crate::limits;

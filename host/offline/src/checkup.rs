@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use statehouse_journal::{
+use statehouse_wal::{
     Base, DiskUse, Error, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
     read_snapshot_file,
 };

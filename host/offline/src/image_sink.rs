@@ -1,8 +1,8 @@
 //! Recovery: records and snapshots of a data directory become the state that they describe.
 
 use statehouse_core::log::Image;
-use statehouse_journal::Sink;
 use statehouse_protocol::LogPosition;
+use statehouse_wal::Sink;
 
 /// Reads what the log delivers into an image.
 pub struct ImageSink<'a>(pub &'a mut Image);

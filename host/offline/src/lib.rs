@@ -27,7 +27,7 @@ mod salvage;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use statehouse_journal::{Base, Directory, Disk, LogPosition, Range, Sink};
+use statehouse_wal::{Base, Directory, Disk, LogPosition, Range, Sink};
 
 use statehouse_core::log::Image;
 use statehouse_core::store::Retention;
@@ -56,7 +56,7 @@ pub enum PastError {
     Refused(String),
     /// The journal cannot be read.
     #[error("{0} cannot be read: {1}")]
-    Journal(PathBuf, statehouse_journal::Error),
+    Journal(PathBuf, statehouse_wal::Error),
     /// A backup cannot be written or read.
     #[error("the backup {0} {1}")]
     Backup(PathBuf, String),
@@ -119,7 +119,7 @@ impl Past {
         sink: &mut dyn Sink,
     ) -> Result<Range, PastError> {
         let failed = |error| PastError::Journal(self.path.clone(), error);
-        let range = statehouse_journal::read(&self.disk, base, until, sink).map_err(failed)?;
+        let range = statehouse_wal::read(&self.disk, base, until, sink).map_err(failed)?;
         if range.end == LogPosition::NONE && until != LogPosition::NONE {
             return Err(PastError::NoJournal(self.path.clone()));
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse_journal::{Base, LogPosition, Sink};
+use statehouse_wal::{Base, LogPosition, Sink};
 
 use super::{Past, PastError};
 use crate::limits;

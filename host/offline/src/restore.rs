@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use statehouse_journal::{
+use statehouse_wal::{
     Directory, Error, LogPosition, Options, Sink, Source, create_from_snapshot, read_snapshot_file,
 };
 
@@ -39,7 +39,7 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
 
     let failed = |error| PastError::Journal(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
-    if statehouse_journal::has_journal(&disk)
+    if statehouse_wal::has_journal(&disk)
         .map_err(|error| PastError::Io(directory.to_owned(), error))?
     {
         return Err(PastError::Refused(format!(

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use statehouse_journal::{
+use statehouse_wal::{
     Base, Disk, Error, File, Kind, LogPosition, Range, Sink, Verdict, inspect, read_snapshot_file,
 };
 
@@ -119,11 +119,10 @@ impl View<'_> {
     /// The newest state, as far as it can be read, and whether that ends at damage.
     fn newest(&self) -> Result<(Image, Range, bool), Error> {
         let mut reader = Reader::new();
-        let error =
-            match statehouse_journal::read(self, Base::Newest, LogPosition::END, &mut reader) {
-                Ok(range) => return Ok((reader.image, range, false)),
-                Err(error) => error,
-            };
+        let error = match statehouse_wal::read(self, Base::Newest, LogPosition::END, &mut reader) {
+            Ok(range) => return Ok((reader.image, range, false)),
+            Err(error) => error,
+        };
         let until = match &error {
             Error::Damaged(damage) => damage.lost_from.map(|lost| LogPosition(lost.0 - 1)),
             Error::Refused { .. } => reader.last,
@@ -133,7 +132,7 @@ impl View<'_> {
             return Err(error);
         };
         reader.reset();
-        match statehouse_journal::read(self, Base::Newest, until, &mut reader) {
+        match statehouse_wal::read(self, Base::Newest, until, &mut reader) {
             Ok(range) => Ok((reader.image, range, true)),
             Err(_) => Err(error),
         }

@@ -1,12 +1,12 @@
-//! Compiles components in a child process, which has limits of memory and time.
+//! Compiles components in a child process with limits of memory and time.
 //!
-//! Input: a policy's file, untrusted. Output: machine code, or the reason why there is none. The
-//! file decides what its compilation costs: half a megabyte of calls takes a gigabyte. So the child
-//! dies of it, and the store does not.
+//! Input is the file of a policy, which is untrusted; output is machine code or an error. The file
+//! determines the cost of its compilation: half a megabyte of calls takes a gigabyte. With a child
+//! process, exceeding the limits ends the child and not the store.
 //!
-//! The child is the same program, by way of `/proc/self/exe`, which stays what runs when the file
-//! is replaced. It reads the policy from its standard input and writes one byte, which says what
-//! follows, and then machine code or an error.
+//! The child runs the same program through `/proc/self/exe`, which stays valid when the file of the
+//! program is replaced. It reads the policy from standard input. It writes one byte for the kind of
+//! the result, followed by machine code or an error text.
 
 use std::env;
 use std::io::{self, Read, Write};
@@ -20,42 +20,42 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, Signal, nice, set_parent_process_death_signal, setrlimit};
 use wasmtime::Engine;
 
-/// The first argument of a child. No command of the program has this name.
+/// The first argument of a child. It is not a command of the program.
 const CHILD: &str = "compile-policy-of-stdin";
 
-/// What follows in a child's output.
+/// The first byte of a child's output: the kind of the result.
 const CODE: u8 = 0;
 const NO_COMPONENT: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// How often the parent looks whether its child has ended.
+/// How often the parent checks whether its child has ended.
 const POLL: Duration = Duration::from_millis(5);
 
-/// By how much a child is nicer than the store: requests must not wait for a compilation.
+/// The niceness of a child, so that compilation does not delay requests.
 const NICE: i32 = 10;
 
-/// The compiler that this program uses, once [`Compiler::install`] was called.
+/// The compiler of this program, after [`Compiler::install`].
 static INSTALLED: OnceLock<Compiler> = OnceLock::new();
 
-/// Held while a child runs, so that two cannot take the memory of two.
+/// Held while a child runs, so that two children never use twice the memory.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// What one compilation may take.
+/// The limits of one compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct CompileBounds {
     /// Memory for any file, in bytes.
     pub memory_bytes: u64,
-    /// Memory for each byte of the file, in bytes.
+    /// Additional memory for each byte of the file, in bytes.
     pub memory_per_file_byte: u64,
-    /// Memory at most, in bytes.
+    /// Largest memory limit, in bytes.
     pub memory_bytes_max: u64,
     /// Processor time of all threads together.
     pub cpu: Duration,
-    /// Time until the child is killed.
+    /// Time after which the child is killed.
     pub wall: Duration,
-    /// Threads that compile: each holds what its function takes.
+    /// Number of compiling threads. Each holds the memory of the function that it compiles.
     pub threads_max: usize,
-    /// Machine code, in bytes. The store reads it into its own memory.
+    /// Largest machine code, in bytes. The store reads it into its own memory.
     pub code_bytes_max: u64,
 }
 
@@ -70,19 +70,19 @@ impl CompileBounds {
 /// Why there is no machine code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// A core module that cannot be made a component.
+    /// The core module cannot be converted to a component.
     #[error("{0}")]
     NoComponent(String),
-    /// The compiler refuses it.
+    /// The compiler rejected the file.
     #[error("{0}")]
     Refused(String),
-    /// It needs more than a policy may.
+    /// The compilation exceeded a limit.
     #[error("compiling it takes more than {0}")]
     Exceeded(String),
-    /// The compiler crashed: no machine code is worth another attempt in the store itself.
-    #[error("the compiler crashed at it ({0})")]
+    /// The compiler crashed. Compiling the file in the store's process could crash the store.
+    #[error("the compiler crashed ({0})")]
     Crashed(ExitStatus),
-    /// The machine cannot run the compiler.
+    /// The child process could not be run.
     #[error("the compiler cannot be run: {0}")]
     Machine(String),
 }
@@ -95,31 +95,30 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// `program` must call [`child`] before anything else.
+    /// `program` must call [`child`] at the start of its `main`.
     pub fn new(program: impl Into<PathBuf>, bounds: CompileBounds) -> Self {
         let program = program.into();
         Self { program, bounds }
     }
 
-    /// This very program, also when its file was replaced since it started.
+    /// Uses this program, even if its file was replaced since it started.
     pub fn this_program(bounds: CompileBounds) -> Self {
         Self::new("/proc/self/exe", bounds)
     }
 
-    /// Lets every compilation of this process happen in a child from now on. A process that does
-    /// not call it, such as a test that uses the library, compiles in its own process and without
-    /// limits.
+    /// Makes every later compilation of this process run in a child. A process that does not call
+    /// this, such as a test that uses the library, compiles in its own process without limits.
     pub fn install(self) {
-        // The first one counts.
+        // Only the first call has an effect.
         let _ = INSTALLED.set(self);
     }
 
-    /// The machine code of a policy's file.
+    /// Compiles the file of a policy.
     ///
     /// # Errors
     /// [`CompileError`].
     pub fn compile(&self, file: &[u8]) -> Result<Vec<u8>, CompileError> {
-        // A poisoned lock only means that a thread died while it waited for its child.
+        // A poisoned lock only means that a thread panicked while it waited for its child.
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = self.bounds.memory_for(file.len());
         let mut child = self.spawn(memory).map_err(machine)?;
@@ -128,7 +127,7 @@ impl Compiler {
             scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(file)));
             let output = scope.spawn(move || {
                 let mut bytes = Vec::new();
-                // With the first byte, and one that is too many.
+                // Includes the first byte, and one more byte to detect excess.
                 let max = self.bounds.code_bytes_max + 2;
                 let read = stdout.map(|stdout| stdout.take(max).read_to_end(&mut bytes));
                 read.transpose().map(|_| bytes)
@@ -157,7 +156,7 @@ impl Compiler {
             .spawn()
     }
 
-    /// What became of a child; none is the status of one that was killed for its time.
+    /// Evaluates a child. `status` is `None` if the child was killed after its time limit.
     fn outcome(
         &self,
         status: Option<ExitStatus>,
@@ -177,7 +176,7 @@ impl Compiler {
                 let cpu = self.bounds.cpu;
                 return exceeded(format!("{cpu:?} of processor time"));
             }
-            // So ends a Rust program that gets no memory.
+            // A Rust program aborts when memory allocation fails.
             Some(it) if it == Signal::ABORT.as_raw() => {
                 return exceeded(format!("{memory} bytes of memory"));
             }
@@ -196,7 +195,7 @@ impl Compiler {
     }
 }
 
-/// How a child ended; none if the parent killed it after `wall`.
+/// Waits for a child. Returns `None` if it was killed after `wall`.
 fn wait(child: &mut Child, wall: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + wall;
     loop {
@@ -216,8 +215,7 @@ fn machine(error: io::Error) -> CompileError {
     CompileError::Machine(error.to_string())
 }
 
-/// The machine code of a policy's file for `engine`: from a child where a compiler is installed,
-/// else from this process.
+/// Compiles for `engine`: in a child if a compiler is installed, otherwise in this process.
 pub(crate) fn code(engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError> {
     match INSTALLED.get() {
         Some(compiler) => compiler.compile(file),
@@ -228,7 +226,8 @@ pub(crate) fn code(engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError
 /// Compiles in this process.
 fn here(engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError> {
     let encoded;
-    // \0asm, then the version and the layer: 1 and 0 for a module, 13 and 1 for a component.
+    // The preamble is \0asm, the version and the layer: 1 and 0 for a module, 13 and 1 for a
+    // component.
     let component = match file {
         [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
             encoded = encode(file).map_err(|e| CompileError::NoComponent(e.to_string()))?;
@@ -240,10 +239,10 @@ fn here(engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError> {
     code.map_err(|e| CompileError::Refused(e.root_cause().to_string()))
 }
 
-/// Makes a component of a core module, all of which has to be there.
+/// Converts a complete core module to a component.
 ///
 /// # Errors
-/// What is wrong with the module.
+/// The error of the conversion.
 pub fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     wit_component::ComponentEncoder::default()
         .module(module)?
@@ -251,8 +250,8 @@ pub fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
         .encode()
 }
 
-/// Compiles, if this process was started to do that and nothing else. The program's `main` must
-/// begin with this.
+/// Compiles and returns the exit code if this process was started as a compiler. The program's
+/// `main` must begin with this call.
 pub fn child() -> Option<ExitCode> {
     let mut arguments = env::args().skip(1);
     if arguments.next()? != CHILD {
@@ -267,18 +266,18 @@ pub fn child() -> Option<ExitCode> {
     })
 }
 
-/// Takes the limits of a child, before it reads anything.
+/// Sets the limits of a child before it reads any input.
 fn limit(memory: u64, cpu_seconds: u64) -> io::Result<()> {
-    // These are good to have. The first ends the child with the store. By the second the kernel
-    // takes memory from the child rather than from the store where a small machine has less than
-    // the limit.
+    // Failures are ignored here. The first setting ends the child with the store. The second makes
+    // the kernel kill the child rather than the store if a small machine has less memory than the
+    // limit.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let _ = nice(NICE);
     for (resource, current, maximum) in [
-        // Not the address space, of which threads reserve much more than they use.
+        // The address space is not limited, because threads reserve much more of it than they use.
         (Resource::Data, memory, memory),
-        // The signal of the first says what it is for, that of the second does not.
+        // The signal of the soft limit names the cause, that of the hard limit does not.
         (Resource::Cpu, cpu_seconds, cpu_seconds.saturating_add(1)),
         (Resource::Core, 0, 0),
         (Resource::Fsize, 0, 0),

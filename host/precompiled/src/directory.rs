@@ -1,7 +1,7 @@
 //! A directory of machine code that only this account can write to.
 //!
-//! What enters: code, and what it was made of and by. What leaves: the same code, whole, or nothing. Files are not
-//! synced: what a power failure leaves of one has another digest.
+//! Files are not synced. Each begins with a digest, so that a file damaged by a power failure is
+//! detected and ignored.
 
 use std::ffi::CString;
 use std::fs::{DirBuilder, File};
@@ -13,27 +13,28 @@ use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
-/// The digest that a file begins with.
+/// The length of the digest at the start of a file.
 const DIGEST_BYTES: usize = blake3::OUT_LEN;
 
-/// How much is kept: of more, what was used last.
+/// The limits of the directory. Beyond them, the least recently used files are removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Files.
+    /// Number of files.
     pub files_max: usize,
     /// Bytes of all files.
     pub bytes_max: u64,
 }
 
-/// A file, ordered by when it was used last.
+/// A file. The order is that of the last use.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Kept {
+struct CachedFile {
     used: (i64, u64),
     bytes: u64,
     name: CString,
 }
 
-/// An open directory. It stays the one that was looked at, whatever its path leads to later.
+/// An open directory. The handle keeps referring to the directory that was checked, even if its
+/// path changes.
 #[derive(Debug)]
 pub struct Directory {
     handle: OwnedFd,
@@ -43,24 +44,26 @@ pub struct Directory {
 /// Why a directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be made or opened.
+    /// The directory cannot be created or opened.
     #[error("{0} cannot be opened as a directory: {1}")]
     Open(PathBuf, io::Error),
-    /// It is somebody else's.
-    #[error("{0} belongs to the user with the number {1}, who could put any program there")]
-    Owner(PathBuf, u32),
-    /// Others may write there.
+    /// The directory belongs to another account.
     #[error(
-        "{0} has the mode {1:o}, and 700 would keep others out: remove it, since others may have put a program there"
+        "{0} belongs to the user with the number {1}, which could put any program there: use a directory of this account"
+    )]
+    Owner(PathBuf, u32),
+    /// Other accounts have access to the directory.
+    #[error(
+        "{0} has the mode {1:o} instead of 700, so other accounts may have put a program there: remove it"
     )]
     Mode(PathBuf, u32),
 }
 
 impl Directory {
-    /// Opens a directory, which is made where there is none.
+    /// Opens a directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// Where it cannot be opened, or anybody but this account can write there.
+    /// If it cannot be opened, or if another account can write to it.
     pub fn open(path: &Path, bounds: Bounds) -> Result<Self, Error> {
         let failed = |error| Error::Open(path.to_owned(), error);
         match DirBuilder::new().mode(0o700).create(path) {
@@ -83,7 +86,7 @@ impl Directory {
         Ok(Self { handle, bounds })
     }
 
-    /// The code of a component for an engine, if it is there and whole.
+    /// Loads the code of a component for an engine, if an intact file exists.
     pub(crate) fn load(&self, engine: &blake3::Hash, component: &blake3::Hash) -> Option<Vec<u8>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = name(engine, component);
@@ -96,7 +99,7 @@ impl Directory {
         let mut seen = [0; DIGEST_BYTES];
         file.read_exact(&mut seen).ok()?;
         let mut code = Vec::with_capacity(usize::try_from(bytes).ok()?);
-        // It may have grown meanwhile, by a mistake of somebody's.
+        // The file may have grown since its length was read.
         (&mut file)
             .take(self.bounds.bytes_max)
             .read_to_end(&mut code)
@@ -104,12 +107,14 @@ impl Directory {
         if digest(engine, component, &code) != seen {
             return None;
         }
-        // Used last, so it goes last. Where that cannot be said it goes sooner.
+        // Marks the file as the most recently used one. If this fails, the file is merely removed
+        // sooner.
         let _ = file.set_modified(SystemTime::now());
         Some(code)
     }
 
-    /// Keeps the code of a component for an engine, in the room of what was not used for longest.
+    /// Saves the code of a component for an engine, and removes the least recently used files to
+    /// make room.
     pub(crate) fn save(
         &self,
         engine: &blake3::Hash,
@@ -138,7 +143,7 @@ impl Directory {
             )?)
         });
         if written.is_err() {
-            // On a full disk its beginning would take what little room there is.
+            // On a full disk the incomplete file would take the remaining space.
             let _ = rustix::fs::unlinkat(&self.handle, &new, AtFlags::empty());
         }
         written
@@ -159,7 +164,7 @@ impl Directory {
         file.write_all(code)
     }
 
-    /// Removes the files that were not used for longest, until another one has room.
+    /// Removes the least recently used files until another file fits.
     fn make_room(&self, bytes: u64) -> io::Result<()> {
         let mut files = self.files()?;
         files.sort();
@@ -176,15 +181,15 @@ impl Directory {
         Ok(())
     }
 
-    /// All files. What an interrupted write left is one of them.
-    fn files(&self) -> io::Result<Vec<Kept>> {
+    /// All files, including those of an interrupted write.
+    fn files(&self) -> io::Result<Vec<CachedFile>> {
         let mut files = Vec::new();
         for entry in Dir::read_from(&self.handle)? {
             let entry = entry?;
             let name = entry.file_name();
             let about = rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if FileType::from_raw_mode(about.st_mode).is_file() {
-                files.push(Kept {
+                files.push(CachedFile {
                     used: (about.st_mtime as i64, about.st_mtime_nsec as u64),
                     bytes: about.st_size as u64,
                     name: name.to_owned(),
@@ -199,7 +204,7 @@ fn name(engine: &blake3::Hash, component: &blake3::Hash) -> String {
     format!("{}-{}.code", component.to_hex(), &engine.to_hex()[..16])
 }
 
-/// What a file of machine code begins with.
+/// The digest at the start of a file of machine code.
 fn digest(engine: &blake3::Hash, component: &blake3::Hash, code: &[u8]) -> [u8; DIGEST_BYTES] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(engine.as_bytes());

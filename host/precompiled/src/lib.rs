@@ -1,17 +1,21 @@
-//! Policies as machine code, so that a start need not compile them.
+//! Policies as machine code, so that a start does not compile them.
 //!
-//! What enters: a component, and the engine that is to run it. What leaves: the same component, ready to be
-//! instantiated. The code of the standard policy is a part of the program: the build script compiled it. That of others
-//! is kept in a directory when it was compiled once. What is in neither is compiled.
+//! The machine code of the standard policy is embedded in the program by the build script. That of
+//! other policies is saved in a directory after their first compilation. Any other component is
+//! compiled when it is loaded.
 //!
-//! # Who is trusted
+//! # Trust
 //!
-//! Nothing checks what machine code does: who can hand some in can do whatever this process can. So it is taken from the
-//! program itself, and from a [`Directory`] that only this account can write to. There it is a file for each
-//! component and engine (its version, its settings, the processor's features), which begins with a digest of all
-//! three. One that is damaged, cut, of another engine or of another component is as good as none: the component is
-//! compiled, and the file replaced. The digest has no key, since there is no place for one that the directory is not as
-//! good as. So who can write to the directory can run code as this account, as who can replace the program can.
+//! Machine code is not checked: a party that supplies it can do everything that this process can.
+//! So it must come only from the program itself or from a [`Directory`] that only this account can
+//! write to.
+//!
+//! The directory holds a file for each component and engine (its version, its settings, the
+//! processor's features). The file begins with a digest of all three. If it is damaged, truncated,
+//! or of another engine or component, the component is compiled and the file is replaced. The
+//! digest has no key, because the key could not be stored in a safer place than the directory. So
+//! write access to the directory is equivalent to running code as this account, like write access
+//! to the program.
 
 #![deny(unsafe_code)]
 
@@ -36,40 +40,42 @@ pub use modules::Modules;
 /// The standard policy as a component: built from `guest/` by the build script.
 pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));
 
-/// The same as machine code that every processor of the target's architecture runs. Empty where the build could not compile
-/// for the target.
+/// The standard policy as machine code for every processor of the target's architecture. Empty if
+/// the build could not compile for the target.
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
 
 /// A policy file: Python policies with their interpreter are 18 MB.
 pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// A configuration of an engine for policies. What is set on top of it may be nothing that machine code depends on.
+/// The basic configuration of an engine for policies. Callers must not add settings that machine
+/// code depends on.
 #[must_use]
 pub fn config() -> Config {
     settings::config()
 }
 
-/// Makes components ready to be instantiated.
+/// Converts components to a form that can be instantiated.
 #[derive(Debug, Default)]
 pub struct Precompiled {
     directory: Option<Directory>,
     compiled: AtomicU64,
-    /// Somebody was told that nothing can be kept.
-    told: AtomicBool,
+    /// True after the warning that machine code cannot be saved.
+    warned: AtomicBool,
 }
 
 impl Precompiled {
-    /// Keeps what it compiles in `directory` from now on.
+    /// Saves compiled code in `directory` from now on.
     pub fn keep_in(&mut self, directory: Directory) {
         self.directory = Some(directory);
     }
 
-    /// How many components had to be compiled.
+    /// How many components were compiled.
     pub fn compiled(&self) -> u64 {
         self.compiled.load(Relaxed)
     }
 
-    /// A component of a policy's file, by the shortest way there is. The engine's configuration begins with [`config`].
+    /// Loads the component of a policy's file from the fastest source. The configuration of
+    /// `engine` must begin with [`config`].
     ///
     /// # Errors
     /// [`CompileError`].
@@ -84,16 +90,16 @@ impl Precompiled {
             return run(engine, &code).map_err(refused);
         };
         let (engine_digest, digest) = (digest_of(engine), blake3::hash(file));
-        let kept = directory.load(&engine_digest, &digest);
-        if let Some(component) = kept.and_then(|code| run(engine, &code).ok()) {
+        let loaded = directory.load(&engine_digest, &digest);
+        if let Some(component) = loaded.and_then(|code| run(engine, &code).ok()) {
             return Ok(component);
         }
         let code = self.compile(engine, file)?;
         let component = run(engine, &code).map_err(refused)?;
         if let Err(error) = directory.save(&engine_digest, &digest, &code)
-            && !self.told.swap(true, Relaxed)
+            && !self.warned.swap(true, Relaxed)
         {
-            tracing::warn!(%error, "the machine code of a policy cannot be kept: the next start compiles it again");
+            tracing::warn!(%error, "the machine code of a policy cannot be saved: the next start compiles it again");
         }
         Ok(component)
     }
@@ -112,20 +118,20 @@ fn refused(error: wasmtime::Error) -> CompileError {
     CompileError::Refused(error.root_cause().to_string())
 }
 
-/// Makes a component of machine code that is trusted: code of the program's own, from
-/// [`Directory::load`], or compiled just now by this process or by a child of the same program.
+/// Creates a component from trusted machine code: embedded in the program, loaded by
+/// [`Directory::load`], or just compiled by this process or by a child of the same program.
 #[allow(unsafe_code)]
 fn run(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: these are bytes that `Engine::precompile_component` returned, unchanged. Those of the
-    // program are a private constant, which the build script wrote. Those of a directory have the
-    // digest that `Directory::save` gave them, in a file that only this account could write. Those
-    // of a child came through a pipe that only this program's own child could write to, and the
-    // child ended well after the last of them. That they are of this very engine's kind wasmtime
-    // checks itself: its version, the target, the processor's features and all settings.
+    // SAFETY: these bytes were returned by `Engine::precompile_component` and are unchanged.
+    // Embedded code is a private constant that the build script wrote. Code from a directory has
+    // the digest that `Directory::save` wrote, in a file that only this account could write. Code
+    // from a child came through a pipe that only this program's own child could write to, and the
+    // child exited successfully after the last byte. wasmtime itself checks that the code fits this
+    // engine: its version, the target, the processor's features and all settings.
     unsafe { Component::deserialize(engine, code) }
 }
 
-/// Tells engines apart whose machine code is not each other's.
+/// A digest that differs between engines whose machine code is incompatible.
 fn digest_of(engine: &Engine) -> blake3::Hash {
     struct Digester(blake3::Hasher);
     impl Hasher for Digester {

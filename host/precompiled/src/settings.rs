@@ -1,9 +1,9 @@
-//! The settings of an engine that machine code depends on. The build script includes this file, so that what it compiles
-//! fits what runs.
+//! The engine settings that machine code depends on. The build script includes this file, so that
+//! the embedded code fits the engine.
 
 use wasmtime::{Config, OptLevel};
 
-/// A configuration for policies, the host's bounds aside.
+/// The configuration for policies, without the host's limits.
 pub(crate) fn config() -> Config {
     let mut config = Config::new();
     config
@@ -11,7 +11,8 @@ pub(crate) fn config() -> Config {
         .concurrency_support(false)
         .consume_fuel(true)
         .epoch_interruption(true)
-        // What may differ between machines is off: a re-run must end the same way.
+        // Behaviour that may differ between machines is disabled, because re-executing a request
+        // must give the same result.
         .cranelift_nan_canonicalization(true)
         .wasm_relaxed_simd(false)
         .cranelift_opt_level(OptLevel::Speed);

@@ -11,7 +11,7 @@ const BOUNDS: Bounds = Bounds {
     bytes_max: 16 << 20,
 };
 
-/// A start: an engine, and what it may take machine code from.
+/// A start of the program: an engine and its sources of machine code.
 struct Start {
     engine: Engine,
     precompiled: Precompiled,
@@ -31,7 +31,7 @@ impl Start {
         }
     }
 
-    /// How often it compiles to have a component.
+    /// How many compilations it needs to load a component.
     fn compiles(&self, wasm: &[u8]) -> u64 {
         let before = self.precompiled.compiled();
         let component = self.precompiled.component(&self.engine, wasm).unwrap();
@@ -40,7 +40,8 @@ impl Start {
     }
 }
 
-/// Another policy: a custom section is nothing to the engine. Id 0, its length, its name.
+/// A different policy: the engine ignores a custom section. It consists of the id 0, its length and
+/// its name.
 fn policy(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
@@ -58,7 +59,7 @@ fn files(directory: &Path) -> usize {
 }
 
 #[test]
-fn the_standard_policy_is_never_compiled_and_takes_no_file() {
+fn standard_policy_is_never_compiled_or_saved() {
     let data = tempfile::tempdir().unwrap();
     let start = Start::new(&data.path().join("code"));
     assert_eq!(start.compiles(STANDARD_POLICY), 0);
@@ -66,7 +67,7 @@ fn the_standard_policy_is_never_compiled_and_takes_no_file() {
 }
 
 #[test]
-fn a_policy_is_compiled_by_the_first_start_that_has_it_and_by_no_later_one() {
+fn policy_is_compiled_only_by_its_first_start() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     assert_eq!(Start::new(&code).compiles(&policy(b'a')), 1);
@@ -78,7 +79,7 @@ fn a_policy_is_compiled_by_the_first_start_that_has_it_and_by_no_later_one() {
     assert_eq!(mode, [0o700, 0o600]);
 }
 
-/// Those of a directory and of its first file.
+/// The modes of a directory and of its first file.
 fn only_mode(directory: &Path) -> [u32; 2] {
     let file = fs::read_dir(directory).unwrap().next().unwrap().unwrap();
     [directory.to_owned(), file.path()]
@@ -86,7 +87,7 @@ fn only_mode(directory: &Path) -> [u32; 2] {
 }
 
 #[test]
-fn what_is_not_whole_is_compiled_again_and_replaced() {
+fn damaged_file_is_compiled_again_and_replaced() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     let policy = policy(b'a');
@@ -98,7 +99,8 @@ fn what_is_not_whole_is_compiled_again_and_replaced() {
         damaged[at] ^= 1;
         damaged
     };
-    // In the digest, in what wasmtime looks at first, in the middle and at the end; cut there; longer; empty; other text.
+    // Damage in the digest, in the part that wasmtime checks first, in the middle and at the end;
+    // then truncated, longer, empty and unrelated files.
     let mut damaged: Vec<Vec<u8>> = [0, 31, 32, 36, 80, whole.len() / 2, whole.len() - 1]
         .map(flipped)
         .to_vec();
@@ -117,7 +119,7 @@ fn what_is_not_whole_is_compiled_again_and_replaced() {
 }
 
 #[test]
-fn code_of_another_policy_or_engine_is_not_taken_whatever_its_file_is_called() {
+fn code_of_another_policy_or_engine_is_ignored() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     let file = |start: Start, name| {
@@ -140,7 +142,7 @@ fn code_of_another_policy_or_engine_is_not_taken_whatever_its_file_is_called() {
 }
 
 #[test]
-fn a_directory_that_others_could_write_to_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let data = tempfile::tempdir().unwrap();
     let open = |path: &Path| Directory::open(path, BOUNDS).unwrap_err().to_string();
     let code = data.path().join("code");
@@ -157,7 +159,8 @@ fn a_directory_that_others_could_write_to_is_refused() {
     fs::write(data.path().join("file"), "").unwrap();
     assert!(open(&data.path().join("file")).contains("cannot be opened as a directory"));
     assert!(open(Path::new("/nowhere/at/all")).contains("cannot be opened as a directory"));
-    // Who may give a directory away is somebody for whom the root directory is no other's.
+    // Only root may give a directory to another account. Any other account uses the root directory,
+    // which belongs to root.
     match chown(&code, Some(12_345), None) {
         Ok(()) => assert!(open(&code).contains("the user with the number 12345")),
         Err(_) => assert!(open(Path::new("/")).contains("the user with the number 0")),
@@ -165,11 +168,11 @@ fn a_directory_that_others_could_write_to_is_refused() {
 }
 
 #[test]
-fn where_nothing_can_be_kept_every_start_compiles_and_runs() {
+fn unusable_directory_makes_every_start_compile() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     let start = Start::new(&code);
-    // Also root cannot create a file in a directory that is gone.
+    // Not even root can create a file in a removed directory.
     fs::remove_dir(&code).unwrap();
     for _ in 0..2 {
         assert_eq!(start.compiles(&policy(b'a')), 1);
@@ -180,13 +183,13 @@ fn where_nothing_can_be_kept_every_start_compiles_and_runs() {
 }
 
 #[test]
-fn a_file_that_cannot_be_finished_leaves_nothing_behind() {
+fn unfinished_file_is_removed() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     let start = Start::new(&code);
     start.compiles(&policy(b'a'));
     let file = only_file(&code);
-    // No file can take the place of a directory.
+    // A file cannot replace a directory.
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     assert_eq!(start.compiles(&policy(b'a')), 1);
@@ -194,7 +197,7 @@ fn a_file_that_cannot_be_finished_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first() {
+fn least_recently_used_file_is_removed_first() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     let start = Start::new(&code);
@@ -212,7 +215,7 @@ fn what_was_not_used_for_longest_goes_first() {
 }
 
 #[test]
-fn all_files_together_stay_below_their_bound() {
+fn total_of_all_files_stays_below_its_limit() {
     let data = tempfile::tempdir().unwrap();
     let code = data.path().join("code");
     Start::new(&code).compiles(&policy(b'a'));
@@ -224,12 +227,12 @@ fn all_files_together_stay_below_their_bound() {
         };
         Start::with(&config(), &code, bounds)
     };
-    // The second has room only where the first was.
+    // The second file fits only if the first one is removed.
     let narrow = start(bytes + bytes / 2);
     assert_eq!(narrow.compiles(&policy(b'b')), 1);
     assert_eq!(narrow.compiles(&policy(b'b')), 0);
     only_file(&code);
-    // What has no room at all pushes nothing out, and is not read.
+    // A file that cannot fit at all removes no other file and is not read.
     let none = start(bytes - 1);
     assert_eq!(none.compiles(&policy(b'c')), 1);
     assert_eq!(none.compiles(&policy(b'b')), 1);

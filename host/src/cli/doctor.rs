@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use statehouse_journal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
+use statehouse_wal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
 
 use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};

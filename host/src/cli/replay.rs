@@ -12,11 +12,11 @@ use crate::config::Fuel;
 use crate::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, Kept, Write};
-use statehouse_journal::LogPosition;
 use statehouse_offline::{
     Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words,
 };
 use statehouse_testkit::read_policy;
+use statehouse_wal::LogPosition;
 
 /// Run recorded requests again and print every difference
 ///

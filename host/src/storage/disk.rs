@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use statehouse_journal::{LogPosition, Room};
 use statehouse_mqtt::Persistence;
+use statehouse_wal::{LogPosition, Room};
 
 use crate::config::Durability;
 use crate::logging;
@@ -17,7 +17,7 @@ thread_local! {
 
 /// Records of a store on a disk.
 pub struct Disk {
-    journal: statehouse_journal::Journal,
+    journal: statehouse_wal::Journal,
     durability: Durability,
     place: String,
 }
@@ -25,7 +25,7 @@ pub struct Disk {
 impl Disk {
     /// A journal that was started with this durability; `place` is its directory, for people.
     pub fn new(
-        journal: statehouse_journal::Journal,
+        journal: statehouse_wal::Journal,
         durability: Durability,
         place: String,
     ) -> Arc<Self> {
@@ -37,7 +37,7 @@ impl Disk {
     }
 
     /// The journal itself.
-    pub fn journal(&self) -> &statehouse_journal::Journal {
+    pub fn journal(&self) -> &statehouse_wal::Journal {
         &self.journal
     }
 }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::{Delivery, Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::{Key, Mode};
-use statehouse_journal::simulation::Dice;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_wal::simulation::Dice;
 
 /// What an answer says: payload and version.
 pub(crate) type Said = (Bytes, Option<Stamp>);

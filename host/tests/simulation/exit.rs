@@ -8,8 +8,8 @@ use statehouse::transport::{Outbound, Transport};
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Journal, LogPosition};
 use statehouse_core::store::Effects;
-use statehouse_journal::{Log, Room};
 use statehouse_mqtt::{Message, QoS};
+use statehouse_wal::{Log, Room};
 
 use crate::client::{Arrival, Said};
 

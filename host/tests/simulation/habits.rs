@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use statehouse_core::store::{Mode, Retention};
-use statehouse_journal::simulation::Dice;
-use statehouse_journal::{Durability, Options};
+use statehouse_wal::simulation::Dice;
+use statehouse_wal::{Durability, Options};
 
 use crate::client::Taste;
 

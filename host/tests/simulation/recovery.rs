@@ -6,8 +6,8 @@ use std::sync::Arc;
 use statehouse::limits;
 use statehouse_core::log::Image;
 use statehouse_core::store::Retention;
-use statehouse_journal::simulation::Simulation;
-use statehouse_journal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
+use statehouse_wal::simulation::Simulation;
+use statehouse_wal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
 
 use crate::deed::Deed;
 use crate::policies;

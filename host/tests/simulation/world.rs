@@ -11,10 +11,10 @@ use statehouse_core::store::{
     Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
     ToldAgain, WatchChange,
 };
-use statehouse_journal::simulation::{Dice, Simulation};
-use statehouse_journal::{Durability, Log, Options, Room, Snapshot};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{QoS, Recovery};
+use statehouse_wal::simulation::{Dice, Simulation};
+use statehouse_wal::{Durability, Log, Options, Room, Snapshot};
 
 use crate::client::{About, Arrival, Asked, Client, Said, Taste};
 use crate::deed::Deed;

@@ -1,5 +1,5 @@
-//! A broker and store that do exactly what a test says, packet by packet.
-// Each test file uses its own part.
+//! A scripted broker and store.
+// Each test file uses only a part of this module.
 #![allow(dead_code)]
 
 use bytes::{Bytes, BytesMut};
@@ -24,7 +24,7 @@ pub(crate) struct Peer {
     pub(crate) clean_start: bool,
 }
 
-/// What a CONNACK says.
+/// The content of a CONNACK.
 #[derive(Default)]
 pub(crate) struct Greeting {
     pub(crate) session_present: bool,
@@ -45,22 +45,23 @@ impl Broker {
         (Self { listener }, options)
     }
 
-    /// The next connection, through CONNACK and SUBACK.
+    /// Accepts the next connection up to CONNACK and SUBACK.
     pub(crate) async fn accept(&self, greeting: Greeting) -> Peer {
         let mut peer = self.accept_unsubscribed(greeting).await;
         peer.grant().await;
         peer
     }
 
-    /// The next connection, through CONNACK.
+    /// Accepts the next connection up to CONNACK.
     pub(crate) async fn accept_unsubscribed(&self, greeting: Greeting) -> Peer {
-        let mut peer = self.knock().await;
+        let mut peer = self.accept_connect().await;
         peer.greet(greeting).await;
         peer
     }
 
-    /// The next connection, through CONNECT: the client knows that an earlier one is lost.
-    pub(crate) async fn knock(&self) -> Peer {
+    /// Accepts the next connection up to CONNECT. The client has noticed by then that an earlier
+    /// one is lost.
+    pub(crate) async fn accept_connect(&self) -> Peer {
         let (stream, _) = self.listener.accept().await.unwrap();
         let mut peer = Peer {
             stream,
@@ -153,7 +154,7 @@ impl Peer {
         .await;
     }
 
-    /// The next request.
+    /// Reads the next request.
     pub(crate) async fn request(&mut self) -> Publish {
         let packet = self.read().await;
         let Packet::Publish(publish) = packet else {
@@ -167,7 +168,7 @@ impl Peer {
         publish
     }
 
-    /// Reads a request, which must have this payload, and answers and acknowledges it.
+    /// Reads a request, which must have this payload, and sends a response and an acknowledgement.
     pub(crate) async fn serve(&mut self, payload: &[u8], answer: &[u8], version: Option<&str>) {
         let request = self.request().await;
         assert_eq!(
@@ -249,15 +250,16 @@ impl Peer {
         .await;
     }
 
-    /// Sends DISCONNECT. Not through the codec: it leaves out the length of the properties, and its
-    /// own reader waits for that.
+    /// Sends DISCONNECT without the codec, which omits the length of the properties. The codec's
+    /// own reader waits for that length.
     pub(crate) async fn disconnect(&mut self, reason: DisconnectReasonCode) {
         let bytes = [0xe0, 2, reason as u8, 0];
         self.stream.write_all(&bytes).await.unwrap();
     }
 
-    /// Reads a DISCONNECT without a reason, which the codec cannot read either, and the end.
-    pub(crate) async fn goodbye(&mut self) {
+    /// Reads a DISCONNECT without a reason, which the codec cannot read either, and the end of the
+    /// stream.
+    pub(crate) async fn expect_disconnect(&mut self) {
         while self.stream.read_buf(&mut self.unread).await.unwrap() > 0 {}
         assert_eq!(self.unread.as_ref(), [0xe0, 0]);
     }

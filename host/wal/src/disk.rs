@@ -1,0 +1,388 @@
+//! The interface to the disk: one flat directory of files.
+//!
+//! Implementations, a real directory or a simulated one, must neither retry nor cache. Then they
+//! alone determine what a crash leaves.
+
+use std::fs::{self, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::files;
+use crate::limits;
+
+/// The files of one flat directory.
+pub trait Disk: Send + Sync {
+    /// The names of all files.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Creates a file, or empties the one of that name, for reading and writing.
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading and writing.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Opens a file for reading.
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Renames a file and replaces an existing file of the new name.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Returns once every create, rename and remove is durable.
+    fn sync_directory(&self) -> io::Result<()>;
+    /// Bytes that can still be allocated.
+    fn free_bytes(&self) -> io::Result<u64>;
+    /// A random number that other parties cannot guess.
+    fn entropy(&self) -> u64;
+    /// Why this process must stop using the directory: it was removed, replaced or unlocked, so
+    /// another process may use it.
+    fn displaced(&self) -> io::Result<Option<String>> {
+        Ok(None)
+    }
+}
+
+/// One file.
+pub trait File: Send + Sync {
+    /// Reads at an offset. Returns fewer bytes than requested only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all bytes at an offset.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Returns once everything that was written is durable (fdatasync).
+    fn sync(&self) -> io::Result<()>;
+    /// The length of the file.
+    fn bytes(&self) -> io::Result<u64>;
+    /// False if the file was removed or replaced. New writes are then lost when its handle is
+    /// closed.
+    fn is_linked(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+    /// Reserves this many bytes in the file system, so that writing them cannot fail for lack of
+    /// space. The length is unchanged. Returns false if the file system does not support it.
+    fn allocate(&self, _bytes: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Frees what was allocated after the end of the file.
+    fn trim(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A directory of the file system, accessible only to its owner (mode 0700).
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// `None` if the directory was opened read-only.
+    locks: Option<Locks>,
+}
+
+/// Two locks, which are held as long as the handles are open.
+#[derive(Debug)]
+struct Locks {
+    /// The directory itself. It cannot be removed without its content.
+    directory: fs::File,
+    /// The lock file. Earlier versions lock only this file, and some network file systems cannot
+    /// lock directories.
+    file: fs::File,
+}
+
+impl Directory {
+    /// Creates the directory if it is missing, and locks it for this process.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process holds the lock.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_path_buf();
+        let shown = path.display().to_string();
+        // If the lock file exists, an earlier start has made every parent durable.
+        if !path.join(files::LOCK).exists() {
+            create_durably(&path, &mut sync).map_err(Error::io("create", &shown))?;
+        }
+        let directory = fs::File::open(&path).map_err(Error::io("open", &shown))?;
+        match directory.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!(%error, directory = shown, "this file system cannot lock directories: only the file `lock` keeps other processes out, so never remove it");
+            }
+        }
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path.join(files::LOCK))
+            .map_err(Error::io("open the lock file of", &shown))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
+            Err(TryLockError::Error(source)) => return Err(Error::io("lock", &shown)(source)),
+        }
+        let locked = Self {
+            path,
+            locks: Some(Locks { directory, file }),
+        };
+        match locked.displaced() {
+            Ok(None) => Ok(locked),
+            Ok(Some(reason)) => Err(Error::io("lock", &shown)(io::Error::other(reason))),
+            Err(error) => Err(Error::io("lock", &shown)(error)),
+        }
+    }
+
+    /// Opens a directory read-only, also while another process writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is not a readable directory.
+    pub fn read_only(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_path_buf();
+        fs::read_dir(&path).map_err(Error::io("read", &path.display().to_string()))?;
+        Ok(Self { path, locks: None })
+    }
+
+    /// The path that was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn writable(&self) -> io::Result<()> {
+        match self.locks {
+            Some(_) => Ok(()),
+            None => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the directory was opened read-only",
+            )),
+        }
+    }
+}
+
+impl Disk for Directory {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            // All files of the log have UTF-8 names, so other names are skipped.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+            if names.len() > limits::FILES_MAX {
+                return Err(io::Error::other("the directory contains too many files"));
+            }
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.writable()?;
+        Ok(Arc::new(PlainFile::create(&self.path.join(name))?))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.writable()?;
+        Ok(Arc::new(PlainFile(
+            fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path.join(name))?,
+        )))
+    }
+
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(PlainFile(fs::File::open(self.path.join(name))?)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.writable()?;
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.writable()?;
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        fs::File::open(&self.path)?.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.path)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn entropy(&self) -> u64 {
+        entropy()
+    }
+
+    fn displaced(&self) -> io::Result<Option<String>> {
+        let Some(locks) = &self.locks else {
+            return Ok(None);
+        };
+        if let Some(change) = changed(&locks.directory, &self.path)? {
+            return Ok(Some(format!("the directory was {change}")));
+        }
+        let change = changed(&locks.file, &self.path.join(files::LOCK))?;
+        Ok(change.map(|change| format!("the file `lock` in it was {change}")))
+    }
+}
+
+/// Whether an open file was removed or replaced under its path.
+fn changed(file: &fs::File, path: &Path) -> io::Result<Option<&'static str>> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(None),
+        Ok(_) => Ok(Some("replaced")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some("removed")),
+        Err(error) => Err(error),
+    }
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    let directory = match directory.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => directory,
+    };
+    fs::File::open(directory)?.sync_all()
+}
+
+/// Creates a directory and its missing parents, accessible only to the owner. Each name must be
+/// durable on return: a power failure that loses one name loses everything below it.
+fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    let missing = |directory: &&Path| !directory.as_os_str().is_empty() && !directory.is_dir();
+    let missing: Vec<&Path> = path.ancestors().take_while(missing).collect();
+    for directory in missing.iter().rev() {
+        let created = fs::DirBuilder::new().mode(0o700).create(directory);
+        created.or_else(|error| match error.kind() {
+            // Another process created it at the same time.
+            io::ErrorKind::AlreadyExists if directory.is_dir() => Ok(()),
+            _ => Err(error),
+        })?;
+    }
+    for (parent, child) in path.ancestors().skip(1).zip(path.ancestors()) {
+        match sync(parent) {
+            Err(error) if missing.contains(&child) => return Err(error),
+            // An earlier start may have created the child and crashed before the sync. If the child
+            // is older, the sync is unnecessary and this account may not be allowed to open the
+            // parent.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The only random number of the standard library: the operating system seeds the keys of its hash
+/// tables.
+pub(crate) fn entropy() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// A file of the file system.
+#[derive(Debug)]
+pub(crate) struct PlainFile(pub(crate) fs::File);
+
+impl PlainFile {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map(Self)
+    }
+}
+
+impl File for PlainFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self
+                .0
+                .read_at(&mut buffer[filled..], offset + filled as u64)
+            {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn is_linked(&self) -> io::Result<bool> {
+        Ok(self.0.metadata()?.nlink() > 0)
+    }
+
+    fn allocate(&self, bytes: u64) -> io::Result<bool> {
+        use rustix::{fs::FallocateFlags, io::Errno};
+        match rustix::fs::fallocate(&self.0, FallocateFlags::KEEP_SIZE, 0, bytes.max(1)) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn trim(&self) -> io::Result<()> {
+        self.0.set_len(self.bytes()?)
+    }
+}
+
+/// Reads a whole file into `buffer`, which callers reuse for the next file.
+pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
+    let bytes = file.bytes()?;
+    if bytes > bytes_max {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the file is too large for a file of the log",
+        ));
+    }
+    // Cannot truncate: bounded by the check above. Only growth is zeroed, the rest is overwritten.
+    buffer.resize(bytes as usize, 0);
+    let read = file.read_at(buffer, 0)?;
+    buffer.truncate(read);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_of_a_new_directory_are_synced() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("a/b/c");
+        for attempt in ["new", "after a start that ended early"] {
+            let mut synced = Vec::new();
+            create_durably(&path, &mut |parent| {
+                assert!(path.is_dir(), "{attempt}");
+                synced.push(parent.to_owned());
+                sync(parent)
+            })
+            .expect("created");
+            for parent in ["a/b", "a", ""] {
+                let parent = place.path().join(parent);
+                assert!(synced.contains(&parent), "{attempt}: {synced:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn unsyncable_parent_fails_only_for_a_new_directory() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("a/b");
+        let mut fail = |_: &Path| Err(io::Error::other("no"));
+        create_durably(&path, &mut fail).expect_err("its name may be lost");
+        create_durably(&path, &mut fail).expect("it is older");
+    }
+}

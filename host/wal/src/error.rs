@@ -1,0 +1,166 @@
+//! Errors, with texts that name the file and what to do.
+
+use std::fmt;
+use std::io;
+
+use statehouse_protocol::LogPosition;
+
+/// Why a log could not be opened, read or appended to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process uses the directory.
+    #[error("{directory} is in use by another process: two stores cannot share a data directory")]
+    Locked {
+        /// The path of the directory.
+        directory: String,
+    },
+    /// An operation of the operating system failed.
+    #[error("cannot {operation} {file}: {source}")]
+    Io {
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        file: String,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// Data that was durable cannot be read any more.
+    #[error("{0}")]
+    Damaged(Damage),
+    /// A later version of this program wrote the file.
+    #[error(
+        "{file} has format {format}, which this version cannot read (it reads format 1): use the version that wrote it"
+    )]
+    UnknownFormat {
+        /// The file.
+        file: String,
+        /// The format of the file.
+        format: u16,
+    },
+    /// The sink rejected a record or block.
+    #[error("{place}: {message}")]
+    Refused {
+        /// The record or block.
+        place: String,
+        /// The message of the sink.
+        message: String,
+    },
+    /// The requested position is older than the history.
+    #[error("the history before position {position} was removed: ask for a later position")]
+    NotRetained {
+        /// The requested position.
+        position: LogPosition,
+    },
+    /// The writer of the log repeatedly recycled files while they were read.
+    #[error("the log changed too fast while it was read: try again")]
+    Moved,
+    /// A log was to be created in a directory that already holds one.
+    #[error("the directory already contains a log ({file}): use an empty directory")]
+    NotEmpty {
+        /// A file of the existing log.
+        file: String,
+    },
+    /// A group of records or a block is larger than the limits allow.
+    #[error("{bytes} bytes exceed the limit of the log ({bytes_max} bytes)")]
+    TooLarge {
+        /// The size.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// A group has more records than a frame can hold.
+    #[error("{records} records exceed the limit of one group ({records_max})")]
+    TooMany {
+        /// The number of records.
+        records: usize,
+        /// The limit.
+        records_max: u32,
+    },
+    /// Another snapshot is in progress.
+    #[error("another snapshot is in progress")]
+    Busy,
+    /// The source of a snapshot failed.
+    #[error("the snapshot was cancelled: {0}")]
+    GivenUp(String),
+    /// The log failed before. Nothing becomes durable any more.
+    #[error("{0}")]
+    Failed(Failure),
+}
+
+impl Error {
+    pub(crate) fn io(operation: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self {
+        let file = file.to_owned();
+        move |source| Self::Io {
+            operation,
+            file,
+            source,
+        }
+    }
+
+    /// Whether the disk is full. Nothing is damaged in this case.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_full(source))
+    }
+}
+
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// The damage to a log and the records that it affects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The damaged file.
+    pub file: String,
+    /// The first byte that cannot be trusted.
+    pub offset: u64,
+    /// What is wrong.
+    pub reason: String,
+    /// The first record that cannot be read, if known.
+    pub lost_from: Option<LogPosition>,
+    /// The last record that is known to have been durable and cannot be read, if known.
+    pub lost_to: Option<LogPosition>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} is damaged at byte {}: {}. ",
+            self.file, self.offset, self.reason
+        )?;
+        match (self.lost_from, self.lost_to) {
+            (Some(from), Some(to)) => {
+                write!(
+                    f,
+                    "Records {from} to {to} were durable and cannot be read; later ones may be lost too.  "
+                )?;
+            }
+            (Some(from), None) => write!(f, "Records from {from} on cannot be read. ")?,
+            _ => write!(f, "The number of lost records is unknown. ")?,
+        }
+        write!(
+            f,
+            "Nothing was changed. `statehouse doctor DIR` examines every file; `statehouse doctor DIR --salvage FILE` saves what can still be read. Otherwise restore a backup or a copy of the directory"
+        )
+    }
+}
+
+/// Why the log failed. The failure is permanent: after a failed write or sync it is unknown what is
+/// on the disk. A retry may succeed wrongly, because the kernel drops what it could not write.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {operation} {file}: {message}; nothing becomes durable any more")]
+pub struct Failure {
+    /// The operation.
+    pub operation: &'static str,
+    /// The file, or the thread that panicked.
+    pub file: String,
+    /// The error of the operating system.
+    pub message: String,
+    /// True if a thread of the log panicked, which is a bug and not a fault of the disk.
+    pub panicked: bool,
+}

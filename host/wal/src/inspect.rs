@@ -1,0 +1,365 @@
+//! Examines every file of a log, for tools such as `statehouse doctor`.
+//!
+//! The directory may belong to a running process or to a log that refuses to open. The result is a
+//! verdict per file and the outcome of opening. Nothing is changed.
+
+use std::fmt;
+
+use crate::disk::{Disk, read_whole};
+use crate::error::Error;
+use crate::files::{self, Kind};
+use crate::limits;
+use crate::newest;
+use crate::recovery::{self, Base, Range, Sink};
+use crate::segment::{Frames, Header, HeaderFault, Magic};
+use crate::snapshot::{self, Fault};
+use statehouse_protocol::LogPosition;
+
+/// The result of [`inspect`].
+#[derive(Debug)]
+pub struct Report {
+    /// Every file, sorted by name.
+    pub files: Vec<FileReport>,
+    /// The positions that opening would read, or the error with which it would fail.
+    pub opening: Result<Range, Error>,
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileReport {
+    /// The name of the file.
+    pub name: String,
+    /// The kind of file according to its name.
+    pub kind: Kind,
+    /// The length of the file.
+    pub bytes: u64,
+    /// Segment: its first record. Snapshot: the position at which it began.
+    pub first: Option<LogPosition>,
+    /// Segment: its last readable record. Snapshot: the position at which it is consistent.
+    pub last: Option<LogPosition>,
+    /// When the file was created.
+    pub created_ms: Option<u64>,
+    /// The condition of the file.
+    pub verdict: Verdict,
+}
+
+/// The condition of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every byte is as written.
+    Clean,
+    /// The last segment ends in an interrupted write, which was never acknowledged.
+    TornTail {
+        /// The offset at which the write begins.
+        offset: u64,
+    },
+    /// Written data is missing or changed.
+    Damaged {
+        /// The first byte that cannot be trusted.
+        offset: u64,
+        /// What is wrong.
+        reason: String,
+        /// The known number of durable records that cannot be read.
+        lost_records: Option<u64>,
+    },
+    /// A later version wrote the file.
+    UnknownFormat {
+        /// The format number.
+        format: u16,
+    },
+    /// Intact but too old: no state leads to it. An interrupted removal of history leaves such
+    /// files.
+    Stale,
+    /// A spare segment. Its content has no meaning.
+    Spare,
+    /// An incomplete file that a crash left. The next start removes it.
+    Leftover,
+    /// Not a file of the log.
+    Foreign,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Clean => write!(f, "clean"),
+            Self::TornTail { offset } => {
+                write!(
+                    f,
+                    "torn tail at byte {offset}: the last write was interrupted and never acknowledged"
+                )
+            }
+            Self::Damaged {
+                offset,
+                reason,
+                lost_records: Some(lost),
+            } => {
+                write!(
+                    f,
+                    "damaged at byte {offset}: {reason}; {lost} durable records or more are lost"
+                )
+            }
+            Self::Damaged {
+                offset,
+                reason,
+                lost_records: None,
+            } => write!(f, "damaged at byte {offset}: {reason}"),
+            Self::UnknownFormat { format } => {
+                write!(f, "format {format}, which this version cannot read")
+            }
+            Self::Stale => write!(f, "stale: no snapshot leads to it"),
+            Self::Spare => write!(f, "spare"),
+            Self::Leftover => write!(
+                f,
+                "incomplete file of an interrupted write; the next start removes it"
+            ),
+            Self::Foreign => write!(f, "not a file of the log"),
+        }
+    }
+}
+
+/// A sink that discards everything.
+struct Discard;
+
+impl Sink for Discard {
+    fn reset(&mut self) {}
+
+    fn block(&mut self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Examines every file of a log. Files that another process is writing may look torn.
+///
+/// # Errors
+/// [`Error::Io`] if the directory cannot be listed. Problems with single files are in the report.
+pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
+    let mut names = disk
+        .list()
+        .map_err(Error::io("list", "the data directory"))?;
+    names.sort();
+    let mut files = Vec::new();
+    let mut content = Vec::new();
+    let is_segment = |name: &&String| matches!(files::kind(name), Kind::Segment(_));
+    let last = names.iter().rfind(is_segment).cloned();
+    for name in names {
+        let is_last = last.as_ref() == Some(&name);
+        // A file that does not exist any more was recycled or renamed since the list was read.
+        if let Some(report) = file_report(disk, name, is_last, &mut content) {
+            files.push(report);
+        }
+    }
+    judge_together(&mut files);
+    Ok(Report {
+        files,
+        opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Discard),
+    })
+}
+
+fn damaged(offset: u64, reason: impl Into<String>) -> Verdict {
+    Verdict::Damaged {
+        offset,
+        reason: reason.into(),
+        lost_records: None,
+    }
+}
+
+fn file_report(
+    disk: &dyn Disk,
+    name: String,
+    is_last: bool,
+    content: &mut Vec<u8>,
+) -> Option<FileReport> {
+    let kind = files::kind(&name);
+    let mut report = FileReport {
+        name,
+        kind,
+        bytes: 0,
+        first: None,
+        last: None,
+        created_ms: None,
+        verdict: Verdict::Clean,
+    };
+    let file = match disk.open_read_only(&report.name) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            report.verdict = damaged(0, format!("it cannot be opened: {error}"));
+            return Some(report);
+        }
+    };
+    report.bytes = file.bytes().unwrap_or(0);
+    report.verdict = match kind {
+        Kind::Lock => Verdict::Clean,
+        Kind::Other => Verdict::Foreign,
+        Kind::Temporary => Verdict::Leftover,
+        Kind::Spare(_) => Verdict::Spare,
+        Kind::Closed | Kind::Newest | Kind::Segment(_) => {
+            match read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content) {
+                Err(error) => damaged(0, format!("it cannot be read: {error}")),
+                Ok(()) if kind == Kind::Closed => closed(&mut report, content),
+                Ok(()) if kind == Kind::Newest => newest(&mut report, content),
+                Ok(()) => segment(&mut report, content, is_last),
+            }
+        }
+        Kind::Snapshot(position) | Kind::DamagedSnapshot(position) => {
+            match snapshot::read(&*file, &mut |_| Ok(())) {
+                Ok((header, footer)) => {
+                    report.first = Some(LogPosition(header.position));
+                    report.last = Some(LogPosition(footer.complete));
+                    report.created_ms = Some(header.created_ms);
+                    if header.position == position {
+                        Verdict::Clean
+                    } else {
+                        damaged(0, "its header belongs to a file of another name")
+                    }
+                }
+                Err(Fault::Format(format)) => Verdict::UnknownFormat { format },
+                Err(Fault::Damaged { offset, reason }) => damaged(offset, reason),
+                Err(Fault::Refused { message, .. }) => damaged(0, message),
+            }
+        }
+    };
+    Some(report)
+}
+
+fn header_verdict(fault: HeaderFault) -> Verdict {
+    match fault {
+        HeaderFault::Damaged => damaged(0, "its header is damaged"),
+        HeaderFault::Format(format) => Verdict::UnknownFormat { format },
+    }
+}
+
+fn closed(report: &mut FileReport, content: &[u8]) -> Verdict {
+    match Header::decode(content, Magic::Closed) {
+        Ok(header) => {
+            report.last = Some(LogPosition(header.position));
+            report.created_ms = Some(header.created_ms);
+            Verdict::Clean
+        }
+        Err(fault) => header_verdict(fault),
+    }
+}
+
+fn newest(report: &mut FileReport, content: &[u8]) -> Verdict {
+    match newest::decode(content) {
+        Ok(Some(header)) => {
+            report.last = Some(LogPosition(header.position));
+            report.created_ms = Some(header.created_ms);
+            Verdict::Clean
+        }
+        // A crash interrupted the creation of the file.
+        Ok(None) if content.iter().all(|&byte| byte == 0) => Verdict::Leftover,
+        Ok(None) => damaged(0, "no record in it is intact"),
+        Err(format) => Verdict::UnknownFormat { format },
+    }
+}
+
+/// Examines a segment. The length in the header is compared only for the last segment (`is_last`);
+/// the next segment shows where the records of any other one end.
+fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
+    let header = match Header::decode(content, Magic::Segment) {
+        Ok(header) => header,
+        Err(fault) => return header_verdict(fault),
+    };
+    if report.kind != Kind::Segment(header.number) {
+        return damaged(0, "its header belongs to a file of another name");
+    }
+    report.first = Some(LogPosition(header.position));
+    report.created_ms = Some(header.created_ms);
+    let mut next = header.position;
+    let mut frames = Frames::new(header, content);
+    loop {
+        let offset = frames.offset as u64;
+        let Some(frame) = frames.next() else { break };
+        if frame.first != next {
+            return damaged(offset, "the positions of its records are not consecutive");
+        }
+        next = frame.last() + 1;
+        report.last = Some(LogPosition(next - 1));
+    }
+    let (rest, offset) = (frames.rest(), frames.offset as u64);
+    if let Some(reason) = header.wrong_length(report.bytes).filter(|_| is_last) {
+        return damaged(offset, reason);
+    }
+    if let Some(at) = rest.moved {
+        return damaged(
+            offset,
+            format!("the frame at byte {at} was written to another offset"),
+        );
+    }
+    if rest.synced >= next {
+        return Verdict::Damaged {
+            offset,
+            reason: "a frame is damaged, and a later frame declares it durable".to_owned(),
+            lost_records: Some(rest.synced - next + 1),
+        };
+    }
+    if rest.torn {
+        Verdict::TornTail { offset }
+    } else {
+        Verdict::Clean
+    }
+}
+
+/// Checks files against each other: a segment must reach the beginning of the next one.
+fn judge_together(files: &mut [FileReport]) {
+    let reach = |file: &FileReport| {
+        file.last
+            .or(file.first.map(|first| LogPosition(first.0 - 1)))
+    };
+    // The oldest available state: the empty beginning, or the oldest intact snapshot.
+    let begins = files
+        .iter()
+        .any(|file| matches!(file.kind, Kind::Segment(_)) && file.first == Some(LogPosition(1)));
+    let whole = |file: &&FileReport| {
+        matches!(file.kind, Kind::Snapshot(_)) && file.verdict == Verdict::Clean
+    };
+    let oldest = if begins {
+        Some(0)
+    } else {
+        files
+            .iter()
+            .filter(whole)
+            .filter_map(|file| file.first)
+            .map(|p| p.0)
+            .min()
+    };
+    let markers = files
+        .iter()
+        .filter(|file| matches!(file.kind, Kind::Closed | Kind::Newest));
+    let closed = markers.filter_map(|file| file.last).max();
+    let segments: Vec<usize> = (0..files.len())
+        .filter(|&at| matches!(files[at].kind, Kind::Segment(_)) && files[at].first.is_some())
+        .collect();
+    for (index, &at) in segments.iter().enumerate() {
+        let follows = segments
+            .get(index + 1)
+            .and_then(|&next| files[next].first)
+            .map(|first| first.0);
+        let known = match (follows, closed) {
+            (Some(follows), _) => follows,
+            (None, Some(closed)) => closed.0 + 1,
+            (None, None) => 0,
+        };
+        let end = reach(&files[at]).map_or(0, |last| last.0);
+        if matches!(files[at].verdict, Verdict::Clean | Verdict::TornTail { .. }) && end + 1 < known
+        {
+            files[at].verdict = Verdict::Damaged {
+                offset: match files[at].verdict {
+                    Verdict::TornTail { offset } => offset,
+                    _ => files[at].bytes,
+                },
+                reason: format!("its records end at {end}, but later records were durable"),
+                lost_records: Some(known - 1 - end),
+            };
+        } else if files[at].verdict == Verdict::Clean
+            && oldest.is_some_and(|oldest| follows.is_some_and(|follows| follows <= oldest + 1))
+        {
+            files[at].verdict = Verdict::Stale;
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! Recovery: reads the newest intact snapshot and the log after it.
+//!
+//! Input is the files of a directory; output is blocks and records in order, or an error.
+//!
+//! Invariant: recovery must never skip a record that was durable, because clients have already seen
+//! its effects. A gap in the numbers of segments or positions is damage, and so is a log that ends
+//! before a position that was durable.
+//!
+//! A *witness* is evidence that the log was durable up to a position: the `synced` field of a later
+//! frame, the first position of a later segment, the name and footer of a snapshot, the file
+//! `newest`, and the marker of a clean close. Only records after the last witness may be missing.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use crate::disk::{Disk, read_whole};
+use crate::error::{Damage, Error};
+use crate::files;
+use crate::limits;
+use crate::segment::{Frames, HEADER_BYTES, Header, Magic, Rest, StoreId};
+use crate::snapshot::{self, Fault};
+use crate::survey::{Chain, Link, SnapshotInfo, Survey, damage};
+use statehouse_protocol::LogPosition;
+
+/// Receives the state that is read from a log.
+pub trait Sink {
+    /// Discards everything received so far, because reading starts again.
+    fn reset(&mut self);
+    /// Receives a block of the snapshot, in order.
+    ///
+    /// # Errors
+    /// Any message ends the reading.
+    fn block(&mut self, block: &[u8]) -> Result<(), String>;
+    /// Receives a record after the position at which the snapshot began, in order. The blocks may
+    /// already contain its effect.
+    ///
+    /// # Errors
+    /// Any message ends the reading.
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
+}
+
+/// The state at which reading begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// The oldest state that is available.
+    Oldest,
+    /// The newest snapshot.
+    Newest,
+    /// The newest snapshot that leads to the state just before this record.
+    Before(LogPosition),
+}
+
+/// The positions that were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The position at which the snapshot began, or [`LogPosition::NONE`] without a snapshot.
+    pub base: LogPosition,
+    /// The time at which the snapshot was taken, or 0 without a snapshot.
+    pub base_ms: u64,
+    /// The position from which on the state is consistent. Before it, blocks of the snapshot may
+    /// contain effects of later records.
+    pub complete: LogPosition,
+    /// The last record that was read, or the base if there was none.
+    pub end: LogPosition,
+}
+
+/// The result of recovery.
+pub(crate) struct Recovered {
+    pub(crate) store: StoreId,
+    pub(crate) links: Vec<Link>,
+    pub(crate) snapshots: Vec<SnapshotInfo>,
+    /// Snapshots that cannot be used, with the reason.
+    pub(crate) damaged: Vec<(u64, String)>,
+    pub(crate) range: Range,
+    /// The offset at which the frames of the last segment end.
+    pub(crate) end_offset: usize,
+    /// The last position for which a witness exists.
+    pub(crate) witness: u64,
+    /// The position of the last clean close, if it was recorded.
+    pub(crate) closed: Option<u64>,
+    pub(crate) torn: bool,
+    pub(crate) records: u64,
+    /// Bytes of the frames after the snapshot.
+    pub(crate) bytes: u64,
+}
+
+struct Plan {
+    survey: Survey,
+    chain: Chain,
+    store: StoreId,
+    snapshots: Vec<SnapshotInfo>,
+    damaged: Vec<(u64, String)>,
+}
+
+fn usable(disk: &dyn Disk, position: u64, store: StoreId) -> Result<SnapshotInfo, Fault> {
+    let name = files::snapshot(position);
+    let file = disk.open_read_only(&name).map_err(|error| Fault::Damaged {
+        offset: 0,
+        reason: format!("it cannot be opened: {error}"),
+    })?;
+    let (header, footer, bytes) = snapshot::read_ends(&*file)?;
+    if header.position != position || header.store != store {
+        return Err(Fault::Damaged {
+            offset: 0,
+            reason: "its header belongs to another store or position".to_owned(),
+        });
+    }
+    Ok(SnapshotInfo {
+        position,
+        complete: footer.complete,
+        created_ms: header.created_ms,
+        bytes,
+    })
+}
+
+/// Reads names and headers. Returns `None` if the directory holds no log.
+fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
+    let mut survey = Survey::of(disk)?;
+    let chain = Chain::of(disk, &survey)?;
+    let Some(last) = chain.links.last() else {
+        if let Some(damage) = chain.broken {
+            return Err(Error::Damaged(damage));
+        }
+        if survey.is_empty() {
+            return Ok(None);
+        }
+        let mut damage = damage(files::segment(1), 0, "the whole log is missing");
+        damage.lost_to = Some(LogPosition(survey.witness()));
+        damage.lost_from = Some(LogPosition(
+            survey.snapshots.last().map_or(1, |last| last + 1),
+        ));
+        return Err(Error::Damaged(damage));
+    };
+    let store = last.header.store;
+    if survey.closed.is_some_and(|closed| closed.store != store) {
+        tracing::warn!("the file `closed` belongs to another store; the log is read without it");
+        survey.closed = None;
+    }
+    if survey.newest.is_some_and(|newest| newest.store != store) {
+        tracing::warn!("the file `newest` belongs to another store; the log is read without it");
+        survey.newest = None;
+    }
+    let (mut snapshots, mut damaged) = (Vec::new(), Vec::new());
+    for &position in &survey.snapshots {
+        match usable(disk, position, store) {
+            Ok(info) => snapshots.push(info),
+            Err(Fault::Format(format)) => {
+                return Err(Error::UnknownFormat {
+                    file: files::snapshot(position),
+                    format,
+                });
+            }
+            Err(
+                Fault::Damaged { reason, .. }
+                | Fault::Refused {
+                    message: reason, ..
+                },
+            ) => {
+                damaged.push((position, reason));
+            }
+        }
+    }
+    Ok(Some(Plan {
+        survey,
+        chain,
+        store,
+        snapshots,
+        damaged,
+    }))
+}
+
+/// Reads everything that is needed to continue the log. Returns `None` if the directory holds no
+/// log.
+pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
+    match plan(disk)? {
+        Some(plan) => plan
+            .read(disk, Base::Newest, LogPosition::END, sink)
+            .map(Some),
+        None => Ok(None),
+    }
+}
+
+impl Plan {
+    /// The snapshots to begin with, best first. `None` in the list stands for the empty state,
+    /// which is possible only if the log still holds record 1.
+    fn candidates(&self, base: Base) -> Vec<Option<SnapshotInfo>> {
+        let reached = self
+            .snapshots
+            .iter()
+            .filter(|info| self.chain.reach(info.position).is_some());
+        let mut candidates: Vec<_> = reached.copied().map(Some).collect();
+        if self
+            .chain
+            .links
+            .first()
+            .is_some_and(|link| link.header.position == 1)
+        {
+            candidates.insert(0, None);
+        }
+        match base {
+            Base::Oldest => {}
+            Base::Newest => candidates.reverse(),
+            Base::Before(position) => {
+                candidates.retain(|info| info.is_none_or(|info| info.complete < position.0));
+                candidates.reverse();
+            }
+        }
+        candidates
+    }
+
+    fn read(
+        mut self,
+        disk: &dyn Disk,
+        base: Base,
+        until: LogPosition,
+        sink: &mut dyn Sink,
+    ) -> Result<Recovered, Error> {
+        let mut candidates = self.candidates(base).into_iter();
+        let start = loop {
+            match candidates.next() {
+                None => return Err(self.no_base(base)),
+                Some(None) => break None,
+                Some(Some(info)) => {
+                    let name = files::snapshot(info.position);
+                    let file = disk
+                        .open_read_only(&name)
+                        .map_err(Error::io("open", &name))?;
+                    match snapshot::read(&*file, &mut |block| sink.block(block)) {
+                        Ok(_) => break Some(info),
+                        Err(Fault::Damaged { offset, reason }) => {
+                            tracing::warn!(file = %name, offset, reason, "the snapshot is damaged; an older one is read instead");
+                            self.snapshots
+                                .retain(|other| other.position != info.position);
+                            self.damaged.push((info.position, reason));
+                            sink.reset();
+                        }
+                        Err(fault) => return Err(fault.into_error(&name)),
+                    }
+                }
+            }
+        };
+        self.replay(disk, start, until, sink)
+    }
+
+    /// The error if there is no state to begin with.
+    fn no_base(self, base: Base) -> Error {
+        match base {
+            Base::Before(position) => self.no_base_before(position),
+            Base::Oldest | Base::Newest => self.no_base_at_all(),
+        }
+    }
+
+    /// The history before a position is missing, usually because it was removed. It is an error of
+    /// the disk only if a damaged file would have led there.
+    fn no_base_before(self, position: LogPosition) -> Error {
+        let would_serve = |at: u64| at < position.0 && self.chain.reach(at).is_some();
+        let in_the_way = self.damaged.iter().rfind(|(at, _)| would_serve(*at));
+        match (in_the_way, self.chain.broken) {
+            (Some((at, reason)), _) => Error::Damaged(damage(files::snapshot(*at), 0, reason)),
+            // It is unknown how far back the log reached beyond the damage.
+            (None, Some(broken)) => Error::Damaged(broken),
+            (None, None) => Error::NotRetained { position },
+        }
+    }
+
+    fn no_base_at_all(self) -> Error {
+        let first = self
+            .chain
+            .links
+            .first()
+            .map_or(1, |link| link.header.position);
+        let mut lost = match (self.chain.broken, self.damaged.last()) {
+            (Some(damage), _) => damage,
+            (None, Some((position, reason))) => damage(files::snapshot(*position), 0, reason),
+            (None, None) => damage(files::snapshot(first - 1), 0, "the file is missing"),
+        };
+        lost.lost_from = Some(LogPosition(
+            self.snapshots.last().map_or(1, |info| info.position + 1),
+        ));
+        lost.lost_to = Some(LogPosition(first - 1));
+        Error::Damaged(lost)
+    }
+
+    fn replay(
+        self,
+        disk: &dyn Disk,
+        start: Option<SnapshotInfo>,
+        until: LogPosition,
+        sink: &mut dyn Sink,
+    ) -> Result<Recovered, Error> {
+        let base = start.map_or(0, |info| info.position);
+        let complete = start.map_or(0, |info| info.complete);
+        let from = self.chain.reach(base).unwrap_or(0);
+        let links = &self.chain.links;
+        let mut replay = Replay {
+            base,
+            until: until.0,
+            next: links.get(from).map_or(1, |link| link.header.position),
+            witness: self.survey.witness().max(complete),
+            end_offset: HEADER_BYTES,
+            torn: false,
+            records: 0,
+            bytes: 0,
+        };
+        for info in &self.snapshots {
+            replay.witness = replay.witness.max(info.complete);
+        }
+        let mut content = Vec::new();
+        for (index, link) in links.iter().enumerate().skip(from) {
+            replay.witness = replay.witness.max(link.header.position - 1);
+            if link.header.position > until.0 {
+                break;
+            }
+            let name = files::segment(link.header.number);
+            let file = disk
+                .open_read_only(&name)
+                .map_err(Error::io("open", &name))?;
+            read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, &mut content)
+                .map_err(Error::io("read", &name))?;
+            if Header::decode(&content, Magic::Segment) != Ok(link.header) {
+                return Err(Error::Moved);
+            }
+            let next = links.get(index + 1).map(|next| next.header.position);
+            replay.segment(&name, link.header, &content, next, sink)?;
+        }
+        let end = replay.next - 1;
+        if until == LogPosition::END
+            && let Some(damage) = self.missing_end(&replay)
+        {
+            return Err(Error::Damaged(damage));
+        }
+        let end = end.min(until.0).max(base);
+        let range = Range {
+            base: LogPosition(base),
+            base_ms: start.map_or(0, |info| info.created_ms),
+            complete: LogPosition(complete),
+            end: LogPosition(end),
+        };
+        Ok(Recovered {
+            store: self.store,
+            links: self.chain.links,
+            snapshots: self.snapshots,
+            damaged: self.damaged,
+            range,
+            end_offset: replay.end_offset,
+            witness: replay.witness,
+            closed: self.survey.closed.map(|closed| closed.position),
+            torn: replay.torn,
+            records: replay.records,
+            bytes: replay.bytes,
+        })
+    }
+}
+
+impl Plan {
+    /// The records missing at the end of the log, according to a witness.
+    fn missing_end(&self, replay: &Replay) -> Option<Damage> {
+        let end = replay.next - 1;
+        let last = self.chain.links.last()?.header.number;
+        let mut damage = if self
+            .survey
+            .newest
+            .is_some_and(|newest| newest.number > last)
+        {
+            damage(files::segment(last + 1), 0, "the file is missing")
+        } else if end < replay.witness {
+            let offset = replay.end_offset as u64;
+            let reason = "the log ends here, but later records were durable";
+            damage(files::segment(last), offset, reason)
+        } else {
+            return None;
+        };
+        damage.lost_from = Some(LogPosition(end + 1));
+        damage.lost_to = (end < replay.witness).then_some(LogPosition(replay.witness));
+        Some(damage)
+    }
+}
+
+struct Replay {
+    base: u64,
+    until: u64,
+    /// The position of the next record.
+    next: u64,
+    witness: u64,
+    end_offset: usize,
+    torn: bool,
+    records: u64,
+    bytes: u64,
+}
+
+/// The error for damage at `offset` that makes the records `from` to `to` unreadable.
+fn lost_records(name: &str, offset: usize, reason: &str, from: u64, to: Option<u64>) -> Error {
+    Error::Damaged(Damage {
+        file: name.to_owned(),
+        offset: offset as u64,
+        reason: reason.to_owned(),
+        lost_from: Some(LogPosition(from)),
+        lost_to: to.map(LogPosition),
+    })
+}
+
+impl Replay {
+    /// Reads one segment. `follows` is the first position of the next segment, if there is one.
+    fn segment(
+        &mut self,
+        name: &str,
+        header: Header,
+        content: &[u8],
+        follows: Option<u64>,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Error> {
+        let lost = |offset, reason, from, to| lost_records(name, offset, reason, from, to);
+        if header.position != self.next {
+            return Err(lost(
+                0,
+                "its first position does not follow the previous segment",
+                self.next,
+                None,
+            ));
+        }
+        let mut frames = Frames::new(header, content);
+        loop {
+            let offset = frames.offset;
+            let Some(frame) = frames.next() else { break };
+            if frame.first != self.next || follows.is_some_and(|follows| frame.last() >= follows) {
+                return Err(lost(
+                    offset,
+                    "the positions of its records are not consecutive",
+                    self.next,
+                    None,
+                ));
+            }
+            if frame.last() > self.base {
+                self.bytes += frame.bytes as u64;
+                for (record, position) in frame.records().zip(frame.first..) {
+                    if position > self.base && position <= self.until {
+                        self.records += 1;
+                        sink.record(LogPosition(position), record)
+                            .map_err(|message| Error::Refused {
+                                place: format!("record {position}"),
+                                message,
+                            })?;
+                    }
+                }
+            }
+            self.next = frame.last() + 1;
+        }
+        self.end_offset = frames.offset;
+        match follows {
+            Some(follows) if follows != self.next => Err(lost(
+                self.end_offset,
+                "a frame is damaged",
+                self.next,
+                Some(follows - 1),
+            )),
+            Some(_) => Ok(()),
+            // All requested records were read.
+            None if self.next > self.until => Ok(()),
+            None => self.check_rest(name, header, content.len() as u64, &frames.rest()),
+        }
+    }
+
+    /// Checks what follows the frames of the last segment.
+    fn check_rest(
+        &mut self,
+        name: &str,
+        header: Header,
+        bytes: u64,
+        rest: &Rest,
+    ) -> Result<(), Error> {
+        let to = (self.witness >= self.next).then_some(self.witness);
+        // A segment is created with its full length, so a crash never shortens one.
+        if let Some(reason) = header.wrong_length(bytes) {
+            return Err(lost_records(name, self.end_offset, &reason, self.next, to));
+        }
+        if let Some(at) = rest.moved {
+            let reason = format!("the frame at byte {at} was written to another offset");
+            return Err(lost_records(name, self.end_offset, &reason, self.next, to));
+        }
+        self.torn = rest.torn;
+        self.witness = self.witness.max(rest.synced);
+        Ok(())
+    }
+}
+
+/// Reads a log from a base up to a record, also while another process writes to it. If the writer
+/// recycles a file that is being read, [`Sink::reset`] is called and reading starts again.
+///
+/// # Errors
+/// [`Error::NotRetained`] if the log does not reach back that far, [`Error::Damaged`], and
+/// [`Error::Moved`] if the log is recycled faster than it is read.
+pub fn read(
+    disk: &dyn Disk,
+    base: Base,
+    until: LogPosition,
+    sink: &mut dyn Sink,
+) -> Result<Range, Error> {
+    let mut before = None;
+    for _ in 0..limits::READ_ATTEMPTS_MAX {
+        let outcome = match plan(disk) {
+            Ok(Some(plan)) => plan
+                .read(disk, base, until, sink)
+                .map(|recovered| recovered.range),
+            Ok(None) => Ok(Range {
+                base: LogPosition::NONE,
+                base_ms: 0,
+                complete: LogPosition::NONE,
+                end: LogPosition::NONE,
+            }),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Err(Error::Moved) => before = None,
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                before = None
+            }
+            // A frame that is being written also looks like damage, but not at the second attempt.
+            Err(Error::Damaged(damage)) if before.as_ref() != Some(&damage) => {
+                before = Some(damage)
+            }
+            outcome => return outcome,
+        }
+        sink.reset();
+        thread::sleep(Duration::from_millis(limits::READ_RETRY_MS));
+    }
+    Err(Error::Moved)
+}

@@ -1,0 +1,530 @@
+//! A simulated disk in memory that loses, tears and corrupts unsynced data, for tests of the log
+//! and its users.
+//!
+//! Input is calls of [`Disk`], crashes and faults. The same seed always produces the same bytes.
+//!
+//! The simulation tracks written and synced data separately, by sector and by file name. A crash
+//! keeps any subset of the unsynced data: in another order, torn inside a sector, or with a flipped
+//! bit. A failed sync behaves as on Linux: the data remains readable and counts as written, but the
+//! next crash loses it.
+
+mod dice;
+mod images;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::disk::{Disk, File};
+use crate::log::locked;
+
+pub use dice::Dice;
+pub use images::Image;
+
+/// The unit that a device writes at once.
+pub const SECTOR_BYTES: usize = 512;
+
+#[derive(Clone, Debug, Default)]
+struct Inode {
+    /// The content that a reader sees.
+    content: Vec<u8>,
+    /// The content that is certainly on the device.
+    durable: Vec<u8>,
+    /// Sectors that were written and not synced.
+    dirty: BTreeSet<usize>,
+}
+
+impl Inode {
+    fn write(&mut self, bytes: &[u8], offset: usize) {
+        let end = offset + bytes.len();
+        if self.content.len() < end {
+            self.content.resize(end, 0);
+        }
+        self.content[offset..end].copy_from_slice(bytes);
+        if !bytes.is_empty() {
+            self.dirty
+                .extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
+        }
+    }
+
+    /// Stores a sector, or its first bytes, on the device.
+    fn store(&mut self, sector: usize, bytes_max: usize) {
+        let from = sector * SECTOR_BYTES;
+        let to = (from + bytes_max.min(SECTOR_BYTES)).min(self.content.len());
+        if self.durable.len() < to {
+            self.durable.resize(to, 0);
+        }
+        self.durable[from..to].copy_from_slice(&self.content[from..to]);
+    }
+
+    /// Stores a sector on the device with one bit flipped among the changed bytes. Bytes that are
+    /// rewritten unchanged stay intact, because the log relies on that, see [`crate::frame`].
+    fn spoil(&mut self, sector: usize, dice: &mut Dice) {
+        let from = sector * SECTOR_BYTES;
+        let to = (from + SECTOR_BYTES).min(self.content.len());
+        let new = |&at: &usize| self.durable.get(at) != self.content.get(at);
+        let changed: Vec<usize> = (from..to).filter(new).collect();
+        self.store(sector, SECTOR_BYTES);
+        if !changed.is_empty() {
+            let at = changed[dice.below(changed.len() as u64) as usize];
+            self.durable[at] ^= 1 << dice.below(8);
+        }
+    }
+
+    fn sync(&mut self) {
+        for sector in std::mem::take(&mut self.dirty) {
+            self.store(sector, SECTOR_BYTES);
+        }
+    }
+
+    /// Discards everything that is not on the device.
+    fn lose(&mut self) {
+        self.dirty.clear();
+        self.content.clone_from(&self.durable);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum NameOp {
+    Set {
+        name: String,
+        inode: usize,
+    },
+    Rename {
+        from: String,
+        to: String,
+        inode: usize,
+    },
+    Remove {
+        name: String,
+    },
+}
+
+impl NameOp {
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Set { name, inode } => _ = names.insert(name.clone(), *inode),
+            Self::Rename { from, to, inode } => {
+                names.remove(from);
+                names.insert(to.clone(), *inode);
+            }
+            Self::Remove { name } => _ = names.remove(name),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Write {
+        inode: usize,
+        offset: usize,
+        bytes: Vec<u8>,
+    },
+    Sync {
+        inode: usize,
+    },
+    Name(NameOp),
+    SyncNames,
+    Mark(u64),
+}
+
+#[derive(Clone, Debug, Default)]
+struct World {
+    inodes: Vec<Inode>,
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    name_ops: Vec<NameOp>,
+    generation: u64,
+    entropy: u64,
+    fail_write_in: Option<u64>,
+    fail_sync_in: Option<u64>,
+    capacity_bytes: Option<u64>,
+    trace: Option<Vec<Event>>,
+}
+
+impl World {
+    fn note(&mut self, event: impl FnOnce() -> Event) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(event());
+        }
+    }
+
+    fn name(&mut self, op: NameOp) {
+        op.apply(&mut self.names);
+        self.note(|| Event::Name(op.clone()));
+        self.name_ops.push(op);
+    }
+
+    fn find(&self, name: &str) -> io::Result<usize> {
+        self.names
+            .get(name)
+            .copied()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn sync_names(&mut self) {
+        for op in std::mem::take(&mut self.name_ops) {
+            op.apply(&mut self.durable_names);
+        }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.names
+            .values()
+            .map(|&inode| self.inodes[inode].content.len() as u64)
+            .sum()
+    }
+
+    /// Counts down to a fault.
+    fn due(counter: &mut Option<u64>) -> io::Result<()> {
+        match counter {
+            Some(0) => Err(io::Error::other("simulated input/output error")),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn lose(&mut self) {
+        self.inodes.iter_mut().for_each(Inode::lose);
+        self.names.clone_from(&self.durable_names);
+        self.name_ops.clear();
+        self.generation += 1;
+        (self.fail_write_in, self.fail_sync_in) = (None, None);
+    }
+
+    fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Write {
+                inode,
+                offset,
+                bytes,
+            } => self.inode(*inode).write(bytes, *offset),
+            Event::Sync { inode } => self.inode(*inode).sync(),
+            Event::Name(op) => {
+                op.apply(&mut self.names);
+                self.name_ops.push(op.clone());
+                if let NameOp::Set { inode, .. } | NameOp::Rename { inode, .. } = op {
+                    self.inode(*inode);
+                }
+            }
+            Event::SyncNames => self.sync_names(),
+            Event::Mark(_) => {}
+        }
+    }
+
+    fn inode(&mut self, inode: usize) -> &mut Inode {
+        if self.inodes.len() <= inode {
+            self.inodes.resize_with(inode + 1, Inode::default);
+        }
+        &mut self.inodes[inode]
+    }
+}
+
+/// A directory in memory. A clone is another handle to the same directory; [`Simulation::fork`]
+/// makes a copy.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    world: Arc<Mutex<World>>,
+    generation: u64,
+}
+
+struct Handle {
+    disk: Simulation,
+    inode: usize,
+    writable: bool,
+}
+
+fn fresh(world: World) -> Simulation {
+    let generation = world.generation;
+    Simulation {
+        world: Arc::new(Mutex::new(world)),
+        generation,
+    }
+}
+
+impl Simulation {
+    /// An empty directory.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        fresh(World {
+            entropy: seed,
+            ..World::default()
+        })
+    }
+
+    fn world(&self) -> io::Result<MutexGuard<'_, World>> {
+        let world = locked(&self.world);
+        if world.generation == self.generation {
+            Ok(world)
+        } else {
+            Err(io::Error::other("this handle did not survive the crash"))
+        }
+    }
+
+    fn now(&self) -> Self {
+        let generation = locked(&self.world).generation;
+        Self {
+            world: Arc::clone(&self.world),
+            generation,
+        }
+    }
+
+    /// An independent copy.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        fresh(locked(&self.world).clone())
+    }
+
+    /// Simulates a power failure and returns the directory that the next start finds. Old handles
+    /// fail.
+    #[must_use]
+    pub fn crash(&self, seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut world = locked(&self.world);
+        // Some crashes lose nearly everything, some nearly nothing.
+        let (kept, of) = [(0, 1), (1, 1), (1, 2), (9, 10), (1, 10)][dice.below(5) as usize];
+        for inode in &mut world.inodes {
+            for sector in std::mem::take(&mut inode.dirty) {
+                if dice.below(of) >= kept {
+                    continue;
+                }
+                match dice.below(8) {
+                    0 => inode.store(sector, dice.below(SECTOR_BYTES as u64) as usize),
+                    1 => inode.spoil(sector, &mut dice),
+                    _ => inode.store(sector, SECTOR_BYTES),
+                }
+            }
+        }
+        for op in std::mem::take(&mut world.name_ops) {
+            if dice.below(of) < kept {
+                op.apply(&mut world.durable_names);
+            }
+        }
+        world.lose();
+        drop(world);
+        self.now()
+    }
+
+    /// Simulates the death of the process: the page cache survives. Old handles fail.
+    #[must_use]
+    pub fn kill(&self) -> Self {
+        let mut world = locked(&self.world);
+        world.generation += 1;
+        (world.fail_write_in, world.fail_sync_in) = (None, None);
+        drop(world);
+        self.now()
+    }
+
+    /// Fails every write after the next `writes` ones, until it is called with `None`. Creating,
+    /// renaming and removing files count as writes.
+    pub fn fail_write_in(&self, writes: Option<u64>) {
+        locked(&self.world).fail_write_in = writes;
+    }
+
+    /// Fails every sync after the next `syncs` ones, until it is called with `None`.
+    pub fn fail_sync_in(&self, syncs: Option<u64>) {
+        locked(&self.world).fail_sync_in = syncs;
+    }
+
+    /// Makes the disk full when all files together have this many bytes.
+    pub fn limit_bytes(&self, bytes: Option<u64>) {
+        locked(&self.world).capacity_bytes = bytes;
+    }
+
+    /// Bytes of all files.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        locked(&self.world).used_bytes()
+    }
+
+    /// The content of a file, as a reader sees it.
+    #[must_use]
+    pub fn content(&self, name: &str) -> Option<Vec<u8>> {
+        let world = locked(&self.world);
+        world
+            .names
+            .get(name)
+            .map(|&inode| world.inodes[inode].content.clone())
+    }
+
+    /// Replaces a file durably, to simulate damage that is not caused by a crash.
+    pub fn put(&self, name: &str, content: &[u8]) {
+        let mut world = locked(&self.world);
+        let inode = world.inodes.len();
+        world.inodes.push(Inode {
+            content: content.to_vec(),
+            durable: content.to_vec(),
+            dirty: BTreeSet::new(),
+        });
+        world.names.insert(name.to_owned(), inode);
+        world.durable_names.insert(name.to_owned(), inode);
+    }
+}
+
+impl Event {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Write { .. } => "write",
+            Self::Sync { .. } => "sync",
+            Self::Name(_) => "name",
+            Self::SyncNames => "sync of names",
+            Self::Mark(_) => "mark",
+        }
+    }
+}
+
+impl Disk for Simulation {
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.world()?.names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        let inode = world.inodes.len();
+        world.inodes.push(Inode::default());
+        world.name(NameOp::Set {
+            name: name.to_owned(),
+            inode,
+        });
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: true,
+        }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let inode = self.world()?.find(name)?;
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: true,
+        }))
+    }
+
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let inode = self.world()?.find(name)?;
+        Ok(Arc::new(Handle {
+            disk: self.clone(),
+            inode,
+            writable: false,
+        }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        let inode = world.find(from)?;
+        world.name(NameOp::Rename {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            inode,
+        });
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_write_in)?;
+        world.find(name)?;
+        world.name(NameOp::Remove {
+            name: name.to_owned(),
+        });
+        Ok(())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        let mut world = self.world()?;
+        World::due(&mut world.fail_sync_in)?;
+        world.sync_names();
+        world.note(|| Event::SyncNames);
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let world = self.world()?;
+        Ok(world.capacity_bytes.map_or(u64::MAX / 2, |capacity| {
+            capacity.saturating_sub(world.used_bytes())
+        }))
+    }
+
+    fn entropy(&self) -> u64 {
+        let mut world = locked(&self.world);
+        world.entropy = Dice::new(world.entropy).roll();
+        world.entropy
+    }
+}
+
+impl File for Handle {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let world = self.disk.world()?;
+        let content = &world.inodes[self.inode].content;
+        let from = content.len().min(offset as usize);
+        let bytes = buffer.len().min(content.len() - from);
+        buffer[..bytes].copy_from_slice(&content[from..from + bytes]);
+        Ok(bytes)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut world = self.disk.world()?;
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let offset = offset as usize;
+        let failed = World::due(&mut world.fail_write_in);
+        let held = world.inodes[self.inode].content.len();
+        let growth = (offset + bytes.len()).saturating_sub(held) as u64;
+        let room = world.capacity_bytes.map_or(u64::MAX, |capacity| {
+            capacity.saturating_sub(world.used_bytes())
+        });
+        let full = if growth > room {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        };
+        let outcome: io::Result<()> = failed.and(full);
+        // A failed write may have written a part.
+        let bytes = match &outcome {
+            Ok(()) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                &bytes[..(held.saturating_sub(offset) + room as usize).min(bytes.len())]
+            }
+            Err(_) => &bytes[..bytes.len() / 2],
+        };
+        world.inodes[self.inode].write(bytes, offset);
+        let inode = self.inode;
+        world.note(|| Event::Write {
+            inode,
+            offset,
+            bytes: bytes.to_vec(),
+        });
+        outcome
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut world = self.disk.world()?;
+        let failed = World::due(&mut world.fail_sync_in);
+        let mut dice = Dice::new(world.entropy ^ self.inode as u64);
+        let inode = &mut world.inodes[self.inode];
+        if failed.is_err() {
+            for sector in std::mem::take(&mut inode.dirty) {
+                if dice.once_in(2) {
+                    inode.store(sector, SECTOR_BYTES);
+                }
+            }
+            return failed;
+        }
+        inode.sync();
+        let inode = self.inode;
+        world.note(|| Event::Sync { inode });
+        Ok(())
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.disk.world()?.inodes[self.inode].content.len() as u64)
+    }
+}

@@ -1,0 +1,406 @@
+//! Clean closes, later formats and sizes: the result of opening an undamaged directory.
+
+use std::io;
+
+use super::*;
+use crate::File;
+use crate::files;
+use crate::limits;
+use crate::segment::{Header, Magic};
+use crate::{Directory, create_from_snapshot, read_snapshot_file, write_snapshot_file};
+
+fn filled(disk: &Simulation, records: usize) -> (Log, Vec<Vec<u8>>) {
+    let (log, ..) = open(disk, small()).expect("opens");
+    let list: Vec<Vec<u8>> = (0..records)
+        .map(|n| format!("record {n}").into_bytes())
+        .collect();
+    for record in &list {
+        log.append(&[record]).expect("small");
+        log.commit().expect("no faults");
+    }
+    (log, list)
+}
+
+#[test]
+fn missing_tail_after_a_clean_close_is_damage() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 10);
+    log.close().expect("no faults");
+    let disk = disk.crash(1);
+    let name = files::segment(1);
+    let content = disk.content(&name).expect("the segment");
+    for bytes in 0..content.len() {
+        let cut = disk.fork();
+        cut.put(&name, &content[..bytes]);
+        match open(&cut, small()) {
+            Err(Error::Damaged(damage)) => assert_eq!(damage.file, name),
+            Err(error) => panic!("{bytes}: {error}"),
+            Ok((.., records)) => assert!(records.list() == list, "cut to {bytes}"),
+        }
+    }
+    let truncated = disk.fork();
+    truncated.remove(&name).expect("there");
+    let text = open(&truncated, small())
+        .expect_err("the log is missing")
+        .to_string();
+    assert!(
+        text.contains("the whole log is missing") && text.contains("Records 1 to 10 were durable"),
+        "{text}"
+    );
+}
+
+#[test]
+fn clean_close_differs_from_a_crash() {
+    let disk = Simulation::new(1);
+    let (log, _) = filled(&disk, 3);
+    log.close().expect("no faults");
+    let (log, opened, _) = open(&disk.kill(), small()).expect("opens");
+    assert!(opened.clean && !opened.torn && !opened.fresh);
+    assert_eq!((opened.position, opened.records), (LogPosition(3), 3));
+    log.append(&[b"more"]).expect("small");
+    log.commit().expect("no faults");
+    let (_, opened, _) = open(&disk.kill(), small()).expect("opens");
+    assert!(!opened.clean);
+    assert_eq!(opened.position, LogPosition(4));
+}
+
+#[test]
+fn many_starts_leave_few_files() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        segment_bytes: 1 << 20,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    log.append(&[b"one"]).expect("small");
+    log.commit().expect("no faults");
+    for _ in 0..50 {
+        open(&disk.kill(), options.clone()).expect("opens");
+    }
+    assert!(disk.used_bytes() < 3 << 20, "{}", disk.used_bytes());
+    assert!(disk.kill().list().expect("a directory").len() <= 3);
+}
+
+#[test]
+fn later_format_is_refused() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 3);
+    snapshot(&log, &list, 1).expect("no faults");
+    log.close().expect("no faults");
+    for name in [
+        files::segment(1),
+        files::snapshot(3),
+        files::CLOSED.to_owned(),
+    ] {
+        let later = disk.fork();
+        let mut content = later.content(&name).expect("there");
+        content[4] = 9;
+        let crc = crc32c::crc32c(&content[..60]).to_le_bytes();
+        content[60..64].copy_from_slice(&crc);
+        later.put(&name, &content);
+        let text = open(&later.kill(), small())
+            .expect_err("a later format")
+            .to_string();
+        assert!(text.contains("format 9") && text.contains(&name), "{text}");
+    }
+}
+
+#[test]
+fn group_larger_than_a_segment_gets_its_own_segment() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let large = vec![7; limits::RECORD_BYTES_MAX + 1];
+    assert!(matches!(log.append(&[&large]), Err(Error::TooLarge { .. })));
+    let half = vec![7; limits::GROUP_BYTES_MAX / 2];
+    assert!(matches!(
+        log.append(&[&half, &half]),
+        Err(Error::TooLarge { .. })
+    ));
+    assert_eq!(log.append(&[]).expect("nothing"), LogPosition::NONE);
+
+    let record = vec![9; 3 << 20];
+    for expected in 1..=3 {
+        assert_eq!(log.append(&[&record]).expect("fits"), LogPosition(expected));
+        assert_eq!(log.commit().expect("no faults"), LogPosition(expected));
+    }
+    let (_, _, records) = open(&disk.crash(3), small()).expect("opens");
+    assert!(records.list() == [record.clone(), record.clone(), record]);
+}
+
+#[test]
+fn largest_record_is_written_and_read() {
+    let disk = Simulation::new(1);
+    let record = vec![5; limits::RECORD_BYTES_MAX];
+    let (log, ..) = open(&disk, Options::default()).expect("opens");
+    log.append(&[b"small", &record]).expect("fits");
+    log.commit().expect("no faults");
+    let (.., records) = open(&disk.kill(), Options::default()).expect("opens");
+    assert!(records.list() == [b"small".to_vec(), record]);
+}
+
+#[test]
+fn directory_has_one_writer_and_many_readers() {
+    let place = tempfile::tempdir().expect("a directory");
+    let path = place.path().join("deep").join("data");
+    let first = Directory::open(&path).expect("created");
+    let text = Directory::open(&path).expect_err("in use").to_string();
+    assert!(text.contains("in use by another process"), "{text}");
+    let reader = Directory::read_only(&path).expect("reading takes no lock");
+    assert!(reader.create("x").is_err() && reader.remove(files::LOCK).is_err());
+    drop(first);
+    Directory::open(&path).expect("free again");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(
+        std::fs::metadata(&path)
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o777,
+        0o700
+    );
+    assert!(Directory::read_only(path.join("missing")).is_err());
+}
+
+#[test]
+fn removed_lock_file_admits_no_second_process() {
+    let place = tempfile::tempdir().expect("a directory");
+    let first = Directory::open(place.path()).expect("free");
+    std::fs::remove_file(place.path().join(files::LOCK)).expect("there");
+    let error = Directory::open(place.path()).expect_err("still in use");
+    assert!(matches!(error, Error::Locked { .. }), "{error}");
+    let why = first.displaced().expect("looked").expect("removed");
+    assert!(why.contains("`lock`") && why.contains("removed"), "{why}");
+    drop(first);
+    let second = Directory::open(place.path()).expect("free");
+    assert_eq!(second.displaced().expect("looked"), None);
+}
+
+/// A log in a real directory, with a record in it.
+fn in_use(path: &std::path::Path) -> Log {
+    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
+    let (log, ..) = Log::open(disk, small(), 1, &mut Records::default()).expect("opens");
+    log.append(&[b"one"]).expect("small");
+    log.commit().expect("on disk");
+    log
+}
+
+#[test]
+fn removed_segment_stops_acknowledgements() {
+    for replaced in [false, true] {
+        let place = tempfile::tempdir().expect("a directory");
+        let log = in_use(place.path());
+        let segment = place.path().join(files::segment(1));
+        if replaced {
+            // Opening the log makes the same change as a second process.
+            let copy = place.path().join("copy");
+            std::fs::copy(&segment, &copy).expect("copied");
+            std::fs::rename(&copy, &segment).expect("renamed");
+        } else {
+            std::fs::remove_file(&segment).expect("there");
+        }
+        log.append(&[b"two"]).expect("small");
+        let error = log.commit().expect_err("lost").to_string();
+        assert!(error.contains(&files::segment(1)), "{error}");
+        assert_eq!(
+            (log.durable(), log.released()),
+            (LogPosition(1), LogPosition(1))
+        );
+    }
+}
+
+#[test]
+fn log_fails_when_its_directory_or_lock_is_replaced() {
+    type Change = fn(&std::path::Path);
+    let changes: [(&str, Change); 3] = [
+        ("removed", |path| {
+            std::fs::remove_file(path.join(files::LOCK)).expect("there");
+        }),
+        ("removed", |path| {
+            std::fs::rename(path, path.with_extension("old")).expect("there");
+        }),
+        ("replaced", |path| {
+            std::fs::rename(path, path.with_extension("old")).expect("there");
+            std::fs::create_dir(path).expect("free");
+        }),
+    ];
+    for (what, change) in changes {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("data");
+        let log = in_use(&path);
+        log.maintain(1).expect("nothing changed");
+        change(&path);
+        let error = log.maintain(2).expect_err("changed").to_string();
+        assert!(error.contains(what), "{error}");
+        assert!(log.failure().is_some() && log.append(&[b"two"]).is_ok());
+        assert!(log.commit().is_err());
+        assert_eq!(log.released(), LogPosition(1));
+    }
+}
+
+#[test]
+fn backup_file_restores_a_journal() {
+    let place = tempfile::tempdir().expect("a directory");
+    let file = place.path().join("backup");
+    let list: Vec<Vec<u8>> = (0..100).map(|n| vec![n; usize::from(n) * 100]).collect();
+    write_snapshot_file(&file, LogPosition(100), 5, &mut Blocks(list.clone(), 0)).expect("written");
+
+    let mut records = Records::default();
+    assert_eq!(
+        read_snapshot_file(&file, &mut records).expect("whole"),
+        LogPosition(100)
+    );
+    assert!(records.list() == list);
+
+    let disk = Simulation::new(1);
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    create_from_snapshot(
+        Arc::clone(&shared),
+        small(),
+        LogPosition(100),
+        5,
+        &mut Blocks(list.clone(), 0),
+    )
+    .expect("new");
+    let again = create_from_snapshot(
+        shared,
+        small(),
+        LogPosition(100),
+        5,
+        &mut Blocks(list.clone(), 0),
+    );
+    assert!(matches!(again, Err(Error::NotEmpty { .. })));
+    let (log, opened, records) = open(&disk.crash(1), small()).expect("opens");
+    assert!(records.list() == list);
+    assert_eq!(
+        (opened.base, opened.position, opened.clean),
+        (LogPosition(100), LogPosition(100), true)
+    );
+    assert_eq!(log.append(&[b"next"]).expect("small"), LogPosition(101));
+
+    let content = std::fs::read(&file).expect("there");
+    for at in (0..content.len())
+        .step_by(997)
+        .chain(content.len() - 40..content.len())
+        .chain(0..80)
+    {
+        let mut flipped = content.clone();
+        flipped[at] ^= 0x10;
+        std::fs::write(&file, &flipped).expect("written");
+        assert!(
+            read_snapshot_file(&file, &mut Records::default()).is_err(),
+            "byte {at}"
+        );
+    }
+}
+
+#[test]
+fn interrupted_restore_does_not_open_empty() {
+    let disk = Simulation::new(1);
+    struct GivesUp(bool);
+    impl Source for GivesUp {
+        fn begin(&mut self) {}
+        fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+            into.extend(block(1, b"first"));
+            if std::mem::replace(&mut self.0, true) {
+                Err("the file ends".to_owned())
+            } else {
+                Ok(true)
+            }
+        }
+    }
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let outcome = create_from_snapshot(shared, small(), LogPosition(7), 5, &mut GivesUp(false));
+    assert!(matches!(outcome, Err(Error::GivenUp(_))));
+    assert!(matches!(
+        open(&disk.kill(), small()),
+        Err(Error::Damaged(_))
+    ));
+}
+
+/// A client that controls the content of a record could put a frame into it. Recovery of a recycled
+/// segment with a torn tail could then take it for a frame of the log. This requires the store id,
+/// which is secret.
+#[test]
+fn frame_inside_a_record_is_not_read() {
+    let disk = Simulation::new(1);
+    let (log, _) = filled(&disk, 1);
+    let name = files::segment(1);
+    let content = disk.content(&name).expect("there");
+    let header = Header::decode(&content, Magic::Segment).expect("whole");
+    let end = 64 + crate::frame::HEADER_BYTES + 4 + "record 0".len();
+    log.commit().expect("no faults");
+    let right = header.place(end);
+    for (store, believed) in [
+        (0, false),
+        (right.store ^ 1, false),
+        // Only with knowledge of the store id does the forged frame count.
+        (right.store, true),
+    ] {
+        let mut forged = vec![0; crate::frame::HEADER_BYTES];
+        crate::frame::push(&mut forged, b"never appended");
+        crate::frame::seal(&mut forged, crate::frame::Place { store, ..right }, 2, 1, 1);
+        let disk = disk.fork();
+        let mut content = content.clone();
+        content[end..end + forged.len()].copy_from_slice(&forged);
+        disk.put(&name, &content);
+        let (.., records) = open(&disk, small()).expect("opens");
+        assert_eq!(records.list().len() == 2, believed, "{store}");
+    }
+}
+
+#[test]
+fn foreign_files_in_the_directory_are_untouched() {
+    let disk = Simulation::new(1);
+    filled(&disk, 3);
+    disk.put("backup.tmp", b"another program writes this");
+    disk.put(files::SNAPSHOT_TEMPORARY, b"half a snapshot");
+    let (_, _, records) = open(&disk.kill(), small()).expect("opens");
+    assert_eq!(records.list().len(), 3);
+    assert!(disk.content("backup.tmp").is_some());
+    assert!(disk.content(files::SNAPSHOT_TEMPORARY).is_none());
+}
+
+/// A disk that is so full that no file can be created.
+struct NoNewFiles(Simulation);
+
+impl Disk for NoNewFiles {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+    fn create(&self, _: &str) -> io::Result<Arc<dyn File>> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.0.open(name)
+    }
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.0.open_read_only(name)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+    fn sync_directory(&self) -> io::Result<()> {
+        self.0.sync_directory()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    fn entropy(&self) -> u64 {
+        self.0.entropy()
+    }
+}
+
+#[test]
+fn journal_with_spares_opens_on_a_full_disk() {
+    let disk = Simulation::new(1);
+    let (log, list) = filled(&disk, 3);
+    log.maintain(1).expect("room for spares");
+    // No witness covers the last record, so the tail is rewritten.
+    let disk: Arc<dyn Disk> = Arc::new(NoNewFiles(disk.kill()));
+    let mut records = Records::default();
+    Log::open(disk, small(), 2, &mut records).expect("there are two spares");
+    assert!(records.list() == list);
+}

@@ -1,0 +1,281 @@
+//! Damage that is not caused by a crash: every byte of a directory, one at a time.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::files;
+use crate::segment::{Frames, Header, Magic};
+use crate::{Verdict, inspect};
+
+/// Segments, two snapshots, spares and stale content of recycled segments.
+fn directory(close: bool) -> (Simulation, Vec<Vec<u8>>, u64) {
+    let disk = Simulation::new(3);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let mut dice = Dice::new(5);
+    let mut list = Vec::new();
+    // The last frame cannot cover its own commit.
+    let mut proven = 0;
+    for round in 0..40 {
+        let record = record(&mut dice, 500);
+        log.append(&[&record]).expect("small");
+        list.push(record);
+        proven = log.durable().0;
+        log.commit().expect("no faults");
+        if round % 12 == 7 {
+            snapshot(&log, &list, round).expect("no faults");
+            log.maintain(round).expect("no faults");
+        }
+    }
+    if close {
+        log.close().expect("no faults");
+        proven = list.len() as u64;
+    }
+    (disk.kill(), list, proven)
+}
+
+fn flip_every_byte(close: bool) {
+    let (disk, list, proven) = directory(close);
+    let (mut refused, mut whole, mut torn) = (0, 0, 0);
+    for name in disk.list().expect("a directory") {
+        let content = disk.content(&name).expect("listed");
+        for at in 0..content.len() {
+            // The stale part of a segment is long, so only bytes near a frame and some others are
+            // flipped.
+            let mut flipped = content.clone();
+            flipped[at] ^= 1 << (at % 8);
+            let damaged = disk.fork();
+            damaged.put(&name, &flipped);
+            match open(&damaged, small()) {
+                Err(Error::Damaged(_)) => refused += 1,
+                Err(error) => panic!("{name} byte {at}: {error}"),
+                Ok((.., records)) => {
+                    let found = records.list();
+                    assert!(
+                        list[..found.len()] == found[..],
+                        "{name} byte {at}: a wrong record"
+                    );
+                    assert!(
+                        found.len() as u64 >= proven,
+                        "{name} byte {at}: {} of {proven}",
+                        found.len()
+                    );
+                    if found.len() == list.len() {
+                        whole += 1
+                    } else {
+                        torn += 1
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1_000 && whole > 1_000, "{refused} {whole}");
+    assert_eq!(
+        torn == 0,
+        close,
+        "only the last commit before a crash may look torn: {torn}"
+    );
+}
+
+#[test]
+fn flipped_byte_of_a_closed_journal_is_detected() {
+    flip_every_byte(true);
+}
+
+#[test]
+fn flipped_byte_loses_only_records_without_witness() {
+    flip_every_byte(false);
+}
+
+#[test]
+fn missing_file_is_detected_or_not_needed() {
+    let (disk, list, _) = directory(true);
+    let (mut refused, mut named) = (0, 0);
+    for name in disk.list().expect("a directory") {
+        let without = disk.fork();
+        without.remove(&name).expect("listed");
+        match open(&without, small()) {
+            Err(Error::Damaged(damage)) => {
+                refused += 1;
+                named += u32::from(damage.file == name && damage.reason == "the file is missing");
+                assert!(damage.to_string().contains("statehouse doctor"), "{damage}");
+            }
+            Err(error) => panic!("{name}: {error}"),
+            Ok((.., records)) => assert!(records.list() == list, "{name}"),
+        }
+    }
+    assert!(named >= 2 && refused == named, "{refused} {named}");
+}
+
+#[test]
+fn refusal_names_the_place_and_the_loss() {
+    let (disk, ..) = directory(true);
+    let report = inspect(&disk).expect("a directory");
+    let needed = |file: &&crate::FileReport| {
+        matches!(file.kind, files::Kind::Segment(_)) && file.verdict == Verdict::Clean
+    };
+    let segments: Vec<_> = report.files.iter().filter(needed).collect();
+    let [.., middle, _] = segments[..] else {
+        panic!("two segments")
+    };
+    let mut content = disk.content(&middle.name).expect("listed");
+    content[200] ^= 1;
+    disk.put(&middle.name, &content);
+    let Err(Error::Damaged(damage)) = open(&disk, small()) else {
+        panic!("damage")
+    };
+    assert_eq!((&damage.file, damage.offset), (&middle.name, 64));
+    assert_eq!(
+        (damage.lost_from, damage.lost_to),
+        (middle.first, middle.last)
+    );
+}
+
+#[test]
+fn swapped_blocks_are_damage() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let list = [b"first".to_vec(), b"other".to_vec()];
+    log.append(&[&list[0], &list[1]]).expect("small");
+    snapshot(&log, &list, 1).expect("no faults");
+    let name = files::snapshot(2);
+    let mut content = disk.content(&name).expect("there");
+    // Each block has a length, a checksum, a position and five bytes.
+    let (left, right) = content[64..].split_at_mut(21);
+    left.swap_with_slice(&mut right[..21]);
+    disk.put(&name, &content);
+    let (_, opened, records) = open(&disk, small()).expect("opens");
+    assert_eq!(opened.damaged_snapshots.len(), 1);
+    assert!(records.list() == list);
+}
+
+#[test]
+fn files_of_another_store_are_rejected() {
+    let (disk, list, _) = directory(true);
+    let other = Simulation::new(99);
+    let (log, ..) = open(&other, small()).expect("opens");
+    for _ in 0..40 {
+        log.append(&[&[1; 400]]).expect("small");
+        log.commit().expect("no faults");
+    }
+    let mut refused = 0;
+    for name in other
+        .list()
+        .expect("a directory")
+        .iter()
+        .filter(|name| name.ends_with(".log"))
+    {
+        if disk.content(name).is_some() {
+            let mix = disk.fork();
+            mix.put(name, &other.content(name).expect("listed"));
+            match open(&mix, small()) {
+                Err(_) => refused += 1,
+                // Files from before the newest snapshot are not read.
+                Ok((.., records)) => assert!(records.list() == list, "{name}"),
+            }
+        }
+    }
+    assert!(refused > 1, "{refused}");
+}
+
+#[test]
+fn inspection_agrees_with_opening() {
+    let (disk, list, _) = directory(false);
+    let report = inspect(&disk).expect("a directory");
+    assert_eq!(
+        report.opening.expect("whole").end,
+        LogPosition(list.len() as u64)
+    );
+    let verdicts: Vec<&Verdict> = report.files.iter().map(|file| &file.verdict).collect();
+    assert!(verdicts.contains(&&Verdict::Spare));
+    assert!(
+        !verdicts
+            .iter()
+            .any(|verdict| matches!(verdict, Verdict::Damaged { .. } | Verdict::TornTail { .. }))
+    );
+
+    // Damages the last segment with frames: first its tail, then its middle.
+    let last = report
+        .files
+        .iter()
+        .rfind(|file| file.name.ends_with(".log") && file.last.is_some());
+    let last = last.expect("a segment").clone();
+    let content = disk.content(&last.name).expect("listed");
+    // After its end, a recycled segment holds its previous content.
+    let header = Header::decode(&content, Magic::Segment).expect("whole");
+    let mut frames = Frames::new(header, &content);
+    assert!(frames.by_ref().count() > 1);
+    let end = frames.offset - 1;
+    for (at, torn) in [(end, true), (200, false)] {
+        let damaged = disk.fork();
+        let mut flipped = content.clone();
+        flipped[at] ^= 1;
+        damaged.put(&last.name, &flipped);
+        let report = inspect(&damaged).expect("a directory");
+        let file = report
+            .files
+            .iter()
+            .find(|file| file.name == last.name)
+            .expect("listed");
+        let text = file.verdict.to_string();
+        if torn {
+            assert!(matches!(file.verdict, Verdict::TornTail { .. }), "{text}");
+            assert!(report.opening.is_ok());
+        } else {
+            assert!(
+                matches!(
+                    file.verdict,
+                    Verdict::Damaged {
+                        lost_records: Some(1..),
+                        ..
+                    }
+                ),
+                "{text}"
+            );
+            assert!(report.opening.is_err());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    /// Random overwrites must neither cause a panic nor yield a record that was not appended.
+    #[test]
+    fn overwritten_ranges_give_a_prefix_or_a_refusal(
+        file in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        bytes in prop::collection::vec(any::<u8>(), 1..300),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let (disk, list, _) = directory(false);
+        let names = disk.list().expect("a directory");
+        let name = file.get(&names);
+        let mut content = disk.content(name).expect("listed");
+        if !content.is_empty() {
+            let at = at.index(content.len());
+            let to = content.len().min(at + bytes.len());
+            content[at..to].copy_from_slice(&bytes[..to - at]);
+        }
+        if let Some(cut) = cut {
+            content.truncate(cut.index(content.len() + 1));
+        }
+        disk.put(name, &content);
+        inspect(&disk).expect("a directory");
+        if let Ok((.., records)) = open(&disk, small()) {
+            let found = records.list();
+            prop_assert!(list[..found.len()] == found[..]);
+        }
+    }
+
+    /// Files with arbitrary content.
+    #[test]
+    fn files_of_noise_are_refused(
+        bytes in prop::collection::vec(any::<u8>(), 0..5_000),
+        snapshot in any::<bool>(),
+    ) {
+        let disk = Simulation::new(1);
+        disk.put(&if snapshot { files::snapshot(5) } else { files::segment(1) }, &bytes);
+        inspect(&disk).expect("a directory");
+        prop_assert!(open(&disk, small()).is_err());
+    }
+}

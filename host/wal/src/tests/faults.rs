@@ -1,0 +1,277 @@
+//! A disk that fails, or becomes full, at every single step.
+
+use super::*;
+use crate::{Room, Verdict, inspect};
+
+struct Outcome {
+    /// The last position that was reported durable.
+    durable: u64,
+    /// The appended records.
+    list: Vec<Vec<u8>>,
+    failed: bool,
+    /// True if an operation was refused and the log continued.
+    refused: bool,
+}
+
+/// Runs as far as the disk permits.
+fn script(disk: &Simulation) -> Outcome {
+    let mut outcome = Outcome {
+        durable: 0,
+        list: Vec::new(),
+        failed: false,
+        refused: false,
+    };
+    let Ok((log, ..)) = open(disk, small()) else {
+        outcome.failed = true;
+        return outcome;
+    };
+    for round in 0..30 {
+        let record = vec![round as u8; 300];
+        log.append(&[&record]).expect("small");
+        outcome.list.push(record);
+        outcome.refused |= log.commit().is_err();
+        if round % 9 == 5 {
+            outcome.refused |= snapshot(&log, &outcome.list, round).is_err();
+        }
+        outcome.refused |= log.maintain(round).is_err();
+        let durable = log.durable().0;
+        assert!(
+            !outcome.failed || durable == outcome.durable,
+            "nothing becomes durable after a failure"
+        );
+        outcome.durable = durable;
+        outcome.failed = log.failure().is_some();
+    }
+    outcome.refused |= log.close().is_err();
+    outcome.durable = outcome.durable.max(log.durable().0);
+    outcome
+}
+
+fn check(disk: &Simulation, outcome: &Outcome, story: &str) {
+    for (end, disk) in [
+        ("crash", disk.fork().crash(1)),
+        ("lost", lost(disk)),
+        ("kill", disk.kill()),
+    ] {
+        disk.limit_bytes(None);
+        let (.., records) =
+            open(&disk, small()).unwrap_or_else(|error| panic!("{story}, {end}: {error}"));
+        let found = records.list();
+        assert!(
+            found.len() as u64 >= outcome.durable,
+            "{story}, {end}: {} of {}",
+            found.len(),
+            outcome.durable
+        );
+        assert!(outcome.list[..found.len()] == found[..], "{story}, {end}");
+        // A crash right after a start must not lose what the start returned: the page cache is no
+        // proof of durability.
+        let (.., again) =
+            open(&lost(&disk), small()).unwrap_or_else(|error| panic!("{story}, {end}: {error}"));
+        assert!(
+            again.list() == found,
+            "{story}, {end}: lost after a second crash"
+        );
+    }
+}
+
+/// A crash that loses everything that was not synced.
+fn lost(disk: &Simulation) -> Simulation {
+    let seed = (0..)
+        .find(|&seed| Dice::new(seed).below(5) == 0)
+        .expect("one in five");
+    disk.fork().crash(seed)
+}
+
+#[test]
+fn write_error_is_final_and_loses_nothing_durable() {
+    let mut failures = 0;
+    for n in 0.. {
+        let disk = Simulation::new(1);
+        disk.fail_write_in(Some(n));
+        let outcome = script(&disk);
+        check(&disk, &outcome, &format!("write {n}"));
+        failures += u32::from(outcome.failed);
+        if !outcome.failed && !outcome.refused {
+            break;
+        }
+    }
+    assert!(failures > 30, "{failures}");
+}
+
+#[test]
+fn sync_error_is_final_and_loses_nothing_durable() {
+    let mut failures = 0;
+    for n in 0.. {
+        let disk = Simulation::new(1);
+        disk.fail_sync_in(Some(n));
+        let outcome = script(&disk);
+        check(&disk, &outcome, &format!("sync {n}"));
+        failures += u32::from(outcome.failed);
+        if !outcome.failed && !outcome.refused {
+            break;
+        }
+    }
+    assert!(failures > 30, "{failures}");
+}
+
+#[test]
+fn log_continues_when_a_full_disk_has_room_again() {
+    let mut refused = 0;
+    for room in (0..60_000).step_by(700) {
+        let disk = Simulation::new(1);
+        disk.limit_bytes(Some(room));
+        let outcome = script(&disk);
+        if outcome.list.is_empty() {
+            // Without space for a first segment nothing exists and nothing was reported.
+            assert!(room < 5_000, "{room}");
+            continue;
+        }
+        assert!(!outcome.failed, "a full disk is no failure: {room}");
+        refused += u32::from(outcome.refused);
+        check(&disk, &outcome, &format!("room for {room}"));
+    }
+    assert!(refused > 5, "{refused}");
+}
+
+#[test]
+fn pending_records_are_written_when_there_is_room() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    assert_eq!(log.room(), Room::Plenty);
+    disk.limit_bytes(Some(disk.used_bytes()));
+    assert!(log.maintain(1).is_err_and(|error| error.is_full()));
+    assert_ne!(log.room(), Room::Plenty);
+    let mut list = Vec::new();
+    while log.commit().is_ok() {
+        list.push(vec![list.len() as u8; 300]);
+        log.append(&[&list[list.len() - 1]]).expect("small");
+    }
+    assert_eq!(log.room(), Room::None);
+    assert!(log.failure().is_none());
+    let before = log.durable();
+    assert!(before < log.appended());
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+
+    disk.limit_bytes(None);
+    assert_eq!(log.commit().expect("room again"), log.appended());
+    log.maintain(2).expect("room again");
+    assert_eq!(log.room(), Room::Plenty);
+    let (.., records) = open(&lost(&disk), small()).expect("opens");
+    assert!(records.list() == list);
+}
+
+#[test]
+fn the_reserve_outlasts_a_full_disk() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        segment_bytes: 1 << 18,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    log.maintain(1).expect("room for spares");
+    disk.limit_bytes(Some(disk.used_bytes()));
+    log.maintain(2).expect("the spares are there");
+    let write = || {
+        log.append(&[&[1; 1000]]).expect("small");
+        log.commit().expect("there are spares");
+    };
+    // The remaining space is the reserve.
+    write();
+    let mut reserve = 0;
+    while log.room() == Room::Reserve {
+        write();
+        reserve += 1;
+    }
+    assert!(
+        reserve > 600,
+        "three segments hold more than {reserve} records"
+    );
+    assert_eq!(log.room(), Room::None);
+    log.append(&[&[1; 1000]]).expect("small");
+    log.commit()
+        .expect("None leaves a little for what is under way");
+}
+
+#[test]
+fn group_of_too_many_records_is_refused() {
+    let most = crate::limits::FRAME_RECORDS_MAX as usize;
+    assert!(crate::log::check_count(most).is_ok());
+    let refused = crate::log::check_count(most + 1);
+    assert!(
+        matches!(refused, Err(Error::TooMany { records, .. }) if records == most + 1),
+        "{refused:?}"
+    );
+    // Frames of several groups cannot hold so many records.
+    assert!(crate::limits::SEGMENT_BYTES_MAX <= 4 * most as u64);
+}
+
+#[test]
+fn failed_log_discards_appends() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    log.append(&[b"kept"]).expect("small");
+    log.commit().expect("no faults yet");
+    disk.fail_sync_in(Some(0));
+    log.append(&[b"not known"]).expect("small");
+    let text = log.commit().expect_err("a fault").to_string();
+    assert!(text.contains("nothing becomes durable any more"), "{text}");
+    disk.fail_sync_in(None);
+    for expected in 3..100 {
+        assert_eq!(
+            log.append(&[b"lost"]).expect("small"),
+            LogPosition(expected)
+        );
+        assert!(
+            log.commit().is_err()
+                && log.sync().is_err()
+                && log.write().is_err()
+                && log.close().is_err()
+        );
+    }
+    assert!(log.begin_snapshot(1).is_err() && log.maintain(1).is_err());
+    assert_eq!(
+        (log.durable(), log.released()),
+        (LogPosition(1), LogPosition(1))
+    );
+    let report = inspect(&disk).expect("a directory");
+    assert!(
+        !report
+            .files
+            .iter()
+            .any(|file| matches!(file.verdict, Verdict::Damaged { .. }))
+    );
+}
+
+/// The file of a snapshot may be what filled the disk.
+#[test]
+fn snapshot_without_room_leaves_no_file() {
+    for (log_waits, what) in [
+        (true, "the log has no room"),
+        (false, "the snapshot has none"),
+    ] {
+        let disk = Simulation::new(1);
+        let (log, ..) = open(&disk, small()).expect("opens");
+        log.append(&[b"one"]).expect("small");
+        log.commit().expect("no faults");
+        let mut snapshot = log
+            .begin_snapshot(1)
+            .expect("no faults")
+            .expect("something new");
+        snapshot.block(&block(1, b"one")).expect("small");
+        if log_waits {
+            // Needs a segment of its own.
+            log.append(&[&[1; 8000]]).expect("fits");
+        }
+        disk.limit_bytes(Some(disk.used_bytes()));
+        let refused = log.finish_snapshot(snapshot).expect_err(what);
+        assert!(refused.is_full(), "{what}: {refused}");
+        let names = disk.list().expect("a directory");
+        assert!(
+            !names.iter().any(|name| name.ends_with(".tmp")),
+            "{what}: {names:?}"
+        );
+        disk.limit_bytes(None);
+        assert!(log.begin_snapshot(2).is_ok_and(|begun| begun.is_some()));
+    }
+}

@@ -1,0 +1,90 @@
+//! Reads a real directory while a log writes to it, recycles and takes snapshots.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::recovery::Base;
+use crate::{Directory, inspect, read};
+
+/// Every record is its position, so that a reader can check it.
+struct Numbers {
+    last: u64,
+    base: bool,
+}
+
+impl Sink for Numbers {
+    fn reset(&mut self) {
+        (self.last, self.base) = (0, false);
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        let (position, _) = block.split_first_chunk::<8>().ok_or("a short block")?;
+        (self.last, self.base) = (u64::from_le_bytes(*position), true);
+        Ok(())
+    }
+
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
+        if self.last != 0 && position.0 != self.last + 1 {
+            return Err(format!("{position} after {}", self.last));
+        }
+        if record[..8] != position.0.to_le_bytes() {
+            return Err("another record".to_owned());
+        }
+        self.last = position.0;
+        Ok(())
+    }
+}
+
+#[test]
+fn reader_beside_a_writer_sees_a_correct_prefix() {
+    let place = tempfile::tempdir().expect("a directory");
+    let disk: Arc<dyn Disk> = Arc::new(Directory::open(place.path()).expect("free"));
+    let (log, _) = Log::open(disk, small(), 0, &mut Records::default()).expect("opens");
+    let done = AtomicBool::new(false);
+    let reader = Directory::read_only(place.path()).expect("there");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=4_000u64 {
+                let mut record = vec![0; 200];
+                record[..8].copy_from_slice(&number.to_le_bytes());
+                log.append(&[&record]).expect("small");
+                log.write().expect("no faults");
+                if number % 64 == 0 {
+                    let mut snapshot = log
+                        .begin_snapshot(number)
+                        .expect("no faults")
+                        .expect("new records");
+                    snapshot.block(&number.to_le_bytes()).expect("no faults");
+                    log.finish_snapshot(snapshot).expect("no faults");
+                    log.maintain(number).expect("no faults");
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        let (mut read_whole, mut moved, mut seen) = (0, 0, 0);
+        loop {
+            let last_time = done.load(Ordering::Acquire);
+            let mut numbers = Numbers {
+                last: 0,
+                base: false,
+            };
+            match read(&reader, Base::Newest, LogPosition::END, &mut numbers) {
+                Ok(range) => {
+                    assert!(range.end.0 >= seen, "a later look sees no less: {range:?}");
+                    seen = range.end.0;
+                    read_whole += 1;
+                }
+                Err(Error::Moved) => moved += 1,
+                Err(error) => panic!("{error}"),
+            }
+            if read_whole % 8 == 0 {
+                inspect(&reader).expect("a directory");
+            }
+            if last_time {
+                break;
+            }
+        }
+        assert_eq!(seen, 4_000, "{moved} times moved");
+        assert!(read_whole > 1);
+    });
+}
