@@ -239,7 +239,7 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         | Record::Assignment(_)
         | Record::Sessions(_)
         | Record::Watches(_)
-        | Record::Told { .. } => None,
+        | Record::ReceiveMax { .. } => None,
     }
 }
 
@@ -340,7 +340,7 @@ impl Rerun<'_> {
             fencing_token: handled.fencing_token,
             delivery: remembered.delivery,
             context: &remembered.context,
-            evidence: remembered.evidence.as_ref(),
+            captured: remembered.captured.as_ref(),
         };
         let (state, again) = replay(&policy, fuel_max, state, &recorded);
         self.image.state = state;
@@ -395,7 +395,7 @@ fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
         && store::same_writes(&handled.writes, &other.writes);
     if same {
         Comparison::Same
-    } else if handled.remembered.evidence.is_none() {
+    } else if handled.remembered.captured.is_none() {
         Comparison::NotComparable("what it saw was too much to record")
     } else {
         Comparison::Different(other)

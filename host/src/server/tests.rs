@@ -123,7 +123,8 @@ fn expired_keys_notify_and_expired_requests_do_not_run() {
     assert_eq!(ask_until(later, set), ["+OK\r\n"]);
 
     // What an earlier run removed is told of in steps, and to its end.
-    let keys = (0..2 * limits::ENDS_TOLD_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
+    let keys =
+        (0..2 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
     let ends: Vec<_> = keys
         .map(|key| (Key::from(key.into_bytes()), Stamp::default()))
         .collect();

@@ -130,7 +130,7 @@ impl Moment {
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;
-    for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+    for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
         if let Some(entry) = &mut read.entry {
             let (version, fence) = (entry.version(), entry.fence());
             let expires_ms = entry.expires_ms();

@@ -2,17 +2,17 @@
 
 /// Keys, calls or properties that are recorded of one request so that it can run again. Policies look at a
 /// few; the answer to one that looks at more is kept instead.
-pub const EVIDENCE_READS_MAX: usize = 64;
+pub const CAPTURED_READS_MAX: usize = 64;
 
 /// What a request saw, in bytes: beyond it its answer is kept instead, which is nearly always smaller.
-pub const EVIDENCE_BYTES_MAX: u64 = 16 << 10;
+pub const CAPTURED_BYTES_MAX: u64 = 16 << 10;
 
 /// A start remembers what a client with this Receive Maximum can have on its way, whatever is recorded: that is what one is told by
 /// default, and only more is recorded.
 pub const RECEIVE_MAX_REMEMBERED_MIN: u16 = 1024;
 
 /// A page of keys that is recorded so that its request can run again.
-pub const EVIDENCE_PAGE_BYTES_MAX: usize = 4 << 10;
+pub const CAPTURED_PAGE_BYTES_MAX: usize = 4 << 10;
 
 /// Answers up to this are kept with the record of their request, as a check of running it again. Those of
 /// the published commands that change anything have at most some ten bytes.

@@ -2,10 +2,10 @@
 
 /// Ends of keys that a start behind a foreign broker tells of again, since nobody knows whether the run before did: more
 /// than expire while the broker takes a message.
-pub const ENDS_TOLD_AGAIN_MAX: usize = 1024;
+pub const EXPIRIES_RENOTIFIED_MAX: usize = 1024;
 
 /// How long ago they may have been: whoever waited for longer, such as for a lock, has looked by itself.
-pub const ENDS_TOLD_AGAIN_MS_MAX: u64 = 10 * 60_000;
+pub const EXPIRIES_RENOTIFIED_MS_MAX: u64 = 10 * 60_000;
 
 /// A piece of a snapshot: the store's lock is held while one is made, so that requests wait for some tens of
 /// microseconds at most.

@@ -143,19 +143,19 @@ pub const PURITY_SAMPLE_DEFAULT: u32 = 1024;
 pub const PURITY_REQUESTS_PER_SECOND_MAX: u64 = 50_000;
 
 /// Requests that wait for running again, beside the store. What finds no room is not compared.
-pub const OBSERVED_QUEUE_MAX: usize = 1024;
+pub const SAMPLE_QUEUE_MAX: usize = 1024;
 
 /// All of them in bytes.
-pub const OBSERVED_QUEUE_BYTES_MAX: u64 = 32 << 20;
+pub const SAMPLE_QUEUE_BYTES_MAX: u64 = 32 << 20;
 
 /// What one of them costs besides its payload, properties and what it read and wrote, rounded up.
-pub const OBSERVED_OVERHEAD_BYTES: u64 = 1024;
+pub const SAMPLE_OVERHEAD_BYTES: u64 = 1024;
 
 /// Keys of which a candidate in shadow is told what they held, though the request did not read them.
-pub const OBSERVED_QUESTIONS_MAX: usize = 64;
+pub const SAMPLE_MISSING_READS_MAX: usize = 64;
 
 /// How often a candidate is run for one request, since each answer may lead to the next question.
-pub const OBSERVED_ROUNDS_MAX: u32 = 4;
+pub const SAMPLE_ROUNDS_MAX: u32 = 4;
 
 /// Removed keys that the store recalls while a candidate is in shadow: an absent one among them may have been there.
 pub const RECENT_REMOVALS_MAX: usize = 4096;

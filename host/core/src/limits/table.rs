@@ -33,7 +33,7 @@ pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 
 /// Expired keys that are told of again in one step at a start. All of them share the fuel of one call: a million units for
 /// each are enough for an interpreter.
-pub const ENDS_TOLD_PER_STEP_MAX: usize = 32;
+pub const EXPIRIES_NOTIFIED_PER_STEP_MAX: usize = 32;
 
 /// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);

@@ -20,7 +20,8 @@ use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{
-    Change, Duplicates, Entry, Key, Mode, NOBODY, Owner, Remembered, Retention, State, Table, Write,
+    Change, Duplicates, Entry, Key, Mode, NO_OWNER, Owner, Remembered, Retention, State, Table,
+    Write,
 };
 
 /// A store as it was.
@@ -133,7 +134,7 @@ impl Image {
                 self.policies = meta.policies;
                 self.active = meta.active;
                 self.assignment = meta.assignment;
-                self.told(meta.receive_max);
+                self.raise_receive_max(meta.receive_max);
             }
             // A module is a file of its own, not a part of the state.
             MODULE => {}
@@ -143,7 +144,7 @@ impl Image {
     }
 
     fn entries(&mut self, mut entries: Entries<'_>) -> Result<(), Malformed> {
-        let (mut last, mut owner) = (None, NOBODY);
+        let (mut last, mut owner) = (None, NO_OWNER);
         while let Some(entry) = entries.next_owned() {
             let (write, client) = entry?;
             let Change::Set(entry) = write.change else {
@@ -151,7 +152,7 @@ impl Image {
             };
             if client != last {
                 let owners = &mut self.state.owners;
-                owner = client.map_or(NOBODY, |client| owners.enter(client));
+                owner = client.map_or(NO_OWNER, |client| owners.enter(client));
                 last = client;
             }
             self.loading[usize::from(write.hidden)].push((entry, owner));
@@ -201,14 +202,14 @@ impl Image {
                 self.state.watches.keep(true);
                 self.state.watches.apply(watches);
             }
-            Record::Told { receive_max } => self.told(receive_max),
+            Record::ReceiveMax { receive_max } => self.raise_receive_max(receive_max),
         }
         Ok(())
     }
 
     /// Sessions may be of clients that were told so: what these can send again is remembered, however little clients are
     /// told from here on.
-    fn told(&mut self, receive_max: u16) {
+    fn raise_receive_max(&mut self, receive_max: u16) {
         self.receive_max = self.receive_max.max(receive_max);
         self.duplicates.raise_per_session(receive_max);
     }
@@ -255,18 +256,18 @@ impl Image {
             client,
             payload,
             policy,
-            owed,
+            repeatable,
             clock,
             mut remembered,
             writes,
             ..
         } = handled;
         let now_ms = remembered.context.now_ms;
-        if owed && self.whole && remembered.number >= self.remembered_below {
+        if repeatable && self.whole && remembered.number >= self.remembered_below {
             let policy = self.policies.get(policy as usize).ok_or(UNNAMED)?;
             remembered.context.policy = policy.digest;
             // What the keys held before is what they hold now, before the writes below.
-            for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+            for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
                 let table = if read.hidden {
                     &self.state.hidden
                 } else {
@@ -313,7 +314,10 @@ impl Image {
                 self.ends.push_back((key, write.version()));
             }
         }
-        let over = self.ends.len().saturating_sub(limits::ENDS_TOLD_AGAIN_MAX);
+        let over = self
+            .ends
+            .len()
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MAX);
         self.ends.drain(..over);
     }
 
@@ -321,7 +325,9 @@ impl Image {
     /// before may have ended before it told anybody. Only those that records tell of are known, not those that only the
     /// snapshot has seen go.
     pub fn ends(&self) -> Vec<(Key, Stamp)> {
-        let since_ms = self.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
+        let since_ms = self
+            .now_ms
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
         let ends = self.ends.iter().filter(|(key, version)| {
             version.wall >= since_ms && self.state.table.get(key).is_none()
         });

@@ -31,7 +31,7 @@ const WATCHES: u8 = 8;
 /// A start behind a foreign broker.
 const ATTACHED: u8 = 9;
 /// Versions that do not know of it do not read it.
-const TOLD: u8 = 10;
+const RECEIVE_MAX: u8 = 10;
 
 /// One record.
 #[derive(Debug, PartialEq)]
@@ -72,7 +72,7 @@ pub enum Record<'a> {
     Watches(WatchChanges),
     /// Clients may be told more than any was before: the largest Receive Maximum from here on. Before the first request of
     /// one that was.
-    Told {
+    ReceiveMax {
         /// MQTT 5, section 3.2.2.3.3.
         receive_max: u16,
     },
@@ -117,7 +117,7 @@ pub struct Handled<'a> {
     /// The policy, by its number.
     pub policy: u32,
     /// Whether a redelivery is owed the same answer.
-    pub owed: bool,
+    pub repeatable: bool,
     /// The store's clock after it.
     pub clock: Stamp,
     /// The request and its answer. The digest of the policy is not here, and the entries read are absent:
@@ -129,7 +129,7 @@ pub struct Handled<'a> {
 
 /// Bits of the first byte of a handled request.
 mod flag {
-    pub(super) const OWED: u8 = 1;
+    pub(super) const REPEATABLE: u8 = 1;
     pub(super) const TIMESTAMP: u8 = 2;
     pub(super) const FENCING_TOKEN: u8 = 4;
 }
@@ -141,7 +141,7 @@ pub(super) struct Source<'a> {
     pub(super) timestamp: Option<&'a str>,
     pub(super) fencing_token: Option<&'a str>,
     pub(super) policy: u32,
-    pub(super) owed: bool,
+    pub(super) repeatable: bool,
     pub(super) clock: Stamp,
     pub(super) remembered: &'a Remembered,
     pub(super) writes: &'a [Write],
@@ -151,7 +151,7 @@ pub(super) fn handled(out: &mut Vec<u8>, it: &Source<'_>) {
     out.push(HANDLED);
     let bit = |on: bool, bit: u8| if on { bit } else { 0 };
     out.push(
-        bit(it.owed, flag::OWED)
+        bit(it.repeatable, flag::REPEATABLE)
             | bit(it.timestamp.is_some(), flag::TIMESTAMP)
             | bit(it.fencing_token.is_some(), flag::FENCING_TOKEN),
     );
@@ -233,8 +233,8 @@ pub(super) fn stopped(out: &mut Vec<u8>, now_ms: u64) {
     number(out, now_ms);
 }
 
-pub(super) fn told(out: &mut Vec<u8>, receive_max: u16) {
-    out.push(TOLD);
+pub(super) fn receive_max(out: &mut Vec<u8>, receive_max: u16) {
+    out.push(RECEIVE_MAX);
     number(out, receive_max.into());
 }
 
@@ -323,7 +323,7 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         ASSIGNMENT => Record::Assignment(Box::new(read_assignment(&mut reader)?)),
         SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
         WATCHES => Record::Watches(read_watches(&mut reader)?),
-        TOLD => Record::Told {
+        RECEIVE_MAX => Record::ReceiveMax {
             receive_max: reader.small()?,
         },
         _ => {
@@ -356,7 +356,7 @@ fn read_handled<'a>(reader: &mut Reader<'a>) -> Result<Handled<'a>, Malformed> {
         timestamp,
         fencing_token,
         policy,
-        owed: has(flag::OWED),
+        repeatable: has(flag::REPEATABLE),
         clock,
         remembered,
         writes: read_writes(reader, payload)?,

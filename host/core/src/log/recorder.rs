@@ -67,10 +67,10 @@ impl Recorder {
     }
 
     /// Clients may be told this Receive Maximum from here on. What every start remembers anyway is not recorded.
-    pub fn told(&mut self, receive_max: u16) {
+    pub fn record_receive_max(&mut self, receive_max: u16) {
         if receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN {
             let mut record = Vec::new();
-            record::told(&mut record, receive_max);
+            record::receive_max(&mut record, receive_max);
             self.append(&record);
         }
     }
@@ -162,7 +162,7 @@ impl Recorder {
                 fencing_token: request.fencing_token,
                 // Every policy is recorded before it answers.
                 policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
-                owed: handled.owed,
+                repeatable: handled.repeatable,
                 clock: handled.clock,
                 remembered: &handled.remembered,
                 writes: &handled.writes,

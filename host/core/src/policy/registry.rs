@@ -50,7 +50,7 @@ impl Routes {
     }
 
     /// Whether a key is another policy's by a route.
-    pub fn is_others(&self, policy: &Digest, key: &[u8]) -> bool {
+    pub fn is_owned_by_other(&self, policy: &Digest, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.0[at].1 != *policy)
     }
 

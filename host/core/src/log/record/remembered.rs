@@ -9,7 +9,7 @@ use super::{read_stamp, stamp};
 use crate::log::codec::{Malformed, Reader, bytes, number};
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
-use crate::store::{Context, Evidence, Imported, Kept, Outcome, Read, Remembered, Right};
+use crate::store::{CapturedReads, Context, Imported, Kept, Outcome, Read, Remembered, Right};
 
 /// A remembered request: in a record without what its keys held, in a snapshot with it.
 pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
@@ -23,9 +23,9 @@ pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bo
     number(out, it.until_ms.saturating_sub(it.context.now_ms));
     stamp(out, it.context.clock);
     dialect(out, it.context.dialect);
-    out.push(it.evidence.is_some().into());
-    if let Some(it) = &it.evidence {
-        evidence(out, it, entries);
+    out.push(it.captured.is_some().into());
+    if let Some(it) = &it.captured {
+        captured(out, it, entries);
     }
     outcome(out, &it.outcome);
 }
@@ -59,8 +59,8 @@ pub(in crate::log) fn read_remembered(
             dialect,
             policy: blake3::Hash::from_bytes([0; 32]),
         },
-        evidence: (reader.u8()? != 0)
-            .then(|| read_evidence(reader, entries))
+        captured: (reader.u8()? != 0)
+            .then(|| read_captured(reader, entries))
             .transpose()?,
         outcome: read_outcome(reader)?,
     })
@@ -83,7 +83,7 @@ pub(super) fn read_dialect(reader: &mut Reader<'_>) -> Result<Dialect, Malformed
     })
 }
 
-fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
+fn captured(out: &mut Vec<u8>, it: &CapturedReads, entries: bool) {
     number(out, it.reads.len() as u64);
     for read in &it.reads {
         let held = read.entry.as_ref().filter(|_| entries);
@@ -130,8 +130,8 @@ fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
     out.extend_from_slice(it.seed.as_ref().map_or(&[][..], |seed| seed));
 }
 
-fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Malformed> {
-    let mut it = Evidence::default();
+fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads, Malformed> {
+    let mut it = CapturedReads::default();
     for _ in 0..reader.count()? {
         let flags = reader.u8()?;
         let key = read_key_ref(reader)?;

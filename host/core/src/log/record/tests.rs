@@ -5,7 +5,7 @@ use crate::clock::Fence;
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    Change, Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Right,
+    CapturedReads, Change, Context, Entry, Imported, Kept, KeyRef, Outcome, Read, Right,
 };
 
 fn arb_stamp() -> impl Strategy<Value = Stamp> {
@@ -69,7 +69,7 @@ fn arb_key_ref() -> impl Strategy<Value = KeyRef> {
     ]
 }
 
-fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
+fn arb_captured(entries: bool) -> impl Strategy<Value = CapturedReads> {
     let key = arb_key_ref();
     // A read says its key, and the entry out of a snapshot does not.
     let entry = arb_entry(Bytes::new());
@@ -83,7 +83,7 @@ fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
     let properties = prop::collection::vec(("[a-z]{0,5}", any::<Option<String>>()), 0..3);
     let reads = prop::collection::vec(read, 0..4);
     (reads, imports, properties, any::<Option<[u8; 32]>>()).prop_map(
-        |(reads, imports, properties, seed)| Evidence {
+        |(reads, imports, properties, seed)| CapturedReads {
             reads,
             imports,
             properties: properties
@@ -110,11 +110,11 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
         any::<[u8; 16]>(),
         0u64..1 << 40,
         context,
-        prop::option::of(arb_evidence(entries)),
+        prop::option::of(arb_captured(entries)),
         outcome,
     )
         .prop_map(
-            |(numbers, packet_id, identity, window_ms, context, evidence, outcome)| {
+            |(numbers, packet_id, identity, window_ms, context, captured, outcome)| {
                 let [number, session, connection, turn] = numbers;
                 let (payload, digest, version, command, put) = outcome;
                 let (now_ms, clock, dialect) = context;
@@ -135,7 +135,7 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
                         dialect: [Dialect::Sdk, Dialect::Documents, Dialect::Preview][dialect],
                         policy: blake3::Hash::from_bytes([0; 32]),
                     },
-                    evidence,
+                    captured,
                     outcome: Outcome {
                         payload: match digest {
                             Some(digest) => Kept::Digest(blake3::Hash::from_bytes(digest)),
@@ -168,7 +168,7 @@ proptest! {
         timestamp in any::<Option<String>>(),
         fencing_token in any::<Option<String>>(),
         policy in any::<u32>(),
-        owed in any::<bool>(),
+        repeatable in any::<bool>(),
         clock in arb_stamp(),
         remembered in arb_remembered(false),
         writes in prop::collection::vec(arb_write(), 0..4),
@@ -180,7 +180,7 @@ proptest! {
             timestamp: timestamp.as_deref(),
             fencing_token: fencing_token.as_deref(),
             policy,
-            owed,
+            repeatable,
             clock,
             remembered: &remembered,
             writes: &writes,
@@ -191,7 +191,7 @@ proptest! {
             timestamp: timestamp.as_deref(),
             fencing_token: fencing_token.as_deref(),
             policy,
-            owed,
+            repeatable,
             clock,
             remembered,
             writes,
@@ -280,8 +280,8 @@ fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
 fn what_clients_are_told_comes_back() {
     for receive_max in [0, 1025, u16::MAX] {
         let mut out = Vec::new();
-        told(&mut out, receive_max);
-        assert_eq!(read(&out).unwrap(), Record::Told { receive_max });
+        receive_max(&mut out, receive_max);
+        assert_eq!(read(&out).unwrap(), Record::ReceiveMax { receive_max });
     }
     assert!(
         read(&[10, 0x80, 0x80, 4]).is_err(),

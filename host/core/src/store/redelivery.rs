@@ -1,40 +1,41 @@
-//! A request that came again: it is answered as the first time.
+//! Answers a redelivered request with the bytes of the first answer.
 //!
-//! What enters: a request, what is remembered of its original, and the state. What leaves: the same answer. Nothing is
-//! stored again. Where an earlier run may not have told the watchers, they are told again; nothing else is done twice.
+//! The request is re-executed on its captured reads, and nothing is stored again. If an earlier run
+//! may not have sent the notifications, they are sent again.
 
 use super::effects::{Answer, Effects, RestsOn, internal_error};
+use super::notifier::Notifier;
 use super::remembered::{Kept, Outcome, Remembered};
 use super::replay;
 use super::state::State;
 use super::step::Store;
-use super::telling::Telling;
 use crate::policy::{Failure, Repeat};
 use crate::request::Request;
 
-/// What became of a duplicate.
+/// How the answer to a redelivery was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rerun {
-    /// It ran again and gave the same.
+    /// Re-execution gave the same answer.
     Same,
-    /// Only its answer was kept, or the machine was too slow to run it.
+    /// The stored answer was used: the reads were not captured, or re-execution took too long.
     Stored,
-    /// It ran again and gave something else: the stored answer counts.
+    /// Re-execution gave another answer. The stored one was used.
     Different,
 }
 
-/// What became of the notifications of a duplicate whose original an earlier run handled.
+/// What became of the notifications of a request that an earlier run handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToldAgain {
-    /// They are sent again, to whoever watches now.
-    Told,
-    /// Not all could be said again: the policy or what it saw is not there any more, or nobody could tell of a change.
-    Impossible,
+pub enum Renotified {
+    /// They are sent to the current watchers.
+    Sent,
+    /// Not all of them could be rendered: the policy or the captured reads are missing, or a policy
+    /// failed.
+    Incomplete,
 }
 
 impl Store {
-    /// Answers a duplicate: the same policy on the same state gives the same bytes. Nothing is stored
-    /// again, and nobody is told again but where the run before may not have.
+    /// Answers a redelivery. The same policy on the same reads gives the same bytes. Notifications
+    /// are sent again only if an earlier run may not have sent them.
     pub(super) fn repeat(
         &mut self,
         state: Box<State>,
@@ -45,13 +46,13 @@ impl Store {
     ) -> Box<State> {
         effects.by = self.registry.by_digest(&original.context.policy);
         let again = effects.by.as_ref().and_then(|policy| {
-            let evidence = original.evidence.as_ref()?;
-            Some(replay::again(policy, original, evidence, request))
+            let captured = original.captured.as_ref()?;
+            Some(replay::reexecute(policy, original, captured, request))
         });
         let (again, transaction) = again.unzip();
         let outcome = &original.outcome;
         let rerun = match &again {
-            // A slow machine says nothing about the policy.
+            // A timeout says nothing about the policy.
             None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
             Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
             Some(_) => Rerun::Different,
@@ -68,11 +69,11 @@ impl Store {
                     Some(Err(failure)) => failure.to_string(),
                     None => String::new(),
                 };
-                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a duplicate was answered otherwise by the same policy on the same state; its first answer counts");
+                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered differently by the same policy on the same reads; the first answer is sent");
             }
         }
         effects.repeated = Some(rerun);
-        // The original may still be on its way to the disk.
+        // The record of the original may not be durable yet.
         effects.rests_on = RestsOn::Everything;
         effects.answer = Some(match (again, &outcome.payload) {
             (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
@@ -85,36 +86,37 @@ impl Store {
             },
             (_, Kept::Digest(_)) => internal_error(),
         });
-        // Clients of a foreign broker were there all the time, and nobody knows what an earlier run has told them.
-        let may_be_untold = state.watches.are_kept()
+        // Clients of a foreign broker stay connected across a restart, and which notifications the
+        // earlier run has sent is unknown.
+        let may_be_unnotified = state.watches.are_kept()
             && !state.watches.is_empty()
             && original.number < self.earlier_below;
-        if !may_be_untold || !self.told_again.insert(original.number) {
+        if !may_be_unnotified || !self.renotified.insert(original.number) {
             return state;
         }
         let Some(transaction) = transaction.filter(|_| rerun == Rerun::Same) else {
-            effects.told_again = Some(ToldAgain::Impossible);
+            effects.renotified = Some(Renotified::Incomplete);
             return state;
         };
-        let telling = Telling::new(&mut self.registry, now_ms, None);
-        let (state, notices, failed) = telling.tell_again(
+        let notifier = Notifier::new(&mut self.registry, now_ms, None);
+        let (state, notifications, failed) = notifier.renotify(
             state,
             self.quota,
             request.payload.len(),
             transaction.changes(),
             effects,
         );
-        effects.told_again = match failed {
-            true => Some(ToldAgain::Impossible),
-            false => (!notices.is_empty()).then_some(ToldAgain::Told),
+        effects.renotified = match failed {
+            true => Some(Renotified::Incomplete),
+            false => (!notifications.is_empty()).then_some(Renotified::Sent),
         };
-        effects.notices = notices;
+        effects.notices = notifications;
         state
     }
 }
 
 impl Outcome {
-    /// Whether this is that answer.
+    /// Whether the answer is the recorded one.
     fn is(&self, answer: &Answer) -> bool {
         self.payload.is(&answer.payload) && self.version == answer.version
     }
