@@ -1,7 +1,6 @@
-//! Makes a PUBLISH a request: dialect, the properties a command needs, where the answer goes.
+//! Parses a PUBLISH into a request: dialect, properties, response topic.
 //!
-//! What enters: topic, properties and QoS of a PUBLISH. What leaves: a [`Request`], or the reason
-//! why it is none. It never looks into the payload: that is the policy's.
+//! It never reads the payload: only the policy does.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,29 +12,29 @@ use crate::clock::Stamp;
 use crate::store::Peer;
 use statehouse_protocol::rights::ClientRights;
 
-/// Where current clients send requests (the protocol, section 1).
+/// The request topic of current clients (protocol, section 1).
 pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
-/// Where clients of the 2023 preview send them.
+/// The request topic of clients of the 2023 preview.
 pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
-/// What all notification topics begin with; only the store publishes there.
+/// The prefix of all notification topics. Only the store publishes there.
 pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
 
-/// The answer to a request at QoS 0 (the protocol, section 1).
+/// The answer to a request at QoS 0 (protocol, section 1).
 pub const QOS_ZERO_ANSWER: &str = "-ERR syntax error\r\n";
 
-/// Which of the published and shipped forms of the protocol a client speaks (the protocol, section 2).
+/// The forms of the protocol that clients use (protocol, section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dialect {
-    /// What the official client libraries parse.
+    /// The form that the official client libraries parse.
     Sdk,
-    /// What the published article prints.
+    /// The form in the published article.
     Documents,
     /// The 2023 preview.
     Preview,
 }
 
 impl Dialect {
-    /// The user property that carries a version, in both directions.
+    /// The user property of versions, in both directions.
     pub fn version_property(self) -> &'static str {
         match self {
             Self::Sdk | Self::Documents => "__ts",
@@ -43,7 +42,7 @@ impl Dialect {
         }
     }
 
-    /// The user property that carries a fencing token.
+    /// The user property of fencing tokens.
     pub fn fencing_property(self) -> &'static str {
         match self {
             Self::Sdk | Self::Documents => "__ft",
@@ -52,12 +51,13 @@ impl Dialect {
     }
 }
 
-/// How a request was delivered: what tells a redelivery from a new one (the protocol, section 9).
+/// How a request was delivered. Distinguishes a redelivery from a new request (protocol, section
+/// 9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// The number of the session; no two sessions have the same, also over restarts.
+    /// The session number. It is unique, even across restarts.
     pub session: u64,
-    /// The number of the connection, likewise.
+    /// The connection number. It is unique, even across restarts.
     pub connection: u64,
     /// The packet identifier.
     pub packet_id: u16,
@@ -65,28 +65,28 @@ pub struct Delivery {
     pub dup: bool,
 }
 
-/// A request that a policy can handle.
+/// A request for a policy.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// How the client speaks.
+    /// The dialect of the client.
     pub dialect: Dialect,
-    /// The command.
+    /// The payload.
     pub payload: &'a Bytes,
-    /// The client's clock, unparsed.
+    /// The client's timestamp, unparsed.
     pub timestamp: Option<&'a str>,
     /// The fencing token, unparsed.
     pub fencing_token: Option<&'a str>,
-    /// Whose connection it came over.
+    /// The connection of the client.
     pub peer: &'a Peer,
-    /// Everything else a policy may ask for.
+    /// All properties, for policies.
     pub properties: &'a Properties,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
-    /// What its client may do; everything where there are no rules.
+    /// The rights of the client; everything is allowed if there are none.
     pub grants: Option<&'a Arc<dyn ClientRights>>,
 }
 
-/// Where an answer goes and what it must carry.
+/// The destination of an answer, and properties that it must contain.
 #[derive(Clone, Debug)]
 pub struct ReplyTo<'a> {
     /// The Response Topic.
@@ -94,20 +94,20 @@ pub struct ReplyTo<'a> {
     correlation_data: &'a [u8],
     dialect: Dialect,
     protocol_version: bool,
-    /// What the client said about persistence, if it said anything: whether it asks for the disk.
+    /// The client's `aio-persistence` property, if present: whether it asks for durability on disk.
     pub persistence: Option<bool>,
-    /// When the request expires; so does the answer.
+    /// When the request expires. The answer expires at the same time.
     pub expires: Option<Instant>,
 }
 
 impl ReplyTo<'_> {
-    /// What tells the client which of its requests an answer is for.
+    /// Identifies the request in the answer.
     pub fn correlation_data(&self) -> &[u8] {
         self.correlation_data
     }
 
-    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
-    /// gave it.
+    /// The MQTT properties of an answer. `persisted` is the durability of its writes, included if
+    /// the client asked for it. `policy` is the policy that answered.
     pub fn properties(
         &self,
         version: Option<Stamp>,
@@ -132,7 +132,7 @@ impl ReplyTo<'_> {
         finish(properties)
     }
 
-    /// The MQTT properties of the answer to a protocol version that is not spoken here.
+    /// The MQTT properties of the answer to an unsupported protocol version.
     pub fn unsupported_version(&self, asked: &str) -> Bytes {
         let properties = self
             .start("505")
@@ -150,26 +150,27 @@ impl ReplyTo<'_> {
     }
 }
 
-/// Every part came out of a packet's properties or is a short text of our own, so none can be too
-/// long or hold U+0000. Were one, the client would get an answer that it cannot match to a request.
+/// Every part is from a packet's properties or a short text of ours, so none is too long or
+/// contains U+0000. Otherwise the client would get an answer without properties, which it could not
+/// match to a request.
 fn finish(properties: PropertiesBuilder) -> Bytes {
     properties.finish().unwrap_or_default()
 }
 
-/// What a PUBLISH on a request topic turned out to be.
+/// The result of parsing a PUBLISH on a request topic.
 pub enum Parsed<'a> {
     /// A request for the policy.
     Run(Request<'a>, ReplyTo<'a>),
-    /// No request a policy could answer, but there is where to say so.
+    /// Not a request for a policy, but it can be answered.
     Answer(ReplyTo<'a>, Early<'a>),
-    /// Refused without an answer: PUBACK with a reason, or at QoS 0 dropped.
+    /// Refused without an answer: a PUBACK with a reason, or dropped at QoS 0.
     Refuse(ReasonCode, &'static str),
-    /// The client broke the rule on response topics and is disconnected.
+    /// The client violated the rules for response topics and is disconnected.
     Disconnect(ReasonCode, &'static str),
 }
 
 impl<'a> Parsed<'a> {
-    /// Where an answer would go.
+    /// The topic of the answer, if there is one.
     pub fn response_topic(&self) -> Option<&'a [u8]> {
         match self {
             Self::Run(_, to) | Self::Answer(to, _) => Some(to.topic),
@@ -178,36 +179,36 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Answers that need no policy, since they are about the message and not about the command.
+/// Answers that need no policy, because they concern the message and not the command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Early<'a> {
-    /// `__protVer` names a major version other than 1.
+    /// `__protVer` has a major version other than 1.
     UnsupportedVersion(&'a str),
-    /// QoS 0: nothing could be acknowledged, so nothing is done.
+    /// QoS 0: the request cannot be acknowledged, so it is not executed.
     QosZero,
 }
 
-/// A PUBLISH as a transport hands it over.
+/// A PUBLISH from a transport.
 pub struct Incoming<'a> {
-    /// Its topic, one of the two request topics.
+    /// The topic, one of the two request topics.
     pub topic: &'a str,
-    /// Its payload.
+    /// The payload.
     pub payload: &'a Bytes,
-    /// Its properties.
+    /// The properties.
     pub properties: &'a Properties,
-    /// Its QoS.
+    /// The QoS.
     pub qos: QoS,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
     /// When it expires.
     pub expires: Option<Instant>,
-    /// Whose it is.
+    /// The connection of the client.
     pub peer: &'a Peer,
-    /// What its client may do; everything where there are no rules.
+    /// The rights of the client; everything is allowed if there are none.
     pub grants: Option<Arc<dyn ClientRights>>,
 }
 
-/// Reads what makes a PUBLISH a request. `forced` overrides the choice of dialect on the current topic.
+/// Parses a PUBLISH. `forced` overrides the dialect on the current topic.
 pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
     let properties = incoming.properties;
     let response_topic = properties
@@ -283,7 +284,7 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
     Parsed::Run(request, reply_to)
 }
 
-/// What the codec has checked to be UTF-8.
+/// The codec has checked that this is UTF-8.
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }
@@ -292,7 +293,7 @@ fn refuse(text: &'static str) -> Parsed<'static> {
     Parsed::Refuse(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
 }
 
-/// The user properties that mean something here; of repeated ones the first counts.
+/// The user properties of the protocol. If one is repeated, the first counts.
 #[derive(Default)]
 struct Fields<'a> {
     protocol_version: Option<&'a [u8]>,
@@ -318,8 +319,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What makes a redelivered request the same one, in one piece: client id, response topic, correlation data, payload,
-/// timestamp and fencing token (the protocol, section 9).
+/// The bytes that identify a request across redeliveries: client id, response topic, correlation
+/// data, payload, timestamp and fencing token (protocol, section 9).
 pub fn identity(
     client: &str,
     payload: &[u8],
@@ -339,7 +340,7 @@ pub fn identity(
     let bytes = parts.iter().flatten().map(|part| part.len());
     let mut whole = Vec::with_capacity(bytes.sum::<usize>() + size_of::<u64>() * parts.len());
     for part in parts {
-        // Length first, so that no two different requests have the same bytes; absent is not empty.
+        // Lengths make the encoding injective. An absent part differs from an empty one.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         whole.extend_from_slice(&length.to_le_bytes());
         whole.extend_from_slice(part.unwrap_or_default());
@@ -381,7 +382,7 @@ mod tests {
         properties(Some("answers/here"), Some(b"7"), user)
     }
 
-    /// Parses a PUBLISH with these properties and hands the result to `check`.
+    /// Parses a PUBLISH with these properties and passes the result to `check`.
     fn check(
         topic: &str,
         qos: QoS,
@@ -564,7 +565,7 @@ mod tests {
             identity("c", b"GET", &here, ft, ts),
             identity("c", b"GET", &there, ts, ft),
             identity("c", b"GET", &eighth, ts, ft),
-            // The same bytes, divided otherwise.
+            // The same bytes, divided differently.
             identity("cG", b"ET", &here, ts, ft),
         ] {
             assert_ne!(base, other);

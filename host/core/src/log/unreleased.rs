@@ -1,6 +1,5 @@
-//! Keys whose last write the journal has not released yet: what is read of them may not leave before it.
-//!
-//! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
+//! Keys whose last write is not released yet. An answer that depends on such a key must wait for
+//! that write.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -11,9 +10,10 @@ use rustc_hash::FxHashMap;
 use super::LogPosition;
 use crate::store::{Read, RestsOn, Write};
 
-/// Writes on their way to the disk.
+/// Writes that are not released yet.
 ///
-/// A key is known by its hash: of two that have the same one a read may wait for the other, which is late and never wrong.
+/// Keys are identified by their hash. After a collision, an answer may wait for a write of another
+/// key, which is late but never wrong.
 #[derive(Default)]
 pub(super) struct Unreleased {
     hasher: DefaultHashBuilder,
@@ -22,7 +22,7 @@ pub(super) struct Unreleased {
 }
 
 impl Unreleased {
-    /// Notes what a record wrote.
+    /// Notes the writes of a record.
     pub(super) fn wrote(&mut self, position: LogPosition, writes: &[Write]) {
         for write in writes {
             let key = self.hash(write.key(), write.hidden);
@@ -31,7 +31,7 @@ impl Unreleased {
         }
     }
 
-    /// Forgets what is released.
+    /// Removes writes that are released.
     pub(super) fn release(&mut self, released: LogPosition) {
         while let Some((position, key)) = self
             .order
@@ -43,7 +43,7 @@ impl Unreleased {
         }
     }
 
-    /// The position that an answer rests on; `last` is that of the last record.
+    /// The position that an answer depends on. `last` is the position of the last record.
     pub(super) fn of(&self, rests_on: &RestsOn, payload: &[u8], last: LogPosition) -> LogPosition {
         match rests_on {
             RestsOn::Nothing => LogPosition(0),

@@ -1,9 +1,7 @@
-//! Watches over a policy that answers: fails it too often, or burns it too much, then the host goes back.
+//! The guard: rolls a policy back if it fails too often or uses too much fuel.
 //!
-//! A failure that held every client up counts in full. Of cheap ones a single client brings at most half of those that it
-//! takes, so that it cannot switch off a policy that answers the others well.
-//!
-//! What enters: the end of each request of one policy. What leaves: once, why it may not go on.
+//! A failure that delayed every client counts in full. Of cheap failures, one client contributes at
+//! most half of the limit, so that it cannot disable a policy that serves other clients well.
 
 use std::collections::HashMap;
 
@@ -11,14 +9,15 @@ use super::budget::Failure;
 use super::digest::Digest;
 use crate::limits;
 
-/// What an operator tolerates.
+/// Limits, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardSettings {
-    /// Failed requests among the last thousand; zero tolerates all. Of cheap failures of one client
-    /// half as many count, once the policy has answered another one well: otherwise a client that
-    /// finds a payload at which it fails could switch it off for all others.
+    /// Failed requests among the last thousand; zero turns this off. Once the policy has answered
+    /// another client well, cheap failures of one client count for at most half of the limit.
+    /// Otherwise a client that finds a payload at which the policy fails could disable it for all
+    /// others.
     pub failures_max: u32,
-    /// Fuel of a request, on average over the last thousand; zero tolerates all.
+    /// Mean fuel of a request over the last thousand; zero turns this off.
     pub fuel_mean_max: u64,
 }
 
@@ -31,33 +30,33 @@ impl Default for GuardSettings {
     }
 }
 
-/// A request of one policy, as it ended.
+/// The end of one request of a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// A number for whoever asked.
+    /// A hash of the client id.
     pub client: u64,
-    /// What it burnt.
+    /// The fuel used.
     pub fuel: u64,
-    /// How it went.
+    /// The outcome.
     pub how: How,
 }
 
-/// How a request went.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// It was answered.
     Well,
-    /// The policy failed, and would again.
+    /// The policy failed, cheaply.
     Failed,
-    /// It failed after it used up the fuel of a call, or its next call does while it starts again.
+    /// The policy failed after it used the fuel of a whole call, or its restart will use that much.
     Exhausted,
-    /// The watchdog stopped it: once that is the machine's slowness, again and again it is the policy's.
+    /// The watchdog stopped the call. Once may be a slow machine; repeatedly it is the policy.
     Stopped,
 }
 
 impl How {
-    /// How a call went that failed. After it another instance has to start, which takes `start_fuel`; a call may burn
-    /// `fuel_max`.
+    /// Classifies a failed call. The failure requires a new instance, which takes `start_fuel`. A
+    /// call may use `fuel_max`.
     pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Self {
         match failure {
             Failure::Watchdog => Self::Stopped,
@@ -72,18 +71,19 @@ impl How {
 #[derive(Debug, Default)]
 pub struct Guard {
     policy: Option<Digest>,
-    /// The oldest is written over.
+    /// A ring buffer.
     window: Vec<Ended>,
     next: usize,
     fuel: u64,
     failed: Tally,
     exhausted: u32,
     stopped: u32,
-    /// Two clients that this policy has answered well. For each client that is enough to say whether there is another.
+    /// Two clients that this policy has answered well: enough to decide for any client whether
+    /// there is another one.
     content: [Option<u64>; 2],
 }
 
-/// Requests of the window that failed and cost little, by their clients.
+/// Cheap failures in the window, counted by client.
 #[derive(Debug, Default)]
 struct Tally(HashMap<u64, u32>);
 
@@ -105,8 +105,8 @@ impl Tally {
         self.0.values().sum()
     }
 
-    /// How many of these count towards `max`: a single client can bring at most half of that while
-    /// the policy answers another one well.
+    /// How many of these count towards `max`. Once the policy has answered another client well, one
+    /// client contributes at most half.
     fn counted(&self, max: u32, content: &[Option<u64>; 2]) -> u32 {
         let counted = self.0.iter().map(|(client, count)| {
             let beside = content.iter().flatten().any(|it| it != client);
@@ -120,7 +120,8 @@ impl Tally {
 }
 
 impl Guard {
-    /// A request of `policy` ended. Where it is one too many, the words for that; then counting begins anew.
+    /// Notes the end of a request of `policy`. Returns the reason if a limit is exceeded; then
+    /// counting starts from zero.
     pub fn note(
         &mut self,
         settings: GuardSettings,
@@ -149,7 +150,7 @@ impl Guard {
                 How::Stopped => self.stopped -= 1,
             }
         }
-        // A call burns far less than a thousandth of what a u64 holds.
+        // A call uses far less than a thousandth of the range of a u64.
         self.fuel += ended.fuel;
         match ended.how {
             How::Well => self.is_content(ended.client),
@@ -170,7 +171,7 @@ impl Guard {
         }
     }
 
-    /// Why the policy may not go on, where the request that ended last was one too many.
+    /// The reason why the policy must be rolled back, if the last request exceeded a limit.
     fn verdict(&self, settings: GuardSettings, last: How) -> Option<String> {
         let requests = self.window.len();
         let max = settings.failures_max;
@@ -229,14 +230,14 @@ mod tests {
         assert_eq!(note(policy, Failed), None);
         let why = note(policy, Failed).unwrap();
         assert_eq!(why, "it failed at 3 of its last 1000 requests");
-        // Counting begins anew, as it does with another policy.
+        // Counting starts from zero, as it does with another policy.
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(Digest::of(b"b"), Failed), None);
         assert_eq!(note(policy, Failed), None);
     }
 
-    /// Ten payloads that a policy failed at once switched it off for everybody, whoever sent them.
+    /// Regression: ten failing payloads of one client disabled the policy for all clients.
     #[test]
     fn one_client_cannot_switch_a_policy_off_that_answers_others() {
         let settings = GuardSettings {
@@ -250,7 +251,7 @@ mod tests {
         for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {
             assert_eq!(note(1, Failed), None);
         }
-        // Half of them have to be another's.
+        // The other half must come from another client.
         for _ in 0..4 {
             assert_eq!(note(3, Failed), None);
         }
@@ -273,7 +274,7 @@ mod tests {
             for _ in 1..10 {
                 assert_eq!(note(1, how), None);
             }
-            // Cheap ones of the same client would count as half of the bound and no more.
+            // Cheap failures of one client would count for at most half of the limit.
             assert!(note(1, how).is_some(), "{how:?}");
         }
     }
@@ -318,14 +319,14 @@ mod tests {
         assert_eq!(note(1, Failed), None);
         assert_eq!(note(1, Failed), None);
         assert!(note(1, Failed).is_some());
-        // And where nobody is content, nobody has to agree.
+        // If no client was answered well, one client can reach the limit alone.
         for client in [1, 2] {
             assert_eq!(note(client, Failed), None);
         }
         assert!(note(1, Failed).is_some());
     }
 
-    /// A machine that stands still for a moment says nothing; a policy that blocks again and again does.
+    /// A single pause of the machine proves nothing, but repeated timeouts do.
     #[test]
     fn the_watchdogs_ends_have_a_limit_of_their_own() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));

@@ -1,10 +1,10 @@
-//! Runs the guest: WebAssembly components that decide what a command means.
+//! Runs policies: WebAssembly components that implement the commands.
 //!
-//! What enters: a request, and a [`Host`] through which the guest reads and stages. What leaves: an
-//! outcome, or a [`Failure`] after which nothing of the call may be used.
+//! A policy reads and stages through a [`Host`]. After a [`Failure`], nothing of the call may be
+//! used.
 //!
-//! Architecture invariant: a policy never sees a socket, a file or a clock, and nothing here knows
-//! what a command is.
+//! Invariant: a policy must never access a socket, a file or a clock, and this module must not
+//! depend on the meaning of commands.
 
 mod assignment;
 mod bindings;

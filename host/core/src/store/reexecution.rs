@@ -37,8 +37,8 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Selects one of `every` requests for a purity check, and at most
-    /// [`limits::PURITY_REQUESTS_PER_SECOND_MAX`].
+    /// Selects one of `every` requests for a purity check. At request rates above
+    /// [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate of selection stays constant.
     pub(super) fn purity(&mut self, every: u32, now_ms: u64) -> bool {
         self.purity = self.purity.saturating_add(1);
         let pause = u64::from(every) * 1000 / limits::PURITY_REQUESTS_PER_SECOND_MAX;

@@ -73,8 +73,9 @@ pub struct Store {
 pub struct Supervision {
     /// How many failures and how much fuel are tolerated.
     pub guard: GuardSettings,
-    /// Re-executes one of every N requests of the active policy on a fresh instance to detect
-    /// hidden state. Bounded by [`limits::PURITY_REQUESTS_PER_SECOND_MAX`]; zero turns it off.
+    /// Re-executes one of this many requests of the active policy on a fresh instance to detect
+    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant. Zero
+    /// turns it off.
     pub purity_every: u32,
 }
 

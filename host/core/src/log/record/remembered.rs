@@ -1,6 +1,4 @@
-//! Requests that may come again, in records and snapshots.
-//!
-//! What enters: a request as the store remembers it. What leaves: bytes, and from them the same again.
+//! Encoding of remembered requests in records and snapshots.
 
 use bytes::Bytes;
 
@@ -11,7 +9,7 @@ use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
 use crate::store::{CapturedReads, Context, Imported, Kept, Outcome, Read, Remembered, Right};
 
-/// A remembered request: in a record without what its keys held, in a snapshot with it.
+/// Encodes a remembered request. Only snapshots include the entries that were read.
 pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
     number(out, it.number);
     number(out, it.delivery.session);
@@ -139,7 +137,7 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
         it.reads.push(Read {
             key,
             hidden: flags & 1 != 0,
-            // Its key may stand in the request, which is not here.
+            // The key may be a range of the request payload, which is not stored here.
             entry: held.then(|| read_entry(reader, b"", b"")).transpose()?,
         });
     }

@@ -278,9 +278,9 @@ fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
 
 #[test]
 fn what_clients_are_told_comes_back() {
-    for receive_max in [0, 1025, u16::MAX] {
+    for max in [0, 1025, u16::MAX] {
         let mut out = Vec::new();
-        receive_max(&mut out, receive_max);
+        receive_max(&mut out, max);
         assert_eq!(read(&out).unwrap(), Record::ReceiveMax { receive_max });
     }
     assert!(
