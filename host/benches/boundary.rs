@@ -99,7 +99,7 @@ impl Host for There {
         FUEL
     }
 
-    fn take_looks(&mut self) -> u64 {
+    fn take_examined(&mut self) -> u64 {
         0
     }
 }

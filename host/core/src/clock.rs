@@ -279,7 +279,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn now_follows_the_wall_and_never_goes_back() {
+    fn now_follows_the_wall_clock_and_never_decreases() {
         let source = Arc::new(ManualSource::at(10_000_000));
         let mut clock = Clock::new(source.clone());
         assert_eq!(
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_ahead_add_up_to_what_the_clocks_differ_by() {
+    fn steps_ahead_add_up_to_the_clock_difference() {
         let source = Arc::new(ManualSource::at(10_000_000));
         let mut clock = Clock::new(source.clone());
         let mut stepped_ms = 0;
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_published_protocol() {
+    fn version_matches_the_published_example() {
         let mut hlc = Hlc::default();
         let request = Stamp {
             wall: 1_696_374_425_000,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_padded_and_never_cut() {
+    fn version_is_padded_and_never_truncated() {
         for wall in [0, 7, 999_999_999_999_999, 1_000_000_000_000_000, u64::MAX] {
             for counter in [0, 42, 99_999, 100_000, u32::MAX] {
                 let shown = Stamp { wall, counter }.display("node").to_string();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_stays_below_what_dotnet_reads() {
+    fn counter_stays_below_the_dotnet_limit() {
         let mut hlc = Hlc::default();
         for counter in [COUNTER_END as u32 - 1, COUNTER_END as u32, u32::MAX] {
             let version = hlc.receive(
@@ -382,7 +382,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stamps_rise_above_all_before_and_the_observed(
+        fn stamps_exceed_earlier_and_observed_ones(
             steps in prop::collection::vec((0u64..200, 0u32.., 0u64..200), 1..200)
         ) {
             let mut hlc = Hlc::default();

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dialect_is_chosen_by_topic_and_property() {
+    fn topic_and_property_select_the_dialect() {
         for (topic, user, forced, dialect) in [
             (REQUEST_TOPIC, SDK, None, Dialect::Sdk),
             (REQUEST_TOPIC, &[][..], None, Dialect::Documents),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn each_dialect_reads_its_own_properties_and_the_first_counts() {
+    fn first_property_of_the_dialect_counts() {
         let user = [
             ("Timestamp", "p"),
             ("__ts", "first"),
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_properties_are_named() {
         for (properties, says) in [
             (
                 properties(None, Some(b"1"), SDK),
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_response_topics_end_the_connection() {
+    fn reserved_response_topics_disconnect() {
         let notification = format!("{NOTIFICATION_TOPICS}/AB/command/notify/CD");
         for topic in [
             REQUEST_TOPIC,
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_qos_zero_are_answered_without_a_policy() {
+    fn other_versions_and_qos_zero_need_no_policy() {
         for (version, qos, early) in [
             (
                 "2.0",
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_tells_every_part_apart() {
+    fn identity_depends_on_every_part() {
         let here = properties(Some("answers/here"), Some(b"7"), &[]);
         let there = properties(Some("answers/there"), Some(b"7"), &[]);
         let eighth = properties(Some("answers/here"), Some(b"8"), &[]);

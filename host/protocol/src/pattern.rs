@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_name_what_they_say() {
+    fn patterns_match_as_documented() {
         let yes = [
             ("", ""),
             ("*", ""),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_pattern_is_read_without_its_escapes() {
+    fn literal_prefix_is_unescaped() {
         for (pattern, begins, rest) in [
             ("a/b", "a/b", ""),
             ("a\\*b*", "a*b", "*"),
@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn what_floats_is_between_stars() {
+    fn floating_part_is_between_stars() {
         for (pattern, bytes) in [("abc", 0), ("a*b", 0), ("a*bc*d", 3), ("*[*]*", 4)] {
             assert_eq!(floating(pattern.as_bytes()), bytes, "{pattern}");
         }
     }
 
     #[test]
-    fn brackets_are_closed_or_not() {
+    fn unclosed_brackets_are_detected() {
         for (pattern, closed) in [
             ("a[b]", true),
             ("\\[", true),
@@ -280,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn going_back_to_the_last_star_is_enough(
+        fn matches_agrees_with_the_exponential_definition(
             pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
             text in "[ab*!\\[-]{0,10}",
         ) {
@@ -290,7 +290,7 @@ mod tests {
 
         /// Operators may test a pattern of the rules with SCAN.
         #[test]
-        fn scan_and_rules_read_a_pattern_the_same_way(
+        fn scan_and_rules_agree_on_patterns(
             pattern in proptest::collection::vec(prop::sample::select(&b"ab*?[]!\\-\x00\x80\xff"[..]), 1..10),
             text in proptest::collection::vec(prop::sample::select(&b"ab*[]!\\-\x7f\x80\xff"[..]), 1..6),
         ) {
@@ -298,7 +298,7 @@ mod tests {
         }
 
         #[test]
-        fn an_escaped_text_names_itself_only(
+        fn escaped_text_matches_only_itself(
             text in proptest::collection::vec(any::<u8>(), 0..40),
             other in proptest::collection::vec(any::<u8>(), 0..40),
         ) {
@@ -309,7 +309,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_pattern_names_begins_with_its_beginning(
+        fn matching_texts_start_with_the_literal_prefix(
             pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
             text in "[ab*!\\[-]{0,10}",
         ) {

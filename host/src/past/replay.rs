@@ -17,7 +17,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, Handled, Record};
 use statehouse_core::log::{Image, Malformed};
 use statehouse_core::policy::{Engine, Failure, Policy};
-use statehouse_core::store::{self, Kept, Recorded, Transaction, Write, replay};
+use statehouse_core::store::{self, Recorded, StoredPayload, Transaction, Write, replay};
 
 /// An end of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct Difference<'a> {
     /// The command.
     pub payload: &'a Bytes,
     /// The recorded answer.
-    pub answer: &'a Kept,
+    pub answer: &'a StoredPayload,
     /// The version that it was about.
     pub version: Option<Stamp>,
     /// What was written.

@@ -173,7 +173,7 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     let over = Instant::now().checked_sub(Duration::from_secs(1));
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
     let mut state = Box::<State>::default();
-    state.watches.keep(true);
+    state.watches.set_durable(true);
     let (first, _) = serve(state, Duplicates::new(retention));
     ask(&first, &[b"KEYNOTIFY", b"k"], None);
     ask(&first, set, None);

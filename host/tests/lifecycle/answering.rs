@@ -3,7 +3,7 @@
 use super::*;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::{Canary, CanaryRule};
-use statehouse_core::store::{Kept, Key, Rerun};
+use statehouse_core::store::{Key, Rerun, StoredPayload};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -218,10 +218,10 @@ fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole
     };
     let (fuel, payload, answer) = kept("2000000");
     assert!(fuel > limits::FUEL_PER_CALL_DEFAULT);
-    assert_eq!(payload, Kept::Whole(answer));
+    assert_eq!(payload, StoredPayload::Whole(answer));
     let (fuel, payload, answer) = kept("100000");
     assert!(fuel < limits::FUEL_PER_CALL_DEFAULT);
-    assert_eq!(payload, Kept::Digest(blake3::hash(&answer)));
+    assert_eq!(payload, StoredPayload::Digest(blake3::hash(&answer)));
 }
 
 /// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.

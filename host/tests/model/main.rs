@@ -615,7 +615,7 @@ impl Model {
         }
         self.compare_owners();
         let watches = &self.store.state().watches;
-        assert_eq!(watches.are_kept(), self.mode == Mode::Foreign);
+        assert_eq!(watches.are_durable(), self.mode == Mode::Foreign);
         assert_eq!(self.watched(watches), self.oracle.watched());
     }
 

@@ -24,7 +24,7 @@ type Watched = Vec<(Peer, Key, Dialect)>;
 /// Who watches what, where that is kept.
 fn watched(watches: &Watches) -> Watched {
     let mut watched = Vec::new();
-    for peer in watches.peers().filter(|_| watches.are_kept()) {
+    for peer in watches.peers().filter(|_| watches.are_durable()) {
         for key in watches.by(peer) {
             let dialect = watches.of(key).find(|(it, _)| *it == peer);
             let (_, dialect) = dialect.expect("both indexes say the same");

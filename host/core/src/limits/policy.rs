@@ -35,7 +35,7 @@ pub const MOVED_BYTES_PER_FUEL: u64 = 4;
 
 /// Fuel of each key of a page, each pattern of a client's rights and each 32 bytes of user
 /// properties that the host examines. A SCAN of 32 pages uses a million in the worst case.
-pub const FUEL_PER_LOOK: u64 = 16;
+pub const FUEL_PER_EXAMINED_KEY: u64 = 16;
 
 /// Fuel of `describe` and `configure`: interpreters start up there.
 pub const FUEL_SETUP: u64 = 2_000_000_000;

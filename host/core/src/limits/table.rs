@@ -103,7 +103,7 @@ pub const PARTS_WITH_ONE_FOR_OTHERS: u64 = 4;
 pub const OWNER_OVERHEAD_BYTES: u64 = 96;
 
 /// Owners that a listing examines before requests get their turn again: some ten nanoseconds each.
-pub const OWNERS_PER_LOOK: usize = 16 << 10;
+pub const OWNERS_PER_TURN: usize = 16 << 10;
 
 /// Hash tables that the index of owners is divided into, for the reason given at [`INDEX_PARTS`].
 /// There are far fewer owners than keys, unless a client writes each key with another client id.

@@ -6,7 +6,7 @@
 
 /// A record that no version of this program wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record that cannot be read: {0}")]
+#[error("a record cannot be decoded: {0}")]
 pub struct Malformed(pub &'static str);
 
 /// Writes an unsigned number in groups of seven bits, the lowest first.
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
 
     /// A number that must fit a smaller type.
     pub(super) fn small<T: TryFrom<u64>>(&mut self) -> Result<T, Malformed> {
-        T::try_from(self.number()?).map_err(|_| Malformed("a number that is too large"))
+        T::try_from(self.number()?).map_err(|_| Malformed("a number that is out of range"))
     }
 
     pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_every_size_come_back_and_longer_ones_do_not() {
+    fn numbers_round_trip_and_overlong_ones_fail() {
         let mut out = Vec::new();
         let values = [
             0,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_asks_for_no_more_than_is_there() {
+    fn claimed_length_beyond_input_is_an_error() {
         let mut out = Vec::new();
         number(&mut out, u64::MAX);
         out.extend_from_slice(b"abc");

@@ -104,7 +104,7 @@ impl Iterator for Entries<'_> {
     }
 }
 
-const UNNAMED: Malformed = Malformed("an owner that it does not name");
+const UNNAMED: Malformed = Malformed("an owner number without a client id in this block");
 
 #[cfg(test)]
 mod tests {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_come_back_from_a_snapshot_of_several_blocks() {
+    fn owners_survive_a_snapshot_of_several_blocks() {
         let clients = [Some("one"), Some("one"), None, Some(""), Some("two")];
         let key = |at: usize| match at % 7 {
             0 => format!(".{at:04}"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_once_in_a_block() {
+    fn client_id_is_written_once_per_block() {
         let keys: Vec<_> = (0..500).map(|at| format!("{at:03}")).collect();
         let of = |client: fn(usize) -> Option<&'static str>| {
             let keys = keys.iter().enumerate();
@@ -194,7 +194,7 @@ mod tests {
 
     /// Written by versions without owners.
     #[test]
-    fn entries_without_owners_are_read_and_are_nobodys() {
+    fn entries_without_owners_are_read_without_owner() {
         let (entry, hidden) = (b"\x04\x03k\0\x01v\x03\x04", b"\x05\x03k\0\x01v\x03\x04");
         // An odd length: the key is stored here and not in a payload.
         let block = [&[ENTRIES][..], entry].concat();
@@ -205,14 +205,18 @@ mod tests {
         assert_eq!(image.state.table.keys() + image.state.hidden.keys(), 2);
         assert_eq!(image.state.owner(b"k", false), None);
         assert!(owners(&image.state).is_empty());
-        assert_eq!(blocks(&image.state)[0], block, "and written as they were");
+        assert_eq!(
+            blocks(&image.state)[0],
+            block,
+            "and they are written in the old form"
+        );
         // The next writer becomes the owner, and no sum is reduced.
         image.state.write_by(&[set("k", false)], Some("client"));
         assert_eq!(owners(&image.state)[0].1, 1);
     }
 
     #[test]
-    fn a_block_that_names_no_owner_or_half_an_entry_is_refused() {
+    fn block_with_undefined_owner_or_partial_entry_is_refused() {
         let entry = b"\x0c\x03k\0\x01v\x03\x04";
         for owner in [&b"\x01\x01c"[..], b"\0"] {
             let block = [&[OWNED_ENTRIES][..], entry, owner].concat();

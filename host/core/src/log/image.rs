@@ -46,11 +46,11 @@ pub struct Image {
     /// The latest recorded run.
     pub run: u32,
     /// Watched keys that expired, according to the records. Only the last ones.
-    ends: VecDeque<(Key, Stamp)>,
+    expired: VecDeque<(Key, Stamp)>,
     /// Requests below this number are in the snapshot, or were evicted before it.
     remembered_below: u64,
     /// Whether a request was handled after the snapshot.
-    goes_on: bool,
+    has_later_requests: bool,
     /// Entries of the snapshot with their owners, visible and hidden, while it is read.
     loading: [Vec<(Entry, Owner)>; 2],
     /// Whether to read sessions and requests. Offline commands need only keys.
@@ -83,9 +83,9 @@ impl Image {
             receive_max: 0,
             now_ms: 0,
             run: 0,
-            ends: VecDeque::new(),
+            expired: VecDeque::new(),
             remembered_below: 0,
-            goes_on: false,
+            has_later_requests: false,
             loading: [Vec::new(), Vec::new()],
             whole: true,
         }
@@ -119,7 +119,7 @@ impl Image {
             }
             SESSIONS => self.sessions(reader.0)?,
             WATCHES => {
-                self.state.watches.keep(true);
+                self.state.watches.set_durable(true);
                 while !reader.is_empty() {
                     let watches = record::read_watches(&mut reader)?;
                     self.state.watches.apply(watches);
@@ -127,7 +127,7 @@ impl Image {
             }
             META => {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
-                self.settle();
+                self.build_tables();
                 self.tick(meta.clock, meta.now_ms);
                 self.run = meta.run;
                 self.remembered_below = next_number;
@@ -149,7 +149,7 @@ impl Image {
         while let Some(entry) = entries.next_owned() {
             let (write, client) = entry?;
             let Change::Set(entry) = write.change else {
-                return Err(Malformed("an entry that is none"));
+                return Err(Malformed("an entry block that contains a removal"));
             };
             if client != last {
                 let owners = &mut self.state.owners;
@@ -168,7 +168,7 @@ impl Image {
 
     /// Applies a record.
     pub fn apply(&mut self, record: Record<'_>) -> Result<(), Malformed> {
-        self.settle();
+        self.build_tables();
         match record {
             Record::Handled(handled) => self.handled(*handled)?,
             Record::Swept {
@@ -176,7 +176,7 @@ impl Image {
                 clock,
                 writes,
             } => {
-                self.note_ends(&writes);
+                self.note_expiries(&writes);
                 self.state.write_by(&writes, None);
                 self.tick(clock, now_ms);
             }
@@ -200,7 +200,7 @@ impl Image {
             Record::Stopped { now_ms } => self.now_ms = self.now_ms.max(now_ms),
             Record::Sessions(changes) => self.sessions(changes)?,
             Record::Watches(watches) => {
-                self.state.watches.keep(true);
+                self.state.watches.set_durable(true);
                 self.state.watches.apply(watches);
             }
             Record::ReceiveMax { receive_max } => self.raise_receive_max(receive_max),
@@ -233,13 +233,13 @@ impl Image {
     /// other mode can use.
     pub fn begin(&mut self, mode: Mode) -> Forgotten {
         if mode == Mode::Embedded {
-            self.ends.clear();
+            self.expired.clear();
         }
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
-        watches.keep(mode == Mode::Foreign);
-        let lives = |number| Mode::of_session(number) == mode;
-        self.duplicates.retain(lives);
+        watches.set_durable(mode == Mode::Foreign);
+        let is_live = |number| Mode::of_session(number) == mode;
+        self.duplicates.retain(is_live);
         let (sessions, retained) = match mode {
             Mode::Embedded => (0, 0),
             Mode::Foreign => std::mem::take(&mut self.sessions).counts(),
@@ -288,14 +288,14 @@ impl Image {
     /// Remembers a request as the store did, unless its session has ended: requests of ended
     /// sessions must not evict others.
     fn remember(&mut self, remembered: Remembered) {
-        if !self.goes_on {
+        if !self.has_later_requests {
             // The begin of a session is recorded before its first request. So all sessions in the
             // snapshot have begun by now, or were not meant to outlive the process.
-            self.goes_on = true;
+            self.has_later_requests = true;
             self.retain_sessions();
         }
         let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
-        if lives(&self.sessions, session) {
+        if is_live(&self.sessions, session) {
             self.duplicates.insert(&remembered);
             self.duplicates.evict(session, now_ms);
         }
@@ -303,25 +303,25 @@ impl Image {
 
     fn retain_sessions(&mut self) {
         let sessions = &self.sessions;
-        self.duplicates.retain(|number| lives(sessions, number));
+        self.duplicates.retain(|number| is_live(sessions, number));
     }
 
-    fn note_ends(&mut self, writes: &[Write]) {
+    fn note_expiries(&mut self, writes: &[Write]) {
         let watches = &self.state.watches;
-        if !watches.are_kept() {
+        if !watches.are_durable() {
             return;
         }
         for write in writes.iter().filter(|it| !it.hidden) {
             if watches.of(write.key()).next().is_some() {
                 let key = Key::copy_from_slice(write.key());
-                self.ends.push_back((key, write.version()));
+                self.expired.push_back((key, write.version()));
             }
         }
         let over = self
-            .ends
+            .expired
             .len()
             .saturating_sub(limits::EXPIRIES_RENOTIFIED_MAX);
-        self.ends.drain(..over);
+        self.expired.drain(..over);
     }
 
     /// Recently expired keys that were watched, if watches are durable: the earlier run may have
@@ -331,15 +331,15 @@ impl Image {
         let since_ms = self
             .now_ms
             .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
-        let ends = self.ends.iter().filter(|(key, version)| {
+        let expired = self.expired.iter().filter(|(key, version)| {
             version.wall >= since_ms && self.state.table.get(key).is_none()
         });
-        ends.cloned().collect()
+        expired.cloned().collect()
     }
 
     /// Must be called at the end: discards everything that a continuing store would not remember.
     pub fn finish(&mut self) {
-        self.settle();
+        self.build_tables();
         self.retain_sessions();
         // The retention limits may be lower than before. Time 0 leaves expired requests to the next
         // request, and no session has number 0, so no session is preferred for eviction.
@@ -348,7 +348,7 @@ impl Image {
 
     /// Builds the tables from the entries of the snapshot. They are sorted, so this is much faster
     /// than single insertions.
-    fn settle(&mut self) {
+    fn build_tables(&mut self) {
         if self.loading.iter().all(Vec::is_empty) {
             return;
         }
@@ -367,7 +367,8 @@ impl Image {
             return Ok(());
         }
         let ended = self.sessions.apply(changes);
-        let ended = ended.map_err(|_| Malformed("sessions that the broker cannot read"))?;
+        let ended =
+            ended.map_err(|_| Malformed("session changes that the broker cannot decode"))?;
         self.duplicates.ended(&ended);
         Ok(())
     }
@@ -402,8 +403,8 @@ impl Image {
 
 /// Whether requests of a session may be redelivered. Ends of sessions of a foreign broker are
 /// unknown.
-fn lives(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
+fn is_live(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
     Mode::of_session(number) == Mode::Foreign || sessions.has_session(number)
 }
 
-const UNNAMED: Malformed = Malformed("a policy that no record names");
+const UNNAMED: Malformed = Malformed("a policy number that no record defines");

@@ -329,12 +329,12 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         },
         _ => {
             return Err(Malformed(
-                "a kind that this version does not know: use the version that wrote it, or a newer one",
+                "an unknown kind: use the version of the program that wrote it, or a newer one",
             ));
         }
     };
     if !reader.is_empty() {
-        return Err(Malformed("more bytes than its fields take"));
+        return Err(Malformed("bytes after its last field"));
     }
     Ok(record)
 }

@@ -146,7 +146,7 @@ impl Recorder {
         self.last = journal.append(&records[..count], urgent);
         let writes = swept.map(|it| &it.writes).into_iter();
         for writes in writes.chain(handled.map(|it| &it.writes)) {
-            self.unreleased.wrote(self.last, writes);
+            self.unreleased.note_writes(self.last, writes);
         }
         self.last
     }

@@ -91,7 +91,7 @@ impl Progress {
                     }
                 }
                 Next::Watches { after } => {
-                    let (block, last) = match state.watches.are_kept() {
+                    let (block, last) = match state.watches.are_durable() {
                         true => watches(&state.watches, after.as_ref()),
                         false => (Vec::new(), None),
                     };
@@ -178,7 +178,7 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
 
 /// A block of a newer version.
 pub(super) const UNKNOWN: Malformed = Malformed(
-    "a block that this version does not know: use the version that wrote it, or a newer one",
+    "an unknown kind of block: use the version of the program that wrote it, or a newer one",
 );
 
 /// Encodes watches after a position. Returns the last of them if there may be more.

@@ -23,7 +23,7 @@ pub(super) struct Unreleased {
 
 impl Unreleased {
     /// Notes the writes of a record.
-    pub(super) fn wrote(&mut self, position: LogPosition, writes: &[Write]) {
+    pub(super) fn note_writes(&mut self, position: LogPosition, writes: &[Write]) {
         for write in writes {
             let key = self.hash(write.key(), write.hidden);
             self.last.insert(key, position);
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    fn rests(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
+    fn position(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
         let reads = vec![Read {
             key: KeyRef::Own(Key::from_static(key.as_bytes())),
             hidden,
@@ -86,17 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn a_read_rests_on_the_last_write_of_its_key() {
+    fn read_depends_on_the_last_write_of_its_key() {
         let mut unreleased = Unreleased::default();
-        unreleased.wrote(LogPosition(1), &[write("a", false), write("b", false)]);
-        unreleased.wrote(LogPosition(2), &[write("a", false), write("c", true)]);
-        assert_eq!(rests(&unreleased, "a", false), 2);
-        assert_eq!(rests(&unreleased, "b", false), 1);
-        assert_eq!(rests(&unreleased, "c", false), 0);
-        assert_eq!(rests(&unreleased, "c", true), 2);
+        unreleased.note_writes(LogPosition(1), &[write("a", false), write("b", false)]);
+        unreleased.note_writes(LogPosition(2), &[write("a", false), write("c", true)]);
+        assert_eq!(position(&unreleased, "a", false), 2);
+        assert_eq!(position(&unreleased, "b", false), 1);
+        assert_eq!(position(&unreleased, "c", false), 0);
+        assert_eq!(position(&unreleased, "c", true), 2);
         unreleased.release(LogPosition(1));
-        assert_eq!(rests(&unreleased, "a", false), 2, "written again since");
-        assert_eq!(rests(&unreleased, "b", false), 0);
+        assert_eq!(position(&unreleased, "a", false), 2, "it was written again");
+        assert_eq!(position(&unreleased, "b", false), 0);
         assert_eq!(
             unreleased.of(&RestsOn::Everything, b"", LogPosition(99)).0,
             99

@@ -186,7 +186,7 @@ pub enum AssignmentError {
     #[error("there is nothing to go back to: no other policy was active before this one")]
     NothingBefore,
     /// The policy is in use.
-    #[error("the policy {0} cannot be unloaded, for it {1}")]
+    #[error("the policy {0} cannot be unloaded, because it {1}")]
     InUse(Digest, &'static str),
     /// Too many policies are loaded.
     #[error(
@@ -195,32 +195,28 @@ pub enum AssignmentError {
     )]
     Full,
     /// Too many routes.
-    #[error("there are {max} routes, and no more are possible: end one first", max = limits::ROUTES_MAX)]
+    #[error("there are {max} routes, the maximum: end one first", max = limits::ROUTES_MAX)]
     Routes,
     /// The length of a prefix is out of range.
-    #[error("a prefix has at least 1 and at most {max} bytes", max = limits::ROUTE_PREFIX_BYTES_MAX)]
+    #[error("a prefix must have 1 to {max} bytes", max = limits::ROUTE_PREFIX_BYTES_MAX)]
     Prefix,
     /// There is no route for this prefix.
     #[error("there is no route for this prefix; the routes are listed by `statehouse policy list`")]
     NoRoute,
     /// The percentage is out of range.
-    #[error(
-        "a canary takes at least 1 and at most 100 percent of the clients; to end it, say --off"
-    )]
+    #[error("a canary takes 1 to 100 percent of the clients; to end it, use --off")]
     Percent,
     /// The length of a pattern is out of range.
-    #[error("a pattern has at least 1 and at most {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
+    #[error("a pattern must have 1 to {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
     Pattern,
     /// The share of requests is out of range.
-    #[error(
-        "a shadow sees at least 1 and at most 1000 of a thousand requests; to end it, say --off"
-    )]
+    #[error("a shadow re-executes 1 to 1000 of a thousand requests; to end it, use --off")]
     PerMille,
     /// The order is a replay, or was overtaken by a newer one.
     #[error("the order {0} is not newer than {1}, the last one that was taken")]
     Serial(u64, u64),
     /// The candidate is already active.
-    #[error("the policy {0} is the active one: there is nothing to compare it with")]
+    #[error("the policy {0} is the active one and cannot be its own candidate")]
     Active(Digest),
 }
 
@@ -422,8 +418,8 @@ impl Assignment {
         for role in self.roles(&policy) {
             let why = match role {
                 Role::Active => "answers requests: promote another one first",
-                Role::Shadow => "is compared in shadow: end that first",
-                Role::Canary => "answers as a canary: end that first",
+                Role::Shadow => "is the shadow: end that first",
+                Role::Canary => "is the canary: end that first",
                 Role::Routed => "owns the keys of a route: end that first",
                 Role::Previous => continue,
             };

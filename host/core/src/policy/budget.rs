@@ -73,8 +73,8 @@ impl Account {
     }
 
     /// Charges for keys and patterns that the host examined.
-    pub(super) fn looks(&mut self, looks: u64) -> wasmtime::Result<()> {
-        self.charge(limits::FUEL_PER_LOOK * looks)
+    pub(super) fn examined(&mut self, examined: u64) -> wasmtime::Result<()> {
+        self.charge(limits::FUEL_PER_EXAMINED_KEY * examined)
     }
 
     fn charge(&mut self, fuel: u64) -> wasmtime::Result<()> {
@@ -113,7 +113,7 @@ impl ResourceLimiter for Bounds {
             .saturating_add(desired);
         if sum > limits::GUEST_MEMORY_BYTES_MAX {
             return Err(wasmtime::Error::msg(format!(
-                "it asked for {sum} bytes of memory, and a policy has at most {}",
+                "it requested {sum} bytes of memory; a policy may have at most {}",
                 limits::GUEST_MEMORY_BYTES_MAX
             )));
         }
@@ -129,7 +129,7 @@ impl ResourceLimiter for Bounds {
     ) -> wasmtime::Result<bool> {
         if desired > limits::GUEST_TABLE_ELEMENTS_MAX {
             return Err(wasmtime::Error::msg(format!(
-                "it asked for a table of {desired} elements, and a policy has at most {}",
+                "it requested a table of {desired} elements; a policy may have at most {}",
                 limits::GUEST_TABLE_ELEMENTS_MAX
             )));
         }
@@ -192,10 +192,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_over_when_its_fuel_or_its_time_is() {
+    fn share_ends_with_its_fuel_or_its_time() {
         let mut share = Share::of(1000, 1);
         share.burn(1000);
-        assert!(share.is_left(), "a byte is worth something too");
+        assert!(share.is_left(), "each byte adds fuel");
         share.burn(limits::FUEL_PER_PAYLOAD_BYTE);
         assert!(!share.is_left());
         let began = Instant::now().checked_sub(limits::WATCHDOG);

@@ -91,7 +91,7 @@ mod tests {
 
     /// Regression: calls outside of a request had no time, and each of them started a new second.
     #[test]
-    fn a_second_has_its_lines_whoever_knows_the_time() {
+    fn log_rate_limit_applies_without_a_time() {
         let counters = Counters::new("test".into());
         for _ in 0..limits::GUEST_LOG_LINES_PER_SECOND_MAX / 2 {
             assert!(counters.may_log(5_000) && counters.may_log(0));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_has_one_warning_and_no_earlier_one_follows_it() {
+    fn one_warning_per_minute_is_allowed() {
         let counters = Counters::new("test".into());
         let said = [120_000, 179_999, 60_000, 180_000].map(|now_ms| counters.may_warn(now_ms));
         assert_eq!(said, [true, false, false, true]);

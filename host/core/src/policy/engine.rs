@@ -53,7 +53,7 @@ pub struct Policy<H: Host> {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// WebAssembly does not run on this machine.
-    #[error("the WebAssembly engine does not start: {0}")]
+    #[error("the WebAssembly engine cannot be started: {0}")]
     Engine(String),
     /// The file is too large.
     #[error("the file has {0} bytes, and a policy at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
@@ -62,25 +62,25 @@ pub enum LoadError {
     #[error("the file is not WebAssembly: it does not begin with \\0asm")]
     NotWasm,
     /// The file is truncated.
-    #[error("the file ends in the middle of a section: it was cut, or is not copied whole yet")]
+    #[error("the file ends in the middle of a section: it was cut, or is still being copied")]
     Cut,
     /// The core module cannot be converted to a component.
     #[error(
-        "the core module cannot be made a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
+        "the core module cannot be converted to a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
     )]
     Encode(String),
     /// The policy imports something that this host does not offer.
     #[error(
-        "the policy imports `{0}`, and a policy may import nothing but {PACKAGE} 1.x: build it without WASI"
+        "the policy imports `{0}`, but a policy may import only {PACKAGE} 1.x: build it without WASI"
     )]
     Import(String),
     /// The policy needs another major version of the interface.
     #[error(
-        "the policy is built for `{0}`, and this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
+        "the policy is built for `{0}`, but this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
     )]
     Version(String),
     /// The component exports no handler.
-    #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is no policy")]
+    #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is not a policy")]
     NoHandler,
     /// Cranelift or the linker refused it.
     #[error("the policy does not fit this host: {0}")]
@@ -95,13 +95,13 @@ pub enum LoadError {
     #[error("the policy failed in {0}: {1}")]
     Trial(&'static str, Failure),
     /// It failed every request of the self-test.
-    #[error("the policy failed its self-test: it can answer no request, {0} among them, for {1}")]
+    #[error("the policy failed its self-test: it answered no request, for example {0}: {1}")]
     SelfTest(&'static str, Failure),
     /// It refused its configuration.
     #[error("the policy refused its configuration: {0}")]
     Configure(String),
     /// Its description cannot be used in logs.
-    #[error("the policy describes itself badly: {0}")]
+    #[error("the policy's description is invalid: {0}")]
     Description(&'static str),
 }
 
@@ -141,7 +141,9 @@ impl<H: Host> Engine<H> {
                     std::thread::sleep(limits::EPOCH_TICK);
                 }
             })
-            .map_err(|e| LoadError::Engine(format!("its watchdog has no thread: {e}")))?;
+            .map_err(|e| {
+                LoadError::Engine(format!("its watchdog thread cannot be started: {e}"))
+            })?;
         Ok(made)
     }
 
@@ -221,14 +223,14 @@ impl<H: Host> Engine<H> {
                 .any(|name| name.len() > limits::POLICY_NAME_BYTES_MAX)
         {
             return Err(LoadError::Description(
-                "it names more than 64 commands, or too long ones",
+                "it has more than 64 commands, or a command longer than 64 bytes",
             ));
         }
         // Name and version appear in user properties, log lines and commands of operators.
         let plain = |text: &str| !text.chars().any(|c| c.is_control() || c.is_whitespace());
         if !plain(&info.name) || !plain(&info.version) || info.name.contains('@') {
             return Err(LoadError::Description(
-                "its name and version are words without spaces, and its name has no @",
+                "its name and version must not contain spaces or control characters, and its name must not contain @",
             ));
         }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
@@ -290,7 +292,7 @@ mod tests {
 
     /// The build must compile the policy with the same settings, or every start would compile it.
     #[test]
-    fn the_standard_policy_comes_as_machine_code() {
+    fn standard_policy_is_precompiled() {
         for engine in [Engine::<Transaction>::new(), Engine::without_watchdog()] {
             let engine = engine.unwrap();
             engine.load(STANDARD_POLICY).unwrap();
@@ -300,7 +302,7 @@ mod tests {
 
     /// Regression: it counted as a failure of the policy, and as a different answer to a duplicate.
     #[test]
-    fn a_slow_start_is_the_machines_and_not_the_policys() {
+    fn slow_start_is_a_watchdog_failure() {
         let slow = LoadError::Trial("configure", Failure::Watchdog);
         assert_eq!(Failure::from(slow), Failure::Watchdog);
         let refused = Failure::from(LoadError::Configure("no".into()));

@@ -32,20 +32,20 @@ impl Default for GuardSettings {
 
 /// The end of one request of a policy.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended {
+pub struct EndedCall {
     /// A hash of the client id.
     pub client: u64,
     /// The fuel used.
     pub fuel: u64,
     /// The outcome.
-    pub how: How,
+    pub outcome: CallOutcome,
 }
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum CallOutcome {
     /// It was answered.
-    Well,
+    Answered,
     /// The policy failed, cheaply.
     Failed,
     /// The policy failed after it used the fuel of a whole call, or its restart will use that much.
@@ -54,7 +54,7 @@ pub enum How {
     Stopped,
 }
 
-impl How {
+impl CallOutcome {
     /// Classifies a failed call. The failure requires a new instance, which takes `start_fuel`. A
     /// call may use `fuel_max`.
     pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Self {
@@ -72,7 +72,7 @@ impl How {
 pub struct Guard {
     policy: Option<Digest>,
     /// A ring buffer.
-    window: Vec<Ended>,
+    window: Vec<EndedCall>,
     next: usize,
     fuel: u64,
     failed: Tally,
@@ -80,7 +80,7 @@ pub struct Guard {
     stopped: u32,
     /// Two clients that this policy has answered well: enough to decide for any client whether
     /// there is another one.
-    content: [Option<u64>; 2],
+    satisfied: [Option<u64>; 2],
 }
 
 /// Cheap failures in the window, counted by client.
@@ -107,10 +107,10 @@ impl Tally {
 
     /// How many of these count towards `max`. Once the policy has answered another client well, one
     /// client contributes at most half.
-    fn counted(&self, max: u32, content: &[Option<u64>; 2]) -> u32 {
+    fn counted(&self, max: u32, satisfied: &[Option<u64>; 2]) -> u32 {
         let counted = self.0.iter().map(|(client, count)| {
-            let beside = content.iter().flatten().any(|it| it != client);
-            match beside {
+            let has_other = satisfied.iter().flatten().any(|it| it != client);
+            match has_other {
                 true => (*count).min(max.div_ceil(2)),
                 false => *count,
             }
@@ -126,7 +126,7 @@ impl Guard {
         &mut self,
         settings: GuardSettings,
         policy: Digest,
-        ended: Ended,
+        ended: EndedCall,
     ) -> Option<String> {
         if self.policy != Some(policy) {
             let mut window = std::mem::take(&mut self.window);
@@ -143,40 +143,40 @@ impl Guard {
             let old = std::mem::replace(&mut self.window[self.next], ended);
             self.next = (self.next + 1) % limits::GUARD_WINDOW_REQUESTS;
             self.fuel -= old.fuel;
-            match old.how {
-                How::Well => {}
-                How::Failed => self.failed.remove(old.client),
-                How::Exhausted => self.exhausted -= 1,
-                How::Stopped => self.stopped -= 1,
+            match old.outcome {
+                CallOutcome::Answered => {}
+                CallOutcome::Failed => self.failed.remove(old.client),
+                CallOutcome::Exhausted => self.exhausted -= 1,
+                CallOutcome::Stopped => self.stopped -= 1,
             }
         }
         // A call uses far less than a thousandth of the range of a u64.
         self.fuel += ended.fuel;
-        match ended.how {
-            How::Well => self.is_content(ended.client),
-            How::Failed => self.failed.add(ended.client),
-            How::Exhausted => self.exhausted += 1,
-            How::Stopped => self.stopped += 1,
+        match ended.outcome {
+            CallOutcome::Answered => self.note_satisfied(ended.client),
+            CallOutcome::Failed => self.failed.add(ended.client),
+            CallOutcome::Exhausted => self.exhausted += 1,
+            CallOutcome::Stopped => self.stopped += 1,
         }
-        let why = self.verdict(settings, ended.how)?;
+        let why = self.verdict(settings, ended.outcome)?;
         self.policy = None;
         Some(why)
     }
 
-    fn is_content(&mut self, client: u64) {
-        match self.content {
-            [None, _] => self.content[0] = Some(client),
-            [Some(first), None] if first != client => self.content[1] = Some(client),
+    fn note_satisfied(&mut self, client: u64) {
+        match self.satisfied {
+            [None, _] => self.satisfied[0] = Some(client),
+            [Some(first), None] if first != client => self.satisfied[1] = Some(client),
             _ => {}
         }
     }
 
     /// The reason why the policy must be rolled back, if the last request exceeded a limit.
-    fn verdict(&self, settings: GuardSettings, last: How) -> Option<String> {
+    fn verdict(&self, settings: GuardSettings, last: CallOutcome) -> Option<String> {
         let requests = self.window.len();
         let max = settings.failures_max;
-        if max > 0 && matches!(last, How::Failed | How::Exhausted) {
-            let counted = self.failed.counted(max, &self.content) + self.exhausted;
+        if max > 0 && matches!(last, CallOutcome::Failed | CallOutcome::Exhausted) {
+            let counted = self.failed.counted(max, &self.satisfied) + self.exhausted;
             let failed = self.failed.all() + self.exhausted;
             if counted >= max {
                 return Some(format!(
@@ -185,7 +185,7 @@ impl Guard {
             }
         }
         let stopped = self.stopped;
-        if max > 0 && last == How::Stopped && stopped >= limits::GUARD_WATCHDOG_MAX {
+        if max > 0 && last == CallOutcome::Stopped && stopped >= limits::GUARD_WATCHDOG_MAX {
             return Some(format!(
                 "the watchdog stopped it at {stopped} of its last {requests} requests"
             ));
@@ -193,13 +193,13 @@ impl Guard {
         let mean = self.fuel / requests as u64;
         let tried = requests >= limits::GUARD_FUEL_REQUESTS_MIN;
         let costly = settings.fuel_mean_max > 0 && tried && mean > settings.fuel_mean_max;
-        costly.then(|| format!("it burnt {mean} fuel for a request, over its last {requests}"))
+        costly.then(|| format!("it used {mean} fuel per request over its last {requests} requests"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::How::{Exhausted, Failed, Stopped, Well};
+    use super::CallOutcome::{Answered, Exhausted, Failed, Stopped};
     use super::*;
 
     const THREE: GuardSettings = GuardSettings {
@@ -207,24 +207,24 @@ mod tests {
         fuel_mean_max: 0,
     };
 
-    fn of(client: u64, how: How) -> Ended {
-        Ended {
+    fn of(client: u64, outcome: CallOutcome) -> EndedCall {
+        EndedCall {
             client,
             fuel: 1,
-            how,
+            outcome,
         }
     }
 
     #[test]
-    fn failures_count_among_the_last_thousand() {
+    fn failures_count_within_the_window() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |policy, how| guard.note(THREE, policy, of(1, how));
+        let mut note = |policy, outcome| guard.note(THREE, policy, of(1, outcome));
         for _ in 0..2 {
             assert_eq!(note(policy, Failed), None);
         }
         // They leave the window one by one.
         for _ in 0..limits::GUARD_WINDOW_REQUESTS - 2 {
-            assert_eq!(note(policy, Well), None);
+            assert_eq!(note(policy, Answered), None);
         }
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(policy, Failed), None);
@@ -239,15 +239,15 @@ mod tests {
 
     /// Regression: ten failing payloads of one client disabled the policy for all clients.
     #[test]
-    fn one_client_cannot_switch_a_policy_off_that_answers_others() {
+    fn failing_client_alone_cannot_disable_a_policy() {
         let settings = GuardSettings {
             failures_max: 10,
             fuel_mean_max: 0,
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(settings, policy, of(client, how));
-        assert_eq!(note(1, Well), None);
-        assert_eq!(note(2, Well), None);
+        let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
+        assert_eq!(note(1, Answered), None);
+        assert_eq!(note(2, Answered), None);
         for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {
             assert_eq!(note(1, Failed), None);
         }
@@ -260,62 +260,65 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_hold_every_client_up_count_in_full() {
+    fn costly_failures_count_in_full() {
         let settings = GuardSettings {
             failures_max: 10,
             fuel_mean_max: 0,
         };
-        for how in [Exhausted, Stopped] {
+        for outcome in [Exhausted, Stopped] {
             let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-            let mut note = |client, how| guard.note(settings, policy, of(client, how));
+            let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
             for client in [1, 2] {
-                assert_eq!(note(client, Well), None);
+                assert_eq!(note(client, Answered), None);
             }
             for _ in 1..10 {
-                assert_eq!(note(1, how), None);
+                assert_eq!(note(1, outcome), None);
             }
             // Cheap failures of one client would count for at most half of the limit.
-            assert!(note(1, how).is_some(), "{how:?}");
+            assert!(note(1, outcome).is_some(), "{outcome:?}");
         }
     }
 
     #[test]
-    fn cheap_and_costly_failures_add_up_and_leave_the_window() {
+    fn cheap_and_costly_failures_are_added() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
+        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
         for client in [1, 2] {
-            assert_eq!(note(client, Well), None);
+            assert_eq!(note(client, Answered), None);
         }
-        for how in [Exhausted, Exhausted] {
-            assert_eq!(note(1, how), None);
+        for outcome in [Exhausted, Exhausted] {
+            assert_eq!(note(1, outcome), None);
         }
         for _ in 0..limits::GUARD_WINDOW_REQUESTS {
-            assert_eq!(note(2, Well), None);
+            assert_eq!(note(2, Answered), None);
         }
-        for how in [Failed, Failed, Failed, Exhausted] {
-            let why = note(1, how);
+        for outcome in [Failed, Failed, Failed, Exhausted] {
+            let why = note(1, outcome);
             assert_eq!(
                 why.is_some(),
-                how == Exhausted,
+                outcome == Exhausted,
                 "two of three failures count"
             );
         }
     }
 
     #[test]
-    fn a_failure_costs_what_the_next_start_costs() {
+    fn failure_with_costly_restart_is_exhausted() {
         let trap = Failure::Trap("unreachable".into());
-        assert_eq!(How::failed(&trap, 1_000, 1_000), Failed);
-        assert_eq!(How::failed(&trap, 1_001, 1_000), Exhausted);
-        assert_eq!(How::failed(&Failure::Fuel, 0, 1_000), Exhausted);
-        assert_eq!(How::failed(&Failure::Watchdog, 1_001, 1_000), Stopped);
+        assert_eq!(CallOutcome::failed(&trap, 1_000, 1_000), Failed);
+        assert_eq!(CallOutcome::failed(&trap, 1_001, 1_000), Exhausted);
+        assert_eq!(CallOutcome::failed(&Failure::Fuel, 0, 1_000), Exhausted);
+        assert_eq!(
+            CallOutcome::failed(&Failure::Watchdog, 1_001, 1_000),
+            Stopped
+        );
     }
 
     #[test]
-    fn a_policy_that_only_its_one_client_is_content_with_is_that_clients_to_judge() {
+    fn single_client_reaches_the_failure_limit_alone() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
-        assert_eq!(note(1, Well), None);
+        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
+        assert_eq!(note(1, Answered), None);
         assert_eq!(note(1, Failed), None);
         assert_eq!(note(1, Failed), None);
         assert!(note(1, Failed).is_some());
@@ -328,10 +331,10 @@ mod tests {
 
     /// A single pause of the machine proves nothing, but repeated timeouts do.
     #[test]
-    fn the_watchdogs_ends_have_a_limit_of_their_own() {
+    fn watchdog_stops_have_their_own_limit() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let max = limits::GUARD_WATCHDOG_MAX;
-        let mut note = |settings, how| guard.note(settings, policy, of(1, how));
+        let mut note = |settings, outcome| guard.note(settings, policy, of(1, outcome));
         for _ in 0..2 {
             assert_eq!(note(THREE, Failed), None);
         }
@@ -350,16 +353,24 @@ mod tests {
     }
 
     #[test]
-    fn fuel_counts_on_average() {
+    fn mean_fuel_is_limited() {
         let settings = GuardSettings {
             failures_max: 0,
             fuel_mean_max: 1000,
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let mut note = |fuel| {
-            let how = Failed;
+            let outcome = Failed;
             let client = 1;
-            guard.note(settings, policy, Ended { client, fuel, how })
+            guard.note(
+                settings,
+                policy,
+                EndedCall {
+                    client,
+                    fuel,
+                    outcome,
+                },
+            )
         };
         // One costly request at the beginning proves nothing.
         assert_eq!(note(1_001), None);

@@ -48,7 +48,7 @@ pub trait Host: Send + 'static {
     fn fuel_max(&self) -> u64;
     /// Returns and resets the number of keys and patterns that the host examined for this call. A
     /// re-execution examines no more than the original.
-    fn take_looks(&mut self) -> u64;
+    fn take_examined(&mut self) -> u64;
 }
 
 /// A write that a policy requests.
@@ -117,13 +117,11 @@ impl<H: Host> Guest<H> {
 
     fn touch(&mut self, writes: bool) -> wasmtime::Result<&mut H> {
         if writes && self.phase == Phase::Notify {
-            return Err(violation(
-                "a write during notify, when everything is decided",
-            ));
+            return Err(violation("a write during notify, which may only read"));
         }
         match &mut self.host {
             Some(host) if self.phase != Phase::Setup => Ok(host),
-            _ => Err(violation("a touch of the table outside a request")),
+            _ => Err(violation("an access to the table outside of a request")),
         }
     }
 
@@ -157,8 +155,8 @@ impl<H: Host> Guest<H> {
     ) -> wasmtime::Result<Result<T, Fault>> {
         let host = self.touch(writes)?;
         let result = import(host);
-        let looks = host.take_looks();
-        self.account.looks(looks)?;
+        let examined = host.take_examined();
+        self.account.examined(examined)?;
         answer(result)
     }
 }
@@ -171,7 +169,7 @@ pub(super) fn slice(bytes: &Bytes, span: Span) -> Option<Bytes> {
 }
 
 fn outside() -> wasmtime::Error {
-    violation("a span outside the call's bytes")
+    violation("a span outside of the call's bytes")
 }
 
 fn violation(what: &'static str) -> wasmtime::Error {
@@ -277,8 +275,8 @@ impl<H: Host> property::Host for Guest<H> {
     fn get(&mut self, name: String) -> wasmtime::Result<Option<String>> {
         self.account.import(name.len())?;
         let host = self.touch(false)?;
-        let (value, looks) = (host.property(&name), host.take_looks());
-        self.account.looks(looks)?;
+        let (value, examined) = (host.property(&name), host.take_examined());
+        self.account.examined(examined)?;
         self.account.moved(value.as_ref().map_or(0, String::len))?;
         Ok(value)
     }
@@ -325,9 +323,7 @@ impl<H: Host> log::Host for Guest<H> {
 impl<H: Host> seeded::Host for Guest<H> {
     fn random(&mut self, len: u32) -> wasmtime::Result<Vec<u8>> {
         if len > limits::RANDOM_BYTES_MAX {
-            return Err(violation(
-                "a draw of more random bytes than a policy may ask for",
-            ));
+            return Err(violation("a request for too many random bytes"));
         }
         self.account.import(len as usize)?;
         Ok(self.touch(false)?.random(len as usize))

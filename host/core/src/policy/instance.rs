@@ -237,7 +237,7 @@ impl<H: Host> Call<'_, H> {
         let held = live
             .and_then(|live| live.store.data_mut().host.as_mut())
             .or(self.host.as_mut());
-        held.expect("begin put the host into one of the two places, and only end takes it out")
+        held.expect("begin stores the host in one of the two places, and only end removes it")
     }
 
     /// The fuel used so far. It is the same on every machine.
@@ -263,7 +263,7 @@ impl<H: Host> Call<'_, H> {
             data.host.take()
         });
         held.or(self.host.take())
-            .expect("begin put the host into one of the two places, and only this takes it out")
+            .expect("begin stores the host in one of the two places, and only this removes it")
     }
 
     fn enter<T>(
@@ -298,5 +298,5 @@ impl<H: Host> Call<'_, H> {
 /// The part of `bytes` that a span refers to.
 pub(crate) fn slice(bytes: &Bytes, span: Span) -> Result<Bytes, Failure> {
     guest::slice(bytes, span)
-        .ok_or_else(|| Failure::Malformed("a span outside the call's bytes".into()))
+        .ok_or_else(|| Failure::Malformed("a span outside of the call's bytes".into()))
 }

@@ -82,7 +82,7 @@ pub enum Part {
 
 /// The key of a request, if a policy could determine it.
 #[derive(Debug, Default)]
-pub struct Keyed {
+pub struct KeyLookup {
     /// The key.
     pub key: Option<Bytes>,
     /// The policies that failed, with the fuel used and the failure.
@@ -254,8 +254,8 @@ impl<H: Host> Registry<H> {
     /// The key of a request, as the built-in policy parses it. If it cannot, the other policies are
     /// asked, because their own commands have keys too. A routed policy can only claim a key that
     /// it owns. Each call may use `fuel_max`, in addition to the fuel for each byte.
-    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64, fuel_max: u64) -> Keyed {
-        let mut keyed = Keyed::default();
+    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64, fuel_max: u64) -> KeyLookup {
+        let mut keyed = KeyLookup::default();
         let mut share = Share::of(fuel_max, payload.len());
         let others = (0..self.slots.len()).filter(|slot| *slot != self.built_in);
         for slot in std::iter::once(self.built_in).chain(others) {

@@ -70,7 +70,7 @@ mod tests {
     use crate::STANDARD_POLICY;
 
     #[test]
-    fn a_file_that_was_cut_is_not_whole() {
+    fn truncated_file_is_not_whole() {
         assert!(are_whole(STANDARD_POLICY) && are_whole(HEADERS[0]));
         let module = b"\0asm\x01\0\0\0\0\x06\x04nameX";
         assert!(are_whole(module));

@@ -31,15 +31,15 @@ pub struct Candidate<'a> {
 pub enum SelectorError {
     /// It is not a selector.
     #[error(
-        "a policy is named by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
+        "a policy is selected by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
         min = limits::DIGEST_DIGITS_MIN
     )]
     Form,
     /// It matches no policy.
-    #[error("no policy {0} is loaded; there are {1}")]
+    #[error("no policy {0} is loaded; loaded policies: {1}")]
     Unknown(String, String),
     /// It matches several policies.
-    #[error("{0} may mean {1}: say more of it")]
+    #[error("{0} is ambiguous: it may mean {1}; use a longer digest prefix or NAME@VERSION")]
     Ambiguous(String, String),
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_named_in_many_ways() {
+    fn selector_matches_digest_name_and_version() {
         let digest = |text: &str| Digest::of(text.as_bytes());
         let all = [
             ("rule", "1", "a"),
@@ -165,7 +165,7 @@ mod tests {
     /// Orders refer to files by digest. A policy chooses its own name, so it could pose as another
     /// policy.
     #[test]
-    fn a_whole_digest_means_the_file_and_no_name() {
+    fn whole_digest_never_matches_a_name() {
         let (meant, other) = (Digest::of(b"meant"), Digest::of(b"other"));
         let name = meant.to_string();
         let impostor = Candidate {

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_between_two_requests_and_the_list_is_bounded() {
+    fn gap_spans_two_requests_and_list_is_bounded() {
         let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
         let mut swaps = Swaps::default();
         // There was no request before.

@@ -43,7 +43,7 @@ impl Arena {
     pub(super) fn get(&self, slot: Slot) -> &Entry {
         self.entries[slot as usize]
             .as_ref()
-            .expect("a slot is forgotten with its key")
+            .expect("a key's slot is removed with the key")
     }
 
     pub(super) fn owner(&self, slot: Slot) -> Owner {
@@ -80,7 +80,7 @@ impl Arena {
             return slot;
         }
         let slot = Slot::try_from(self.entries.len())
-            .expect("the quota takes no more keys than there are slots");
+            .expect("the quota allows at most as many keys as slots");
         self.entries.push(Some(entry));
         self.owners.push(owner);
         slot

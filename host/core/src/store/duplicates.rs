@@ -103,7 +103,8 @@ impl Policies {
         });
         all[at].0 = policy;
         all[at].1 += 1;
-        u32::try_from(at).expect("each has a request that is remembered, and these fit into memory")
+        u32::try_from(at)
+            .expect("every policy here has a remembered request, and those fit into memory")
     }
 
     fn remove(&mut self, number: u32) {

@@ -129,13 +129,13 @@ impl Effects {
 }
 
 impl RestsOn {
-    pub(super) fn of(captured: Option<CapturedReads>, watches_kept: bool) -> Self {
+    pub(super) fn of(captured: Option<CapturedReads>, watches_durable: bool) -> Self {
         // Pages and quotas depend on the whole table. A watch depends on nothing durable, unless
         // watches are durable: then a client that registers twice could be answered before the
         // first registration is durable.
         let of_nothing = |(_, imported): &(u32, Imported)| {
             match imported {
-                Imported::Watched | Imported::Unwatched(_) => !watches_kept,
+                Imported::Watched | Imported::Unwatched(_) => !watches_durable,
                 // Access rules are not part of the state.
                 Imported::Denied(..) => true,
                 _ => false,

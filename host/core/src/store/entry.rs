@@ -188,7 +188,7 @@ fn length(part: &[u8]) -> u32 {
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (part, left) = rest
         .split_first_chunk()
-        .expect("Entry::new wrote every part that it says is there");
+        .expect("Entry::new wrote every part that the flags announce");
     *rest = left;
     *part
 }

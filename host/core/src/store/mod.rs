@@ -44,7 +44,7 @@ pub use quota::{Exceeded, Quota};
 pub use read_set::{CapturedReads, Imported, KeyRef, Property, Read};
 pub use redelivery::{Renotified, Rerun};
 pub use reexecution::{Reexecution, SampledRequest, same_writes};
-pub use remembered::{Context, Identity, Kept, Outcome, Remembered};
+pub use remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 pub use replay::{Recorded, Replayed, replay};
 pub use state::State;
 pub use statehouse_protocol::rights::Right;

@@ -98,7 +98,7 @@ fn notification(
         Body::Stored(given) => {
             if resolve(given, &key)? != key {
                 return Err(Failure::Malformed(
-                    "a notification with another key's value".into(),
+                    "a notification with the value of another key".into(),
                 ));
             }
             Some(change.value())

@@ -206,7 +206,7 @@ mod tests {
         (0..keys).for_each(|it| model.insert(it));
         assert_eq!(model.order.runs.len(), 4);
         (0..keys).for_each(|it| model.remove(it));
-        assert!(model.order.runs.is_empty(), "nothing is left of them");
+        assert!(model.order.runs.is_empty(), "no runs are left");
     }
 
     /// Each key is inserted just behind a full run. A run for each of them would make every
@@ -219,10 +219,7 @@ mod tests {
         (full..10 * full).rev().for_each(|it| model.insert(it));
         model.check(full);
         let runs = model.order.runs.len();
-        assert!(
-            runs <= 2 * 10,
-            "{runs} runs of half of their length at least"
-        );
+        assert!(runs <= 2 * 10, "{runs} runs, each at least half full");
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl Owners {
 impl Keyed for Vec<Option<Row>> {
     fn key(&self, slot: Slot) -> &[u8] {
         let row = self[slot as usize].as_ref();
-        row.expect("a number is forgotten with its row")
+        row.expect("an owner's number is removed with its row")
             .client
             .as_bytes()
     }

@@ -436,7 +436,11 @@ mod tests {
         assert_eq!(of.resolve(b"SET"), None);
         let elsewhere = KeyRef::new(b"key", &payload);
         assert_eq!(elsewhere, KeyRef::Own(Bytes::from_static(b"key")));
-        assert_eq!(within(&payload[13..], &payload), None, "nothing is nowhere");
+        assert_eq!(
+            within(&payload[13..], &payload),
+            None,
+            "an empty part has no position"
+        );
         assert_eq!(within(&payload, &payload[..5]), None);
     }
 
@@ -476,7 +480,7 @@ mod tests {
         read_set.imported(|| Imported::Unwatched(true));
         assert!(
             matches!(read_set.next_import(ImportKind::Put), NextImport::Live),
-            "a put that went well"
+            "a put that succeeded"
         );
         assert!(matches!(
             read_set.next_import(ImportKind::Put),
@@ -508,7 +512,7 @@ mod tests {
         assert!(!strict.diverged);
         assert!(
             !strict.read(b"a", true, b"", || None),
-            "hidden is another key"
+            "a hidden key is another key"
         );
         assert!(strict.diverged);
         assert!(matches!(
@@ -519,7 +523,7 @@ mod tests {
 
         let mut lenient = ReadSet::replaying(recording(Unrecorded::FromState));
         assert!(lenient.read(b"b", false, b"", || None) && lenient.diverged);
-        assert!(!lenient.guessed(), "the table knows");
+        assert!(!lenient.guessed(), "the table has the answer");
         assert_eq!(lenient.recorded_property("y"), Some(None));
         assert!(lenient.guessed());
     }

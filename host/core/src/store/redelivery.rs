@@ -5,7 +5,7 @@
 
 use super::effects::{Answer, Effects, RestsOn, internal_error};
 use super::notifier::Notifier;
-use super::remembered::{Kept, Outcome, Remembered};
+use super::remembered::{Outcome, Remembered, StoredPayload};
 use super::replay;
 use super::state::State;
 use super::step::Store;
@@ -69,7 +69,7 @@ impl Store {
                     Some(Err(failure)) => failure.to_string(),
                     None => String::new(),
                 };
-                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered differently by the same policy on the same reads; the first answer is sent");
+                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered otherwise by the same policy on the same reads; the first answer is sent");
             }
         }
         effects.repeated = Some(rerun);
@@ -77,18 +77,18 @@ impl Store {
         effects.rests_on = RestsOn::Everything;
         effects.answer = Some(match (again, &outcome.payload) {
             (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
-            (_, Kept::Whole(payload)) => Answer {
+            (_, StoredPayload::Whole(payload)) => Answer {
                 payload: payload.clone(),
                 version: outcome.version,
                 repeat: Repeat::Same,
                 command: outcome.command,
                 put: outcome.put,
             },
-            (_, Kept::Digest(_)) => internal_error(),
+            (_, StoredPayload::Digest(_)) => internal_error(),
         });
         // Clients of a foreign broker stay connected across a restart, and which notifications the
         // earlier run has sent is unknown.
-        let may_be_unnotified = state.watches.are_kept()
+        let may_be_unnotified = state.watches.are_durable()
             && !state.watches.is_empty()
             && original.number < self.earlier_below;
         if !may_be_unnotified || !self.renotified.insert(original.number) {

@@ -48,7 +48,7 @@ pub struct Context {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The payload.
-    pub payload: Kept,
+    pub payload: StoredPayload,
     /// The version in the answer.
     pub version: Option<Stamp>,
     /// The number of the policy's command.
@@ -59,14 +59,14 @@ pub struct Outcome {
 
 /// A stored payload, or its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum StoredPayload {
     /// The bytes.
     Whole(Bytes),
     /// The BLAKE3 digest of the bytes.
     Digest(blake3::Hash),
 }
 
-impl Kept {
+impl StoredPayload {
     /// Stores the payload if it is small, or if `whole` says that re-execution might not reproduce
     /// it.
     pub(super) fn new(payload: &Bytes, whole: bool) -> Self {
@@ -98,8 +98,8 @@ impl Remembered {
     /// The memory cost in bytes.
     pub fn cost_bytes(&self) -> u64 {
         let payload = match &self.outcome.payload {
-            Kept::Whole(bytes) => bytes.len() as u64,
-            Kept::Digest(_) => 0,
+            StoredPayload::Whole(bytes) => bytes.len() as u64,
+            StoredPayload::Digest(_) => 0,
         };
         payload
             + self.captured.as_ref().map_or(0, CapturedReads::cost_bytes)

@@ -15,7 +15,7 @@ use super::notification::{Notification, notifications_of, notify_as, splice};
 use super::notifier::Notifier;
 use super::read_set::{CapturedReads, Read};
 use super::reexecution::{self, Removals, SampledRequest, Sampler};
-use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
+use super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use super::state::State;
 use super::table::Table;
 use super::transaction::Transaction;
@@ -25,8 +25,8 @@ use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
-    self, Absent, Assignment, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Instance,
-    Part, Policy, Registry, Repeat, Share,
+    self, Absent, Assignment, Call, CallOutcome, Choice, EndedCall, Failure, Guard, GuardSettings,
+    Instance, Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
 
@@ -214,7 +214,7 @@ impl Store {
 
     /// Whether an earlier run handled this request and may not have sent its notifications.
     pub fn may_be_unnotified(&self, request: &Request<'_>) -> bool {
-        self.state().watches.are_kept()
+        self.state().watches.are_durable()
             && (self.duplicates.find(&request.delivery, &identity(request)))
                 .is_some_and(|original| original.number < self.earlier_below)
     }
@@ -247,13 +247,13 @@ impl Store {
                 }
             }
             Event::Gone(peer) => {
-                if state.watches.gone(peer) && state.watches.are_kept() {
+                if state.watches.remove_all(peer) && state.watches.are_durable() {
                     effects.note_watches(peer, vec![WatchChange::AllEnded]);
                 }
                 state
             }
             Event::Unheard(peer, key) => {
-                if state.watches.remove(key, peer) && state.watches.are_kept() {
+                if state.watches.remove(key, peer) && state.watches.are_durable() {
                     let key = Key::copy_from_slice(key);
                     effects.note_watches(peer, vec![WatchChange::Ended(key)]);
                 }
@@ -344,11 +344,11 @@ impl Store {
             }
         };
         by.work.request(effects.fuel, answer.command);
-        let well = (effects.fuel, How::Well);
+        let well = (effects.fuel, CallOutcome::Answered);
         self.guard(choice.part, &by, request.peer, well, effects);
         let (state, writes, watches) = transaction.commit();
-        let watches_kept = state.watches.are_kept();
-        if watches_kept && !watches.is_empty() {
+        let watches_durable = state.watches.are_durable();
+        if watches_durable && !watches.is_empty() {
             let changes = watches.into_iter().map(|(key, began)| match began {
                 true => WatchChange::Began(key, request.dialect),
                 false => WatchChange::Ended(key),
@@ -385,7 +385,7 @@ impl Store {
                 context,
                 captured,
                 outcome: Outcome {
-                    payload: Kept::new(&answer.payload, whole),
+                    payload: StoredPayload::new(&answer.payload, whole),
                     version: answer.version,
                     command: answer.command,
                     put: answer.put,
@@ -402,7 +402,7 @@ impl Store {
                 writes,
             });
         } else {
-            effects.rests_on = RestsOn::of(captured, watches_kept);
+            effects.rests_on = RestsOn::of(captured, watches_durable);
         }
         effects.answer = Some(answer);
         effects.notices.extend(notifications);
@@ -463,7 +463,7 @@ impl Store {
             let client = request.peer.client.escape_debug();
             tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
         }
-        let how = How::failed(failure, policy.start_fuel, self.quota.fuel_max);
+        let how = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
         let ended = (fuel, how);
         self.guard(who.part, &policy, request.peer, ended, effects);
     }
@@ -474,7 +474,7 @@ impl Store {
         part: Part,
         by: &Policy<Transaction>,
         peer: &Peer,
-        (fuel, how): (u64, How),
+        (fuel, how): (u64, CallOutcome),
         effects: &mut Effects,
     ) {
         let guard = match part {
@@ -484,7 +484,11 @@ impl Store {
             Part::Routed => return,
         };
         let client = number_of(peer);
-        let ended = Ended { client, fuel, how };
+        let ended = EndedCall {
+            client,
+            fuel,
+            outcome,
+        };
         if let Some(why) = guard.note(self.supervision.guard, by.digest.into(), ended) {
             effects.tripped = Some(Trip { part, why });
         }

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_expiries_follow_every_write() {
+    fn sums_and_expiries_match_after_every_write() {
         let mut table = Table::default();
         for (value, expires_ms) in [
             ("a", None),

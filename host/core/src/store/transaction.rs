@@ -54,7 +54,7 @@ pub struct Transaction {
     /// The first limit that refused something.
     exceeded: Option<Exceeded>,
     /// Keys and patterns that were examined and not charged to the policy yet.
-    looks: u64,
+    examined: u64,
 }
 
 /// The request of a transaction. A sweep has none.
@@ -139,7 +139,7 @@ impl Transaction {
             rights,
             denied: None,
             exceeded: None,
-            looks: 0,
+            examined: 0,
         }
     }
 
@@ -314,7 +314,7 @@ impl Transaction {
         }
         let payload = self.origin.as_ref().map(|it| &it.payload[..]);
         let payload = payload.unwrap_or_default();
-        self.looks += self.rights.tries(right) as u64;
+        self.examined += self.rights.tries(right) as u64;
         if self.rights.include(key, right, &self.read_set, payload) {
             return Ok(());
         }
@@ -327,7 +327,7 @@ impl Transaction {
     fn check_owner(&self, key: &[u8], hidden: bool) -> Result<(), Denial> {
         match &self.confined {
             Some((policy, routes)) if !hidden && !routes.owns(policy, key) => Err(
-                Denial::Violation("a write of a key outside of the prefixes that are routed to it"),
+                Denial::Violation("a write of a key beyond the prefixes that are routed to it"),
             ),
             _ => Ok(()),
         }
@@ -465,7 +465,7 @@ mod tests {
         let mut transaction = Transaction::sweep(state, Quota::default(), 10);
         let page = transaction.keys(b"", None, 10).unwrap();
         assert_eq!(page.keys, [b"b", b"d"]);
-        assert_eq!(transaction.take_looks(), 4);
-        assert_eq!(transaction.take_looks(), 0);
+        assert_eq!(transaction.take_examined(), 4);
+        assert_eq!(transaction.take_examined(), 0);
     }
 }

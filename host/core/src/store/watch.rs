@@ -70,7 +70,7 @@ pub struct Watches {
     by_peer: BTreeMap<Peer, Held>,
     count: usize,
     bytes: usize,
-    kept: bool,
+    durable: bool,
 }
 
 /// The watches of one connection.
@@ -86,17 +86,17 @@ fn weight(key: &[u8]) -> usize {
 
 impl Watches {
     /// Whether watches are durable. If so, every change must be recorded.
-    pub fn are_kept(&self) -> bool {
-        self.kept
+    pub fn are_durable(&self) -> bool {
+        self.durable
     }
 
     /// Sets whether watches are durable. If not, removes all watches, since their connections are
     /// gone.
-    pub fn keep(&mut self, kept: bool) {
-        if !kept {
+    pub fn set_durable(&mut self, durable: bool) {
+        if !durable {
             *self = Self::default();
         }
-        self.kept = kept;
+        self.durable = durable;
     }
 
     /// Whether `peer` may add a watch of `key`.
@@ -164,7 +164,7 @@ impl Watches {
     }
 
     /// Removes all watches of a connection. Returns whether there were any.
-    pub fn gone(&mut self, peer: &Peer) -> bool {
+    pub fn remove_all(&mut self, peer: &Peer) -> bool {
         let held = self.by_peer.remove(peer);
         for key in held.iter().flat_map(|held| &held.keys) {
             self.forget(key, peer);
@@ -179,7 +179,7 @@ impl Watches {
             match change {
                 WatchChange::Began(key, dialect) => _ = self.add(key, &peer, dialect),
                 WatchChange::Ended(key) => _ = self.remove(&key, &peer),
-                WatchChange::AllEnded => _ = self.gone(&peer),
+                WatchChange::AllEnded => _ = self.remove_all(&peer),
             }
         }
     }
@@ -282,7 +282,7 @@ mod tests {
         watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
         watches.add(key.clone(), &peer("a", 2), Dialect::Sdk);
         watches.add(Key::from_static(b"other"), &peer("a", 1), Dialect::Sdk);
-        watches.gone(&peer("a", 1));
+        watches.remove_all(&peer("a", 1));
         assert_eq!(
             watches
                 .of(b"k")
@@ -313,13 +313,13 @@ mod tests {
         }
         let own = Err(Exceeded::ClientWatches(3));
         assert_eq!(add(&greedy, "one more", &quota), own);
-        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it is there already");
+        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it exists already");
         assert_eq!(add(&other, "0", &quota), Ok(()));
         assert_eq!(add(&other, "1", &quota), Ok(()));
         let all = Err(Exceeded::Watches(5));
         assert_eq!(add(&other, "2", &quota), all);
         quota.watches_max = 2;
-        assert_eq!(add(&other, "1", &quota), Ok(()), "nothing is taken away");
+        assert_eq!(add(&other, "1", &quota), Ok(()), "existing watches stay");
     }
 
     #[test]
@@ -338,10 +338,10 @@ mod tests {
         }
         assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
         let other = watches.check(&peer("b", 2), &long(held), &quota);
-        assert_eq!(other, Ok(()), "others have theirs");
+        assert_eq!(other, Ok(()), "the limit of another client is separate");
         watches.remove(&long(0), &greedy);
         assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
-        watches.gone(&greedy);
+        watches.remove_all(&greedy);
         assert_eq!((watches.bytes, watches.len()), (0, 0));
     }
 }

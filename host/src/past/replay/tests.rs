@@ -55,7 +55,7 @@ fn handled(captured: Option<CapturedReads>) -> Handled<'static> {
             },
             captured,
             outcome: Outcome {
-                payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
+                payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
                 version: Some(VERSION),
                 command: None,
                 put: true,

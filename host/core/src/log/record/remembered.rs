@@ -7,7 +7,9 @@ use super::{read_stamp, stamp};
 use crate::log::codec::{Malformed, Reader, bytes, number};
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
-use crate::store::{CapturedReads, Context, Imported, Kept, Outcome, Read, Remembered, Right};
+use crate::store::{
+    CapturedReads, Context, Imported, Outcome, Read, Remembered, Right, StoredPayload,
+};
 
 /// Encodes a remembered request. Only snapshots include the entries that were read.
 pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
@@ -164,7 +166,7 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
             }
             8 => Imported::Denied(read_key_ref(reader)?, Right::Read),
             9 => Imported::Denied(read_key_ref(reader)?, Right::Write),
-            _ => return Err(Malformed("an unknown answer of an import")),
+            _ => return Err(Malformed("an unknown kind of import result")),
         };
         it.imports.push((call, imported));
     }
@@ -178,7 +180,7 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
 }
 
 fn outcome(out: &mut Vec<u8>, it: &Outcome) {
-    let whole = matches!(it.payload, Kept::Whole(_));
+    let whole = matches!(it.payload, StoredPayload::Whole(_));
     out.push(
         u8::from(whole)
             | u8::from(it.version.is_some()) << 1
@@ -186,8 +188,8 @@ fn outcome(out: &mut Vec<u8>, it: &Outcome) {
             | u8::from(it.put) << 3,
     );
     match &it.payload {
-        Kept::Whole(payload) => bytes(out, payload),
-        Kept::Digest(digest) => out.extend_from_slice(digest.as_bytes()),
+        StoredPayload::Whole(payload) => bytes(out, payload),
+        StoredPayload::Digest(digest) => out.extend_from_slice(digest.as_bytes()),
     }
     if let Some(version) = it.version {
         stamp(out, version);
@@ -200,9 +202,9 @@ fn outcome(out: &mut Vec<u8>, it: &Outcome) {
 fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Malformed> {
     let flags = reader.u8()?;
     let payload = if flags & 1 != 0 {
-        Kept::Whole(Bytes::copy_from_slice(reader.bytes()?))
+        StoredPayload::Whole(Bytes::copy_from_slice(reader.bytes()?))
     } else {
-        Kept::Digest(blake3::Hash::from_bytes(reader.array()?))
+        StoredPayload::Digest(blake3::Hash::from_bytes(reader.array()?))
     };
     Ok(Outcome {
         payload,

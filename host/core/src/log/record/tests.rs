@@ -5,7 +5,7 @@ use crate::clock::Fence;
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    CapturedReads, Change, Context, Entry, Imported, Kept, KeyRef, Outcome, Read, Right,
+    CapturedReads, Change, Context, Entry, Imported, KeyRef, Outcome, Read, Right, StoredPayload,
 };
 
 fn arb_stamp() -> impl Strategy<Value = Stamp> {
@@ -138,8 +138,8 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
                     captured,
                     outcome: Outcome {
                         payload: match digest {
-                            Some(digest) => Kept::Digest(blake3::Hash::from_bytes(digest)),
-                            None => Kept::Whole(payload),
+                            Some(digest) => StoredPayload::Digest(blake3::Hash::from_bytes(digest)),
+                            None => StoredPayload::Whole(payload),
                         },
                         version,
                         command,
@@ -162,7 +162,7 @@ fn arb_watch_change() -> impl Strategy<Value = WatchChange> {
 
 proptest! {
     #[test]
-    fn a_handled_request_comes_back(
+    fn handled_request_survives_a_round_trip(
         client in ".{0,12}",
         payload in arb_bytes(60),
         timestamp in any::<Option<String>>(),
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_snapshot_remembers_comes_back_with_its_entries(it in arb_remembered(true)) {
+    fn snapshot_of_a_request_survives_a_round_trip(it in arb_remembered(true)) {
         let mut out = Vec::new();
         remembered(&mut out, &it, true);
         let mut reader = Reader(&out);
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sweep_comes_back(
+    fn sweep_survives_a_round_trip(
         now_ms in any::<u64>(), clock in arb_stamp(), writes in prop::collection::vec(arb_write(), 0..4)
     ) {
         let mut out = Vec::new();
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn a_change_of_watches_comes_back(
+    fn watch_changes_survive_a_round_trip(
         client in ".{0,12}",
         numbers in any::<[u64; 2]>(),
         changes in prop::collection::vec(arb_watch_change(), 0..5),
@@ -238,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
+    fn arbitrary_bytes_are_read_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
         if let Some(first) = bytes.first_mut() {
             *first = kind;
         }
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn a_value_that_stands_in_the_payload_is_written_once() {
+fn value_in_the_payload_is_written_once() {
     let payload = Bytes::from_static(b"*3 SET key value");
     let entry = Entry::new(b"key", b"value", Stamp::default(), None, None);
     let write = Write {
@@ -265,7 +265,7 @@ fn a_value_that_stands_in_the_payload_is_written_once() {
 
 /// Logs of an embedded store stay readable for versions that knew no other mode.
 #[test]
-fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
+fn start_record_contains_the_mode() {
     for (mode, kind) in [(Mode::Embedded, 4), (Mode::Foreign, 9)] {
         let mut out = Vec::new();
         started(&mut out, 7, 300, mode);
@@ -277,20 +277,20 @@ fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
 }
 
 #[test]
-fn what_clients_are_told_comes_back() {
+fn receive_max_survives_a_round_trip() {
     for max in [0, 1025, u16::MAX] {
         let mut out = Vec::new();
         receive_max(&mut out, max);
-        assert_eq!(read(&out).unwrap(), Record::ReceiveMax { receive_max });
+        assert_eq!(read(&out).unwrap(), Record::ReceiveMax { receive_max: max });
     }
     assert!(
         read(&[10, 0x80, 0x80, 4]).is_err(),
-        "MQTT has no more than 65535"
+        "MQTT allows at most 65535"
     );
 }
 
 #[test]
-fn an_unknown_kind_says_what_to_do() {
+fn unknown_kind_error_says_what_to_do() {
     let error = read(&[200]).unwrap_err().to_string();
     assert!(error.contains("newer"), "{error}");
 }

@@ -77,7 +77,7 @@ pub(in crate::log) fn read_write(
     })
 }
 
-const OUTSIDE: Malformed = Malformed("a part of the payload that it does not have");
+const OUTSIDE: Malformed = Malformed("a range outside of the payload");
 
 pub(super) fn entry(out: &mut Vec<u8>, it: &Entry, value_at: Option<u32>) {
     let (fence, expires_ms) = (it.fence(), it.expires_ms());

@@ -14,7 +14,7 @@ fn with(loaded: &[&str]) -> Assignment {
 }
 
 #[test]
-fn promotions_are_gone_back_from_one_by_one() {
+fn promotions_are_rolled_back_one_by_one() {
     let [a, b, c] = ["a", "b", "c"].map(digest);
     let built_in = digest("built-in");
     let mut it = with(&["a", "b", "c"]);
@@ -48,7 +48,7 @@ fn promotions_are_gone_back_from_one_by_one() {
 }
 
 #[test]
-fn a_candidate_that_is_promoted_is_one_no_more() {
+fn promoted_candidate_is_no_longer_a_candidate() {
     let [a, b] = ["a", "b"].map(digest);
     let shadow = Shadow {
         policy: a,
@@ -98,7 +98,7 @@ fn a_candidate_that_is_promoted_is_one_no_more() {
 }
 
 #[test]
-fn routes_are_replaced_and_ended_and_bounded() {
+fn routes_are_replaced_ended_and_limited() {
     let [a, b] = ["a", "b"].map(digest);
     let mut it = with(&["a", "b"]);
     assert_eq!(it.route(b"", Some(a)), Err(AssignmentError::Prefix));
@@ -111,13 +111,13 @@ fn routes_are_replaced_and_ended_and_bounded() {
         it = it.route(format!("{n}/").as_bytes(), Some(a)).unwrap();
     }
     assert_eq!(it.route(b"y", Some(a)), Err(AssignmentError::Routes));
-    assert!(it.route(b"x", Some(a)).is_ok(), "it is there already");
+    assert!(it.route(b"x", Some(a)).is_ok(), "it exists already");
     // A policy that is lost takes its routes with it.
     assert_eq!(it.without(a).routes.len(), 1);
 }
 
 #[test]
-fn the_document_is_json_with_readable_digests_and_prefixes() {
+fn assignment_is_json_with_readable_digests() {
     let it = with(&["a"]).route(b"text/", Some(digest("a"))).unwrap();
     let it = it.route(b"\xff\x00", Some(digest("a"))).unwrap();
     let it = it.promote(digest("a")).unwrap();
@@ -135,7 +135,7 @@ fn the_document_is_json_with_readable_digests_and_prefixes() {
 }
 
 #[test]
-fn another_version_of_the_program_takes_its_own_built_in_policy() {
+fn new_built_in_policy_replaces_the_old_one() {
     let (old, new) = (digest("built-in"), digest("newer"));
     let it = with(&["a"]).promote(digest("a")).unwrap().replace(old, new);
     assert_eq!((it.built_in, &it.previous[..]), (new, &[new][..]));

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::super::entry::Entry;
 use super::super::read_set::{CapturedReads, KeyRef, Read};
-use super::super::remembered::{Context, Identity, Kept, Outcome, Remembered};
+use super::super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use crate::clock::Stamp;
 use crate::request::{Delivery, Dialect};
 
@@ -125,7 +125,7 @@ impl Slot {
             },
             captured: self.captured.captured(),
             outcome: Outcome {
-                payload: self.answer.kept(),
+                payload: self.answer.stored(),
                 version: self.versioned.then_some(version),
                 command: self.command,
                 put: self.put,
@@ -186,10 +186,10 @@ impl Captured {
 }
 
 impl Answer {
-    fn new(payload: &Kept) -> Self {
+    fn new(payload: &StoredPayload) -> Self {
         let bytes = match payload {
-            Kept::Whole(bytes) => bytes,
-            Kept::Digest(digest) => return Self::Digest(Box::new(*digest)),
+            StoredPayload::Whole(bytes) => bytes,
+            StoredPayload::Digest(digest) => return Self::Digest(Box::new(*digest)),
         };
         let mut short = [0; SHORT_BYTES_MAX];
         match (short.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
@@ -201,13 +201,13 @@ impl Answer {
         }
     }
 
-    fn kept(&self) -> Kept {
+    fn stored(&self) -> StoredPayload {
         match self {
             Self::Short(len, short) => {
-                Kept::Whole(Bytes::copy_from_slice(&short[..usize::from(*len)]))
+                StoredPayload::Whole(Bytes::copy_from_slice(&short[..usize::from(*len)]))
             }
-            Self::Long(bytes) => Kept::Whole(Bytes::copy_from_slice(bytes)),
-            Self::Digest(digest) => Kept::Digest(**digest),
+            Self::Long(bytes) => StoredPayload::Whole(Bytes::copy_from_slice(bytes)),
+            Self::Digest(digest) => StoredPayload::Digest(**digest),
         }
     }
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::limits;
 
-    fn remembered(captured: Option<CapturedReads>, payload: Kept) -> Remembered {
+    fn remembered(captured: Option<CapturedReads>, payload: StoredPayload) -> Remembered {
         Remembered {
             number: 5,
             delivery: Delivery {
@@ -284,7 +284,7 @@ mod tests {
                 ..of(vec![usual])
             },
         ];
-        let payload = Kept::Whole("+OK\r\n".into());
+        let payload = StoredPayload::Whole("+OK\r\n".into());
         check_round_trip(&remembered(None, payload.clone()));
         for captured in all {
             check_round_trip(&remembered(Some(captured), payload.clone()));
@@ -294,9 +294,12 @@ mod tests {
     #[test]
     fn outcomes_survive_a_round_trip() {
         for len in [0, 5, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 300] {
-            check_round_trip(&remembered(None, Kept::Whole(vec![b'x'; len].into())));
+            check_round_trip(&remembered(
+                None,
+                StoredPayload::Whole(vec![b'x'; len].into()),
+            ));
         }
-        let mut it = remembered(None, Kept::Digest(blake3::hash(b"answer")));
+        let mut it = remembered(None, StoredPayload::Digest(blake3::hash(b"answer")));
         it.outcome.version = Some(Stamp {
             wall: 1,
             counter: 2,

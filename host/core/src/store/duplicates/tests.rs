@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::clock::Stamp;
 use crate::request::Dialect;
-use crate::store::{Context, Kept, Outcome};
+use crate::store::{Context, Outcome, StoredPayload};
 
 const RETENTION: Retention = Retention {
     window_ms: 60_000,
@@ -42,7 +42,7 @@ fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u6
         },
         captured: None,
         outcome: Outcome {
-            payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
+            payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
             version: None,
             command: None,
             put: true,
@@ -282,7 +282,7 @@ mod foreign {
         answer(&mut all, from(2), 2, 59_999);
         assert!(found(&all, from(1), 1).is_some());
         answer(&mut all, from(3), 3, 60_000);
-        assert!(found(&all, from(1), 1).is_none(), "its time is over");
+        assert!(found(&all, from(1), 1).is_none(), "it has expired");
         assert!(found(&all, from(2), 2).is_some());
         assert_eq!((all.len(), all.sessions.len()), (2, 2));
         assert_eq!(all.evicted(), 0);
@@ -313,7 +313,10 @@ fn count_and_bytes_stay_bounded_and_consistent() {
         assert!(all.bytes() <= 2 * RETENTION.bytes_max + 1_000);
         assert!(all.window.len() as u64 <= RETENTION.count_max);
     }
-    assert!(all.evicted() > 0, "500 sessions may not keep 3 each here");
+    assert!(
+        all.evicted() > 0,
+        "500 sessions cannot retain 3 requests each here"
+    );
     let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
     assert_eq!(all.bytes(), recount);
     let by = |policy| all.range(0).filter(move |it| it.context.policy == policy);

@@ -15,7 +15,7 @@ use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
 use statehouse_protocol::rights::Right;
 
 /// Reading this many bytes of user properties takes as long as examining a key.
-const PROPERTY_BYTES_PER_LOOK: u64 = 32;
+const PROPERTY_BYTES_PER_EXAMINED_KEY: u64 = 32;
 
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
@@ -77,7 +77,7 @@ impl Host for Transaction {
         let latest_ms = self.now_ms.saturating_add(limits::SKEW_MS_MAX);
         if observed.wall > latest_ms {
             return Err(Denial::Violation(
-                "a put that observed a clock more than 60 s ahead",
+                "a put with an observed stamp more than 60 s ahead",
             ));
         }
         let hidden = self.touch(put.key, Right::Write)?;
@@ -126,9 +126,9 @@ impl Host for Transaction {
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
-        let mut looks = 0;
-        let page = self.page(prefix, cursor, limit, &mut looks);
-        self.looks += looks;
+        let mut charged = 0;
+        let page = self.page(prefix, cursor, limit, &mut charged);
+        self.examined += charged;
         match &page {
             Ok(page) => self.read_set.imported(|| Imported::Page(page.clone())),
             Err(Denial::Fault(fault)) => {
@@ -175,7 +175,7 @@ impl Host for Transaction {
         }
         let origin = self.origin.as_ref()?;
         // Each lookup scans all properties.
-        self.looks += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_LOOK;
+        self.examined += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_EXAMINED_KEY;
         let mut user = origin.properties.user();
         let value = user
             .find(|(found, _)| *found == name)
@@ -214,8 +214,8 @@ impl Host for Transaction {
         self.quota.fuel_max
     }
 
-    fn take_looks(&mut self) -> u64 {
-        std::mem::take(&mut self.looks)
+    fn take_examined(&mut self) -> u64 {
+        std::mem::take(&mut self.examined)
     }
 }
 
@@ -269,7 +269,7 @@ impl Transaction {
         prefix: &[u8],
         cursor: Option<&[u8]>,
         limit: u32,
-        looked: &mut u64,
+        charged: &mut u64,
     ) -> Result<Page, Denial> {
         let grants = match &self.rights {
             Rights::All => None,
@@ -295,16 +295,16 @@ impl Transaction {
         }
         let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
         // Examining a key means comparing it with every pattern that might allow it.
-        let looks = 1 + grants.map_or(0, |it| it.patterns(Right::Read));
-        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
-        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / looks).max(1);
+        let cost = 1 + grants.map_or(0, |it| it.patterns(Right::Read));
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
+        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / cost).max(1);
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut examined_bytes = 0;
         let mut next: Option<&[u8]> = None;
         for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
             let key = entry.key();
-            *looked += looks as u64;
+            *charged += cost as u64;
             if keys.len() == limit
                 || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
@@ -334,7 +334,7 @@ impl Transaction {
         }
         let watches = &self.state.watches;
         // On a full disk, recorded watches must not use the room that removals need.
-        let recorded = watches.are_kept() && !watches.contains(key, &origin.peer);
+        let recorded = watches.are_durable() && !watches.contains(key, &origin.peer);
         let room = match recorded && self.quota.journal_full {
             true => Err(Exceeded::Disk),
             false => watches.check(&origin.peer, key, &self.quota),
