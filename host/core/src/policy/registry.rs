@@ -274,8 +274,8 @@ impl<H: Host> Registry<H> {
                 }
                 Ok(_) => {}
                 Err(failure) => {
-                    let who = Choice { slot, part };
-                    keyed.failures.push((who, burnt, failure));
+                    let choice = Choice { slot, part };
+                    keyed.failures.push((choice, burnt, failure));
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! The effects of one step of the store: what the caller records, answers and notifies.
+//! The effects of one step of the store. The caller records them and sends answers and
+//! notifications.
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ pub type Key = Bytes;
 /// are in one block, behind a pointer of eight bytes:
 ///
 /// ```text
-/// count ─ version, key length ─ length of the rest ─ key ─ flags: expiry, fence ─ expiry ─ fence ─ value
+/// count ─ version, key length ─ length of the rest ─ key ─ flags ─ [expiry] ─ [fence] ─ value
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry(ThinArc<Head, u8>);

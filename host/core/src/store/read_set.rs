@@ -367,8 +367,8 @@ impl ReadSet {
         recording.is_some_and(|it| it.captured.denies(key, right, payload))
     }
 
-    /// The recorded value of a property. The outer `None` means that the policy must ask the
-    /// request itself.
+    /// The recorded value of a property. The outer `None` means that it must be looked up in
+    /// the request.
     pub(super) fn recorded_property(&mut self, name: &str) -> Option<Option<String>> {
         let recording = self.recording.as_ref()?;
         let asked = recording.captured.properties.iter();

@@ -9,7 +9,8 @@ use super::remembered::{Outcome, Remembered, StoredPayload};
 use super::replay;
 use super::state::State;
 use super::step::Store;
-use crate::policy::{Failure, Repeat};
+use super::transaction::Transaction;
+use crate::policy::{Failure, Policy, Repeat};
 use crate::request::Request;
 
 /// How the answer to a redelivery was obtained.
@@ -45,13 +46,13 @@ impl Store {
         effects: &mut Effects,
     ) -> Box<State> {
         effects.by = self.registry.by_digest(&original.context.policy);
-        let again = effects.by.as_ref().and_then(|policy| {
+        let reexecuted = effects.by.as_ref().and_then(|policy| {
             let captured = original.captured.as_ref()?;
             Some(replay::reexecute(policy, original, captured, request))
         });
-        let (again, transaction) = again.unzip();
+        let (reexecuted, transaction) = reexecuted.unzip();
         let outcome = &original.outcome;
-        let rerun = match &again {
+        let rerun = match &reexecuted {
             // A timeout says nothing about the policy.
             None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
             Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
@@ -59,23 +60,14 @@ impl Store {
         };
         if rerun == Rerun::Different
             && let Some(policy) = &effects.by
+            && let Some(reexecuted) = &reexecuted
         {
-            policy.work.different();
-            if policy.counters.may_log(now_ms) {
-                let client = request.peer.client.escape_debug();
-                let first = outcome.payload.digest();
-                let now = match &again {
-                    Some(Ok(answer)) => blake3::hash(&answer.payload).to_string(),
-                    Some(Err(failure)) => failure.to_string(),
-                    None => String::new(),
-                };
-                tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered otherwise by the same policy on the same reads; the first answer is sent");
-            }
+            report_difference(policy, outcome, reexecuted, request, now_ms);
         }
         effects.repeated = Some(rerun);
         // The record of the original may not be durable yet.
         effects.rests_on = RestsOn::Everything;
-        effects.answer = Some(match (again, &outcome.payload) {
+        effects.answer = Some(match (reexecuted, &outcome.payload) {
             (Some(Ok(answer)), _) if rerun == Rerun::Same => answer,
             (_, StoredPayload::Whole(payload)) => Answer {
                 payload: payload.clone(),
@@ -113,6 +105,27 @@ impl Store {
         effects.notices = notifications;
         state
     }
+}
+
+/// Counts and logs that a policy gave a redelivered request another answer than the first time.
+fn report_difference(
+    policy: &Policy<Transaction>,
+    outcome: &Outcome,
+    reexecuted: &Result<Answer, Failure>,
+    request: &Request<'_>,
+    now_ms: u64,
+) {
+    policy.work.different();
+    if !policy.counters.may_log(now_ms) {
+        return;
+    }
+    let client = request.peer.client.escape_debug();
+    let first = outcome.payload.digest();
+    let now = match reexecuted {
+        Ok(answer) => blake3::hash(&answer.payload).to_string(),
+        Err(failure) => failure.to_string(),
+    };
+    tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered otherwise by the same policy on the same reads; the first answer is sent");
 }
 
 impl Outcome {

@@ -98,7 +98,7 @@ pub enum Reexecution {
     Ran(Answer, Vec<Write>),
     /// The policy failed.
     Failed(Failure),
-    /// The policy read these keys, whose entries are not in the sample.
+    /// The policy read these keys, and their entries are not in the sample.
     Asked(Vec<(bool, Key)>),
     /// The result depends on something unknown, for this reason.
     Unknown(&'static str),

@@ -15,7 +15,7 @@ pub(super) enum Rights {
     /// The rules of this client.
     Granted(Arc<dyn ClientRights>),
     /// The recording. Keys that a candidate reads and the recorded run did not are checked against
-    /// the current rules of the client.
+    /// the rights that the client had in the recorded run, if these are known.
     Recorded(Option<Arc<dyn ClientRights>>),
 }
 

@@ -74,8 +74,8 @@ pub struct Supervision {
     /// How many failures and how much fuel are tolerated.
     pub guard: GuardSettings,
     /// Re-executes one of this many requests of the active policy on a fresh instance to detect
-    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant. Zero
-    /// turns it off.
+    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant.
+    /// Zero turns it off.
     pub purity_every: u32,
 }
 
@@ -86,6 +86,15 @@ impl Default for Supervision {
             purity_every: limits::PURITY_SAMPLE_DEFAULT,
         }
     }
+}
+
+/// What a policy decided about a request, with the notifications of its changes.
+struct Decision {
+    by: Arc<Policy<Transaction>>,
+    part: Part,
+    answer: Answer,
+    captured: Option<CapturedReads>,
+    notifications: Vec<Notification>,
 }
 
 impl Store {
@@ -289,51 +298,15 @@ impl Store {
                 self.registry.routes(),
             );
         }
-        let routes = self.registry.routes().clone();
-        let chosen = self.registry.slot(choice.slot);
-        let by = chosen.policy().clone();
-        let policy = by.digest;
-        let mut call = chosen.begin(transaction, request.payload.clone());
-        let mut foreign = false;
-        let decided = decide(&mut call, request, now_ms).and_then(|(answer, captured)| {
-            let others = |it: &Change| routes.is_owned_by_other(&policy.into(), it.key());
-            foreign = call.host().changes().any(others);
-            let notifications = match foreign {
-                true => Vec::new(),
-                false => tell(&mut call)?,
-            };
-            Ok((answer, captured, notifications))
-        });
-        if let Err(failure) = &decided {
-            call.discard(failure);
-        }
-        effects.fuel = call.burnt();
-        let mut transaction = call.end();
-        effects.denied = transaction.take_denied();
-        effects.exceeded = transaction.exceeded();
-        // A failure of another policy during notification does not count against this policy.
-        let mut blameless = false;
-        let decided = match decided {
-            Ok((answer, captured, _)) if foreign => {
-                let share = Share::of(self.quota.fuel_max, request.payload.len());
-                let result;
-                (transaction, result) =
-                    self.notify_by_owners(choice.slot, transaction, now_ms, share, effects);
-                result
-                    .map(|notifications| (answer, captured, notifications))
-                    .map_err(|(failure, its_own)| {
-                        blameless = !its_own;
-                        failure
-                    })
-            }
-            decided => decided,
-        };
+        let by = self.registry.slot(choice.slot).policy().clone();
+        let (transaction, decided) = self.run_policy(choice, transaction, request, now_ms, effects);
         effects.by = Some(by.clone());
-        let (mut answer, captured, notifications) = match decided {
-            Ok(decided) => decided,
-            Err(failure) => {
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err((failure, is_own)) => {
                 by.work.request(effects.fuel, None);
-                if !blameless {
+                // A failure of another policy during notification does not count against this one.
+                if is_own {
                     let what = "a policy failed; the request changed nothing";
                     let fuel = effects.fuel;
                     self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
@@ -343,9 +316,87 @@ impl Store {
                 return transaction.roll_back();
             }
         };
-        by.work.request(effects.fuel, answer.command);
-        let well = (effects.fuel, CallOutcome::Answered);
-        self.guard(choice.part, &by, request.peer, well, effects);
+        by.work.request(effects.fuel, decision.answer.command);
+        let answered = (effects.fuel, CallOutcome::Answered);
+        self.guard(choice.part, &by, request.peer, answered, effects);
+        let context = Context {
+            now_ms,
+            clock,
+            dialect: request.dialect,
+            policy: by.digest,
+        };
+        self.commit(transaction, decision, request, identified, context, effects)
+    }
+
+    /// Runs the chosen policy and renders the notifications. The error says whether the chosen
+    /// policy itself failed.
+    fn run_policy(
+        &mut self,
+        choice: Choice,
+        transaction: Transaction,
+        request: &Request<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> (Transaction, Result<Decision, (Failure, bool)>) {
+        let routes = self.registry.routes().clone();
+        let chosen = self.registry.slot(choice.slot);
+        let by = chosen.policy().clone();
+        let digest = by.digest.into();
+        let mut call = chosen.begin(transaction, request.payload.clone());
+        let mut foreign = false;
+        let decided = decide(&mut call, request, now_ms).and_then(|(answer, captured)| {
+            let others = |it: &Change| routes.is_owned_by_other(&digest, it.key());
+            foreign = call.host().changes().any(others);
+            let notifications = match foreign {
+                true => Vec::new(),
+                false => render_notifications(&mut call)?,
+            };
+            Ok(Decision {
+                by,
+                part: choice.part,
+                answer,
+                captured,
+                notifications,
+            })
+        });
+        if let Err(failure) = &decided {
+            call.discard(failure);
+        }
+        effects.fuel = call.burnt();
+        let mut transaction = call.end();
+        effects.denied = transaction.take_denied();
+        effects.exceeded = transaction.exceeded();
+        let mut decision = match decided {
+            Ok(decision) if foreign => decision,
+            decided => return (transaction, decided.map_err(|failure| (failure, true))),
+        };
+        let share = Share::of(self.quota.fuel_max, request.payload.len());
+        let (transaction, notified) =
+            self.notify_by_owners(choice.slot, transaction, now_ms, share, effects);
+        let decided = notified.map(|notifications| {
+            decision.notifications = notifications;
+            decision
+        });
+        (transaction, decided)
+    }
+
+    /// Commits a request, and remembers it if a redelivery must get the same answer.
+    fn commit(
+        &mut self,
+        transaction: Transaction,
+        decision: Decision,
+        request: &Request<'_>,
+        identified: Option<Identity>,
+        context: Context,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        let Decision {
+            by,
+            part,
+            mut answer,
+            captured,
+            notifications,
+        } = decision;
         let (state, writes, watches) = transaction.commit();
         let watches_durable = state.watches.are_durable();
         if watches_durable && !watches.is_empty() {
@@ -356,44 +407,23 @@ impl Store {
             effects.note_watches(request.peer, changes.collect());
         }
         answer.put = writes.iter().any(|write| write.entry().is_some());
-        let context = Context {
-            now_ms,
-            clock,
-            dialect: request.dialect,
-            policy,
-        };
-        if choice.part == Part::Active {
-            effects.sampled = self.observe(&by, request, &context, &answer, &writes, &captured);
+        if part == Part::Active {
+            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
         }
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
         // On a full disk, requests that change nothing must not use the room that removals need.
         // They run again on redelivery.
-        let kept = !writes.is_empty() || !self.quota.journal_full;
-        let repeatable = answer.repeat == Repeat::Same && kept;
+        let may_remember = !writes.is_empty() || !self.quota.journal_full;
+        let repeatable = answer.repeat == Repeat::Same && may_remember;
         if repeatable || !writes.is_empty() {
-            // A request that used much fuel may exceed the watchdog on re-execution on a busy
-            // machine.
-            let costly = effects.fuel > limits::FUEL_PER_CALL_DEFAULT;
-            let whole = captured.is_none() || costly;
-            let remembered = Remembered {
-                number: self.duplicates.next_number(),
-                delivery: request.delivery,
-                turn: self.duplicates.next_turn(request.delivery.session),
-                identity: identified.unwrap_or_else(|| identity(request)),
-                until_ms: self.duplicates.until_ms(request.properties, now_ms),
-                context,
-                captured,
-                outcome: Outcome {
-                    payload: StoredPayload::new(&answer.payload, whole),
-                    version: answer.version,
-                    command: answer.command,
-                    put: answer.put,
-                },
-            };
+            let identity = identified.unwrap_or_else(|| identity(request));
+            let remembered =
+                self.remembered(request, identity, context, &answer, captured, effects.fuel);
             if repeatable {
                 self.duplicates.insert(&remembered);
-                self.duplicates.evict(request.delivery.session, now_ms);
+                self.duplicates
+                    .evict(request.delivery.session, remembered.context.now_ms);
             }
             effects.handled = Some(Handled {
                 remembered,
@@ -407,6 +437,36 @@ impl Store {
         effects.answer = Some(answer);
         effects.notices.extend(notifications);
         state
+    }
+
+    /// Describes a request for the dedup table.
+    fn remembered(
+        &self,
+        request: &Request<'_>,
+        identity: Identity,
+        context: Context,
+        answer: &Answer,
+        captured: Option<CapturedReads>,
+        fuel: u64,
+    ) -> Remembered {
+        // A request that used much fuel may exceed the watchdog on re-execution on a busy machine.
+        let costly = fuel > limits::FUEL_PER_CALL_DEFAULT;
+        let whole = captured.is_none() || costly;
+        Remembered {
+            number: self.duplicates.next_number(),
+            delivery: request.delivery,
+            turn: self.duplicates.next_turn(request.delivery.session),
+            identity,
+            until_ms: (self.duplicates).until_ms(request.properties, context.now_ms),
+            context,
+            captured,
+            outcome: Outcome {
+                payload: StoredPayload::new(&answer.payload, whole),
+                version: answer.version,
+                command: answer.command,
+                put: answer.put,
+            },
+        }
     }
 
     /// Renders the notifications of a request that changed keys of other policies. Each change is
@@ -450,22 +510,22 @@ impl Store {
     /// Counts and logs a failed call of a policy.
     fn count_failure(
         &mut self,
-        who: Choice,
+        choice: Choice,
         request: &Request<'_>,
         now_ms: u64,
         (fuel, failure, what): (u64, &Failure, &'static str),
         effects: &mut Effects,
     ) {
-        let policy = self.registry.slot(who.slot).policy().clone();
+        let policy = self.registry.slot(choice.slot).policy().clone();
         policy.work.failure(failure);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
             let client = request.peer.client.escape_debug();
             tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
         }
-        let how = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
-        let ended = (fuel, how);
-        self.guard(who.part, &policy, request.peer, ended, effects);
+        let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
+        let ended = (fuel, outcome);
+        self.guard(choice.part, &policy, request.peer, ended, effects);
     }
 
     /// Counts a call in the guard of the policy, and records a trip in `effects`.
@@ -474,7 +534,7 @@ impl Store {
         part: Part,
         by: &Policy<Transaction>,
         peer: &Peer,
-        (fuel, how): (u64, CallOutcome),
+        (fuel, outcome): (u64, CallOutcome),
         effects: &mut Effects,
     ) {
         let guard = match part {
@@ -495,7 +555,7 @@ impl Store {
     }
 
     /// Copies a request for re-execution if it was sampled.
-    fn observe(
+    fn sample(
         &mut self,
         by: &Arc<Policy<Transaction>>,
         request: &Request<'_>,
@@ -542,9 +602,9 @@ impl Store {
         if self.registry.wants_key() {
             let fuel_max = self.quota.fuel_max;
             let keyed = (self.registry).key_of(request.payload, now_ms, fuel_max);
-            for (who, fuel, failure) in keyed.failures {
+            for (choice, fuel, failure) in keyed.failures {
                 let what = "a policy failed to determine the key of a request";
-                self.count_failure(who, request, now_ms, (fuel, &failure, what), effects);
+                self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
             }
             key = keyed.key;
         }
@@ -614,7 +674,7 @@ pub(super) fn decide(
 }
 
 /// Renders the notifications with the remaining fuel of the request.
-fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
+fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
     let transaction = call.host();
     if transaction.state().watches.is_empty() {
         return Ok(Vec::new());

@@ -66,7 +66,8 @@ impl Table {
         Some((self.arena.get(slot), self.arena.owner(slot)))
     }
 
-    /// Inserts an entry without an owner and returns the one that it replaces.
+    /// Inserts an entry without an owner and returns the one that it replaces. Does not update the
+    /// sums of owners.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         Some(self.put(entry, NO_OWNER)?.0)
     }

@@ -90,8 +90,8 @@ impl Watches {
         self.durable
     }
 
-    /// Sets whether watches are durable. If not, removes all watches, since their connections are
-    /// gone.
+    /// Sets whether watches are durable. If not, removes all watches, because their connections
+    /// belonged to an earlier process.
     pub fn set_durable(&mut self, durable: bool) {
         if !durable {
             *self = Self::default();

@@ -71,7 +71,7 @@ fn arb_key_ref() -> impl Strategy<Value = KeyRef> {
 
 fn arb_captured(entries: bool) -> impl Strategy<Value = CapturedReads> {
     let key = arb_key_ref();
-    // A read says its key, and the entry out of a snapshot does not.
+    // In a snapshot, the key is stored with the read and not with the entry.
     let entry = arb_entry(Bytes::new());
     let read =
         (key, any::<bool>(), prop::option::of(entry)).prop_map(move |(key, hidden, entry)| Read {
@@ -197,7 +197,7 @@ proptest! {
             writes,
         }));
         prop_assert_eq!(read(&out).unwrap(), expected);
-        // Cut anywhere it is no record.
+        // Every proper prefix is an error.
         for end in 0..out.len() {
             prop_assert!(read(&out[..end]).is_err());
         }
@@ -263,7 +263,7 @@ fn value_in_the_payload_is_written_once() {
     assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
 }
 
-/// Logs of an embedded store stay readable for versions that knew no other mode.
+/// Versions without modes can still read the logs of an embedded store.
 #[test]
 fn start_record_contains_the_mode() {
     for (mode, kind) in [(Mode::Embedded, 4), (Mode::Foreign, 9)] {

@@ -4,7 +4,7 @@ fn digest(name: &str) -> Digest {
     Digest::of(name.as_bytes())
 }
 
-/// The built-in policy is active, and these are loaded.
+/// The built-in policy is active, and `loaded` are loaded.
 fn with(loaded: &[&str]) -> Assignment {
     let mut assignment = Assignment::of(digest("built-in"));
     for name in loaded {
@@ -22,7 +22,7 @@ fn promotions_are_rolled_back_one_by_one() {
         it = it.promote(next).unwrap();
     }
     assert_eq!((it.active, &it.previous[..]), (c, &[b, a, built_in][..]));
-    // One that comes again is not there twice.
+    // A policy that is promoted again is listed once.
     let again = it.promote(a).unwrap();
     assert_eq!(
         (again.active, &again.previous[..]),
@@ -63,7 +63,7 @@ fn promoted_candidate_is_no_longer_a_candidate() {
     assert_eq!(it.roles(&a), [Role::Shadow, Role::Canary]);
     let promoted = it.promote(a).unwrap();
     assert_eq!(promoted.roles(&a), [Role::Active]);
-    // That of another one goes on.
+    // Candidates keep their roles when another policy is promoted.
     let other = it.promote(b).unwrap();
     assert_eq!(other.roles(&a), [Role::Shadow, Role::Canary]);
     assert_eq!(
@@ -112,7 +112,7 @@ fn routes_are_replaced_ended_and_limited() {
     }
     assert_eq!(it.route(b"y", Some(a)), Err(AssignmentError::Routes));
     assert!(it.route(b"x", Some(a)).is_ok(), "it exists already");
-    // A policy that is lost takes its routes with it.
+    // The routes of a lost policy are dropped.
     assert_eq!(it.without(a).routes.len(), 1);
 }
 
@@ -127,7 +127,7 @@ fn assignment_is_json_with_readable_digests() {
     assert_eq!(json["routes"][0]["prefix"], "text/");
     assert_eq!(json["guard"]["why"], "it failed");
     assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
-    // What a later version adds is passed over, and what an earlier one did not have is nothing.
+    // Fields of later versions are ignored, and missing fields have defaults.
     let (active, more) = (digest("a").to_string(), "later");
     let json = serde_json::json!({ "built_in": active, "active": active, "more": more });
     let read: Assignment = serde_json::from_value(json).unwrap();
@@ -140,7 +140,7 @@ fn new_built_in_policy_replaces_the_old_one() {
     let it = with(&["a"]).promote(digest("a")).unwrap().replace(old, new);
     assert_eq!((it.built_in, &it.previous[..]), (new, &[new][..]));
     assert!(!it.all().contains(&old));
-    // It may have been loaded as a file before.
+    // It may have been loaded from a file before.
     let it = with(&["newer"]).promote(new).unwrap().replace(old, new);
     assert_eq!(it, Assignment::of(new));
 }
