@@ -258,7 +258,7 @@ impl Server {
                 keys.map(move |key| (peer.clone(), key.clone()))
             });
             for (peer, key) in forbidden.collect::<Vec<_>>() {
-                let effects = core.store.step(Event::Unheard(&peer, &key), now_ms);
+                let effects = core.store.step(Event::Undeliverable(&peer, &key), now_ms);
                 self.record(&mut core, effects, None);
             }
         }
@@ -332,7 +332,7 @@ impl Server {
                 return self.record(core, effects, None);
             }
             Inbound::Unheard(peer, key) => {
-                let effects = core.store.step(Event::Unheard(peer, key), now_ms);
+                let effects = core.store.step(Event::Undeliverable(peer, key), now_ms);
                 return self.record(core, effects, None);
             }
             Inbound::Ended(sessions) => {

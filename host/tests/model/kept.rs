@@ -181,10 +181,10 @@ fn what_ends_a_watch_is_a_record_and_what_ends_none_is_not() {
     }
     let (first, second, third) = (kept.peer(1), kept.peer(2), kept.peer(3));
     kept.ask(1, &["KEYNOTIFY", "a", "STOP"]);
-    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Undeliverable(&first, b"b"));
     kept.step(Event::Gone(&second));
     let before = kept.last();
-    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Undeliverable(&first, b"b"));
     kept.step(Event::Gone(&second));
     kept.step(Event::Gone(&third));
     assert_eq!(kept.last(), before);
@@ -205,7 +205,7 @@ fn on_a_full_disk_only_who_watches_already_may_register() {
     assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
-    kept.step(Event::Unheard(&kept.peer(1), b"k"));
+    kept.step(Event::Undeliverable(&kept.peer(1), b"k"));
     let mut kept = Kept::new(Mode::Embedded);
     kept.store.quota().journal_full = true;
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);

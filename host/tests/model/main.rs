@@ -251,7 +251,7 @@ impl Model {
             Op::Unheard(client, key) => {
                 if self.mode == Mode::Foreign {
                     let peer = self.peers[*client].clone();
-                    self.step(Event::Unheard(&peer, key.as_bytes()));
+                    self.step(Event::Undeliverable(&peer, key.as_bytes()));
                     self.oracle.unheard(*client, key.as_bytes());
                 }
             }

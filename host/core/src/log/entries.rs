@@ -186,10 +186,10 @@ mod tests {
             let keys: Vec<_> = keys.map(|(at, key)| (key.clone(), client(at))).collect();
             blocks(&state(&keys))[0].len()
         };
-        let nobody = of(|_| None);
-        assert_eq!(of(|_| Some("client")), nobody + 1 + 1 + 6);
+        let unowned = of(|_| None);
+        assert_eq!(of(|_| Some("client")), unowned + 1 + 1 + 6);
         let in_turns = of(|at| Some(if at % 2 == 0 { "client" } else { "other" }));
-        assert_eq!(in_turns, nobody + 500 + 1 + 6 + 1 + 5);
+        assert_eq!(in_turns, unowned + 500 + 1 + 6 + 1 + 5);
     }
 
     /// Written by versions without owners.

@@ -32,7 +32,7 @@ impl Share {
     }
 
     /// Subtracts the fuel that a call used.
-    pub(crate) fn burn(&mut self, fuel: u64) {
+    pub(crate) fn spend(&mut self, fuel: u64) {
         self.fuel = self.fuel.saturating_sub(fuel);
     }
 
@@ -194,9 +194,9 @@ mod tests {
     #[test]
     fn share_ends_with_its_fuel_or_its_time() {
         let mut share = Share::of(1000, 1);
-        share.burn(1000);
+        share.spend(1000);
         assert!(share.is_left(), "each byte adds fuel");
-        share.burn(limits::FUEL_PER_PAYLOAD_BYTE);
+        share.spend(limits::FUEL_PER_PAYLOAD_BYTE);
         assert!(!share.is_left());
         let began = Instant::now().checked_sub(limits::WATCHDOG);
         let began = began.expect("the machine runs for longer than that");

@@ -205,7 +205,7 @@ impl<H: Host> Engine<H> {
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
         let (live, info) = Instance::start(&policy, 0, false)?;
-        policy.start_fuel = live.burnt(limits::FUEL_SETUP);
+        policy.start_fuel = live.fuel_used(limits::FUEL_SETUP);
         if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
             return Err(LoadError::Description(
                 "its name is empty or longer than 64 bytes",

@@ -27,7 +27,7 @@ pub(super) struct Live<H: Host> {
 
 impl<H: Host> Live<H> {
     /// The fuel that a call has used of `fuel`: instructions, and the work of the host.
-    pub(super) fn burnt(&self, fuel: u64) -> u64 {
+    pub(super) fn fuel_used(&self, fuel: u64) -> u64 {
         // Our engine always counts fuel.
         let instructions = fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));
         instructions.saturating_add(self.store.data().account.charged())
@@ -89,16 +89,16 @@ impl<H: Host> Instance<H> {
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
         let routed = filled.and_then(|()| handler.call_route(&mut live.store, payload));
-        let burnt = live.burnt(fuel);
+        let fuel_used = live.fuel_used(fuel);
         let key = match routed {
-            Ok(_) if burnt > fuel => Err(Failure::Fuel),
+            Ok(_) if fuel_used > fuel => Err(Failure::Fuel),
             Ok(span) => span.map(|span| slice(payload, span)).transpose(),
             Err(error) => Err(Failure::of(&error)),
         };
         if key.is_ok() {
             self.live = Some(live);
         }
-        (key, burnt)
+        (key, fuel_used)
     }
 
     /// The policy of this instance.
@@ -157,7 +157,7 @@ impl<H: Host> Instance<H> {
             host: None,
             failed: None,
             fuel,
-            burnt: 0,
+            fuel_used: 0,
         };
         match live {
             Ok(mut live) => {
@@ -192,7 +192,7 @@ pub struct Call<'a, H: Host> {
     /// The fuel limit.
     fuel: u64,
     /// The fuel used when the instance was dropped.
-    burnt: u64,
+    fuel_used: u64,
 }
 
 impl<H: Host> Call<'_, H> {
@@ -222,12 +222,12 @@ impl<H: Host> Call<'_, H> {
             data.phase = Phase::Notify;
             data.bytes = key.clone();
             let handler = live.bindings.statehouse_policy_handler();
-            let said = handler.call_notify(&mut live.store, change, dialect)?;
-            let topic = said.topic_prefix.len() + said.topic_suffix.len();
+            let notification = handler.call_notify(&mut live.store, change, dialect)?;
+            let topic = notification.topic_prefix.len() + notification.topic_suffix.len();
             let account = &mut live.store.data_mut().account;
             account.import(0)?;
-            account.moved(topic + said.payload.head.len())?;
-            Ok(said)
+            account.moved(topic + notification.payload.head.len())?;
+            Ok(notification)
         })
     }
 
@@ -241,10 +241,10 @@ impl<H: Host> Call<'_, H> {
     }
 
     /// The fuel used so far. It is the same on every machine.
-    pub fn burnt(&self) -> u64 {
+    pub fn fuel_used(&self) -> u64 {
         match &self.instance.live {
-            Some(live) => live.burnt(self.fuel),
-            None => self.burnt,
+            Some(live) => live.fuel_used(self.fuel),
+            None => self.fuel_used,
         }
     }
 
@@ -279,14 +279,14 @@ impl<H: Host> Call<'_, H> {
         let done = call(live).map_err(|error| Failure::of(&error));
         match done {
             // Neither account alone exceeds the limit, but their sum does.
-            Ok(_) if live.burnt(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
+            Ok(_) if live.fuel_used(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
             done => done.map_err(|failure| self.fail(failure)),
         }
     }
 
     /// Drops the instance and keeps the host.
     fn fail(&mut self, failure: Failure) -> Failure {
-        self.burnt = self.burnt();
+        self.fuel_used = self.fuel_used();
         if let Some(mut live) = self.instance.live.take() {
             self.host = live.store.data_mut().host.take();
         }

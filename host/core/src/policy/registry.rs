@@ -143,7 +143,8 @@ impl<H: Host> Registry<H> {
     /// no longer needed. The caller must drop them outside of the store's lock, because that takes
     /// time.
     ///
-    /// # Errors Returns [`Absent`] if a policy of the assignment is missing.
+    /// # Errors
+    /// Returns [`Absent`] if a policy of the assignment is missing.
     pub fn assign(
         &mut self,
         assignment: Assignment,
@@ -265,8 +266,8 @@ impl<H: Host> Registry<H> {
             if !share.is_left() {
                 break;
             }
-            let (key, burnt) = self.slots[slot].route(payload, now_ms, fuel_max);
-            share.burn(burnt);
+            let (key, fuel_used) = self.slots[slot].route(payload, now_ms, fuel_max);
+            share.spend(fuel_used);
             match key {
                 Ok(Some(key)) if part != Part::Routed || self.may_claim(slot, &key) => {
                     keyed.key = Some(key);
@@ -275,7 +276,7 @@ impl<H: Host> Registry<H> {
                 Ok(_) => {}
                 Err(failure) => {
                     let choice = Choice { slot, part };
-                    keyed.failures.push((choice, burnt, failure));
+                    keyed.failures.push((choice, fuel_used, failure));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Stores the entries of a table in slots.
 //!
-//! A key keeps its slot number until it is removed, so a write to an existing key changes one slot,
-//! and the index and the order stay as they are.
+//! A key keeps its slot number until it is removed. So a write to an existing key changes one slot,
+//! and neither the index nor the order.
 
 use rayon::prelude::*;
 
@@ -52,7 +52,7 @@ impl Arena {
 
     /// Keys and bytes of each owner below `owners`, as partial sums.
     ///
-    /// Every core computes one, because a start waits for it. If there are about as many owners as
+    /// Every CPU core computes one, because a start waits for it. If there are about as many owners as
     /// keys, there are fewer partial sums: they would take more memory than the entries.
     pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
         let parts = rayon::current_num_threads().min(self.entries.len() / owners.max(1));

@@ -40,8 +40,8 @@ pub(super) fn notify_as(
     if let Err(failure) = &notifications {
         call.discard(failure);
     }
-    let burnt = call.burnt();
-    (call.end(), notifications, burnt)
+    let fuel_used = call.fuel_used();
+    (call.end(), notifications, fuel_used)
 }
 
 /// Renders the notifications of `changes`, one for each dialect that watchers of a key use.

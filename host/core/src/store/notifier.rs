@@ -40,7 +40,8 @@ impl<'a> Notifier<'a> {
 
     /// Renders the notifications of one change. A failure counts against the policy that failed.
     ///
-    /// # Errors Returns the failure of the built-in policy if that fails, too.
+    /// # Errors
+    /// Returns the failure of the built-in policy if that fails, too.
     pub(super) fn tell(
         &mut self,
         owner: usize,
@@ -49,15 +50,15 @@ impl<'a> Notifier<'a> {
         effects: &mut Effects,
     ) -> (Transaction, Result<Vec<Notification>, Failure>) {
         let built_in = self.registry.built_in();
-        let heard = owner != built_in
+        let may_call = owner != built_in
             && !self.failing.contains(&owner)
             && self.share.as_ref().is_none_or(Share::is_left);
-        if heard {
-            let (result, burnt);
-            (transaction, result, burnt) =
+        if may_call {
+            let (result, fuel_used);
+            (transaction, result, fuel_used) =
                 notify_as(self.registry.slot(owner), transaction, change);
             if let Some(share) = &mut self.share {
-                share.burn(burnt);
+                share.spend(fuel_used);
             }
             match result {
                 Ok(notifications) => return (transaction, Ok(notifications)),

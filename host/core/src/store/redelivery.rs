@@ -37,7 +37,7 @@ pub enum Renotified {
 impl Store {
     /// Answers a redelivery. The same policy on the same reads gives the same bytes. Notifications
     /// are sent again only if an earlier run may not have sent them.
-    pub(super) fn repeat(
+    pub(super) fn answer_redelivery(
         &mut self,
         state: Box<State>,
         original: &Remembered,

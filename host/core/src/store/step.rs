@@ -39,7 +39,7 @@ pub enum Event<'a> {
     Gone(&'a Peer),
     /// A notification for this key could not be delivered, or the client may not read the key any
     /// more. That watch ends.
-    Unheard(&'a Peer, &'a [u8]),
+    Undeliverable(&'a Peer, &'a [u8]),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
@@ -183,7 +183,8 @@ impl Store {
     /// Applies another assignment from the next request on, as [`Registry::assign`] does. A policy
     /// that it no longer names is retained while a request that it handled may be redelivered.
     ///
-    /// # Errors Returns [`Absent`] if the assignment names a policy that is not loaded.
+    /// # Errors
+    /// Returns [`Absent`] if the assignment names a policy that is not loaded.
     pub fn assign(
         &mut self,
         assignment: Assignment,
@@ -251,7 +252,9 @@ impl Store {
                 let identity = suspect.then(|| identity(request));
                 let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
                 match original {
-                    Some(original) => self.repeat(state, &original, request, now_ms, &mut effects),
+                    Some(original) => {
+                        self.answer_redelivery(state, &original, request, now_ms, &mut effects)
+                    }
                     None => self.handle(state, request, identity, now_ms, &mut effects),
                 }
             }
@@ -261,7 +264,7 @@ impl Store {
                 }
                 state
             }
-            Event::Unheard(peer, key) => {
+            Event::Undeliverable(peer, key) => {
                 if state.watches.remove(key, peer) && state.watches.are_durable() {
                     let key = Key::copy_from_slice(key);
                     effects.note_watches(peer, vec![WatchChange::Ended(key)]);
@@ -362,7 +365,7 @@ impl Store {
         if let Err(failure) = &decided {
             call.discard(failure);
         }
-        effects.fuel = call.burnt();
+        effects.fuel = call.fuel_used();
         let mut transaction = call.end();
         effects.denied = transaction.take_denied();
         effects.exceeded = transaction.exceeded();

@@ -5,8 +5,8 @@
 //! watches are durable: they are recorded, and recovered after a restart. These events end them:
 //!
 //! * the client's `KEYNOTIFY key STOP` ends one watch;
-//! * [`Event::Unheard`](super::Event::Unheard) ends one watch, because its notification could not
-//!   be delivered (PUBACK 0x10);
+//! * [`Event::Undeliverable`](super::Event::Undeliverable) ends one watch, because its notification
+//!   could not be delivered (PUBACK 0x10);
 //! * [`Event::Gone`](super::Event::Gone) ends all watches of the client: it disconnected, or did
 //!   not renew its watches in time.
 //!
