@@ -46,7 +46,7 @@ pub struct EndedCall {
 pub enum CallOutcome {
     /// It was answered.
     Answered,
-    /// The policy failed, cheaply.
+    /// The policy failed deterministically, at little cost.
     Failed,
     /// The policy failed after it used the fuel of a whole call, or its restart will use that much.
     Exhausted,

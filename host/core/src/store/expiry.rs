@@ -98,7 +98,7 @@ pub(super) fn sweep(
         }
         let owner = notifier.registry.owner(change.key());
         let result;
-        (transaction, result) = notifier.tell(owner, transaction, &change, effects);
+        (transaction, result) = notifier.notify(owner, transaction, &change, effects);
         // The key is removed even if no notification could be rendered.
         effects.expired.extend(result.into_iter().flatten());
     }

@@ -60,21 +60,21 @@ pub(super) fn notifications_of(
         }
         for (dialect, peers) in dialects {
             if !peers.is_empty() {
-                notifications.push(notification(call, change, dialect, peers)?);
+                notifications.push(render(call, change, dialect, peers)?);
             }
         }
     }
     Ok(notifications)
 }
 
-fn notification(
+fn render(
     call: &mut Call<'_, Transaction>,
     change: &Change,
     dialect: Dialect,
     peers: Vec<Peer>,
 ) -> Result<Notification, Failure> {
     let key = Bytes::copy_from_slice(change.key());
-    let result = call.notify(
+    let rendered = call.notify(
         &key,
         policy::Change {
             event: change.event(),
@@ -87,7 +87,7 @@ fn notification(
     )?;
     // The value of this change: a later write of the same request may already have replaced it in
     // the table.
-    let Frame { head, body } = result.payload;
+    let Frame { head, body } = rendered.payload;
     let given;
     let body = match body {
         Body::None => None,
@@ -105,7 +105,7 @@ fn notification(
         }
     };
     let payload = join(head, body)?;
-    let (prefix, suffix) = (&result.topic_prefix, &result.topic_suffix);
+    let (prefix, suffix) = (&rendered.topic_prefix, &rendered.topic_suffix);
     if [prefix, suffix]
         .iter()
         .any(|it| it.contains(['+', '#', '\0']))

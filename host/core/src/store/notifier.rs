@@ -42,7 +42,7 @@ impl<'a> Notifier<'a> {
     ///
     /// # Errors
     /// Returns the failure of the built-in policy if that fails, too.
-    pub(super) fn tell(
+    pub(super) fn notify(
         &mut self,
         owner: usize,
         mut transaction: Transaction,
@@ -64,13 +64,13 @@ impl<'a> Notifier<'a> {
                 Ok(notifications) => return (transaction, Ok(notifications)),
                 Err(failure) => {
                     self.failing.push(owner);
-                    self.failed(owner, &failure, effects);
+                    self.count_failure(owner, &failure, effects);
                 }
             }
         }
         let (transaction, result, _) = notify_as(self.registry.slot(built_in), transaction, change);
         if let Err(failure) = &result {
-            self.failed(built_in, failure, effects);
+            self.count_failure(built_in, failure, effects);
         }
         (transaction, result)
     }
@@ -101,14 +101,14 @@ impl<'a> Notifier<'a> {
             }
             let owner = self.registry.owner(change.key());
             let result;
-            (transaction, result) = self.tell(owner, transaction, change, effects);
+            (transaction, result) = self.notify(owner, transaction, change, effects);
             failed |= result.is_err();
             notifications.extend(result.into_iter().flatten());
         }
         (transaction.roll_back(), notifications, failed)
     }
 
-    fn failed(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
+    fn count_failure(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
         let policy = self.registry.slot(slot).policy().clone();
         effects.failures += 1;
         policy.work.failure(failure);

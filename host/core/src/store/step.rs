@@ -493,7 +493,7 @@ impl Store {
             let result;
             match owner.filter(|owner| *owner != by) {
                 Some(owner) => {
-                    (transaction, result) = notifier.tell(owner, transaction, &change, effects);
+                    (transaction, result) = notifier.notify(owner, transaction, &change, effects);
                 }
                 None => {
                     let slot = notifier.registry.slot(by);
