@@ -99,7 +99,7 @@ impl Host for There {
         FUEL
     }
 
-    fn take_looks(&mut self) -> u64 {
+    fn take_examined(&mut self) -> u64 {
         0
     }
 }
@@ -306,7 +306,7 @@ fn component(instance: &mut Instance<There>, payload: &Bytes, strings: Strings) 
         client: strings.client,
         now: NOW_MS,
     });
-    let fuel = call.burnt();
+    let fuel = call.fuel_used();
     call.end();
     (outcome.expect("a GET is answered").reply.head, fuel)
 }

@@ -26,7 +26,7 @@ use statehouse_core::clock::{Clock, Stamp};
 use statehouse_core::log::{Journal, LogPosition, Meta, Progress, Recorder};
 use statehouse_core::policy::Swaps;
 use statehouse_core::request::{self, Dialect, Early, Parsed, ReplyTo, Request};
-use statehouse_core::store::{Effects, Event, Key, Notice, Peer, Rerun, Store, ToldAgain};
+use statehouse_core::store::{Effects, Event, Key, Notification, Peer, Renotified, Rerun, Store};
 use statehouse_protocol::rights::ClientRights;
 
 use self::core::Core;
@@ -109,7 +109,7 @@ impl Server {
                 let server = server.clone();
                 Box::new(move |observed, keys| {
                     let server = server.upgrade()?;
-                    server.lock().store.recall(observed, keys)
+                    server.lock().store.reads_before(observed, keys)
                 })
             }),
             core: Mutex::new(core),
@@ -258,7 +258,7 @@ impl Server {
                 keys.map(move |key| (peer.clone(), key.clone()))
             });
             for (peer, key) in forbidden.collect::<Vec<_>>() {
-                let effects = core.store.step(Event::Unheard(&peer, &key), now_ms);
+                let effects = core.store.step(Event::Undeliverable(&peer, &key), now_ms);
                 self.record(&mut core, effects, None);
             }
         }
@@ -268,7 +268,7 @@ impl Server {
     /// After a restart: tells whoever watches of keys that the run before removed and may not have told of.
     pub fn tell_of_ends(&self, removed: &[(Key, Stamp)]) {
         let mut rest = removed;
-        let mut at_once = limits::ENDS_TOLD_PER_STEP_MAX;
+        let mut at_once = limits::EXPIRIES_NOTIFIED_PER_STEP_MAX;
         while !rest.is_empty() {
             let some;
             (some, rest) = rest.split_at(at_once.min(rest.len()));
@@ -332,7 +332,7 @@ impl Server {
                 return self.record(core, effects, None);
             }
             Inbound::Unheard(peer, key) => {
-                let effects = core.store.step(Event::Unheard(peer, key), now_ms);
+                let effects = core.store.step(Event::Undeliverable(peer, key), now_ms);
                 return self.record(core, effects, None);
             }
             Inbound::Ended(sessions) => {
@@ -357,7 +357,7 @@ impl Server {
             // But one that an earlier run may have left untold is told of: its effect is there, and nothing runs again.
             Parsed::Run(request, reply_to)
                 if reply_to.expires.is_some_and(|at| at <= Instant::now())
-                    && !core.store.may_be_untold(&request) =>
+                    && !core.store.may_be_unnotified(&request) =>
             {
                 core.stats.refused += 1;
                 let settle = ticket.map(|ticket| settle(ticket, ReasonCode::SUCCESS, None));
@@ -431,7 +431,7 @@ impl Server {
         mut effects: Effects,
         asked: Option<(&Request<'_>, ReplyTo<'_>, Option<Ticket>)>,
     ) -> Stepped {
-        if let Some(observed) = effects.observed.take() {
+        if let Some(observed) = effects.sampled.take() {
             self.observer.offer(observed);
         }
         core.stats.policy_failures += effects.failures;
@@ -446,9 +446,9 @@ impl Server {
             core.stats.duplicates += 1;
             core.stats.duplicates_different += u64::from(rerun == Rerun::Different);
         }
-        match effects.told_again {
-            Some(ToldAgain::Told) => core.stats.told_again += 1,
-            Some(ToldAgain::Impossible) => core.stats.not_told_again += 1,
+        match effects.renotified {
+            Some(Renotified::Sent) => core.stats.told_again += 1,
+            Some(Renotified::Incomplete) => core.stats.not_told_again += 1,
             None => {}
         }
         if let Some((request, reply_to, _)) = &asked {
@@ -505,7 +505,7 @@ impl Server {
     /// One message for each watcher of a notice, which a request led to or nobody's.
     fn tell(
         &self,
-        notice: Notice,
+        notice: Notification,
         led_to: Option<Ticket>,
     ) -> impl Iterator<Item = (u64, Outbound)> + use<> {
         let properties =

@@ -417,7 +417,7 @@ mod tests {
         let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
         recorder.started(1, wall_ms(), Mode::Embedded);
         for receive_max in [5000, 3000] {
-            recorder.told(receive_max);
+            recorder.record_receive_max(receive_max);
         }
         disk.journal().close().unwrap();
         drop((recorder, disk));

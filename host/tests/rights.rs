@@ -267,10 +267,10 @@ fn a_request_that_was_refused_runs_the_same_on_another_instance() {
         ("picky", &[b"SCAN", b"*"]),
     ] {
         let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
-        let observed = effects.observed.expect("every request is sampled");
+        let observed = effects.sampled.expect("every request is sampled");
         let mut instance = statehouse_core::policy::Instance::new(observed.by.clone());
-        match observed.by_itself(&mut instance) {
-            statehouse_core::store::Again::Ran(again, _) => assert_eq!(again.payload, answer),
+        match observed.reexecute(&mut instance) {
+            statehouse_core::store::Reexecution::Ran(again, _) => assert_eq!(again.payload, answer),
             _ => panic!("{client} {command:?} did not run"),
         }
     }

@@ -1,8 +1,8 @@
-//! Time: the store's `now`, and the hybrid logical clock that makes versions.
+//! Time: the store's `now`, and the hybrid logical clock that issues versions.
 //!
-//! What enters: readings of the wall clock and of the monotonic clock. What leaves: `now` in
-//! milliseconds, which never goes back, and [`Stamp`]s, which only rise. It never sleeps and never
-//! reads a clock by itself: [`Source`] does, and has a twin for tests ([`ManualSource`]).
+//! `now` must never decrease, and stamps must always increase; otherwise clients could see an older
+//! version after a newer one. Clocks are read only through [`Source`], which tests replace with
+//! [`ManualSource`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::limits;
 
 const NANOS_PER_MS: u64 = 1_000_000;
 
-/// Where time comes from.
+/// A source of time.
 pub trait Source: Send + Sync {
-    /// Nanoseconds since the Unix epoch. May step in either direction.
+    /// Nanoseconds since the Unix epoch. May be stepped in either direction.
     fn wall_ns(&self) -> u64;
-    /// Nanoseconds since some start. Never goes back.
+    /// Nanoseconds since some start. Never decreases.
     fn monotonic_ns(&self) -> u64;
 }
 
@@ -52,7 +52,7 @@ pub fn wall_ms() -> u64 {
     SystemSource::default().wall_ns() / 1_000_000
 }
 
-/// A clock that moves only when it is told to: for tests, simulation and replay.
+/// A clock that only its caller moves: for tests, simulation and replay.
 #[derive(Default)]
 pub struct ManualSource {
     wall_ns: AtomicU64,
@@ -60,21 +60,21 @@ pub struct ManualSource {
 }
 
 impl ManualSource {
-    /// Starts with the wall clock at `wall_ms` milliseconds since the epoch.
+    /// Starts with the wall clock at `wall_ms`.
     pub fn at(wall_ms: u64) -> Self {
         let source = Self::default();
         source.set_wall(wall_ms);
         source
     }
 
-    /// Lets `ms` milliseconds pass on both clocks.
+    /// Advances both clocks by `ms`.
     pub fn advance(&self, ms: u64) {
         self.wall_ns.fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
         self.monotonic_ns
             .fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
     }
 
-    /// Steps the wall clock alone, as an operator or NTP does.
+    /// Steps only the wall clock, as an operator or NTP does.
     pub fn set_wall(&self, wall_ms: u64) {
         self.wall_ns
             .store(wall_ms * NANOS_PER_MS, Ordering::Relaxed);
@@ -91,17 +91,19 @@ impl Source for ManualSource {
     }
 }
 
-/// The store's `now`: the wall clock, never below an earlier `now`; where the wall was stepped
-/// back, `now` goes on at the pace of the monotonic clock until the wall has caught up.
+/// The store's `now`. It follows the wall clock and never decreases. After the wall clock is
+/// stepped back, `now` follows the monotonic clock until the wall clock catches up.
 ///
-/// If the wall is stepped ahead, `now` follows at once, so that versions and clients' clocks agree with it. No time has
-/// passed, so [`Reading::stepped_ms`] says by how much every deadline in this time has to move.
+/// If the wall clock is stepped ahead, `now` follows at once, so that versions agree with clients'
+/// clocks. No time has passed, so [`Reading::stepped_ms`] says by how much every deadline must be
+/// postponed.
 pub struct Clock {
     source: Arc<dyn Source>,
-    /// `now` at the last moment the wall clock was ahead of everything known.
+    /// `now` at the last reading at which the wall clock was not behind.
     anchor_ns: u64,
     anchor_monotonic_ns: u64,
-    /// What `now` would be at `start_monotonic_ns`, had the wall always shown what it shows since the last reported step.
+    /// What `now` would have been at `start_monotonic_ns` if all reported steps had happened
+    /// before.
     start_ns: u64,
     start_monotonic_ns: u64,
 }
@@ -112,7 +114,7 @@ impl Clock {
         Self::resume(source, 0)
     }
 
-    /// Starts at the wall clock, or at an earlier run's last time where that is later.
+    /// Starts at the wall clock, or at the last time of an earlier run if that is later.
     pub fn resume(source: Arc<dyn Source>, last_ms: u64) -> Self {
         let anchor_ns = source.wall_ns().max(last_ms.saturating_mul(NANOS_PER_MS));
         let anchor_monotonic_ns = source.monotonic_ns();
@@ -127,8 +129,9 @@ impl Clock {
 
     /// Reads `now`.
     pub fn read(&mut self) -> Reading {
-        // The wall first: if this thread is preempted between the two readings, the older wall
-        // loses, so that a pause can never push `now` ahead of the wall for good.
+        // The wall clock must be read first. If this thread is preempted between the two readings,
+        // the wall reading is too old, so a pause can never push `now` ahead of the wall clock
+        // permanently.
         let wall_ns = self.source.wall_ns();
         let monotonic_ns = self.source.monotonic_ns();
         let carried_ns = self
@@ -158,25 +161,25 @@ impl Clock {
 /// One reading of a [`Clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// The store's time, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub now_ms: u64,
-    /// How far the wall clock lies behind it: more than a second means it was stepped back.
+    /// How far the wall clock is behind `now`. More than a second means that it was stepped back.
     pub wall_behind_ms: u64,
-    /// How far `now` went ahead without time passing, since the reading that last said so.
+    /// How far `now` was stepped ahead since the last reading that reported a step.
     pub stepped_ms: u64,
 }
 
-/// A version of this store: a reading of its hybrid logical clock. Ordered by wall, then counter.
+/// A version: a reading of the store's hybrid logical clock. Ordered by wall, then counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp {
     /// Milliseconds since the Unix epoch.
     pub wall: u64,
-    /// Tells apart what shares a millisecond.
+    /// Distinguishes stamps of the same millisecond.
     pub counter: u32,
 }
 
 impl Stamp {
-    /// As it goes over the wire: padded to 15 and 5 digits, then the node (the protocol, section 5).
+    /// The form on the wire: padded to 15 and 5 digits, followed by the node (protocol, section 5).
     pub fn display<'a>(&self, node: &'a str) -> impl fmt::Display + use<'a> {
         struct Wire<'a>(Stamp, &'a str);
         impl fmt::Display for Wire<'_> {
@@ -186,7 +189,8 @@ impl Stamp {
                 let is_usual = write_digits(&mut head[..15], wall)
                     && write_digits(&mut head[16..21], counter.into());
                 match std::str::from_utf8(&head) {
-                    // Each answer has one, and formatting by the standard library takes twice as long.
+                    // Each answer contains a version, and formatting with the standard library
+                    // takes twice as long.
                     Ok(head) if is_usual => {
                         f.write_str(head)?;
                         f.write_str(self.1)
@@ -199,7 +203,7 @@ impl Stamp {
     }
 }
 
-/// Writes a number over zeros, right-aligned. False where it has more digits than there is room for.
+/// Writes a number over zeros, right-aligned. Returns false if the number has too many digits.
 fn write_digits(zeros: &mut [u8], mut number: u64) -> bool {
     for place in zeros.iter_mut().rev() {
         *place = b'0' + (number % 10) as u8;
@@ -208,22 +212,22 @@ fn write_digits(zeros: &mut [u8], mut number: u64) -> bool {
     number == 0
 }
 
-/// A clock reading from anywhere: the fencing token that protects a key. Its order (wall, counter,
-/// node) is the policy's business.
+/// A fencing token: a reading of any clock, which protects a key. The policy defines its order
+/// (wall, counter, node).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     /// Milliseconds since the Unix epoch.
     pub wall: u64,
-    /// Tells apart what shares a millisecond.
+    /// Distinguishes readings of the same millisecond.
     pub counter: u32,
-    /// Whose clock it was.
+    /// The node whose clock it was.
     pub node: Box<str>,
 }
 
-/// Counters stay below this, because .NET clients read 32 signed bits.
+/// Counters must stay below this, because .NET clients parse 32 signed bits.
 const COUNTER_END: u64 = (1 << 31) - 1;
 
-/// The store's hybrid logical clock: the last stamp it gave.
+/// The store's hybrid logical clock: the last stamp it issued.
 ///
 /// Kulkarni, Demirbas, Madappa, Avva, Leone: *Logical Physical Clocks and Consistent Snapshots in
 /// Globally Distributed Databases*, 2014, figure 5.
@@ -258,12 +262,12 @@ impl Hlc {
         self.last
     }
 
-    /// A clock that has given `last`.
+    /// A clock that has issued `last`.
     pub fn at(last: Stamp) -> Self {
         Self { last }
     }
 
-    /// The last stamp given.
+    /// The last stamp.
     pub fn last(&self) -> Stamp {
         self.last
     }
@@ -275,7 +279,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn now_follows_the_wall_and_never_goes_back() {
+    fn now_follows_the_wall_clock_and_never_decreases() {
         let source = Arc::new(ManualSource::at(10_000_000));
         let mut clock = Clock::new(source.clone());
         assert_eq!(
@@ -289,7 +293,7 @@ mod tests {
         source.advance(5);
         assert_eq!(clock.read().now_ms, 10_000_005);
 
-        // Stepped back by an hour: time goes on, and the gap is reported.
+        // Stepped back by an hour: `now` continues, and the gap is reported.
         source.set_wall(10_000_005 - 3_600_000);
         source.advance(10);
         let reading = clock.read();
@@ -310,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_ahead_add_up_to_what_the_clocks_differ_by() {
+    fn steps_ahead_add_up_to_the_clock_difference() {
         let source = Arc::new(ManualSource::at(10_000_000));
         let mut clock = Clock::new(source.clone());
         let mut stepped_ms = 0;
@@ -323,7 +327,7 @@ mod tests {
             let missed_ms = round * 30 - stepped_ms;
             assert!(missed_ms < limits::CLOCK_STEP_MS_MIN, "{missed_ms} ms");
         }
-        // A wall that was stepped back and ahead again shows no more than what passed.
+        // A wall clock that is stepped back and ahead again reports no step.
         source.set_wall(1);
         assert_eq!(clock.read().stepped_ms, 0);
         source.set_wall(10_000_000 + 103_000);
@@ -331,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_published_protocol() {
+    fn version_matches_the_published_example() {
         let mut hlc = Hlc::default();
         let request = Stamp {
             wall: 1_696_374_425_000,
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_padded_and_never_cut() {
+    fn version_is_padded_and_never_truncated() {
         for wall in [0, 7, 999_999_999_999_999, 1_000_000_000_000_000, u64::MAX] {
             for counter in [0, 42, 99_999, 100_000, u32::MAX] {
                 let shown = Stamp { wall, counter }.display("node").to_string();
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_stays_below_what_dotnet_reads() {
+    fn counter_stays_below_the_dotnet_limit() {
         let mut hlc = Hlc::default();
         for counter in [COUNTER_END as u32 - 1, COUNTER_END as u32, u32::MAX] {
             let version = hlc.receive(
@@ -378,7 +382,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stamps_rise_above_all_before_and_the_observed(
+        fn stamps_exceed_earlier_and_observed_ones(
             steps in prop::collection::vec((0u64..200, 0u32.., 0u64..200), 1..200)
         ) {
             let mut hlc = Hlc::default();

@@ -1,18 +1,22 @@
 //! The deterministic state machine of the state store.
 //!
-//! In go a request and a time; out come effects: writes, an answer, notifications. The machine does
-//! no I/O, takes no lock and reads no clock, so that recovery, replay and shadow runs repeat exactly
-//! what happened.
+//! It takes a request and a time, and returns effects: writes, an answer, notifications. The
+//! machine does no I/O, takes no lock and reads no clock, so that recovery, replay and shadow runs
+//! repeat exactly what happened.
 //!
-//! * [`request`]: makes a PUBLISH a request: dialect, properties, response topic. It never reads a payload.
-//! * [`store`]: the table, transactions over it, watches, quotas, and the memory of requests that may be redelivered.
-//! * [`policy`]: runs the guest that decides. It never sees a socket, a file or a clock.
-//! * [`log`]: the record format, the log that keeps records, and the image that they are read into.
-//! * [`words`]: a request as a person reads it, for logs and tools.
+//! * [`request`]: parses a PUBLISH into a request (dialect, properties, response topic). It never
+//!   reads a payload.
+//! * [`store`]: the table, transactions, watches, quotas, and the dedup table.
+//! * [`policy`]: runs the guest that implements the commands. It has no access to sockets, files or
+//!   clocks.
+//! * [`log`]: the record format, the trait of the log, and the image that recovery builds from
+//!   records.
+//! * [`words`]: the words of a request, for logs and tools.
 //! * [`clock`]: time and versions (hybrid logical clocks).
-//! * [`limits`]: every bound, with its unit and its reason.
+//! * [`limits`]: every limit, with its unit and its reason.
 //!
-//! Authorization comes in as data ([`request::Request::rights`]): this crate does not know how rights are granted.
+//! Authorization is an input ([`request::Request::grants`]): this crate does not know how rights
+//! are granted.
 #![forbid(unsafe_code)]
 
 pub mod clock;

@@ -1,7 +1,6 @@
-//! Makes a PUBLISH a request: dialect, the properties a command needs, where the answer goes.
+//! Parses a PUBLISH into a request: dialect, properties, response topic.
 //!
-//! What enters: topic, properties and QoS of a PUBLISH. What leaves: a [`Request`], or the reason
-//! why it is none. It never looks into the payload: that is the policy's.
+//! It never reads the payload: only the policy does.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,22 +13,22 @@ use crate::store::Peer;
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 
-/// The answer to a request at QoS 0 (the protocol, section 1).
+/// The answer to a request at QoS 0 (protocol, section 1).
 pub const QOS_ZERO_ANSWER: &str = "-ERR syntax error\r\n";
 
-/// Which of the published and shipped forms of the protocol a client speaks (the protocol, section 2).
+/// The forms of the protocol that clients use (protocol, section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dialect {
-    /// What the official client libraries parse.
+    /// The form that the official client libraries parse.
     Sdk,
-    /// What the published article prints.
+    /// The form in the published article.
     Documents,
     /// The 2023 preview.
     Preview,
 }
 
 impl Dialect {
-    /// The user property that carries a version, in both directions.
+    /// The user property of versions, in both directions.
     pub fn version_property(self) -> &'static str {
         match self {
             Self::Sdk | Self::Documents => "__ts",
@@ -37,7 +36,7 @@ impl Dialect {
         }
     }
 
-    /// The user property that carries a fencing token.
+    /// The user property of fencing tokens.
     pub fn fencing_property(self) -> &'static str {
         match self {
             Self::Sdk | Self::Documents => "__ft",
@@ -46,12 +45,13 @@ impl Dialect {
     }
 }
 
-/// How a request was delivered: what tells a redelivery from a new one (the protocol, section 9).
+/// How a request was delivered. Distinguishes a redelivery from a new request (protocol, section
+/// 9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// The number of the session; no two sessions have the same, also over restarts.
+    /// The session number. It is unique, even across restarts.
     pub session: u64,
-    /// The number of the connection, likewise.
+    /// The connection number. It is unique, even across restarts.
     pub connection: u64,
     /// The packet identifier.
     pub packet_id: u16,
@@ -59,28 +59,28 @@ pub struct Delivery {
     pub dup: bool,
 }
 
-/// A request that a policy can handle.
+/// A request for a policy.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// How the client speaks.
+    /// The dialect of the client.
     pub dialect: Dialect,
-    /// The command.
+    /// The payload.
     pub payload: &'a Bytes,
-    /// The client's clock, unparsed.
+    /// The client's timestamp, unparsed.
     pub timestamp: Option<&'a str>,
     /// The fencing token, unparsed.
     pub fencing_token: Option<&'a str>,
-    /// Whose connection it came over.
+    /// The connection of the client.
     pub peer: &'a Peer,
-    /// Everything else a policy may ask for.
+    /// All properties, for policies.
     pub properties: &'a Properties,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
-    /// What its client may do; everything where there are no rules.
+    /// The rights of the client; everything is allowed if there are none.
     pub grants: Option<&'a Arc<dyn ClientRights>>,
 }
 
-/// Where an answer goes and what it must carry.
+/// The destination of an answer, and properties that it must contain.
 #[derive(Clone, Debug)]
 pub struct ReplyTo<'a> {
     /// The Response Topic.
@@ -88,20 +88,20 @@ pub struct ReplyTo<'a> {
     correlation_data: &'a [u8],
     dialect: Dialect,
     protocol_version: bool,
-    /// What the client said about persistence, if it said anything: whether it asks for the disk.
+    /// The client's `aio-persistence` property, if present: whether it asks for durability on disk.
     pub persistence: Option<bool>,
-    /// When the request expires; so does the answer.
+    /// When the request expires. The answer expires at the same time.
     pub expires: Option<Instant>,
 }
 
 impl ReplyTo<'_> {
-    /// What tells the client which of its requests an answer is for.
+    /// Identifies the request in the answer.
     pub fn correlation_data(&self) -> &[u8] {
         self.correlation_data
     }
 
-    /// The MQTT properties of an answer. `persisted` says where what it wrote is, for who asked; `policy` which policy
-    /// gave it.
+    /// The MQTT properties of an answer. `persisted` is the durability of its writes, included if
+    /// the client asked for it. `policy` is the policy that answered.
     pub fn properties(
         &self,
         version: Option<Stamp>,
@@ -126,7 +126,7 @@ impl ReplyTo<'_> {
         finish(properties)
     }
 
-    /// The MQTT properties of the answer to a protocol version that is not spoken here.
+    /// The MQTT properties of the answer to an unsupported protocol version.
     pub fn unsupported_version(&self, asked: &str) -> Bytes {
         let properties = self
             .start("505")
@@ -144,26 +144,27 @@ impl ReplyTo<'_> {
     }
 }
 
-/// Every part came out of a packet's properties or is a short text of our own, so none can be too
-/// long or hold U+0000. Were one, the client would get an answer that it cannot match to a request.
+/// Every part is from a packet's properties or a short text of ours, so none is too long or
+/// contains U+0000. Otherwise the client would get an answer without properties, which it could not
+/// match to a request.
 fn finish(properties: PropertiesBuilder) -> Bytes {
     properties.finish().unwrap_or_default()
 }
 
-/// What a PUBLISH on a request topic turned out to be.
+/// The result of parsing a PUBLISH on a request topic.
 pub enum Parsed<'a> {
     /// A request for the policy.
     Run(Request<'a>, ReplyTo<'a>),
-    /// No request a policy could answer, but there is where to say so.
+    /// Not a request for a policy, but it can be answered.
     Answer(ReplyTo<'a>, Early<'a>),
-    /// Refused without an answer: PUBACK with a reason, or at QoS 0 dropped.
+    /// Refused without an answer: a PUBACK with a reason, or dropped at QoS 0.
     Refuse(ReasonCode, &'static str),
-    /// The client broke the rule on response topics and is disconnected.
+    /// The client violated the rules for response topics and is disconnected.
     Disconnect(ReasonCode, &'static str),
 }
 
 impl<'a> Parsed<'a> {
-    /// Where an answer would go.
+    /// The topic of the answer, if there is one.
     pub fn response_topic(&self) -> Option<&'a [u8]> {
         match self {
             Self::Run(_, to) | Self::Answer(to, _) => Some(to.topic),
@@ -172,36 +173,36 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Answers that need no policy, since they are about the message and not about the command.
+/// Answers that need no policy, because they concern the message and not the command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Early<'a> {
-    /// `__protVer` names a major version other than 1.
+    /// `__protVer` has a major version other than 1.
     UnsupportedVersion(&'a str),
-    /// QoS 0: nothing could be acknowledged, so nothing is done.
+    /// QoS 0: the request cannot be acknowledged, so it is not executed.
     QosZero,
 }
 
-/// A PUBLISH as a transport hands it over.
+/// A PUBLISH from a transport.
 pub struct Incoming<'a> {
-    /// Its topic, one of the two request topics.
+    /// The topic, one of the two request topics.
     pub topic: &'a str,
-    /// Its payload.
+    /// The payload.
     pub payload: &'a Bytes,
-    /// Its properties.
+    /// The properties.
     pub properties: &'a Properties,
-    /// Its QoS.
+    /// The QoS.
     pub qos: QoS,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
     /// When it expires.
     pub expires: Option<Instant>,
-    /// Whose it is.
+    /// The connection of the client.
     pub peer: &'a Peer,
-    /// What its client may do; everything where there are no rules.
+    /// The rights of the client; everything is allowed if there are none.
     pub grants: Option<Arc<dyn ClientRights>>,
 }
 
-/// Reads what makes a PUBLISH a request. `forced` overrides the choice of dialect on the current topic.
+/// Parses a PUBLISH. `forced` overrides the dialect on the current topic.
 pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
     let properties = incoming.properties;
     let response_topic = properties
@@ -277,7 +278,7 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
     Parsed::Run(request, reply_to)
 }
 
-/// What the codec has checked to be UTF-8.
+/// The codec has checked that this is UTF-8.
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }
@@ -286,7 +287,7 @@ fn refuse(text: &'static str) -> Parsed<'static> {
     Parsed::Refuse(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
 }
 
-/// The user properties that mean something here; of repeated ones the first counts.
+/// The user properties of the protocol. If one is repeated, the first counts.
 #[derive(Default)]
 struct Fields<'a> {
     protocol_version: Option<&'a [u8]>,
@@ -312,8 +313,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What makes a redelivered request the same one, in one piece: client id, response topic, correlation data, payload,
-/// timestamp and fencing token (the protocol, section 9).
+/// The bytes that identify a request across redeliveries: client id, response topic, correlation
+/// data, payload, timestamp and fencing token (protocol, section 9).
 pub fn identity(
     client: &str,
     payload: &[u8],
@@ -333,7 +334,7 @@ pub fn identity(
     let bytes = parts.iter().flatten().map(|part| part.len());
     let mut whole = Vec::with_capacity(bytes.sum::<usize>() + size_of::<u64>() * parts.len());
     for part in parts {
-        // Length first, so that no two different requests have the same bytes; absent is not empty.
+        // Lengths make the encoding injective. An absent part differs from an empty one.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         whole.extend_from_slice(&length.to_le_bytes());
         whole.extend_from_slice(part.unwrap_or_default());
@@ -375,7 +376,7 @@ mod tests {
         properties(Some("answers/here"), Some(b"7"), user)
     }
 
-    /// Parses a PUBLISH with these properties and hands the result to `check`.
+    /// Parses a PUBLISH with these properties and passes the result to `check`.
     fn check(
         topic: &str,
         qos: QoS,
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dialect_is_chosen_by_topic_and_property() {
+    fn topic_and_property_select_the_dialect() {
         for (topic, user, forced, dialect) in [
             (REQUEST_TOPIC, SDK, None, Dialect::Sdk),
             (REQUEST_TOPIC, &[][..], None, Dialect::Documents),
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn each_dialect_reads_its_own_properties_and_the_first_counts() {
+    fn first_property_of_the_dialect_counts() {
         let user = [
             ("Timestamp", "p"),
             ("__ts", "first"),
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_properties_are_named() {
         for (properties, says) in [
             (
                 properties(None, Some(b"1"), SDK),
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_response_topics_end_the_connection() {
+    fn reserved_response_topics_disconnect() {
         let notification = format!("{NOTIFICATION_TOPICS}/AB/command/notify/CD");
         for topic in [
             REQUEST_TOPIC,
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_qos_zero_are_answered_without_a_policy() {
+    fn other_versions_and_qos_zero_need_no_policy() {
         for (version, qos, early) in [
             (
                 "2.0",
@@ -543,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_tells_every_part_apart() {
+    fn identity_depends_on_every_part() {
         let here = properties(Some("answers/here"), Some(b"7"), &[]);
         let there = properties(Some("answers/there"), Some(b"7"), &[]);
         let eighth = properties(Some("answers/here"), Some(b"8"), &[]);
@@ -558,7 +559,7 @@ mod tests {
             identity("c", b"GET", &here, ft, ts),
             identity("c", b"GET", &there, ts, ft),
             identity("c", b"GET", &eighth, ts, ft),
-            // The same bytes, divided otherwise.
+            // The same bytes, divided differently.
             identity("cG", b"ET", &here, ts, ft),
         ] {
             assert_ne!(base, other);

@@ -84,7 +84,7 @@ pub(crate) fn requests(data: &[u8]) {
     let first = ask(&mut store, data, Some(TIMESTAMP), None, 2);
     let answer = check(&first);
     let again = ask(&mut store, data, Some(TIMESTAMP), None, 2);
-    if first.handled.is_some_and(|it| it.owed) {
+    if first.handled.is_some_and(|it| it.repeatable) {
         assert!(again.handled.is_none(), "a request had two effects");
         assert_eq!(check(&again), answer);
     }

@@ -382,7 +382,7 @@ impl<'a> Follower<'a> {
             Record::Assignment(_)
             | Record::Sessions(_)
             | Record::Watches(_)
-            | Record::Told { .. } => {}
+            | Record::ReceiveMax { .. } => {}
         }
         Ok(())
     }

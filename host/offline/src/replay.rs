@@ -17,7 +17,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, Handled, Record};
 use statehouse_core::log::{Image, Malformed};
 use statehouse_core::policy::{Engine, Failure, Policy};
-use statehouse_core::store::{self, Kept, Recorded, Transaction, Write, replay};
+use statehouse_core::store::{self, Recorded, StoredPayload, Transaction, Write, replay};
 use statehouse_precompiled::Modules;
 
 /// An end of the range.
@@ -57,7 +57,7 @@ pub struct Difference<'a> {
     /// The command.
     pub payload: &'a Bytes,
     /// The recorded answer.
-    pub answer: &'a Kept,
+    pub answer: &'a StoredPayload,
     /// The version that it was about.
     pub version: Option<Stamp>,
     /// What was written.
@@ -240,7 +240,7 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         | Record::Assignment(_)
         | Record::Sessions(_)
         | Record::Watches(_)
-        | Record::Told { .. } => None,
+        | Record::ReceiveMax { .. } => None,
     }
 }
 
@@ -341,7 +341,7 @@ impl Rerun<'_> {
             fencing_token: handled.fencing_token,
             delivery: remembered.delivery,
             context: &remembered.context,
-            evidence: remembered.evidence.as_ref(),
+            captured: remembered.captured.as_ref(),
         };
         let (state, again) = replay(&policy, fuel_max, state, &recorded);
         self.image.state = state;
@@ -396,7 +396,7 @@ fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
         && store::same_writes(&handled.writes, &other.writes);
     if same {
         Comparison::Same
-    } else if handled.remembered.evidence.is_none() {
+    } else if handled.remembered.captured.is_none() {
         Comparison::NotComparable("what it saw was too much to record")
     } else {
         Comparison::Different(other)

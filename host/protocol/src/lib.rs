@@ -1,12 +1,12 @@
-//! What every part of a state store must agree on, on both sides of the wire and of the sandbox.
+//! Definitions that all parts of a state store share, on both sides of the wire and of the sandbox.
 //!
 //! * [`pattern`]: key patterns, as SCAN reads them.
 //! * [`LogPosition`]: the number of a log record.
 //! * [`topics`]: where requests and notifications go.
 //! * [`Peer`]: the connection behind a request.
-//! * [`rights`]: what a client may do to a key.
+//! * [`rights`]: the rights of a client to keys.
 //!
-//! This crate imports nothing of ours and does no I/O.
+//! This crate depends on no other crate of the workspace and does no I/O.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,16 @@
-//! Patterns that an operator writes for client ids and keys, as a SCAN reads them: `*` is any bytes, `?` is one byte,
-//! `[a-z]` one of these and `[!a-z]` one of the others, and `\` before a byte means that byte.
+//! Patterns for client ids and keys, in the syntax of SCAN. `*` matches any bytes, `?` one byte,
+//! `[a-z]` one of these bytes and `[!a-z]` any other byte; `\` before a byte matches that byte.
 //!
-//! Inside brackets a range whose ends are reversed is read the other way round, `[]` names no byte and `[!]` every one; a
-//! `[` without its `]` and a `\` at the end mean themselves.
+//! In brackets, a range with reversed ends is reversed again, `[]` matches no byte, and `[!]`
+//! matches every byte. A `[` without `]` and a `\` at the end match themselves.
 
 use alloc::vec::Vec;
 
-/// Whether `pattern` names `text`. Without brackets it takes at most as many steps as the product of their lengths.
+/// Whether `pattern` matches `text`. Without brackets, this takes at most as many steps as the
+/// product of their lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut place) = (0, 0);
-    // Behind the last `*`, and where in the text it ended last.
+    // The position after the last `*`, and the position in the text where its match ended.
     let mut star: Option<(usize, usize)> = None;
     while place < text.len() {
         let rest = &pattern[at..];
@@ -25,7 +26,7 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
             (at, place) = (at + width, place + 1);
             continue;
         }
-        // It does not go on here: let the last `*` take one byte more.
+        // A mismatch: extend the match of the last `*` by one byte.
         let Some((behind, ended)) = star else {
             return false;
         };
@@ -35,7 +36,8 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// Whether the first element of a pattern, which is no `*`, stands for this byte; and how much of the pattern it takes.
+/// Whether the first element of a pattern, which is not `*`, matches `byte`; and the width of that
+/// element.
 fn element(pattern: &[u8], byte: u8) -> Option<(bool, usize)> {
     Some(match pattern {
         [] => return None,
@@ -49,7 +51,8 @@ fn element(pattern: &[u8], byte: u8) -> Option<(bool, usize)> {
     })
 }
 
-/// Whether the set that stands behind a `[` holds a byte, and its width with the `]`. None where there is no `]`.
+/// Whether the set after a `[` contains `byte`, and its width including the `]`. `None` if there is
+/// no `]`.
 fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
     let negated = members.first() == Some(&b'!');
     let mut at = usize::from(negated);
@@ -58,7 +61,7 @@ fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
         let (first, width) = member(&members[at..])?;
         at += width;
         let mut last = first;
-        // A `-` before the closing `]` means itself.
+        // A `-` before the closing `]` matches itself.
         if let [b'-', behind @ ..] = &members[at..]
             && !behind.starts_with(b"]")
         {
@@ -71,7 +74,7 @@ fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
     Some((holds != negated, at + 1))
 }
 
-/// One byte inside brackets, behind a `\` where it has one; and its width.
+/// One byte in brackets, after an optional `\`; and its width.
 fn member(bytes: &[u8]) -> Option<(u8, usize)> {
     match bytes {
         [b'\\', byte, ..] => Some((*byte, 2)),
@@ -80,7 +83,7 @@ fn member(bytes: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// What every text that `pattern` names begins with, and what of the pattern is behind that.
+/// The literal prefix of every text that `pattern` matches, and the rest of the pattern.
 pub fn literal(pattern: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut begins = Vec::new();
     let mut rest = pattern;
@@ -99,7 +102,7 @@ pub fn literal(pattern: &[u8]) -> (Vec<u8>, &[u8]) {
     }
 }
 
-/// Appends `text` so that it names itself and nothing else.
+/// Appends `text` so that the pattern matches exactly `text`.
 pub fn escape(pattern: &mut Vec<u8>, text: &[u8]) {
     for byte in text {
         if matches!(byte, b'*' | b'?' | b'[' | b']' | b'\\') {
@@ -109,7 +112,8 @@ pub fn escape(pattern: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
-/// How much of a pattern stands between its first `*` and its last: what may have to be tried at every place of a text.
+/// The length of the pattern between its first `*` and its last: the part that may be tried at
+/// every position of a text.
 pub fn floating(pattern: &[u8]) -> usize {
     let (_, rest) = literal(pattern);
     let (mut first, mut last, mut at) = (None, 0, 0);
@@ -128,7 +132,8 @@ pub fn floating(pattern: &[u8]) -> usize {
     first.map_or(0, |first| last - first)
 }
 
-/// Whether each `[` of a pattern has its `]`. Where one has not, each look at it reads to the end.
+/// Whether every `[` has a `]`. Each unclosed one is scanned to the end of the pattern on every
+/// comparison.
 pub fn is_closed(pattern: &[u8]) -> bool {
     let mut rest = pattern;
     loop {
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_name_what_they_say() {
+    fn patterns_match_as_documented() {
         let yes = [
             ("", ""),
             ("*", ""),
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_pattern_is_read_without_its_escapes() {
+    fn literal_prefix_is_unescaped() {
         for (pattern, begins, rest) in [
             ("a/b", "a/b", ""),
             ("a\\*b*", "a*b", "*"),
@@ -230,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn what_floats_is_between_stars() {
+    fn floating_part_is_between_stars() {
         for (pattern, bytes) in [("abc", 0), ("a*b", 0), ("a*bc*d", 3), ("*[*]*", 4)] {
             assert_eq!(floating(pattern.as_bytes()), bytes, "{pattern}");
         }
     }
 
     #[test]
-    fn brackets_are_closed_or_not() {
+    fn unclosed_brackets_are_detected() {
         for (pattern, closed) in [
             ("a[b]", true),
             ("\\[", true),
@@ -248,7 +253,7 @@ mod tests {
         }
     }
 
-    /// The definition, exponential.
+    /// The exponential definition of the semantics.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([], _) => text.is_empty(),
@@ -275,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn going_back_to_the_last_star_is_enough(
+        fn matches_agrees_with_the_exponential_definition(
             pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
             text in "[ab*!\\[-]{0,10}",
         ) {
@@ -283,9 +288,9 @@ mod tests {
             prop_assert_eq!(matches(pattern, text), naive(pattern, text));
         }
 
-        /// An operator may test a pattern of the rules with SCAN.
+        /// Operators may test a pattern of the rules with SCAN.
         #[test]
-        fn scan_and_rules_read_a_pattern_the_same_way(
+        fn scan_and_rules_agree_on_patterns(
             pattern in proptest::collection::vec(prop::sample::select(&b"ab*?[]!\\-\x00\x80\xff"[..]), 1..10),
             text in proptest::collection::vec(prop::sample::select(&b"ab*[]!\\-\x7f\x80\xff"[..]), 1..6),
         ) {
@@ -293,7 +298,7 @@ mod tests {
         }
 
         #[test]
-        fn an_escaped_text_names_itself_only(
+        fn escaped_text_matches_only_itself(
             text in proptest::collection::vec(any::<u8>(), 0..40),
             other in proptest::collection::vec(any::<u8>(), 0..40),
         ) {
@@ -304,7 +309,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_pattern_names_begins_with_its_beginning(
+        fn matching_texts_start_with_the_literal_prefix(
             pattern in "[ab*?\\[\\]!\\\\-]{0,10}",
             text in "[ab*!\\[-]{0,10}",
         ) {

@@ -2,19 +2,19 @@
 
 use alloc::sync::Arc;
 
-/// A connection: the client id and a number that no other connection of this process has.
+/// A connection: the client id and a connection number that is unique in this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
-    /// The client id, as the transport knows it; empty where it does not.
+    /// The client id; empty if the transport does not know it.
     pub client: Arc<str>,
-    /// The connection's number.
+    /// The connection number.
     pub connection: u64,
-    /// The number of its session.
+    /// The session number.
     pub session: u64,
 }
 
 impl Peer {
-    /// The client id, where the transport knows it.
+    /// The client id, if the transport knows it.
     pub fn known(&self) -> Option<&str> {
         (!self.client.is_empty()).then_some(&*self.client)
     }

@@ -1,13 +1,13 @@
-//! What the client of a request may do. An access control decides it, and the state machine asks.
+//! The rights of a client. Access control grants them, and the state machine checks them.
 
 use alloc::vec::Vec;
 
-/// What a key is touched for.
+/// A kind of access to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Right {
-    /// To see its value, or that it changes.
+    /// Read the value, or be notified of changes.
     Read,
-    /// To change it, or to compare its value.
+    /// Change the key, or compare its value.
     Write,
 }
 
@@ -21,24 +21,26 @@ impl Right {
     }
 }
 
-/// The rights of one client. They never change: new rules make new rights.
+/// The rights of one client. They must never change: after a change of the rules, a client gets a
+/// new object.
 pub trait ClientRights: Send + Sync {
-    /// The user behind the client, if it has authenticated as one.
+    /// The user that the client has authenticated as.
     fn user(&self) -> Option<&str>;
 
-    /// Whether a response of the store to the client may go to this topic. Without this check a client could let the store
-    /// publish where it may not do so itself.
+    /// Whether the store may send responses for the client to this topic. Without this check, a
+    /// client could make the store publish to a topic that the client may not publish to.
     fn may_be_answered_at(&self, topic: &[u8]) -> bool;
 
-    /// Whether the client has this right over this key.
+    /// Whether the client has this right to the key.
     fn allow(&self, key: &[u8], right: Right) -> bool;
 
-    /// With how many patterns one key is compared to find out, which is what that costs.
+    /// The number of patterns that a key is compared with, which determines the cost.
     fn patterns(&self, right: Right) -> usize;
 
-    /// Encrypts a key for this client. A page of a SCAN may end at a key that its client may not read.
+    /// Encrypts a key for this client: the cursor of a SCAN may be a key that the client may not
+    /// read.
     fn seal(&self, key: &[u8]) -> Vec<u8>;
 
-    /// The key in what [`seal`](Self::seal) returned; none if it is anything else.
+    /// Decrypts the result of [`seal`](Self::seal); `None` for any other input.
     fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>>;
 }

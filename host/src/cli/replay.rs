@@ -11,7 +11,7 @@ use super::time::utc;
 use crate::config::Fuel;
 use crate::limits;
 use statehouse_core::clock::Stamp;
-use statehouse_core::store::{Entry, Kept, Write};
+use statehouse_core::store::{Entry, StoredPayload, Write};
 use statehouse_offline::{
     Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words,
 };
@@ -170,8 +170,8 @@ fn difference_text(it: &Difference<'_>, node: &str) -> String {
         None => format!("{answer}, no version"),
     };
     let recorded = match it.answer {
-        Kept::Whole(bytes) => data::excerpt(bytes),
-        Kept::Digest(digest) => format!("blake3:{digest}"),
+        StoredPayload::Whole(bytes) => data::excerpt(bytes),
+        StoredPayload::Digest(digest) => format!("blake3:{digest}"),
     };
     run("recorded", versioned(recorded, it.version), it.writes);
     let mut other = versioned(data::excerpt(&it.other.answer), it.other.version);
@@ -241,8 +241,8 @@ fn difference_json(it: &Difference<'_>, node: &str) -> Json {
         "request": arguments,
         "recorded": {
             "answer": match it.answer {
-                Kept::Whole(bytes) => json_bytes(bytes),
-                Kept::Digest(digest) => json!({ "blake3": digest.to_hex().as_str() }),
+                StoredPayload::Whole(bytes) => json_bytes(bytes),
+                StoredPayload::Digest(digest) => json!({ "blake3": digest.to_hex().as_str() }),
             },
             "version": version(it.version),
             "writes": writes(it.writes),

@@ -226,7 +226,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     recorder.assign(named, registry.assignment());
     let mut store = Store::restore(registry, config.bounds.quota, image.state, image.duplicates);
     *store.supervision() = config.bounds.supervision;
-    recorder.told(store.duplicates().receive_max());
+    recorder.record_receive_max(store.duplicates().receive_max());
     let server = Server::new(
         store,
         clock,

@@ -21,7 +21,7 @@ impl Server {
     pub fn raise_receive_max(&self, receive_max: u16) {
         let mut core = self.lock();
         if core.store.raise_receive_max(receive_max) {
-            core.recorder.told(receive_max);
+            core.recorder.record_receive_max(receive_max);
         }
     }
 

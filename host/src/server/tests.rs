@@ -123,7 +123,8 @@ fn expired_keys_notify_and_expired_requests_do_not_run() {
     assert_eq!(ask_until(later, set), ["+OK\r\n"]);
 
     // What an earlier run removed is told of in steps, and to its end.
-    let keys = (0..2 * limits::ENDS_TOLD_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
+    let keys =
+        (0..2 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
     let ends: Vec<_> = keys
         .map(|key| (Key::from(key.into_bytes()), Stamp::default()))
         .collect();
@@ -172,7 +173,7 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     let over = Instant::now().checked_sub(Duration::from_secs(1));
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
     let mut state = Box::<State>::default();
-    state.watches.keep(true);
+    state.watches.set_durable(true);
     let (first, _) = serve(state, Duplicates::new(retention));
     ask(&first, &[b"KEYNOTIFY", b"k"], None);
     ask(&first, set, None);

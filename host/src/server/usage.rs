@@ -42,7 +42,7 @@ impl Server {
         while let Some(at) = from {
             let core = self.lock();
             let page;
-            (from, page) = (core.store.state().owners).page(at, limits::OWNERS_PER_LOOK);
+            (from, page) = (core.store.state().owners).page(at, limits::OWNERS_PER_TURN);
             for (client, keys, bytes) in page {
                 owners += 1;
                 let least = heaviest.peek().map(|Reverse(Owned { bytes, .. })| *bytes);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::limits;
 use statehouse_core::policy::{Digest, Instance};
-use statehouse_core::store::{Again, Key, Observed, Read, Transaction, same_writes};
+use statehouse_core::store::{Key, Read, Reexecution, SampledRequest, Transaction, same_writes};
 
 mod report;
 
@@ -20,7 +20,7 @@ use report::Verdict;
 pub use report::{CommandCounts, Example, PolicyName, Ran, ShadowReport};
 
 /// Tells what keys held when a request began, if that can still be told.
-pub type Recall = Box<dyn Fn(&Observed, &[(bool, Key)]) -> Option<Vec<Read>> + Send>;
+pub type Recall = Box<dyn Fn(&SampledRequest, &[(bool, Key)]) -> Option<Vec<Read>> + Send>;
 
 /// Where requests go that are to run again.
 pub struct Observer {
@@ -32,7 +32,7 @@ pub struct Observer {
 
 /// A request that waits.
 struct Job {
-    observed: Box<Observed>,
+    observed: Box<SampledRequest>,
     /// How many comparisons had begun when it came.
     begun: u64,
 }
@@ -71,11 +71,10 @@ impl Observer {
     }
 
     /// Takes a request. Never waits.
-    pub fn offer(&self, observed: Box<Observed>) {
+    pub fn offer(&self, observed: Box<SampledRequest>) {
         let cost = observed.cost_bytes();
         let compared = observed.candidate.is_some();
-        let fits =
-            self.shared.queued_bytes.load(Relaxed) + cost <= limits::OBSERVED_QUEUE_BYTES_MAX;
+        let fits = self.shared.queued_bytes.load(Relaxed) + cost <= limits::SAMPLE_QUEUE_BYTES_MAX;
         let sent = match self.queue.get_or_init(|| self.start()) {
             Some(queue) if fits => {
                 self.shared.queued_bytes.fetch_add(cost, Relaxed);
@@ -117,7 +116,7 @@ impl Observer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()?;
-        let (queue, jobs) = sync_channel(limits::OBSERVED_QUEUE_MAX);
+        let (queue, jobs) = sync_channel(limits::SAMPLE_QUEUE_MAX);
         let shared = self.shared.clone();
         let started = std::thread::Builder::new()
             .name("shadow".into())
@@ -154,15 +153,19 @@ fn work(jobs: &Receiver<Job>, shared: &Shared, recall: &Recall) {
     }
 }
 
-fn compare(instance: &mut Instance<Transaction>, observed: &Observed, recall: &Recall) -> Verdict {
+fn compare(
+    instance: &mut Instance<Transaction>,
+    observed: &SampledRequest,
+    recall: &Recall,
+) -> Verdict {
     let mut told: Vec<Read> = Vec::new();
-    for _ in 0..limits::OBSERVED_ROUNDS_MAX {
-        match observed.by_candidate(instance, &told) {
-            Again::Asked(keys) => match recall(observed, &keys) {
+    for _ in 0..limits::SAMPLE_ROUNDS_MAX {
+        match observed.execute_by_candidate(instance, &told) {
+            Reexecution::Asked(keys) => match recall(observed, &keys) {
                 Some(reads) => told.extend(reads),
                 None => return Verdict::NotComparable("it reads keys that changed meanwhile"),
             },
-            Again::Ran(answer, writes) => {
+            Reexecution::Ran(answer, writes) => {
                 let same_answer =
                     answer.payload == observed.answer && answer.version == observed.version;
                 let same_effect = same_writes(&observed.writes, &writes);
@@ -172,14 +175,14 @@ fn compare(instance: &mut Instance<Transaction>, observed: &Observed, recall: &R
                     (false, _) => Verdict::DifferentAnswer(answer, writes),
                 };
             }
-            Again::Failed(failure) => return Verdict::Failed(failure),
-            Again::Unknown(why) => return Verdict::NotComparable(why),
+            Reexecution::Failed(failure) => return Verdict::Failed(failure),
+            Reexecution::Unknown(why) => return Verdict::NotComparable(why),
         }
     }
     Verdict::NotComparable("it asks for more and more keys")
 }
 
-fn count(shared: &Shared, observed: &Observed, begun: u64, verdict: Verdict) {
+fn count(shared: &Shared, observed: &SampledRequest, begun: u64, verdict: Verdict) {
     let Some(policy) = &observed.candidate else {
         return;
     };
@@ -200,16 +203,16 @@ fn count(shared: &Shared, observed: &Observed, begun: u64, verdict: Verdict) {
 
 /// Another answer on a fresh instance means that the policy keeps something to itself between requests: then nobody
 /// can rely on what it answers a redelivery.
-fn check_purity(observed: &Observed) {
+fn check_purity(observed: &SampledRequest) {
     let mut fresh = Instance::new(observed.by.clone());
-    let pure = match observed.by_itself(&mut fresh) {
-        Again::Ran(answer, writes) => {
+    let pure = match observed.reexecute(&mut fresh) {
+        Reexecution::Ran(answer, writes) => {
             answer.payload == observed.answer
                 && answer.version == observed.version
                 && same_writes(&observed.writes, &writes)
         }
-        Again::Failed(_) | Again::Asked(_) => false,
-        Again::Unknown(_) => true,
+        Reexecution::Failed(_) | Reexecution::Asked(_) => false,
+        Reexecution::Unknown(_) => true,
     };
     if pure {
         return;

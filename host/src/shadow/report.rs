@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::limits;
 use statehouse_core::policy::{Digest, Failure, Policy};
-use statehouse_core::store::{Answer, Observed, Transaction, Write};
+use statehouse_core::store::{Answer, SampledRequest, Transaction, Write};
 use statehouse_core::words::{command_of, words};
 
 /// A policy, as a report names it.
@@ -132,7 +132,7 @@ impl ShadowReport {
         self.different_answer + self.different_effect + self.failed > 0
     }
 
-    pub(super) fn add(&mut self, observed: &Observed, verdict: Verdict) {
+    pub(super) fn add(&mut self, observed: &SampledRequest, verdict: Verdict) {
         let (kind, candidate) = match verdict {
             Verdict::NotComparable(why) => {
                 self.not_comparable += 1;
@@ -189,7 +189,7 @@ impl ShadowReport {
         }
     }
 
-    fn command(&mut self, observed: &Observed) -> &mut CommandCounts {
+    fn command(&mut self, observed: &SampledRequest) -> &mut CommandCounts {
         command_of(&mut self.commands, &observed.payload)
     }
 }

@@ -138,7 +138,7 @@ impl Subject {
             client: self.peer.known(),
             now: NOW_MS,
         });
-        let fuel = call.burnt();
+        let fuel = call.fuel_used();
         let transaction = call.end();
         let (state, failure) = match std::hint::black_box(outcome) {
             Ok(_) => (transaction.commit().0, None),

@@ -16,8 +16,8 @@ use statehouse_core::clock::Hlc;
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};
 use statehouse_core::store::{
-    Change, Duplicates, Effects, Entry, Event, Key, Notice, Peer, Quota, RestsOn, Retention, Store,
-    Swept, Transaction, Write,
+    Change, Duplicates, Effects, Entry, Event, Key, Notification as StoreNotification, Peer, Quota,
+    RestsOn, Retention, Store, Swept, Transaction, Write,
 };
 
 /// The time at which a harness begins where nobody says another.
@@ -324,7 +324,7 @@ impl Harness {
         let answer = effects.answer.unwrap_or_else(unanswered);
         let (reads, writes) = match effects.handled {
             Some(handled) => {
-                let evidence = handled.remembered.evidence.clone();
+                let evidence = handled.remembered.captured.clone();
                 let reads = evidence.map(|it| it.reads).map(Reads::Keys);
                 (reads.unwrap_or_default(), handled.writes)
             }
@@ -375,7 +375,7 @@ impl Harness {
         (effects, differs)
     }
 
-    fn tell(&self, notices: Vec<Notice>, told: &mut Vec<Notification>) {
+    fn tell(&self, notices: Vec<StoreNotification>, told: &mut Vec<Notification>) {
         for notice in notices {
             let raw = request::notification_properties(notice.dialect, notice.version, &self.node);
             for (peer, topic) in &notice.to {

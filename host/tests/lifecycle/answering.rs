@@ -3,7 +3,7 @@
 use super::*;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::{Canary, CanaryRule};
-use statehouse_core::store::{Kept, Key, Rerun};
+use statehouse_core::store::{Key, Rerun, StoredPayload};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -213,15 +213,15 @@ fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole
     let mut kept = |rounds| {
         let (effects, answer) = ask(&mut store, "client", &["SET", "key", "burn", rounds]);
         let remembered = effects.handled.expect("it wrote").remembered;
-        assert!(remembered.evidence.is_some(), "it can still run again");
+        assert!(remembered.captured.is_some(), "it can still run again");
         (effects.fuel, remembered.outcome.payload, answer)
     };
     let (fuel, payload, answer) = kept("2000000");
     assert!(fuel > limits::FUEL_PER_CALL_DEFAULT);
-    assert_eq!(payload, Kept::Whole(answer));
+    assert_eq!(payload, StoredPayload::Whole(answer));
     let (fuel, payload, answer) = kept("100000");
     assert!(fuel < limits::FUEL_PER_CALL_DEFAULT);
-    assert_eq!(payload, Kept::Digest(blake3::hash(&answer)));
+    assert_eq!(payload, StoredPayload::Digest(blake3::hash(&answer)));
 }
 
 /// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.
@@ -348,7 +348,7 @@ fn of_many_requests_at_once_no_more_run_again_than_of_fifty_thousand_a_second() 
         store.supervision().purity_every = every;
         let ask = |_: &usize| {
             let (effects, _) = common::ask(&mut store, "c", &["GET", "k"], now_ms);
-            effects.observed.is_some()
+            effects.sampled.is_some()
         };
         (0..requests).filter(ask).count()
     };

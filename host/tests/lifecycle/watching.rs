@@ -11,7 +11,7 @@ use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Failure, Role, Selector, Shadow};
 use statehouse_core::request::{Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{Again, Key};
+use statehouse_core::store::{Key, Reexecution};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 
 use super::*;
@@ -128,7 +128,8 @@ impl Rig {
 fn a_policy_that_fails_at_telling_of_an_end_is_asked_about_few_others() {
     let faulty = digest(&policies().faulty);
     let rig = rig(loaded().promote(faulty).unwrap(), 0);
-    let keys = (0..10 * limits::ENDS_TOLD_PER_STEP_MAX).map(|it| format!("bad-notify/{it}"));
+    let keys =
+        (0..10 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX).map(|it| format!("bad-notify/{it}"));
     let keys: Vec<_> = keys.collect();
     for key in &keys {
         rig.ask(&["KEYNOTIFY", key]);
@@ -419,13 +420,13 @@ fn a_candidate_may_burn_what_it_could_if_it_answered() {
         store.quota().fuel_max = fuel_max;
         let (effects, answer) = ask(&mut store, "client", &["SET", "k", "burn"]);
         assert_eq!(answer, "+OK\r\n");
-        let observed = effects.observed.expect("every request is compared");
-        observed.by_candidate(&mut Instance::new(all.faulty.clone()), &[])
+        let observed = effects.sampled.expect("every request is compared");
+        observed.execute_by_candidate(&mut Instance::new(all.faulty.clone()), &[])
     };
     let most = tried(limits::FUEL_PER_CALL_DEFAULT);
-    assert!(matches!(most, Again::Ran(..)));
+    assert!(matches!(most, Reexecution::Ran(..)));
     let least = tried(limits::FUEL_PER_CALL_MIN);
-    assert!(matches!(least, Again::Failed(Failure::Fuel)));
+    assert!(matches!(least, Reexecution::Failed(Failure::Fuel)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
 use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Effects, Event, Key, Mode, Peer, Store, ToldAgain};
+use statehouse_core::store::{Effects, Event, Key, Mode, Peer, Renotified, Store};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
@@ -181,10 +181,10 @@ fn what_ends_a_watch_is_a_record_and_what_ends_none_is_not() {
     }
     let (first, second, third) = (kept.peer(1), kept.peer(2), kept.peer(3));
     kept.ask(1, &["KEYNOTIFY", "a", "STOP"]);
-    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Undeliverable(&first, b"b"));
     kept.step(Event::Gone(&second));
     let before = kept.last();
-    kept.step(Event::Unheard(&first, b"b"));
+    kept.step(Event::Undeliverable(&first, b"b"));
     kept.step(Event::Gone(&second));
     kept.step(Event::Gone(&third));
     assert_eq!(kept.last(), before);
@@ -205,7 +205,7 @@ fn on_a_full_disk_only_who_watches_already_may_register() {
     assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
-    kept.step(Event::Unheard(&kept.peer(1), b"k"));
+    kept.step(Event::Undeliverable(&kept.peer(1), b"k"));
     let mut kept = Kept::new(Mode::Embedded);
     kept.store.quota().journal_full = true;
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
@@ -287,7 +287,7 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     kept.ask_as(1, 7, &["SET", "k", "new"]);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
     let first = kept.last();
 
     let mut kept = kept.restart(Mode::Foreign);
@@ -296,7 +296,7 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     let (effects, position) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
     assert!(effects.handled.is_none() && position > first);
-    assert_eq!(effects.told_again, Some(ToldAgain::Told));
+    assert_eq!(effects.renotified, Some(Renotified::Sent));
     let [notice] = &effects.notices[..] else {
         panic!("one change, one dialect: {:?}", effects.notices);
     };
@@ -306,11 +306,11 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     assert_eq!(Some(notice.version), version);
 
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
     // And so for those of this run.
     kept.ask_as(1, 8, &["SET", "k", "newer"]);
     let (effects, _) = kept.ask_as(1, 8, &["SET", "k", "newer"]);
-    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
 }
 
 #[test]
@@ -326,10 +326,10 @@ fn what_nobody_can_say_again_is_counted_and_answered() {
     let mut kept = kept.restart(Mode::Foreign);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
-    assert_eq!(effects.told_again, Some(ToldAgain::Impossible));
+    assert_eq!(effects.renotified, Some(Renotified::Incomplete));
     assert!(effects.notices.is_empty());
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
-    assert_eq!(effects.told_again, None, "counted once");
+    assert_eq!(effects.renotified, None, "counted once");
 }
 
 /// Who waits for a lock hears of nothing but the end of its key.
@@ -366,7 +366,7 @@ fn an_end_of_an_earlier_run_is_told_again_where_the_key_is_still_gone() {
     // Nobody knows whether that run told it, either; but some time later it is no news.
     let mut kept = kept.restart(Mode::Foreign);
     assert_eq!(told(&mut kept), first);
-    kept.now_ms += limits::ENDS_TOLD_AGAIN_MS_MAX + 1;
+    kept.now_ms += limits::EXPIRIES_RENOTIFIED_MS_MAX + 1;
     kept.ask(1, &["SET", "other", "v"]);
     let kept = kept.restart(Mode::Foreign);
     assert!(kept.ends.is_empty());
@@ -396,5 +396,5 @@ fn as_the_broker_nobody_is_told_again() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert!(effects.repeated.is_some());
-    assert_eq!((effects.told_again, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
 }

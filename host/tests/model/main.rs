@@ -26,8 +26,8 @@ use statehouse_core::log::{
 use statehouse_core::policy::{Engine, Instance, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{
-    Effects, Event, Mode, Notice, Peer, Quota, Rerun, Retention, Store, ToldAgain, Transaction,
-    Watches,
+    Effects, Event, Mode, Notification, Peer, Quota, Renotified, Rerun, Retention, Store,
+    Transaction, Watches,
 };
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
@@ -251,7 +251,7 @@ impl Model {
             Op::Unheard(client, key) => {
                 if self.mode == Mode::Foreign {
                     let peer = self.peers[*client].clone();
-                    self.step(Event::Unheard(&peer, key.as_bytes()));
+                    self.step(Event::Undeliverable(&peer, key.as_bytes()));
                     self.oracle.unheard(*client, key.as_bytes());
                 }
             }
@@ -402,8 +402,8 @@ impl Model {
         assert_eq!((&answer.payload, answer.version), (&said.0, said.1));
         let again = self.due_again(at);
         assert_eq!(
-            effects.told_again,
-            (!again.is_empty()).then_some(ToldAgain::Told)
+            effects.renotified,
+            (!again.is_empty()).then_some(Renotified::Sent)
         );
         let notices = std::mem::take(&mut effects.notices);
         let mut heard: Vec<Told> = notices.iter().flat_map(|it| self.heard(it)).collect();
@@ -485,7 +485,7 @@ impl Model {
     fn hear(&mut self, effects: &Effects, mut due: Vec<Told>) {
         let mut heard = Vec::new();
         let mut last = self.last;
-        let notices: Vec<&Notice> = effects.expired.iter().chain(&effects.notices).collect();
+        let notices: Vec<&Notification> = effects.expired.iter().chain(&effects.notices).collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
         for notice in notices {
             for told in self.heard(notice) {
@@ -503,7 +503,7 @@ impl Model {
     }
 
     /// Who hears of a change, and what.
-    fn heard(&self, notice: &Notice) -> Vec<Told> {
+    fn heard(&self, notice: &Notification) -> Vec<Told> {
         let told = notice.to.iter().map(|(peer, topic)| {
             let client = self.peers.iter().position(|it| it == peer);
             Told {
@@ -615,7 +615,7 @@ impl Model {
         }
         self.compare_owners();
         let watches = &self.store.state().watches;
-        assert_eq!(watches.are_kept(), self.mode == Mode::Foreign);
+        assert_eq!(watches.are_durable(), self.mode == Mode::Foreign);
         assert_eq!(self.watched(watches), self.oracle.watched());
     }
 

@@ -57,7 +57,7 @@ impl Deed {
             payload: request.payload.to_vec(),
             timestamp: request.timestamp.map(str::to_owned),
             token: request.fencing_token.map(str::to_owned),
-            owed: it.owed,
+            owed: it.repeatable,
             clock: it.clock,
             writes: plain(&it.writes),
         }
@@ -96,7 +96,7 @@ impl Deed {
                 assert_eq!((&client[..], &payload[..]), (found.client, found.payload));
                 let texts = (timestamp.as_deref(), token.as_deref());
                 assert_eq!(texts, (found.timestamp, found.fencing_token));
-                assert_eq!((*owed, *clock), (found.owed, found.clock));
+                assert_eq!((*owed, *clock), (found.repeatable, found.clock));
                 assert_eq!(*writes, found.writes, "at {position}");
             }
             (Some(Self::Watches(changes)), Record::Watches(found)) => assert_eq!(changes, found),
@@ -107,7 +107,7 @@ impl Deed {
                 | Record::Policy(_)
                 | Record::Assignment(_)
                 | Record::Sessions(_)
-                | Record::Told { .. },
+                | Record::ReceiveMax { .. },
             ) => {}
             (_, record) => panic!("record {position} is of another kind: {record:?}"),
         }

@@ -80,7 +80,7 @@ impl World {
             _ => {
                 self.story
                     .tell(format!("{} does not hear of {key:?}", peer.client));
-                self.step(Event::Unheard(&peer, &key));
+                self.step(Event::Undeliverable(&peer, &key));
             }
         }
     }

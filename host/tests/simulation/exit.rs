@@ -144,7 +144,8 @@ impl Exit {
         out: Option<Out>,
     ) -> u64 {
         let mut all = Vec::new();
-        let tell = |notices: &[statehouse_core::store::Notice], all: &mut Vec<(u64, Waiting)>| {
+        let tell = |notices: &[statehouse_core::store::Notification],
+                    all: &mut Vec<(u64, Waiting)>| {
             for notice in notices {
                 all.extend(notice.to.iter().map(|(peer, _)| {
                     let heard = Heard {

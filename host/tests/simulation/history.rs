@@ -24,7 +24,7 @@ type Watched = Vec<(Peer, Key, Dialect)>;
 /// Who watches what, where that is kept.
 fn watched(watches: &Watches) -> Watched {
     let mut watched = Vec::new();
-    for peer in watches.peers().filter(|_| watches.are_kept()) {
+    for peer in watches.peers().filter(|_| watches.are_durable()) {
         for key in watches.by(peer) {
             let dialect = watches.of(key).find(|(it, _)| *it == peer);
             let (_, dialect) = dialect.expect("both indexes say the same");
@@ -130,7 +130,7 @@ impl Moment {
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;
-    for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+    for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
         if let Some(entry) = &mut read.entry {
             let (version, fence) = (entry.version(), entry.fence());
             let expires_ms = entry.expires_ms();

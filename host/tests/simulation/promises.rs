@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use statehouse_core::store::{
-    Key, Notice, Swept, Table, WatchChange, WatchChanges, Watches, Write,
+    Key, Notification, Swept, Table, WatchChange, WatchChanges, Watches, Write,
 };
 
 use crate::exit::Heard;
@@ -72,14 +72,14 @@ impl Promises {
         (request, copy): (u64, u32),
         record: u64,
         writes: &[Write],
-        notices: &[Notice],
+        notices: &[Notification],
     ) {
         let hear = self.due_to(writes, notices);
         let due = Due { copy, record, hear };
         self.due.insert(request, due);
     }
 
-    fn due_to(&self, writes: &[Write], notices: &[Notice]) -> Vec<(Heard, Key, u64)> {
+    fn due_to(&self, writes: &[Write], notices: &[Notification]) -> Vec<(Heard, Key, u64)> {
         let mut hear = Vec::new();
         for notice in notices {
             let version = notice.version;
@@ -99,7 +99,7 @@ impl Promises {
     }
 
     /// Keys went because their time was over.
-    pub(crate) fn owe_ends(&mut self, record: u64, swept: &Swept, notices: &[Notice]) {
+    pub(crate) fn owe_ends(&mut self, record: u64, swept: &Swept, notices: &[Notification]) {
         for (heard, key, watch) in self.due_to(&swept.writes, notices) {
             self.ends.push((record, swept.now_ms, heard, key, watch));
         }

@@ -146,7 +146,9 @@ impl World {
             self.tally.count("starts from an older snapshot");
         }
         self.forget_behind(found);
-        let since_ms = image.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
+        let since_ms = image
+            .now_ms
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
         self.promises
             .forgive_ends(opened.base.0, since_ms, &image.state.table);
         let moment = self.moments.iter().find(|it| it.position == found);

@@ -8,8 +8,8 @@ use statehouse_core::log::{Progress, Recorder, record};
 use statehouse_core::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse_core::request::{self, Incoming, Parsed};
 use statehouse_core::store::{
-    Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Rerun, Retention, Store,
-    ToldAgain, WatchChange,
+    Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention,
+    Store, WatchChange,
 };
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{QoS, Recovery};
@@ -371,7 +371,7 @@ impl World {
             first = None;
         }
         self.note(deeds, &effects);
-        self.check_effects(clock, &effects, effects.told_again.is_some());
+        self.check_effects(clock, &effects, effects.renotified.is_some());
         assert!(
             !full || !answer.put || effects.repeated.is_some(),
             "the disk is full, and {id} put something"
@@ -410,13 +410,13 @@ impl World {
                     self.tally.count("requests of a canary or a route");
                 }
                 let policy = by.digest;
-                assert_eq!(effects.told_again, None, "request {id} is new");
+                assert_eq!(effects.renotified, None, "request {id} is new");
                 if let Some(handled) = &effects.handled {
                     if self.mode == Mode::Foreign {
                         let (writes, notices) = (&handled.writes, &effects.notices);
                         self.promises.owe((id, sent), behind, writes, notices);
                     }
-                    owed = handled.owed;
+                    owed = handled.repeatable;
                     assert_eq!(handled.remembered.context.policy, policy);
                     let records = self.ran.entry(id).or_default();
                     records.push(behind);
@@ -483,16 +483,16 @@ impl World {
 
     /// A duplicate tells nobody anything, but where an earlier run may not have.
     fn check_told_again(&mut self, id: u64, effects: &Effects) {
-        match effects.told_again {
+        match effects.renotified {
             None => assert!(effects.notices.is_empty(), "request {id} was told of twice"),
             Some(_) if self.ran_in.get(&id) == Some(&self.run) => {
                 panic!("request {id} is of this run");
             }
-            Some(ToldAgain::Told) => {
+            Some(Renotified::Sent) => {
                 self.tally
                     .count("requests of an earlier run that were told of again");
             }
-            Some(ToldAgain::Impossible) => {
+            Some(Renotified::Incomplete) => {
                 self.tally.count("requests that could not be told of again");
                 assert_ne!(effects.repeated, Some(Rerun::Same));
                 self.promises.forgive(id);

@@ -1,40 +1,44 @@
-//! Bounds of what is remembered of requests that may come again.
+//! Limits of the dedup table.
 
-/// Keys, calls or properties that are recorded of one request so that it can run again. Policies look at a
-/// few; the answer to one that looks at more is kept instead.
-pub const EVIDENCE_READS_MAX: usize = 64;
+/// Keys, calls or properties that are captured of one request for re-execution. Policies read a
+/// few; if one reads more, the answer is stored instead.
+pub const CAPTURED_READS_MAX: usize = 64;
 
-/// What a request saw, in bytes: beyond it its answer is kept instead, which is nearly always smaller.
-pub const EVIDENCE_BYTES_MAX: u64 = 16 << 10;
+/// Captured reads of one request, in bytes. Beyond this the answer is stored instead, which is
+/// nearly always smaller.
+pub const CAPTURED_BYTES_MAX: u64 = 16 << 10;
 
-/// A start remembers what a client with this Receive Maximum can have on its way, whatever is recorded: that is what one is told by
-/// default, and only more is recorded.
+/// The default Receive Maximum. Every start remembers this many requests of a session, and only a
+/// higher maximum is recorded.
 pub const RECEIVE_MAX_REMEMBERED_MIN: u16 = 1024;
 
-/// A page of keys that is recorded so that its request can run again.
-pub const EVIDENCE_PAGE_BYTES_MAX: usize = 4 << 10;
+/// A page of keys that is captured for re-execution.
+pub const CAPTURED_PAGE_BYTES_MAX: usize = 4 << 10;
 
-/// Answers up to this are kept with the record of their request, as a check of running it again. Those of
-/// the published commands that change anything have at most some ten bytes.
+/// Answers up to this size are stored with the record of their request, to check re-execution.
+/// Answers of the published commands that change anything have some ten bytes.
 pub const OUTCOME_INLINE_BYTES_MAX: usize = 256;
 
-/// What a remembered request costs besides what it saw and was answered: itself and its places in two indexes, with the
-/// room that these keep to grow.
+/// What a remembered request costs apart from its captured reads and its answer: its slot, and its
+/// entries in two indexes with their spare capacity.
 pub const REMEMBERED_OVERHEAD_BYTES: u64 = 256;
 
-/// The shortest that a request is remembered: longer than any client waits before it sends again.
+/// The shortest time that a request is remembered: longer than any client waits before a
+/// redelivery.
 pub const DUPLICATE_WINDOW_MS_MIN: u64 = 60_000;
 
-/// Default bound of how long a request is remembered (`duplicate_window`).
+/// Default of the longest time that a request is remembered (`duplicate_window`).
 pub const DUPLICATE_WINDOW_MS_DEFAULT: u64 = 10 * 60_000;
 
-/// Default bound of remembered requests beyond the last ones of live sessions (`max_duplicates`).
+/// Default limit of remembered requests, not counting the last ones of live sessions
+/// (`max_duplicates`).
 pub const DUPLICATES_MAX_DEFAULT: u64 = 100_000;
 
-/// Remembered requests take no more than this part of the disk, and the last ones of live sessions as much again: they are
-/// in the last snapshot and in the next one, and must leave room for the state itself.
+/// Remembered requests take at most this fraction of the disk, and the last ones of live sessions
+/// as much again. They are in the last snapshot and in the next one, and must leave room for the
+/// state itself.
 pub const DUPLICATE_DISK_PART: u64 = 64;
 
-/// Default bound of remembered requests in bytes (`max_duplicate_bytes`). The last ones of live sessions may
-/// take as much again. By default never more than a thirty-second of the memory either.
+/// Default limit of remembered requests in bytes (`max_duplicate_bytes`). The last ones of live
+/// sessions may take as much again. The default is at most a thirty-second of the memory.
 pub const DUPLICATE_BYTES_MAX_DEFAULT: u64 = 64 << 20;

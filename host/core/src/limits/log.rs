@@ -1,15 +1,16 @@
-//! Pieces of snapshots, and what a recovery repeats.
+//! Pieces of snapshots, and notifications that a start sends again.
 
-/// Ends of keys that a start behind a foreign broker tells of again, since nobody knows whether the run before did: more
-/// than expire while the broker takes a message.
-pub const ENDS_TOLD_AGAIN_MAX: usize = 1024;
+/// Expired keys whose watchers a start behind a foreign broker notifies again, because the earlier
+/// run may not have done so. More than expire while the broker takes a message.
+pub const EXPIRIES_RENOTIFIED_MAX: usize = 1024;
 
-/// How long ago they may have been: whoever waited for longer, such as for a lock, has looked by itself.
-pub const ENDS_TOLD_AGAIN_MS_MAX: u64 = 10 * 60_000;
+/// Older expiries are not notified again: a client that waits longer than this, such as for a lock,
+/// polls.
+pub const EXPIRIES_RENOTIFIED_MS_MAX: u64 = 10 * 60_000;
 
-/// A piece of a snapshot: the store's lock is held while one is made, so that requests wait for some tens of
-/// microseconds at most.
+/// A piece of a snapshot, in bytes. The store's lock is held while a piece is made, so requests
+/// wait for some tens of microseconds at most.
 pub const SNAPSHOT_PIECE_BYTES: usize = 64 << 10;
 
-/// Entries of one piece, for small ones.
+/// Entries of one piece, if they are small.
 pub const SNAPSHOT_PIECE_ENTRIES: usize = 512;

@@ -1,4 +1,5 @@
-//! Every bound of the state machine and of the policies that it runs, with its unit in its name and its reason.
+//! Every limit of the state machine and of its policies, with the unit in its name and the reason
+//! in its comment.
 
 mod duplicates;
 mod expiry;

@@ -1,129 +1,142 @@
-//! Bounds of keys, values and watches, and of a request about them.
+//! Limits of keys, values and watches, and of requests about them.
 
 use std::time::Duration;
 
 use super::GUEST_MEMORY_BYTES_MAX;
 
-/// Names of commands in the summary of a replay. Clients choose them; what is beyond counts as others.
+/// Entries of a table by command, such as the summary of a replay. Clients choose the names; all
+/// further ones share one entry.
 pub const REPLAY_COMMANDS_MAX: usize = 64;
 
 /// Arguments of a request that are shown to a person.
 pub const REQUEST_WORDS_SHOWN_MAX: usize = 16;
 
-/// How far ahead of `now` a version may lie: clients refuse a later one, and the protocol allows a
-/// request's clock this much (the protocol, section 5).
+/// How far ahead of `now` a version may be. Clients refuse a later one, and the protocol allows a
+/// request's clock this much (protocol, section 5).
 pub const SKEW_MS_MAX: u64 = 60_000;
 
-/// Default bound of watches of one connection (`max_client_watches`). The official clients hold one per observed key.
+/// Default limit of the watches of one connection (`max_client_watches`). The official clients hold
+/// one for each observed key.
 pub const WATCHES_PER_CONNECTION_MAX_DEFAULT: u64 = 10_000;
 
-/// Default bound of watches of all connections (`max_watches`).
+/// Default limit of the watches of all connections (`max_watches`).
 pub const WATCHES_MAX_DEFAULT: u64 = 1_000_000;
 
-/// What a watch costs besides its key: the two indexes that hold it, rounded up.
+/// What a watch costs apart from its key: its entries in two indexes, rounded up.
 pub const WATCH_OVERHEAD_BYTES: usize = 256;
 
-/// What of all queues, subscriptions and watches one client may take by default, as a part: little memory is not taken by two
-/// or three, and half of the queues still holds what comes for four clients that are away.
+/// By default, one client may take this fraction of all queues, subscriptions and watches. Two or
+/// three clients cannot exhaust a small memory, and half of the queues still holds the messages of
+/// four absent clients.
 pub const CLIENT_PARTS_OF_TOTAL: usize = 8;
 
-/// Watches of one connection in bytes: all it may have, with keys of 500 bytes. Watched keys need
-/// not exist, so no other quota sees them. Where memory is little it is less, see [`CLIENT_PARTS_OF_TOTAL`].
+/// Watches of one connection in bytes: the default number of watches with keys of 500 bytes.
+/// Watched keys need not exist, so no other quota counts them. On a small memory it is less, see
+/// [`CLIENT_PARTS_OF_TOTAL`].
 pub const WATCH_BYTES_PER_CONNECTION_MAX: usize = 8 << 20;
 
-/// Watches of all connections in bytes: never more than a sixteenth of the memory either.
+/// Watches of all connections in bytes: at most a sixteenth of the memory.
 pub const WATCH_BYTES_MAX: u64 = 512 << 20;
 
-/// Keys that one step removes in a sweep: it holds the store's lock, and the next step follows at once.
+/// Keys that one step removes in a sweep. The step holds the store's lock, and the next one follows
+/// at once.
 pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 
-/// Expired keys that are told of again in one step at a start. All of them share the fuel of one call: a million units for
-/// each are enough for an interpreter.
-pub const ENDS_TOLD_PER_STEP_MAX: usize = 32;
+/// Expired keys whose watchers one step notifies again at a start. They share the fuel of one call:
+/// a million units for each are enough for an interpreter.
+pub const EXPIRIES_NOTIFIED_PER_STEP_MAX: usize = 32;
 
-/// The longest a sweep waits before it looks again, so that a stepped wall clock cannot leave keys lying.
+/// The longest pause between two sweeps, so that a stepped wall clock cannot leave expired keys in
+/// the table.
 pub const SWEEP_SLEEP_MAX: Duration = Duration::from_millis(50);
 
-/// What an entry counts against `max_bytes` besides its key, value and fence's node: its version and expiry, what the
-/// allocator rounds up, its slot, and its places in the index, in the order and among those that expire.
+/// What an entry counts against `max_bytes` apart from its key, value and fence node: its version
+/// and expiry, allocator rounding, its slot, and its places in the index, the order and the expiry
+/// list.
 pub const ENTRY_OVERHEAD_BYTES: u64 = 128;
 
-/// The longest packet that can be configured: its payload and what a policy makes of it have to fit
-/// into the policy's memory.
+/// Upper limit of `max_packet_bytes`: the payload and what a policy makes of it must fit into the
+/// policy's memory.
 pub const PACKET_BYTES_MAX_MAX: usize = GUEST_MEMORY_BYTES_MAX / 2;
 
 /// What an answer or notification adds to a value in a client's queue: topic, properties, overhead.
 pub const ENVELOPE_BYTES: u64 = 4096;
 
-/// Answers that may wait for delivery while a batch of requests runs, in bytes, but for the last one. One small request can
-/// ask for the longest value, and a batch has hundreds. A client that does not read is seen after so much.
+/// Bytes of answers that may wait for delivery while a batch of requests runs, not counting the
+/// last answer. A small request can ask for the longest value, and a batch has hundreds of
+/// requests. A client that does not read is detected after this much.
 pub const BATCH_REPLY_BYTES_MAX: usize = 1 << 20;
 
-/// What waits for the journal of what one connection asked for, in bytes: answers, notifications of its changes, and PUBACKs. A
-/// connection beyond it is not read from. More than the longest answer, and more than a thousand ordinary ones.
+/// Bytes that wait for the write-ahead log because of one connection: answers, notifications of its
+/// changes, and PUBACKs. Beyond this, the connection is not read from. More than the longest
+/// answer, and more than a thousand ordinary ones.
 pub const UNRELEASED_BYTES_PER_CLIENT_MAX: usize = 4 << 20;
 
-/// The same of all connections, in bytes: never more than a thirty-second part of the memory either. Beyond it only connections
-/// that caused little are read from.
+/// The same for all connections: at most a thirty-second of the memory. Beyond this, only
+/// connections that caused little are read from.
 pub const UNRELEASED_BYTES_MAX: u64 = 256 << 20;
 
-/// What a connection may always cause: it is not to wait because others write too fast.
+/// What a connection may always cause, so that it need not wait because others write too fast.
 pub const UNRELEASED_BYTES_FREE: usize = 16 << 10;
 
-/// What an answer or notification that waits costs beside its bytes: its places in the queue, rounded up.
+/// What a waiting answer or notification costs apart from its bytes: its places in the queue,
+/// rounded up.
 pub const UNRELEASED_OVERHEAD_BYTES: usize = 256;
 
-/// How long the requests of one connection may run before other connections get their turns: some hundred ordinary requests,
-/// or some pages of long keys.
+/// How long the requests of one connection may run before other connections get their turns: some
+/// hundred ordinary requests, or some pages of long keys.
 pub const REQUESTS_PER_TURN_TIME: Duration = Duration::from_micros(500);
 
-/// Default bound of keys (`max_keys`).
+/// Default limit of keys (`max_keys`).
 pub const KEYS_MAX_DEFAULT: u64 = 10_000_000;
 
-/// Keys that there are never more of, whatever is configured: the table numbers them in four bytes.
+/// Absolute limit of keys: the table numbers them in four bytes.
 pub const KEYS_MAX_MAX: u64 = u32::MAX as u64;
 
-/// Default bound of all keys and values with their overhead (`max_bytes`): most of a small gateway's memory, and by
-/// default never more than three eighths of what there is. With queues (an eighth), subscriptions, watches, large packets that
-/// are not whole and remembered requests (a sixteenth each) that is three quarters of it; some megabytes of retained messages
-/// and CONNECTs, and what each connection may have in any case, come on top.
+/// Default limit of all keys and values with their overhead (`max_bytes`): most of a small
+/// gateway's memory, and at most three eighths of what there is. Queues take an eighth;
+/// subscriptions, watches, incomplete large packets and remembered requests take a sixteenth each.
+/// That is three quarters together. Retained messages and CONNECTs (some megabytes), and the
+/// minimum of each connection, are additional.
 pub const BYTES_MAX_DEFAULT: u64 = 512 << 20;
 
-/// The keys of one client may by default be all but one of so many parts of a store (`max_client_keys`, `max_client_bytes`): a
-/// store with one writer is hardly bound by that, and whoever fills his part leaves a quarter to all others.
+/// By default, one client may own all but one of this many parts of a store (`max_client_keys`,
+/// `max_client_bytes`). This hardly limits a store with one writer, and a client that fills its
+/// part leaves a quarter to all others.
 pub const PARTS_WITH_ONE_FOR_OTHERS: u64 = 4;
 
-/// What a client that owns keys counts against `max_bytes` besides its id: its sums, the room that their table keeps to grow, a
-/// place in the index, and what the allocator takes for the id.
+/// What an owner counts against `max_bytes` apart from its client id: its sums, spare capacity of
+/// the table of owners, an index entry, and allocator overhead of the id.
 pub const OWNER_OVERHEAD_BYTES: u64 = 96;
 
-/// Owners that are looked at before requests get their turn again: some ten nanoseconds each.
-pub const OWNERS_PER_LOOK: usize = 16 << 10;
+/// Owners that a listing examines before requests get their turn again: some ten nanoseconds each.
+pub const OWNERS_PER_TURN: usize = 16 << 10;
 
-/// Tables that the index of owners is divided into, for the reason that [`INDEX_PARTS`] has. There are far fewer owners than keys,
-/// but for somebody who writes each key by another client id.
+/// Hash tables that the index of owners is divided into, for the reason given at [`INDEX_PARTS`].
+/// There are far fewer owners than keys, unless a client writes each key with another client id.
 pub const OWNER_INDEX_PARTS: usize = 64;
 
-/// Most bytes of a session that are not counted for it: its structures here and in the broker, a
-/// client id, and subscriptions to its own topics. Default bound of sessions (`max_sessions`):
-/// these take a thirty-second of the memory.
+/// An upper bound of the bytes of a session that are not counted: its structures here and in the
+/// broker, a client id, and subscriptions to its own topics. Default limit of sessions
+/// (`max_sessions`): these take a thirty-second of the memory.
 pub const SESSION_BYTES: usize = 4 << 10;
 
-/// Default bound of a key (`max_key_bytes`): a watchable one, in hex within a topic, is at most half
-/// of MQTT's 65 535 bytes.
+/// Default limit of a key (`max_key_bytes`). A watchable key is hex-encoded in a topic, so it has
+/// at most half of MQTT's 65 535 bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;
 
-/// What `max_key_bytes` may be raised to. Above twice this, matching a pattern against one page of
-/// such keys would use up the fuel of a SCAN.
+/// Upper limit of `max_key_bytes`. Above twice this, matching a pattern against one page of such
+/// keys would use the fuel of a whole SCAN.
 pub const KEY_BYTES_MAX_MAX: u64 = 65_535;
 
-/// Slots in a run of the order of keys: putting one in the middle moves two kilobytes, and of ten million keys there are
+/// Slots in a run of the order of keys. An insertion moves two kilobytes, and ten million keys have
 /// some thirty thousand runs.
 pub const RUN_SLOTS_MAX: usize = 512;
 
-/// Tables that the index of keys is divided into. One of ten million keys that grows moves the places of them all, while every
-/// request waits; a part of it some ten thousands. Each costs 32 bytes while it is empty.
+/// Hash tables that the index of keys is divided into. A single one of ten million keys would move
+/// all entries when it grows, while every request waits; a part moves some ten thousand. An empty
+/// one costs 32 bytes.
 pub const INDEX_PARTS: usize = 1024;
 
-/// Default bound of a value (`max_value_bytes`).
+/// Default limit of a value (`max_value_bytes`).
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;

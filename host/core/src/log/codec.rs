@@ -1,14 +1,15 @@
-//! The bytes of a record: little numbers in few bytes, everything else behind its length.
+//! The encoding of records: small numbers take few bytes, and everything else is prefixed with its
+//! length.
 //!
-//! What enters: values, or bytes that may be anything. What leaves: bytes, or values, or [`Malformed`]. It
-//! never panics and never allocates by what a length claims, only by what is there.
+//! Reading must never panic and never allocate by a claimed length, only by the bytes that are
+//! present, because input may be corrupt.
 
 /// A record that no version of this program wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record that cannot be read: {0}")]
+#[error("a record cannot be decoded: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// Writes an unsigned number in seven-bit groups, the lowest first.
+/// Writes an unsigned number in groups of seven bits, the lowest first.
 pub(super) fn number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -17,7 +18,7 @@ pub(super) fn number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Writes bytes behind their length.
+/// Writes a length and the bytes.
 pub(super) fn bytes(out: &mut Vec<u8>, value: &[u8]) {
     number(out, value.len() as u64);
     out.extend_from_slice(value);
@@ -50,9 +51,9 @@ impl<'a> Reader<'a> {
         Err(Malformed("a number of more than 64 bits"))
     }
 
-    /// A number that has to fit a smaller type.
+    /// A number that must fit a smaller type.
     pub(super) fn small<T: TryFrom<u64>>(&mut self) -> Result<T, Malformed> {
-        T::try_from(self.number()?).map_err(|_| Malformed("a number that is too large"))
+        T::try_from(self.number()?).map_err(|_| Malformed("a number that is out of range"))
     }
 
     pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
@@ -76,7 +77,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("text that is not UTF-8"))
     }
 
-    /// How many things follow. Each takes a byte at least, so that no count can ask for more than is there.
+    /// The number of items that follow. Each item takes at least one byte, so a count cannot exceed
+    /// the remaining bytes.
     pub(super) fn count(&mut self) -> Result<usize, Malformed> {
         let count = self.small()?;
         if count > self.0.len() {
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_every_size_come_back_and_longer_ones_do_not() {
+    fn numbers_round_trip_and_overlong_ones_fail() {
         let mut out = Vec::new();
         let values = [
             0,
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_asks_for_no_more_than_is_there() {
+    fn claimed_length_beyond_input_is_an_error() {
         let mut out = Vec::new();
         number(&mut out, u64::MAX);
         out.extend_from_slice(b"abc");

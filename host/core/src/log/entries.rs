@@ -1,12 +1,14 @@
-//! Entries in a snapshot, with the clients that own them.
+//! Entries in a snapshot, with their owners.
 //!
-//! What enters: tables. What leaves: blocks of some kilobytes, and from them the entries again. A block stands by itself, so that
-//! pieces of different times need not agree on numbers; it says a name once, and nothing for an entry whose owner is that of
-//! the one before it.
+//! Every block is self-contained, because pieces of different times would not agree on owner
+//! numbers. A block contains each client id once, and nothing for an entry with the same owner as
+//! the one before.
 //!
 //! ```text
-//! kind ─ entry ─ [owner] ─ entry ─ [owner] ─ …      owner: 0 nobody, or its number among the names of this block,
-//!                                                          behind the first use of the next number its name
+//! kind ─ entry ─ [owner] ─ entry ─ [owner] ─ …
+//!
+//! owner: 0 for none, otherwise the number of a client id in this block.
+//!        The first use of a number is followed by the client id.
 //! ```
 
 use std::collections::HashMap;
@@ -17,7 +19,7 @@ use super::snapshot::{ENTRIES, OWNED_ENTRIES};
 use crate::limits;
 use crate::store::{Change, Key, State, Write};
 
-/// Entries behind a key, and the last of them where there may be more.
+/// Encodes entries after a key. Returns the last key if there may be more.
 pub(super) fn block(state: &State, hidden: bool, after: Option<&[u8]>) -> (Vec<u8>, Option<Key>) {
     let mut out = vec![ENTRIES];
     let (mut names, mut last) = (HashMap::new(), None);
@@ -47,7 +49,7 @@ pub(super) fn block(state: &State, hidden: bool, after: Option<&[u8]>) -> (Vec<u
     (out, None)
 }
 
-/// Entries of one block, in order.
+/// The entries of one block, in order.
 pub struct Entries<'a> {
     reader: Reader<'a>,
     names: Vec<&'a str>,
@@ -55,7 +57,7 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Those behind the kind of a block.
+    /// Reads a block after its kind.
     pub(super) fn new(reader: Reader<'a>) -> Self {
         Self {
             reader,
@@ -64,14 +66,14 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// The next entry and the client that owns it.
+    /// The next entry and its owner.
     pub(super) fn next_owned(&mut self) -> Option<Result<(Write, Option<&'a str>), Malformed>> {
         if self.reader.is_empty() {
             return None;
         }
         let read = self.read();
         if read.is_err() {
-            // Where it ends nobody can say.
+            // The end of a malformed entry is unknown.
             self.reader = Reader(b"");
         }
         Some(read)
@@ -102,7 +104,7 @@ impl Iterator for Entries<'_> {
     }
 }
 
-const UNNAMED: Malformed = Malformed("an owner that it does not name");
+const UNNAMED: Malformed = Malformed("an owner number without a client id in this block");
 
 #[cfg(test)]
 mod tests {
@@ -123,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Each key, which is hidden where it begins with a dot, and who wrote it.
+    /// Creates keys with their owners. Keys that start with a dot are hidden.
     fn state(keys: &[(String, Option<&str>)]) -> State {
         let mut state = State::default();
         for (key, client) in keys {
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_come_back_from_a_snapshot_of_several_blocks() {
+    fn owners_survive_a_snapshot_of_several_blocks() {
         let clients = [Some("one"), Some("one"), None, Some(""), Some("two")];
         let key = |at: usize| match at % 7 {
             0 => format!(".{at:04}"),
@@ -177,24 +179,24 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_once_in_a_block() {
+    fn client_id_is_written_once_per_block() {
         let keys: Vec<_> = (0..500).map(|at| format!("{at:03}")).collect();
         let of = |client: fn(usize) -> Option<&'static str>| {
             let keys = keys.iter().enumerate();
             let keys: Vec<_> = keys.map(|(at, key)| (key.clone(), client(at))).collect();
             blocks(&state(&keys))[0].len()
         };
-        let nobody = of(|_| None);
-        assert_eq!(of(|_| Some("client")), nobody + 1 + 1 + 6);
+        let unowned = of(|_| None);
+        assert_eq!(of(|_| Some("client")), unowned + 1 + 1 + 6);
         let in_turns = of(|at| Some(if at % 2 == 0 { "client" } else { "other" }));
-        assert_eq!(in_turns, nobody + 500 + 1 + 6 + 1 + 5);
+        assert_eq!(in_turns, unowned + 500 + 1 + 6 + 1 + 5);
     }
 
-    /// As versions wrote it that knew no owners.
+    /// Written by versions without owners.
     #[test]
-    fn entries_without_owners_are_read_and_are_nobodys() {
+    fn entries_without_owners_are_read_without_owner() {
         let (entry, hidden) = (b"\x04\x03k\0\x01v\x03\x04", b"\x05\x03k\0\x01v\x03\x04");
-        // An odd length: the key stands here and not in a payload.
+        // An odd length: the key is stored here and not in a payload.
         let block = [&[ENTRIES][..], entry].concat();
         let mut image = Image::new(Retention::default());
         image.block(&block).unwrap();
@@ -203,14 +205,18 @@ mod tests {
         assert_eq!(image.state.table.keys() + image.state.hidden.keys(), 2);
         assert_eq!(image.state.owner(b"k", false), None);
         assert!(owners(&image.state).is_empty());
-        assert_eq!(blocks(&image.state)[0], block, "and written as they were");
-        // Who writes it from then on owns it, and what it weighed is given back to nobody.
+        assert_eq!(
+            blocks(&image.state)[0],
+            block,
+            "and they are written in the old form"
+        );
+        // The next writer becomes the owner, and no sum is reduced.
         image.state.write_by(&[set("k", false)], Some("client"));
         assert_eq!(owners(&image.state)[0].1, 1);
     }
 
     #[test]
-    fn a_block_that_names_no_owner_or_half_an_entry_is_refused() {
+    fn block_with_undefined_owner_or_partial_entry_is_refused() {
         let entry = b"\x0c\x03k\0\x01v\x03\x04";
         for owner in [&b"\x01\x01c"[..], b"\0"] {
             let block = [&[OWNED_ENTRIES][..], entry, owner].concat();

@@ -1,12 +1,13 @@
-//! The whole of a store at one place of its journal, as recovery and the offline commands rebuild it.
+//! The image of a store at one log position, as recovery and the offline commands rebuild it.
 //!
-//! What enters: the blocks of a snapshot, then every record since it was begun. What leaves: the table, the
-//! requests that may come again, the sessions or the watches, the clock. It runs no policy.
+//! An image is read from the blocks of a snapshot and all records since the snapshot began. No
+//! policy is run.
 //!
-//! A snapshot is taken while the store goes on, piece by piece, so its pieces are of different times.
-//! Records say what something *is* from then on, so applying all of them since the first piece gives the
-//! state of the last. Only what a request saw cannot be had so: that is captured last, and found again in
-//! the table for the requests behind it.
+//! A snapshot is taken in pieces while the store continues, so its pieces are of different times.
+//! Records contain absolute values, so applying all records since the first piece gives the state
+//! of the last. Only captured reads are not absolute. The snapshot contains them for remembered
+//! requests, which must therefore be its last piece. For later requests, recovery finds them in the
+//! table.
 
 use std::collections::VecDeque;
 
@@ -20,56 +21,57 @@ use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{
-    Change, Duplicates, Entry, Key, Mode, NOBODY, Owner, Remembered, Retention, State, Table, Write,
+    Change, Duplicates, Entry, Key, Mode, NO_OWNER, Owner, Remembered, Retention, State, Table,
+    Write,
 };
 
-/// A store as it was.
+/// The image of a store.
 pub struct Image {
-    /// The table, its hidden part, the clock, and the watches that are kept.
+    /// The tables, the clock, and durable watches.
     pub state: Box<State>,
-    /// Requests that may come again.
+    /// Requests that may be redelivered.
     pub duplicates: Duplicates,
-    /// What the broker remembers.
+    /// The sessions of the embedded broker.
     pub sessions: statehouse_mqtt::Recovery,
-    /// Policies that answered, by their number in records; the last that is named answers.
+    /// Policies by their number in records. The last one is active if there is no assignment.
     pub policies: Vec<PolicyRecord>,
-    /// The number of the one that answers.
+    /// The number of the active policy.
     pub active: Option<u32>,
-    /// Who answers what; none where nobody ever assigned anything.
+    /// The assignment of policies; `None` if it was never changed.
     pub assignment: Option<Assignment>,
-    /// The largest Receive Maximum that a client may have been told, where that is recorded.
+    /// The largest Receive Maximum that a client may have been sent, if it is recorded.
     receive_max: u16,
-    /// The latest time that is recorded.
+    /// The latest recorded time.
     pub now_ms: u64,
-    /// The latest run that is recorded.
+    /// The latest recorded run.
     pub run: u32,
-    /// Watched keys that the records say went because their time was over, the last ones.
-    ends: VecDeque<(Key, Stamp)>,
-    /// Requests below this number were remembered in the snapshot, or forgotten before it.
+    /// Watched keys that expired, according to the records. Only the last ones.
+    expired: VecDeque<(Key, Stamp)>,
+    /// Requests below this number are in the snapshot, or were evicted before it.
     remembered_below: u64,
-    /// Whether anything was handled behind the snapshot.
-    goes_on: bool,
-    /// Entries of a snapshot that is being read with their owners, visible and hidden.
+    /// Whether a request was handled after the snapshot.
+    has_later_requests: bool,
+    /// Entries of the snapshot with their owners, visible and hidden, while it is read.
     loading: [Vec<(Entry, Owner)>; 2],
-    /// Whether sessions and requests are wanted: offline commands look at keys only.
+    /// Whether to read sessions and requests. Offline commands need only keys.
     whole: bool,
 }
 
-/// What a start in another mode than the last one forgets.
+/// What a start in another mode discards.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Forgotten {
     /// Sessions of the embedded broker.
     pub sessions: usize,
-    /// Its retained messages.
+    /// Retained messages of the embedded broker.
     pub retained: usize,
-    /// Watches of clients of a foreign broker.
+    /// Watches of a foreign broker's clients.
     pub watches: usize,
-    /// Requests that may come again, of either.
+    /// Remembered requests of either mode.
     pub requests: usize,
 }
 
 impl Image {
-    /// An empty store.
+    /// Creates an empty image.
     pub fn new(retention: Retention) -> Self {
         Self {
             state: Box::default(),
@@ -81,15 +83,15 @@ impl Image {
             receive_max: 0,
             now_ms: 0,
             run: 0,
-            ends: VecDeque::new(),
+            expired: VecDeque::new(),
             remembered_below: 0,
-            goes_on: false,
+            has_later_requests: false,
             loading: [Vec::new(), Vec::new()],
             whole: true,
         }
     }
 
-    /// An empty store that will hold keys only.
+    /// Creates an empty image that reads only keys.
     pub fn of_keys() -> Self {
         Self {
             whole: false,
@@ -97,7 +99,7 @@ impl Image {
         }
     }
 
-    /// Takes in a block of a snapshot.
+    /// Reads a block of a snapshot.
     pub fn block(&mut self, block: &[u8]) -> Result<(), Malformed> {
         let mut reader = Reader(block);
         match reader.u8()? {
@@ -117,7 +119,7 @@ impl Image {
             }
             SESSIONS => self.sessions(reader.0)?,
             WATCHES => {
-                self.state.watches.keep(true);
+                self.state.watches.set_durable(true);
                 while !reader.is_empty() {
                     let watches = record::read_watches(&mut reader)?;
                     self.state.watches.apply(watches);
@@ -125,7 +127,7 @@ impl Image {
             }
             META => {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
-                self.settle();
+                self.build_tables();
                 self.tick(meta.clock, meta.now_ms);
                 self.run = meta.run;
                 self.remembered_below = next_number;
@@ -133,9 +135,9 @@ impl Image {
                 self.policies = meta.policies;
                 self.active = meta.active;
                 self.assignment = meta.assignment;
-                self.told(meta.receive_max);
+                self.raise_receive_max(meta.receive_max);
             }
-            // A module is a file of its own, not a part of the state.
+            // A policy module is a file of its own and not part of the state.
             MODULE => {}
             _ => return Err(UNKNOWN),
         }
@@ -143,15 +145,15 @@ impl Image {
     }
 
     fn entries(&mut self, mut entries: Entries<'_>) -> Result<(), Malformed> {
-        let (mut last, mut owner) = (None, NOBODY);
+        let (mut last, mut owner) = (None, NO_OWNER);
         while let Some(entry) = entries.next_owned() {
             let (write, client) = entry?;
             let Change::Set(entry) = write.change else {
-                return Err(Malformed("an entry that is none"));
+                return Err(Malformed("an entry block that contains a removal"));
             };
             if client != last {
                 let owners = &mut self.state.owners;
-                owner = client.map_or(NOBODY, |client| owners.enter(client));
+                owner = client.map_or(NO_OWNER, |client| owners.enter(client));
                 last = client;
             }
             self.loading[usize::from(write.hidden)].push((entry, owner));
@@ -159,14 +161,14 @@ impl Image {
         Ok(())
     }
 
-    /// Takes in a record.
+    /// Reads a record.
     pub fn record(&mut self, record: &[u8]) -> Result<(), Malformed> {
         self.apply(record::read(record)?)
     }
 
-    /// Takes in a record that was read.
+    /// Applies a record.
     pub fn apply(&mut self, record: Record<'_>) -> Result<(), Malformed> {
-        self.settle();
+        self.build_tables();
         match record {
             Record::Handled(handled) => self.handled(*handled)?,
             Record::Swept {
@@ -174,7 +176,7 @@ impl Image {
                 clock,
                 writes,
             } => {
-                self.note_ends(&writes);
+                self.note_expiries(&writes);
                 self.state.write_by(&writes, None);
                 self.tick(clock, now_ms);
             }
@@ -198,22 +200,22 @@ impl Image {
             Record::Stopped { now_ms } => self.now_ms = self.now_ms.max(now_ms),
             Record::Sessions(changes) => self.sessions(changes)?,
             Record::Watches(watches) => {
-                self.state.watches.keep(true);
+                self.state.watches.set_durable(true);
                 self.state.watches.apply(watches);
             }
-            Record::Told { receive_max } => self.told(receive_max),
+            Record::ReceiveMax { receive_max } => self.raise_receive_max(receive_max),
         }
         Ok(())
     }
 
-    /// Sessions may be of clients that were told so: what these can send again is remembered, however little clients are
-    /// told from here on.
-    fn told(&mut self, receive_max: u16) {
+    /// Sessions may belong to clients that were sent this Receive Maximum. So their requests are
+    /// remembered, even if a lower maximum is sent from now on.
+    fn raise_receive_max(&mut self, receive_max: u16) {
         self.receive_max = self.receive_max.max(receive_max);
         self.duplicates.raise_per_session(receive_max);
     }
 
-    /// What the end of a snapshot says of this store.
+    /// The last block of a snapshot of this store.
     pub fn meta(&self) -> Meta {
         Meta {
             clock: self.state.hlc.last(),
@@ -222,22 +224,22 @@ impl Image {
             policies: self.policies.clone(),
             active: self.active,
             assignment: self.assignment.clone(),
-            // Not what it remembers: a reader forgets nothing.
+            // Not the retention: reading a log evicts nothing.
             receive_max: self.receive_max,
         }
     }
 
-    /// A store in this mode goes on from here: forgets what only the other one can use, which are sessions, their
-    /// requests and watches.
+    /// Prepares for a start in `mode`: discards the sessions, requests and watches that only the
+    /// other mode can use.
     pub fn begin(&mut self, mode: Mode) -> Forgotten {
         if mode == Mode::Embedded {
-            self.ends.clear();
+            self.expired.clear();
         }
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
-        watches.keep(mode == Mode::Foreign);
-        let lives = |number| Mode::of_session(number) == mode;
-        self.duplicates.retain(lives);
+        watches.set_durable(mode == Mode::Foreign);
+        let is_live = |number| Mode::of_session(number) == mode;
+        self.duplicates.retain(is_live);
         let (sessions, retained) = match mode {
             Mode::Embedded => (0, 0),
             Mode::Foreign => std::mem::take(&mut self.sessions).counts(),
@@ -255,18 +257,19 @@ impl Image {
             client,
             payload,
             policy,
-            owed,
+            repeatable,
             clock,
             mut remembered,
             writes,
             ..
         } = handled;
         let now_ms = remembered.context.now_ms;
-        if owed && self.whole && remembered.number >= self.remembered_below {
+        if repeatable && self.whole && remembered.number >= self.remembered_below {
             let policy = self.policies.get(policy as usize).ok_or(UNNAMED)?;
             remembered.context.policy = policy.digest;
-            // What the keys held before is what they hold now, before the writes below.
-            for read in remembered.evidence.iter_mut().flat_map(|it| &mut it.reads) {
+            // The table still holds the entries that the request read, because its own writes are
+            // applied below.
+            for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
                 let table = if read.hidden {
                     &self.state.hidden
                 } else {
@@ -282,16 +285,17 @@ impl Image {
         Ok(())
     }
 
-    /// Remembers a request as the store did, if its session lives: what is dead must not push out what lives.
+    /// Remembers a request as the store did, unless its session has ended: requests of ended
+    /// sessions must not evict others.
     fn remember(&mut self, remembered: Remembered) {
-        if !self.goes_on {
-            // A session's beginning is recorded before its first request is. So those of the snapshot have begun
-            // by now, or were not meant to outlive the process.
-            self.goes_on = true;
+        if !self.has_later_requests {
+            // The begin of a session is recorded before its first request. So all sessions in the
+            // snapshot have begun by now, or were not meant to outlive the process.
+            self.has_later_requests = true;
             self.retain_sessions();
         }
         let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
-        if lives(&self.sessions, session) {
+        if is_live(&self.sessions, session) {
             self.duplicates.insert(&remembered);
             self.duplicates.evict(session, now_ms);
         }
@@ -299,46 +303,52 @@ impl Image {
 
     fn retain_sessions(&mut self) {
         let sessions = &self.sessions;
-        self.duplicates.retain(|number| lives(sessions, number));
+        self.duplicates.retain(|number| is_live(sessions, number));
     }
 
-    fn note_ends(&mut self, writes: &[Write]) {
+    fn note_expiries(&mut self, writes: &[Write]) {
         let watches = &self.state.watches;
-        if !watches.are_kept() {
+        if !watches.are_durable() {
             return;
         }
         for write in writes.iter().filter(|it| !it.hidden) {
             if watches.of(write.key()).next().is_some() {
                 let key = Key::copy_from_slice(write.key());
-                self.ends.push_back((key, write.version()));
+                self.expired.push_back((key, write.version()));
             }
         }
-        let over = self.ends.len().saturating_sub(limits::ENDS_TOLD_AGAIN_MAX);
-        self.ends.drain(..over);
+        let over = self
+            .expired
+            .len()
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MAX);
+        self.expired.drain(..over);
     }
 
-    /// Keys that lately went because their time was over, and that somebody watched, where watches are kept: the run
-    /// before may have ended before it told anybody. Only those that records tell of are known, not those that only the
-    /// snapshot has seen go.
+    /// Recently expired keys that were watched, if watches are durable: the earlier run may have
+    /// ended before it notified their watchers. Expiries that happened before the snapshot are not
+    /// known.
     pub fn ends(&self) -> Vec<(Key, Stamp)> {
-        let since_ms = self.now_ms.saturating_sub(limits::ENDS_TOLD_AGAIN_MS_MAX);
-        let ends = self.ends.iter().filter(|(key, version)| {
+        let since_ms = self
+            .now_ms
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
+        let expired = self.expired.iter().filter(|(key, version)| {
             version.wall >= since_ms && self.state.table.get(key).is_none()
         });
-        ends.cloned().collect()
+        expired.cloned().collect()
     }
 
-    /// Everything is read: forgets what a store that goes on from here would not remember.
+    /// Must be called at the end: discards everything that a continuing store would not remember.
     pub fn finish(&mut self) {
-        self.settle();
+        self.build_tables();
         self.retain_sessions();
-        // Where less is kept from now on. What is too old goes with the next request, as ever; and no session has
-        // this number, so that nobody is asked to give way first.
+        // The retention limits may be lower than before. Time 0 leaves expired requests to the next
+        // request, and no session has number 0, so no session is preferred for eviction.
         self.duplicates.evict(0, 0);
     }
 
-    /// Makes tables of the entries of a snapshot: sorted as they are, that is much quicker than one by one.
-    fn settle(&mut self) {
+    /// Builds the tables from the entries of the snapshot. They are sorted, so this is much faster
+    /// than single insertions.
+    fn build_tables(&mut self) {
         if self.loading.iter().all(Vec::is_empty) {
             return;
         }
@@ -357,7 +367,8 @@ impl Image {
             return Ok(());
         }
         let ended = self.sessions.apply(changes);
-        let ended = ended.map_err(|_| Malformed("sessions that the broker cannot read"))?;
+        let ended =
+            ended.map_err(|_| Malformed("session changes that the broker cannot decode"))?;
         self.duplicates.ended(&ended);
         Ok(())
     }
@@ -367,7 +378,7 @@ impl Image {
         self.now_ms = self.now_ms.max(now_ms);
     }
 
-    /// The number of a policy in records; a new one gets the next.
+    /// The number of a policy in records. A new policy gets the next number.
     pub fn number_of(&mut self, policy: PolicyRecord) -> u32 {
         let known = self
             .policies
@@ -380,7 +391,7 @@ impl Image {
         u32::try_from(number).unwrap_or(u32::MAX)
     }
 
-    /// Forgets everything: another snapshot is tried.
+    /// Discards everything, to read another snapshot.
     pub fn reset(&mut self) {
         let whole = self.whole;
         *self = Self {
@@ -390,9 +401,10 @@ impl Image {
     }
 }
 
-/// Whether requests of a session can come again. Of sessions of a foreign broker nobody knows the end.
-fn lives(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
+/// Whether requests of a session may be redelivered. Ends of sessions of a foreign broker are
+/// unknown.
+fn is_live(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
     Mode::of_session(number) == Mode::Foreign || sessions.has_session(number)
 }
 
-const UNNAMED: Malformed = Malformed("a policy that no record names");
+const UNNAMED: Malformed = Malformed("a policy number that no record defines");

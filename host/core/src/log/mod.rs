@@ -1,8 +1,8 @@
-//! Makes what steps did durable, in their order.
+//! The record format, and the trait of the log that stores records.
 //!
-//! What enters: what a step did. What leaves: a position, and how far everything may leave the host. A
-//! record holds effects and what they were decided on, so that recovery runs no policy and a replay can.
-//! What records mean is said here; files, frames and flushes belong to the implementation of [`Journal`].
+//! A record holds the effects of a step and everything that they depended on, so that recovery runs
+//! no policy and a replay can. Files, frames and flushes belong to the implementation of
+//! [`Journal`].
 
 mod codec;
 mod entries;
@@ -21,24 +21,26 @@ pub use records::Records;
 pub use snapshot::{Block, Meta, Progress, module_block, read_block, sessions as sessions_block};
 pub use statehouse_protocol::LogPosition;
 
-/// Where records are kept.
+/// A log of records.
 pub trait Journal: Send + Sync {
-    /// Whether anything is kept at all.
+    /// Whether records are stored at all.
     fn keeps(&self) -> bool;
-    /// Appends records, all of them or none; returns the position of the last. An urgent one is on disk
-    /// before it counts as released. It never waits for a disk.
+    /// Appends all records or none, and returns the position of the last one. An urgent record is
+    /// flushed to disk before its position counts as released. Must never wait for the disk,
+    /// because the store's lock is held.
     fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition;
-    /// What was decided up to here may leave the host.
+    /// The position up to which effects may be sent to clients.
     fn released(&self) -> LogPosition;
-    /// Where a write is when its answer leaves, in the word that the answer says.
+    /// The durability of a write when its answer is sent, as the text of the answer's `persisted`
+    /// property.
     fn persisted(&self, urgent: bool) -> &'static str;
     /// Whether there is room for more than removals.
     fn has_room(&self) -> bool;
-    /// What a start says about it: one line for the operator.
+    /// The durability guarantee: one line for the operator at a start.
     fn promise(&self) -> String;
 }
 
-/// Keeps nothing: everything may leave at once.
+/// Stores nothing, so all effects may be sent at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory;
 

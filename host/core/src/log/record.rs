@@ -1,8 +1,8 @@
-//! What the journal says: one record for each request that changed something or refused to, one for each
-//! sweep, one for each change of watches that are kept, and few others.
+//! The record format: one record for each request that changed something or must be answered
+//! identically on redelivery, for each sweep, for each change of durable watches, and a few others.
 //!
-//! What enters: what a step did. What leaves: bytes, and from them the same again. A record holds what a
-//! request did and everything it saw, so that recovery runs no policy, and a replay can.
+//! A record holds what a request did and everything it read, so that recovery runs no policy and a
+//! replay can.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -30,69 +30,69 @@ const ASSIGNMENT: u8 = 7;
 const WATCHES: u8 = 8;
 /// A start behind a foreign broker.
 const ATTACHED: u8 = 9;
-/// Versions that do not know of it do not read it.
-const TOLD: u8 = 10;
+/// Older versions of the program refuse to read this.
+const RECEIVE_MAX: u8 = 10;
 
 /// One record.
 #[derive(Debug, PartialEq)]
 pub enum Record<'a> {
-    /// A request was handled.
+    /// A handled request.
     Handled(Box<Handled<'a>>),
-    /// Keys went because their time was over.
+    /// Keys expired.
     Swept {
-        /// The store's time.
+        /// The time.
         now_ms: u64,
-        /// The store's clock after it.
+        /// The clock after the sweep.
         clock: Stamp,
         /// The removals.
         writes: Vec<Write>,
     },
-    /// A policy that may answer from here on; it has the next number. Before there were assignments, the one
-    /// that answers.
+    /// Names a policy that may answer from now on, and gives it the next number. In logs without
+    /// assignments it is the active policy from now on.
     Policy(PolicyRecord),
-    /// From here on policies answer so.
+    /// The assignment of policies from now on.
     Assignment(Box<Assignment>),
-    /// The store was started. What only another mode can use is forgotten there.
+    /// The store was started. State that only the other mode can use is discarded.
     Started {
         /// The number of this run.
         run: u32,
-        /// The store's time.
+        /// The time.
         now_ms: u64,
-        /// Whose broker its clients are connected to.
+        /// The broker that clients are connected to.
         mode: Mode,
     },
     /// The store was stopped.
     Stopped {
-        /// The store's time.
+        /// The time.
         now_ms: u64,
     },
-    /// What the broker has to remember of sessions: its own bytes.
+    /// Changes of MQTT sessions, as encoded by the broker.
     Sessions(&'a [u8]),
-    /// Watches that are kept changed.
+    /// Changes of durable watches.
     Watches(WatchChanges),
-    /// Clients may be told more than any was before: the largest Receive Maximum from here on. Before the first request of
-    /// one that was.
-    Told {
+    /// A higher Receive Maximum than ever before may be sent to clients. Must precede the first
+    /// request of such a client, or recovery could evict requests too early.
+    ReceiveMax {
         /// MQTT 5, section 3.2.2.3.3.
         receive_max: u16,
     },
 }
 
-/// A policy that answered requests.
+/// A policy, as named in records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRecord {
-    /// The BLAKE3 of its file.
+    /// The BLAKE3 digest of its file.
     pub digest: blake3::Hash,
-    /// Its name for itself.
+    /// Its name.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// Whether it is the one that came with the program.
+    /// Whether it is part of the program.
     pub built_in: bool,
 }
 
 impl PolicyRecord {
-    /// What records say of a policy.
+    /// Describes a policy.
     pub fn of<H: Host>(policy: &Policy<H>, built_in: bool) -> Self {
         Self {
             digest: policy.digest,
@@ -103,45 +103,45 @@ impl PolicyRecord {
     }
 }
 
-/// A request that was handled.
+/// A handled request.
 #[derive(Debug, PartialEq)]
 pub struct Handled<'a> {
-    /// Whose it was.
+    /// The client id.
     pub client: &'a str,
-    /// The command.
+    /// The payload.
     pub payload: &'a [u8],
-    /// The client's clock.
+    /// The client's timestamp.
     pub timestamp: Option<&'a str>,
     /// The fencing token.
     pub fencing_token: Option<&'a str>,
-    /// The policy, by its number.
+    /// The number of the policy.
     pub policy: u32,
-    /// Whether a redelivery is owed the same answer.
-    pub owed: bool,
-    /// The store's clock after it.
+    /// Whether a redelivery must get the same answer.
+    pub repeatable: bool,
+    /// The clock after the request.
     pub clock: Stamp,
-    /// The request and its answer. The digest of the policy is not here, and the entries read are absent:
-    /// both are what they were at that place of the journal.
+    /// The request and its answer, without the digest of the policy and the entries that were read.
+    /// Recovery takes both from the state at this position of the log.
     pub remembered: Remembered,
-    /// What it wrote.
+    /// Its writes.
     pub writes: Vec<Write>,
 }
 
-/// Bits of the first byte of a handled request.
+/// Flags in the first byte of a handled request.
 mod flag {
-    pub(super) const OWED: u8 = 1;
+    pub(super) const REPEATABLE: u8 = 1;
     pub(super) const TIMESTAMP: u8 = 2;
     pub(super) const FENCING_TOKEN: u8 = 4;
 }
 
-/// What is written of a handled request.
+/// The parts of a handled request to write.
 pub(super) struct Source<'a> {
     pub(super) client: &'a str,
     pub(super) payload: &'a [u8],
     pub(super) timestamp: Option<&'a str>,
     pub(super) fencing_token: Option<&'a str>,
     pub(super) policy: u32,
-    pub(super) owed: bool,
+    pub(super) repeatable: bool,
     pub(super) clock: Stamp,
     pub(super) remembered: &'a Remembered,
     pub(super) writes: &'a [Write],
@@ -151,7 +151,7 @@ pub(super) fn handled(out: &mut Vec<u8>, it: &Source<'_>) {
     out.push(HANDLED);
     let bit = |on: bool, bit: u8| if on { bit } else { 0 };
     out.push(
-        bit(it.owed, flag::OWED)
+        bit(it.repeatable, flag::REPEATABLE)
             | bit(it.timestamp.is_some(), flag::TIMESTAMP)
             | bit(it.fencing_token.is_some(), flag::FENCING_TOKEN),
     );
@@ -189,9 +189,10 @@ pub(super) fn assignment(out: &mut Vec<u8>, assignment: &Assignment) {
     assignment_fields(out, Some(assignment));
 }
 
-/// As JSON: it is small, seldom written, and later versions add to it.
+/// Written as JSON: it is small, seldom written, and later versions add fields.
 pub(super) fn assignment_fields(out: &mut Vec<u8>, assignment: Option<&Assignment>) {
-    // Writing plain fields to memory cannot fail; if it did, the record would say so when it is read.
+    // Serializing plain fields to memory cannot fail. If it did, reading the record would report an
+    // error.
     let json = serde_json::to_vec(&assignment).unwrap_or_default();
     bytes(out, &json);
 }
@@ -233,12 +234,12 @@ pub(super) fn stopped(out: &mut Vec<u8>, now_ms: u64) {
     number(out, now_ms);
 }
 
-pub(super) fn told(out: &mut Vec<u8>, receive_max: u16) {
-    out.push(TOLD);
+pub(super) fn receive_max(out: &mut Vec<u8>, receive_max: u16) {
+    out.push(RECEIVE_MAX);
     number(out, receive_max.into());
 }
 
-/// Writes what changed of sessions, as the broker says it.
+/// Writes changes of MQTT sessions, as encoded by the broker.
 pub fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
     out.push(SESSIONS);
     out.extend_from_slice(changes);
@@ -249,7 +250,7 @@ pub(super) fn watches(out: &mut Vec<u8>, it: &WatchChanges) {
     watch_fields(out, it);
 }
 
-/// What became of a watch.
+/// The kinds of watch changes.
 mod watch {
     pub(super) const BEGAN: u8 = 0;
     pub(super) const ENDED: u8 = 1;
@@ -323,17 +324,17 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         ASSIGNMENT => Record::Assignment(Box::new(read_assignment(&mut reader)?)),
         SESSIONS => Record::Sessions(std::mem::take(&mut reader.0)),
         WATCHES => Record::Watches(read_watches(&mut reader)?),
-        TOLD => Record::Told {
+        RECEIVE_MAX => Record::ReceiveMax {
             receive_max: reader.small()?,
         },
         _ => {
             return Err(Malformed(
-                "a kind that this version does not know: use the version that wrote it, or a newer one",
+                "an unknown kind: use the version of the program that wrote it, or a newer one",
             ));
         }
     };
     if !reader.is_empty() {
-        return Err(Malformed("more bytes than its fields take"));
+        return Err(Malformed("bytes after its last field"));
     }
     Ok(record)
 }
@@ -356,7 +357,7 @@ fn read_handled<'a>(reader: &mut Reader<'a>) -> Result<Handled<'a>, Malformed> {
         timestamp,
         fencing_token,
         policy,
-        owed: has(flag::OWED),
+        repeatable: has(flag::REPEATABLE),
         clock,
         remembered,
         writes: read_writes(reader, payload)?,

@@ -1,7 +1,6 @@
-//! Turns what steps did into records.
+//! Writes records of what steps did.
 //!
-//! What enters: effects, in their order. What leaves: their position in the journal. Used under the store's
-//! lock, so the order of records is that of the steps.
+//! A recorder must be used under the store's lock, so that records have the order of the steps.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ pub struct Recorder {
     policies: Vec<PolicyRecord>,
     active: Option<u32>,
     assignment: Option<Assignment>,
-    /// The last record of this store.
+    /// The position of the last record.
     last: LogPosition,
     unreleased: Unreleased,
     swept: Vec<u8>,
@@ -29,7 +28,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Goes on behind records that name these policies.
+    /// Continues a log whose records name these policies.
     pub fn new(
         journal: Arc<dyn Journal>,
         policies: Vec<PolicyRecord>,
@@ -48,42 +47,44 @@ impl Recorder {
         }
     }
 
-    /// Where the records go.
+    /// The log.
     pub fn journal(&self) -> &Arc<dyn Journal> {
         &self.journal
     }
 
-    /// What a snapshot says of policies: by their number, the number of the one that answers, and all that is
-    /// assigned.
+    /// The policies for a snapshot: all of them by number, the number of the active one, and the
+    /// assignment.
     pub fn policies(&self) -> (&[PolicyRecord], Option<u32>, Option<&Assignment>) {
         (&self.policies, self.active, self.assignment.as_ref())
     }
 
-    /// The start of a run.
+    /// Records the start of a run.
     pub fn started(&mut self, run: u32, now_ms: u64, mode: Mode) {
         let mut record = Vec::new();
         record::started(&mut record, run, now_ms, mode);
         self.append(&record);
     }
 
-    /// Clients may be told this Receive Maximum from here on. What every start remembers anyway is not recorded.
-    pub fn told(&mut self, receive_max: u16) {
+    /// Records that clients may be sent this Receive Maximum. Every start assumes the default, so
+    /// only a higher value is recorded.
+    pub fn record_receive_max(&mut self, receive_max: u16) {
         if receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN {
             let mut record = Vec::new();
-            record::told(&mut record, receive_max);
+            record::receive_max(&mut record, receive_max);
             self.append(&record);
         }
     }
 
-    /// The end of a run.
+    /// Records the end of a run.
     pub fn stopped(&mut self, now_ms: u64) {
         let mut record = Vec::new();
         record::stopped(&mut record, now_ms);
         self.append(&record);
     }
 
-    /// From the next request on policies answer so. Each one that is named has its record among `named`, and its
-    /// module is durable already. The position is on disk before it counts as released.
+    /// Records an assignment, which applies from the next request on. Each policy in it must be
+    /// among `named` or recorded before, with its module already durable; otherwise recovery could
+    /// not load it. The record is urgent.
     pub fn assign(&mut self, named: Vec<PolicyRecord>, assignment: &Assignment) -> LogPosition {
         let mut records = Vec::new();
         for policy in named {
@@ -109,7 +110,7 @@ impl Recorder {
         self.last
     }
 
-    /// Records what a step did; the position that its answer rests on.
+    /// Records a step. Returns the position that must be durable before the answer is sent.
     pub fn step(
         &mut self,
         request: Option<&Request<'_>>,
@@ -135,7 +136,7 @@ impl Recorder {
         let journal = &self.journal;
         self.unreleased.release(journal.released());
         let mut records = [&self.swept[..], &self.watches, &self.handled];
-        // To the front, in their order.
+        // Moves the empty ones to the end and keeps the order.
         records.sort_by_key(|record| record.is_empty());
         let count = records.partition_point(|record| !record.is_empty());
         if count == 0 {
@@ -145,7 +146,7 @@ impl Recorder {
         self.last = journal.append(&records[..count], urgent);
         let writes = swept.map(|it| &it.writes).into_iter();
         for writes in writes.chain(handled.map(|it| &it.writes)) {
-            self.unreleased.wrote(self.last, writes);
+            self.unreleased.note_writes(self.last, writes);
         }
         self.last
     }
@@ -160,9 +161,9 @@ impl Recorder {
                 payload: request.payload,
                 timestamp: request.timestamp,
                 fencing_token: request.fencing_token,
-                // Every policy is recorded before it answers.
+                // Every policy is recorded before its first answer.
                 policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
-                owed: handled.owed,
+                repeatable: handled.repeatable,
                 clock: handled.clock,
                 remembered: &handled.remembered,
                 writes: &handled.writes,

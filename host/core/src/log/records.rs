@@ -1,11 +1,11 @@
-//! A journal in memory that tests can read.
+//! A log in memory, for tests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Journal, LogPosition};
 
-/// Keeps records in memory, for tests. It releases them at once, until a test holds them back.
+/// Keeps records in memory and releases them at once, until a test calls [`Records::hold`].
 #[derive(Debug, Default)]
 pub struct Records {
     records: Mutex<Vec<Vec<u8>>>,
@@ -13,13 +13,13 @@ pub struct Records {
 }
 
 impl Records {
-    /// All records, in the order in which they were appended.
+    /// All records, in order.
     pub fn all(&self) -> Vec<Vec<u8>> {
         let records = self.records.lock();
         records.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Releases no record from now on, as a disk that hangs does.
+    /// Releases no more records, like a disk that hangs.
     pub fn hold(&self) {
         self.held.store(true, Ordering::Release);
     }

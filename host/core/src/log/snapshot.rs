@@ -1,7 +1,6 @@
-//! A snapshot in pieces, each captured under the store's lock for a moment.
+//! Snapshots, taken in pieces. Each piece is captured while the store's lock is held.
 //!
-//! What enters: the store, again and again. What leaves: blocks, each of some kilobytes. Which order they
-//! have, and why, is said in `image.rs`.
+//! `image.rs` explains why the pieces must have this order.
 
 use super::codec::{Malformed, Reader, number};
 use super::entries::{self, Entries};
@@ -11,38 +10,38 @@ use crate::limits;
 use crate::policy::Assignment;
 use crate::store::{Duplicates, Key, Peer, State, WatchChange, WatchChanges, Watches};
 
-/// Of entries that nobody owns.
+/// Entries without owners.
 pub(super) const ENTRIES: u8 = 1;
 pub(super) const REMEMBERED: u8 = 2;
 pub(super) const SESSIONS: u8 = 3;
 pub(super) const META: u8 = 4;
 /// Only in backups.
 pub(super) const MODULE: u8 = 5;
-/// Only of a store that keeps watches.
+/// Only if watches are durable.
 pub(super) const WATCHES: u8 = 6;
-/// Entries with their owners. Versions that do not know of those do not read it.
+/// Entries with owners. Older versions refuse to read this.
 pub(super) const OWNED_ENTRIES: u8 = 7;
 
-/// The end of a snapshot: what is captured together with its last requests.
+/// The last piece of a snapshot, captured together with the last remembered requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// The store's clock.
+    /// The clock.
     pub clock: Stamp,
-    /// Its time.
+    /// The time.
     pub now_ms: u64,
     /// The number of this run.
     pub run: u32,
     /// Policies by their number in records.
     pub policies: Vec<PolicyRecord>,
-    /// The number of the one that answers.
+    /// The number of the active policy.
     pub active: Option<u32>,
-    /// Who answers what; none where nobody ever assigned anything.
+    /// The assignment of policies; `None` if it was never changed.
     pub assignment: Option<Assignment>,
-    /// The largest Receive Maximum that a client may have been told; zero where that is not recorded.
+    /// The largest Receive Maximum that a client may have been sent; zero if it is not recorded.
     pub receive_max: u16,
 }
 
-/// How far a snapshot has come.
+/// The position of a snapshot in progress.
 #[derive(Debug, Default)]
 pub struct Progress(Next);
 
@@ -65,7 +64,7 @@ impl Default for Next {
 }
 
 impl Progress {
-    /// The next block; none at the end.
+    /// Returns the next block, or `None` at the end.
     pub fn next(
         &mut self,
         state: &State,
@@ -92,7 +91,7 @@ impl Progress {
                     }
                 }
                 Next::Watches { after } => {
-                    let (block, last) = match state.watches.are_kept() {
+                    let (block, last) = match state.watches.are_durable() {
                         true => watches(&state.watches, after.as_ref()),
                         false => (Vec::new(), None),
                     };
@@ -109,7 +108,8 @@ impl Progress {
                     let (block, last) = remembered(duplicates, &meta.policies, from);
                     self.0 = match last {
                         Some(last) => Next::Remembered { from: last + 1 },
-                        // In the same moment, so that no request falls between the two.
+                        // Captured at the same time as the last requests, so that no request falls
+                        // between the two.
                         None => Next::Meta(meta_block(&meta, duplicates.next_number())),
                     };
                     return Some(block);
@@ -121,7 +121,7 @@ impl Progress {
     }
 }
 
-/// A block of what the broker remembers.
+/// Encodes a block of MQTT sessions.
 pub fn sessions(changes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(changes.len() + 1);
     out.push(SESSIONS);
@@ -129,7 +129,7 @@ pub fn sessions(changes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A block with the file of a policy, for a backup: there is no directory beside it that would hold it.
+/// Encodes a block with the file of a policy. A backup has no module directory next to it.
 pub fn module_block(digest: &blake3::Hash, file: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(file.len() + 33);
     out.push(MODULE);
@@ -138,28 +138,28 @@ pub fn module_block(digest: &blake3::Hash, file: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What a block holds, for whoever does not rebuild a whole store of it.
+/// The content of a block, for readers that do not rebuild a whole store.
 pub enum Block<'a> {
-    /// Entries of the table.
+    /// Entries of a table.
     Entries(Entries<'a>),
-    /// Requests that may come again.
+    /// Requests that may be redelivered.
     Remembered,
-    /// What the broker remembers.
+    /// MQTT sessions.
     Sessions,
     /// Watches.
     Watches,
-    /// The end of the store's part.
+    /// The last block of the store's part.
     Meta(Box<Meta>),
-    /// A policy's file.
+    /// The file of a policy.
     Module {
-        /// What it was called by. Whether it is that file still, is for the reader to see.
+        /// The digest in the block. The reader must check it against the bytes.
         digest: blake3::Hash,
         /// Its bytes.
         file: &'a [u8],
     },
 }
 
-/// Says what a block holds.
+/// Reads the kind and the content of a block.
 pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
     let mut reader = Reader(block);
     Ok(match reader.u8()? {
@@ -176,12 +176,12 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
     })
 }
 
-/// A block of a later version.
+/// A block of a newer version.
 pub(super) const UNKNOWN: Malformed = Malformed(
-    "a block that this version does not know: use the version that wrote it, or a newer one",
+    "an unknown kind of block: use the version of the program that wrote it, or a newer one",
 );
 
-/// Watches behind a place, and the last of them where there may be more.
+/// Encodes watches after a position. Returns the last of them if there may be more.
 fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(Peer, Key)>) {
     let mut out = vec![WATCHES];
     let mut of_one: Option<WatchChanges> = None;
@@ -224,7 +224,7 @@ fn remembered(
     }
     for (count, it) in duplicates.range(from).enumerate() {
         let digest = it.context.policy;
-        // A policy that answered is on record, since its record comes before its first answer's.
+        // Every policy that answered has a number, because its record precedes its first answer.
         let Some(policy) = policies.iter().position(|policy| policy.digest == digest) else {
             continue;
         };
@@ -262,7 +262,7 @@ fn meta_block(it: &Meta, next_number: u64) -> Vec<u8> {
     out
 }
 
-/// The end of a snapshot, and the number below which its requests are.
+/// Reads the last block of a snapshot, and the number of the next request.
 pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malformed> {
     let mut meta = Meta {
         clock: record::read_stamp(reader)?,

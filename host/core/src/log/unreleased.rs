@@ -1,6 +1,5 @@
-//! Keys whose last write the journal has not released yet: what is read of them may not leave before it.
-//!
-//! What enters: writes with their positions, and reads. What leaves: the position that a read rests on.
+//! Keys whose last write is not released yet. An answer that depends on such a key must wait for
+//! that write.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -11,9 +10,10 @@ use rustc_hash::FxHashMap;
 use super::LogPosition;
 use crate::store::{Read, RestsOn, Write};
 
-/// Writes on their way to the disk.
+/// Writes that are not released yet.
 ///
-/// A key is known by its hash: of two that have the same one a read may wait for the other, which is late and never wrong.
+/// Keys are identified by their hash. After a collision, an answer may wait for a write of another
+/// key, which is late but never wrong.
 #[derive(Default)]
 pub(super) struct Unreleased {
     hasher: DefaultHashBuilder,
@@ -22,8 +22,8 @@ pub(super) struct Unreleased {
 }
 
 impl Unreleased {
-    /// Notes what a record wrote.
-    pub(super) fn wrote(&mut self, position: LogPosition, writes: &[Write]) {
+    /// Notes the writes of a record.
+    pub(super) fn note_writes(&mut self, position: LogPosition, writes: &[Write]) {
         for write in writes {
             let key = self.hash(write.key(), write.hidden);
             self.last.insert(key, position);
@@ -31,7 +31,7 @@ impl Unreleased {
         }
     }
 
-    /// Forgets what is released.
+    /// Removes writes that are released.
     pub(super) fn release(&mut self, released: LogPosition) {
         while let Some((position, key)) = self
             .order
@@ -43,7 +43,7 @@ impl Unreleased {
         }
     }
 
-    /// The position that an answer rests on; `last` is that of the last record.
+    /// The position that an answer depends on. `last` is the position of the last record.
     pub(super) fn of(&self, rests_on: &RestsOn, payload: &[u8], last: LogPosition) -> LogPosition {
         match rests_on {
             RestsOn::Nothing => LogPosition(0),
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    fn rests(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
+    fn position(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
         let reads = vec![Read {
             key: KeyRef::Own(Key::from_static(key.as_bytes())),
             hidden,
@@ -86,17 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn a_read_rests_on_the_last_write_of_its_key() {
+    fn read_depends_on_the_last_write_of_its_key() {
         let mut unreleased = Unreleased::default();
-        unreleased.wrote(LogPosition(1), &[write("a", false), write("b", false)]);
-        unreleased.wrote(LogPosition(2), &[write("a", false), write("c", true)]);
-        assert_eq!(rests(&unreleased, "a", false), 2);
-        assert_eq!(rests(&unreleased, "b", false), 1);
-        assert_eq!(rests(&unreleased, "c", false), 0);
-        assert_eq!(rests(&unreleased, "c", true), 2);
+        unreleased.note_writes(LogPosition(1), &[write("a", false), write("b", false)]);
+        unreleased.note_writes(LogPosition(2), &[write("a", false), write("c", true)]);
+        assert_eq!(position(&unreleased, "a", false), 2);
+        assert_eq!(position(&unreleased, "b", false), 1);
+        assert_eq!(position(&unreleased, "c", false), 0);
+        assert_eq!(position(&unreleased, "c", true), 2);
         unreleased.release(LogPosition(1));
-        assert_eq!(rests(&unreleased, "a", false), 2, "written again since");
-        assert_eq!(rests(&unreleased, "b", false), 0);
+        assert_eq!(position(&unreleased, "a", false), 2, "it was written again");
+        assert_eq!(position(&unreleased, "b", false), 0);
         assert_eq!(
             unreleased.of(&RestsOn::Everything, b"", LogPosition(99)).0,
             99

@@ -1,7 +1,8 @@
-//! Which policy answers what: one document, and the ways it may change.
+//! The assignment: which policy handles which requests, and how operators may change that.
 //!
-//! What enters: what an operator wants. What leaves: the next document, or a refusal that says what to do. It is
-//! recorded whole with every change, so that a restart goes on with it; it runs nothing and loads nothing.
+//! Every change produces a new document, or an error that says what to do. The whole document is
+//! recorded with every change and recovered after a restart. This module neither loads nor runs
+//! policies.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,68 +10,71 @@ use super::digest::Digest;
 use crate::limits;
 use statehouse_protocol::pattern;
 
-/// Who answers, who is tried, who could be gone back to.
+/// The policies and their roles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Came with the program. It is always held ready, and speaks where another cannot.
+    /// The policy that is part of the program. It is always loaded, and renders notifications when
+    /// another policy cannot.
     pub built_in: Digest,
-    /// Answers every request that no route and no canary takes.
+    /// Handles every request that no route and no canary takes.
     pub active: Digest,
-    /// Those that were active before, the newest first: what a rollback goes back to.
+    /// Formerly active policies, the newest first. A rollback returns to the first.
     #[serde(default)]
     pub previous: Vec<Digest>,
-    /// Runs live requests again, and nothing comes of it but a comparison.
+    /// A candidate that re-executes live requests only for comparison.
     #[serde(default)]
     pub shadow: Option<Shadow>,
-    /// Answers a part of the requests.
+    /// A candidate that handles a part of the requests.
     #[serde(default)]
     pub canary: Option<Canary>,
-    /// Answers requests about keys under a prefix; the longest prefix counts.
+    /// Policies that handle requests for keys under a prefix. The longest prefix wins.
     #[serde(default)]
     pub routes: Vec<Route>,
-    /// All others that are held ready, whatever they do, the newest last.
+    /// All loaded policies apart from the built-in one, the newest last.
     #[serde(default)]
     pub loaded: Vec<Digest>,
-    /// The last rollback, or end of a canary, that nobody asked for; until the next promotion.
+    /// The last rollback, or end of a canary, that the guard decided. Cleared by the next
+    /// promotion.
     #[serde(default)]
     pub guard: Option<RolledBack>,
-    /// The number of the last signed order that was carried out: an older one is a repetition.
+    /// The serial number of the last signed order that was carried out. Lower or equal numbers are
+    /// refused as replays.
     #[serde(default)]
     pub serial: u64,
 }
 
-/// A candidate that is compared.
+/// A candidate in shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shadow {
     /// The candidate.
     pub policy: Digest,
-    /// How many of a thousand requests it sees.
+    /// How many of a thousand requests it re-executes.
     pub per_mille: u16,
 }
 
-/// A candidate that answers.
+/// A canary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Canary {
     /// The candidate.
     pub policy: Digest,
-    /// What it answers.
+    /// The requests that it handles.
     pub rule: CanaryRule,
 }
 
-/// Which requests a canary answers.
+/// Which requests a canary handles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CanaryRule {
-    /// Those of clients whose id this pattern names.
+    /// Requests of clients whose id matches this pattern.
     Clients(String),
-    /// Those about keys that this pattern names.
+    /// Requests for keys that match this pattern.
     Keys(String),
-    /// Those of so many of a hundred clients: always the same ones.
+    /// Requests of this percentage of clients: always the same clients.
     Percent(u8),
 }
 
 impl CanaryRule {
-    /// Whether a request is the canary's.
+    /// Whether the canary handles a request.
     pub(super) fn takes(&self, client: &str, key: Option<&[u8]>) -> bool {
         match self {
             Self::Clients(pattern) => pattern::matches(pattern.as_bytes(), client.as_bytes()),
@@ -93,7 +97,7 @@ impl CanaryRule {
     }
 }
 
-/// A number below a hundred that is a client's own, whatever it asks and whenever.
+/// A number below 100 that depends on the client id alone.
 fn share_of(client: &str) -> u64 {
     let hash = blake3::hash(client.as_bytes());
     let (first, _) = hash
@@ -103,16 +107,17 @@ fn share_of(client: &str) -> u64 {
     u64::from_be_bytes(*first) % 100
 }
 
-/// A policy of its own for some keys.
+/// A policy that owns the keys under a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// How its keys begin.
+    /// The prefix of its keys.
     pub prefix: Prefix,
-    /// Who owns them.
+    /// The policy that owns them.
     pub policy: Digest,
 }
 
-/// The beginning of keys. As text where it is text, else as a list of numbers, so that the document is JSON.
+/// A key prefix. Serialized as text if it is UTF-8, otherwise as a list of numbers, so that the
+/// document is JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PrefixText", into = "PrefixText")]
 pub struct Prefix(pub Vec<u8>);
@@ -144,83 +149,79 @@ impl From<Prefix> for PrefixText {
     }
 }
 
-/// A rollback, or the end of a canary, that the host decided.
+/// A rollback, or the end of a canary, that the guard decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolledBack {
-    /// The policy that answered until then.
+    /// The policy that handled requests until then.
     pub policy: Digest,
-    /// What it did, in words.
+    /// The reason, as text.
     pub why: String,
-    /// When, in the store's milliseconds.
+    /// The time in milliseconds.
     pub now_ms: u64,
 }
 
-/// What a policy is there for.
+/// A role of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Answers what nobody else does.
+    /// Handles every request that no other role takes.
     Active,
-    /// Could be gone back to.
+    /// A rollback can return to it.
     Previous,
-    /// Is compared.
+    /// Re-executes requests for comparison.
     Shadow,
-    /// Answers some clients or keys.
+    /// Handles some clients or keys.
     Canary,
     /// Owns the keys under a prefix.
     Routed,
 }
 
-/// Why an assignment does not change.
+/// Why a change of the assignment was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignmentError {
-    /// A policy that nobody loaded.
+    /// The policy is not loaded.
     #[error("the policy {0} is not loaded: load its file first")]
     NotLoaded(Digest),
-    /// Nothing before the active policy.
+    /// There is no previous policy.
     #[error("there is nothing to go back to: no other policy was active before this one")]
     NothingBefore,
-    /// Needed.
-    #[error("the policy {0} cannot be unloaded, for it {1}")]
+    /// The policy is in use.
+    #[error("the policy {0} cannot be unloaded, because it {1}")]
     InUse(Digest, &'static str),
-    /// Too many.
+    /// Too many policies are loaded.
     #[error(
         "{max} policies are loaded and each of them is in use: unload one, or end a route, a canary or a shadow",
         max = limits::LOADED_POLICIES_MAX
     )]
     Full,
     /// Too many routes.
-    #[error("there are {max} routes, and no more are possible: end one first", max = limits::ROUTES_MAX)]
+    #[error("there are {max} routes, the maximum: end one first", max = limits::ROUTES_MAX)]
     Routes,
-    /// A prefix that no key can begin with.
-    #[error("a prefix has at least 1 and at most {max} bytes", max = limits::ROUTE_PREFIX_BYTES_MAX)]
+    /// The length of a prefix is out of range.
+    #[error("a prefix must have 1 to {max} bytes", max = limits::ROUTE_PREFIX_BYTES_MAX)]
     Prefix,
-    /// No such route.
+    /// There is no route for this prefix.
     #[error("there is no route for this prefix; the routes are listed by `statehouse policy list`")]
     NoRoute,
-    /// No such share.
-    #[error(
-        "a canary takes at least 1 and at most 100 percent of the clients; to end it, say --off"
-    )]
+    /// The percentage is out of range.
+    #[error("a canary takes 1 to 100 percent of the clients; to end it, use --off")]
     Percent,
-    /// No such pattern.
-    #[error("a pattern has at least 1 and at most {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
+    /// The length of a pattern is out of range.
+    #[error("a pattern must have 1 to {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
     Pattern,
-    /// No such share.
-    #[error(
-        "a shadow sees at least 1 and at most 1000 of a thousand requests; to end it, say --off"
-    )]
+    /// The share of requests is out of range.
+    #[error("a shadow re-executes 1 to 1000 of a thousand requests; to end it, use --off")]
     PerMille,
-    /// An order that was given before, or between others.
+    /// The order is a replay, or was overtaken by a newer one.
     #[error("the order {0} is not newer than {1}, the last one that was taken")]
     Serial(u64, u64),
-    /// It answers already.
-    #[error("the policy {0} is the active one: there is nothing to compare it with")]
+    /// The candidate is already active.
+    #[error("the policy {0} is the active one and cannot be its own candidate")]
     Active(Digest),
 }
 
 impl Assignment {
-    /// The built-in policy, and nothing else.
+    /// An assignment of the built-in policy alone.
     pub fn of(built_in: Digest) -> Self {
         Self {
             built_in,
@@ -235,7 +236,7 @@ impl Assignment {
         }
     }
 
-    /// Every policy that it names, each once.
+    /// All policies that the assignment names, each once.
     pub fn all(&self) -> Vec<Digest> {
         let mut all = vec![self.built_in];
         let routed = self.routes.iter().map(|route| route.policy);
@@ -253,7 +254,7 @@ impl Assignment {
         all
     }
 
-    /// What a policy is there for.
+    /// The roles of a policy.
     pub fn roles(&self, digest: &Digest) -> Vec<Role> {
         let roles = [
             (self.active == *digest, Role::Active),
@@ -275,7 +276,7 @@ impl Assignment {
         held.map(|(_, role)| role).collect()
     }
 
-    /// An order of this number is carried out, and none of it or of a lower one ever again.
+    /// Accepts a signed order. Its serial number, and all lower ones, must never be accepted again.
     pub fn accept(&self, serial: u64) -> Result<Self, AssignmentError> {
         if serial <= self.serial {
             return Err(AssignmentError::Serial(serial, self.serial));
@@ -286,7 +287,7 @@ impl Assignment {
         })
     }
 
-    /// One more is held ready. Where there are too many, the oldest that does nothing makes room.
+    /// Adds a loaded policy. If there are too many, the oldest one without a role is removed.
     pub fn load(&self, policy: Digest) -> Result<Self, AssignmentError> {
         let mut next = self.clone();
         if next.is_loaded(policy) {
@@ -300,7 +301,7 @@ impl Assignment {
         Ok(next)
     }
 
-    /// Another one answers; the one before it stays behind it.
+    /// Makes a policy active. The one before becomes the first previous one.
     pub fn promote(&self, policy: Digest) -> Result<Self, AssignmentError> {
         self.check_loaded(policy)?;
         let mut next = self.clone();
@@ -316,7 +317,7 @@ impl Assignment {
         Ok(next)
     }
 
-    /// The one before it answers again. Doing so again goes back further.
+    /// Makes the first previous policy active again. Repeated rollbacks go further back.
     pub fn rollback(&self) -> Result<Self, AssignmentError> {
         let mut next = self.clone();
         if next.previous.is_empty() {
@@ -328,7 +329,7 @@ impl Assignment {
         Ok(next)
     }
 
-    /// The host goes back by itself.
+    /// Records a rollback that the guard decided.
     pub fn roll_back_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
         let mut next = self.rollback()?;
         next.guard = Some(RolledBack {
@@ -339,7 +340,7 @@ impl Assignment {
         Ok(next)
     }
 
-    /// The host ends a canary by itself.
+    /// Records the end of a canary that the guard decided.
     pub fn end_canary_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
         let Some(canary) = &self.canary else {
             return Err(AssignmentError::NothingBefore);
@@ -355,7 +356,7 @@ impl Assignment {
         })
     }
 
-    /// A candidate is compared from here on, or none.
+    /// Starts or ends shadowing.
     pub fn shadow(&self, shadow: Option<Shadow>) -> Result<Self, AssignmentError> {
         if let Some(Shadow { policy, per_mille }) = shadow {
             self.check_candidate(policy)?;
@@ -369,7 +370,7 @@ impl Assignment {
         })
     }
 
-    /// A candidate answers some requests from here on, or none.
+    /// Starts or ends a canary.
     pub fn canary(&self, canary: Option<Canary>) -> Result<Self, AssignmentError> {
         if let Some(Canary { policy, rule }) = &canary {
             self.check_candidate(*policy)?;
@@ -381,7 +382,7 @@ impl Assignment {
         })
     }
 
-    /// A policy owns the keys under a prefix from here on, or none of its own does.
+    /// Adds, changes or ends the route of a prefix.
     pub fn route(&self, prefix: &[u8], policy: Option<Digest>) -> Result<Self, AssignmentError> {
         if prefix.is_empty() || prefix.len() > limits::ROUTE_PREFIX_BYTES_MAX {
             return Err(AssignmentError::Prefix);
@@ -408,7 +409,7 @@ impl Assignment {
         Ok(next)
     }
 
-    /// A policy is held ready no more.
+    /// Removes a loaded policy.
     pub fn unload(&self, policy: Digest) -> Result<Self, AssignmentError> {
         self.check_loaded(policy)?;
         if policy == self.built_in {
@@ -417,8 +418,8 @@ impl Assignment {
         for role in self.roles(&policy) {
             let why = match role {
                 Role::Active => "answers requests: promote another one first",
-                Role::Shadow => "is compared in shadow: end that first",
-                Role::Canary => "answers as a canary: end that first",
+                Role::Shadow => "is the shadow: end that first",
+                Role::Canary => "is the canary: end that first",
                 Role::Routed => "owns the keys of a route: end that first",
                 Role::Previous => continue,
             };
@@ -430,7 +431,8 @@ impl Assignment {
         Ok(next)
     }
 
-    /// Another module takes every part of one: the built-in policy of another version of the program.
+    /// Replaces a policy in all of its roles: with the built-in policy of another version of the
+    /// program.
     pub fn replace(&self, old: Digest, new: Digest) -> Self {
         let mut next = self.clone();
         let change = |it: &mut Digest| {
@@ -450,7 +452,8 @@ impl Assignment {
         next
     }
 
-    /// What cannot be had any more is dropped. Not for the active one: who answers is never decided in silence.
+    /// Drops a policy that is lost from all roles but the active one, which must never change
+    /// silently.
     pub fn without(&self, policy: Digest) -> Self {
         let mut next = self.clone();
         next.previous.retain(|it| *it != policy);
@@ -466,7 +469,7 @@ impl Assignment {
         self.tidy();
     }
 
-    /// Each policy once in each list, and no comparison of the active one with itself.
+    /// Removes repetitions, and candidates that are the active policy.
     fn tidy(&mut self) {
         let active = self.active;
         self.canary = self.canary.take().filter(|it| it.policy != active);

@@ -1,7 +1,7 @@
-//! What a call may cost, and how a call that failed is called.
+//! Fuel and memory limits of a call, and the classification of failures.
 //!
-//! Fuel is the verdict, because it is the same on every machine and in every re-run; the epoch is a
-//! watchdog for what fuel does not see.
+//! Fuel is the actual limit, because it is the same on every machine and in every re-execution. The
+//! epoch is a watchdog for anything that fuel does not measure.
 
 use std::time::Instant;
 
@@ -9,20 +9,21 @@ use wasmtime::{ResourceLimiter, Trap};
 
 use crate::limits;
 
-/// The fuel of a call about `payload_bytes` bytes of input, where any call may burn `fuel_max`.
+/// The fuel of a call with this much input, given the configured `fuel_max`.
 pub(crate) fn fuel(fuel_max: u64, payload_bytes: usize) -> u64 {
     fuel_max + limits::FUEL_PER_PAYLOAD_BYTE * payload_bytes as u64
 }
 
-/// What the calls of several policies may cost for one request. Each call has a whole budget, so that one which fails is
-/// to blame for it; the next is made only while all before it took less than one.
+/// The fuel and time that calls of several policies may use for one request. Each call has the full
+/// fuel of a request, so that a failure is its own fault. The next call is made only if all earlier
+/// ones together used less than that.
 pub(crate) struct Share {
     fuel: u64,
     began: Instant,
 }
 
 impl Share {
-    /// That of a request with so many bytes, where any call may burn `fuel_max`.
+    /// The share of a request with this much input.
     pub(crate) fn of(fuel_max: u64, payload_bytes: usize) -> Self {
         Self {
             fuel: fuel(fuel_max, payload_bytes),
@@ -30,8 +31,8 @@ impl Share {
         }
     }
 
-    /// A call took some of it.
-    pub(crate) fn burn(&mut self, fuel: u64) {
+    /// Subtracts the fuel that a call used.
+    pub(crate) fn spend(&mut self, fuel: u64) {
         self.fuel = self.fuel.saturating_sub(fuel);
     }
 
@@ -41,40 +42,39 @@ impl Share {
     }
 }
 
-/// What the host's work for one call costs, in fuel. wasmtime counts only instructions of the
-/// guest, so imports keep this account in addition, and a call has used up its fuel when both
-/// together have.
+/// The cost of the host's work for one call, in fuel. wasmtime counts only instructions of the
+/// guest. A call has used up its fuel when both together exceed the limit.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// What the call may burn.
+    /// The fuel limit of the call.
     fuel: u64,
     charged: u64,
 }
 
 impl Account {
-    /// That of a call which may burn so much.
+    /// Creates the account of a call with this fuel limit.
     pub(super) fn of(fuel: u64) -> Self {
         Self { fuel, charged: 0 }
     }
 
-    /// What was charged so far.
+    /// The fuel charged so far.
     pub(super) fn charged(&self) -> u64 {
         self.charged
     }
 
-    /// An import, with the bytes of the key or name that it is about.
+    /// Charges for an import and the bytes of its key or name.
     pub(super) fn import(&mut self, key_bytes: usize) -> wasmtime::Result<()> {
         self.charge(limits::FUEL_PER_IMPORT + limits::FUEL_PER_KEY_BYTE * key_bytes as u64)
     }
 
-    /// Bytes that went from the guest to the host or back.
+    /// Charges for bytes copied between guest and host.
     pub(super) fn moved(&mut self, bytes: usize) -> wasmtime::Result<()> {
         self.charge(bytes as u64 / limits::MOVED_BYTES_PER_FUEL)
     }
 
-    /// Keys and patterns that the host examined.
-    pub(super) fn looks(&mut self, looks: u64) -> wasmtime::Result<()> {
-        self.charge(limits::FUEL_PER_LOOK * looks)
+    /// Charges for keys and patterns that the host examined.
+    pub(super) fn examined(&mut self, examined: u64) -> wasmtime::Result<()> {
+        self.charge(limits::FUEL_PER_EXAMINED_KEY * examined)
     }
 
     fn charge(&mut self, fuel: u64) -> wasmtime::Result<()> {
@@ -86,15 +86,15 @@ impl Account {
     }
 }
 
-/// What an instance may hold. The bytes of all its memories are counted together: interpreters come with several, of
-/// which one grows.
+/// Memory limits of an instance. The limit applies to the sum of its memories: interpreters have
+/// several, of which one grows.
 #[derive(Debug, Default)]
 pub(super) struct Bounds {
     memory_bytes: usize,
 }
 
 impl Bounds {
-    /// What its memories hold by now.
+    /// The bytes of its memories.
     pub(super) fn memory_bytes(&self) -> usize {
         self.memory_bytes
     }
@@ -113,7 +113,7 @@ impl ResourceLimiter for Bounds {
             .saturating_add(desired);
         if sum > limits::GUEST_MEMORY_BYTES_MAX {
             return Err(wasmtime::Error::msg(format!(
-                "it asked for {sum} bytes of memory, and a policy has at most {}",
+                "it requested {sum} bytes of memory; a policy may have at most {}",
                 limits::GUEST_MEMORY_BYTES_MAX
             )));
         }
@@ -129,14 +129,15 @@ impl ResourceLimiter for Bounds {
     ) -> wasmtime::Result<bool> {
         if desired > limits::GUEST_TABLE_ELEMENTS_MAX {
             return Err(wasmtime::Error::msg(format!(
-                "it asked for a table of {desired} elements, and a policy has at most {}",
+                "it requested a table of {desired} elements; a policy may have at most {}",
                 limits::GUEST_TABLE_ELEMENTS_MAX
             )));
         }
         Ok(true)
     }
 
-    // A guest that was told "no" could go on differently on a host with more room: it is a trap, always.
+    // Must always trap: a guest that handles the failure could behave differently on a host with
+    // another limit.
     fn memory_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
         Err(error)
     }
@@ -158,19 +159,19 @@ impl ResourceLimiter for Bounds {
     }
 }
 
-/// Why a call has no outcome. Nothing it staged may be applied.
+/// Why a call failed. Its staged effects must not be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Deterministic: where it has no more of it, a re-run ends the same way.
+    /// Deterministic: a re-execution with the same fuel fails the same way.
     #[error("it used up its fuel, which max_fuel bounds")]
     Fuel,
-    /// The machine was slow or the host call was: a re-run may well succeed.
+    /// The machine or a host call was slow. A re-execution may succeed.
     #[error("the watchdog stopped it")]
     Watchdog,
-    /// A trap of the guest, or something that no valid component returns.
+    /// The guest trapped, or returned something that no valid component returns.
     #[error("{0}")]
     Trap(String),
-    /// It returned, but not what the contract asks for.
+    /// The guest returned something that violates the contract.
     #[error("it returned {0}")]
     Malformed(String),
 }
@@ -191,11 +192,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_over_when_its_fuel_or_its_time_is() {
+    fn share_ends_with_its_fuel_or_its_time() {
         let mut share = Share::of(1000, 1);
-        share.burn(1000);
-        assert!(share.is_left(), "a byte is worth something too");
-        share.burn(limits::FUEL_PER_PAYLOAD_BYTE);
+        share.spend(1000);
+        assert!(share.is_left(), "each byte adds fuel");
+        share.spend(limits::FUEL_PER_PAYLOAD_BYTE);
         assert!(!share.is_left());
         let began = Instant::now().checked_sub(limits::WATCHDOG);
         let began = began.expect("the machine runs for longer than that");

@@ -1,18 +1,18 @@
-//! What a policy counts under names of its own, and how often it may be written about.
+//! The counters of a policy, and the rate limit of log lines about it.
 //!
-//! What enters: names and numbers of a guest, all of them hostile. What leaves: bounded sums.
+//! Names and numbers come from the guest, so everything must be bounded.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::limits;
 
-/// What a policy counts under names of its own.
+/// The counters of a policy.
 pub struct Counters {
     /// The policy's name, version and short digest, for log lines.
     pub policy: String,
     values: Mutex<BTreeMap<String, u64>>,
-    /// The second of the last log line about this policy, and how many there were in it.
+    /// The second of the last log line about this policy, and the number of lines in it.
     logged: Mutex<(u64, u32)>,
     /// The minute of the last warning.
     warned: Mutex<u64>,
@@ -28,9 +28,9 @@ impl Counters {
         }
     }
 
-    /// Adds to a counter; names beyond the bound are dropped.
+    /// Adds to a counter. New names beyond the limit are dropped.
     pub fn add(&self, name: &str, by: u64) {
-        // A poisoned lock only means that a thread died between two whole updates.
+        // A poisoned lock only means that a thread panicked between two complete updates.
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = values.get_mut(name) {
             *value = value.saturating_add(by);
@@ -41,9 +41,9 @@ impl Counters {
         }
     }
 
-    /// Whether one more line by or about this policy may be logged: it and its clients decide how many
-    /// there would be, and an instance that is replaced after a trap must not begin anew. Where nobody knows the time,
-    /// zero counts for the last second there was.
+    /// Whether another line by or about this policy may be logged. The policy and its clients cause
+    /// these lines, so they are limited, even across instances. Time zero means unknown and counts
+    /// for the last second.
     pub fn may_log(&self, now_ms: u64) -> bool {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let second = now_ms / 1000;
@@ -59,7 +59,7 @@ impl Counters {
         allowed
     }
 
-    /// Whether what is said of this policy again and again may be said once more: once a minute.
+    /// Whether a recurring warning about this policy may be logged: once a minute.
     pub fn may_warn(&self, now_ms: u64) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let minute = now_ms / 60_000;
@@ -68,7 +68,7 @@ impl Counters {
         may
     }
 
-    /// Forgets them: what a trial counted is nobody's request.
+    /// Resets the counters after a trial, which handled no client's request.
     pub fn clear(&self) {
         self.values
             .lock()
@@ -76,7 +76,7 @@ impl Counters {
             .clear();
     }
 
-    /// All of them.
+    /// All counters.
     pub fn all(&self) -> BTreeMap<String, u64> {
         self.values
             .lock()
@@ -89,9 +89,9 @@ impl Counters {
 mod tests {
     use super::*;
 
-    /// Calls outside of a request knew no time, and each of them began a new second.
+    /// Regression: calls outside of a request had no time, and each of them started a new second.
     #[test]
-    fn a_second_has_its_lines_whoever_knows_the_time() {
+    fn log_rate_limit_applies_without_a_time() {
         let counters = Counters::new("test".into());
         for _ in 0..limits::GUEST_LOG_LINES_PER_SECOND_MAX / 2 {
             assert!(counters.may_log(5_000) && counters.may_log(0));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_has_one_warning_and_no_earlier_one_follows_it() {
+    fn one_warning_per_minute_is_allowed() {
         let counters = Counters::new("test".into());
         let said = [120_000, 179_999, 60_000, 180_000].map(|now_ms| counters.may_warn(now_ms));
         assert_eq!(said, [true, false, false, true]);

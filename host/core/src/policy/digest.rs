@@ -1,10 +1,10 @@
-//! The name of a policy that nobody can choose: the BLAKE3 of its file as it was given.
+//! Policy digests: the identity of a policy, which its author cannot choose.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// The BLAKE3 of a policy's file. In text it is 64 hex digits.
+/// The BLAKE3 digest of a policy's file, shown as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub blake3::Hash);
 
@@ -14,7 +14,8 @@ impl Digest {
         Self(blake3::hash(file))
     }
 
-    /// The first 16 hex digits: enough to tell policies apart, short enough for every answer and log line.
+    /// The first 16 hex digits: enough to distinguish policies, and short enough for every answer
+    /// and log line.
     pub fn short(&self) -> String {
         self.0.to_hex()[..16].to_owned()
     }

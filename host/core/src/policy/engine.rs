@@ -1,6 +1,4 @@
-//! Compiles policies: from the bytes of a file to something that can be instantiated in microseconds.
-//!
-//! What enters: bytes, untrusted. What leaves: a [`Policy`], or a [`LoadError`] that says what to do.
+//! Compiles untrusted files to policies that can be instantiated in microseconds.
 
 use std::sync::Arc;
 
@@ -17,93 +15,93 @@ use super::sections;
 use super::work::Work;
 use crate::limits;
 
-/// The interface version of this host, as imports and exports name it.
+/// The interface version of this host, as it appears in imports and exports.
 const PACKAGE: &str = "statehouse:policy";
 const MAJOR: &str = "1.";
 
-/// A configured WebAssembly engine with the imports of a policy linked.
+/// A configured WebAssembly engine with the imports of policies.
 pub struct Engine<H: Host> {
     engine: wasmtime::Engine,
     linker: Linker<Guest<H>>,
     precompiled: Precompiled,
 }
 
-/// A policy that can be instantiated.
+/// A compiled policy.
 pub struct Policy<H: Host> {
-    /// Its own name for itself.
+    /// Its name, as it describes itself.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// What it handles, for metrics: `outcome.command` is an index into this.
+    /// Its commands, for metrics. `outcome.command` is an index into this list.
     pub commands: Vec<String>,
-    /// BLAKE3 of the file as it was given: what tells one policy from another.
+    /// The BLAKE3 digest of the file, which identifies the policy.
     pub digest: blake3::Hash,
-    /// NAME@DIGEST, with 16 digits: what an answer says of it.
+    /// NAME@DIGEST with 16 digits, as it appears in answers.
     pub tag: String,
-    /// How many bytes its file has.
+    /// The size of its file.
     pub bytes: u64,
-    /// The fuel that an instance burns until it can be called.
+    /// The fuel that an instance uses before its first call.
     pub start_fuel: u64,
-    /// What it counts.
+    /// The counters of the guest.
     pub counters: Arc<Counters>,
-    /// What it has done.
+    /// Requests, fuel and failures.
     pub work: Arc<Work>,
     pub(super) pre: PolicyPre<Guest<H>>,
 }
 
-/// Why a file is no policy for this host.
+/// Why a file was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The machine cannot run WebAssembly.
-    #[error("the WebAssembly engine does not start: {0}")]
+    /// WebAssembly does not run on this machine.
+    #[error("the WebAssembly engine cannot be started: {0}")]
     Engine(String),
-    /// Too large.
+    /// The file is too large.
     #[error("the file has {0} bytes, and a policy at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
     Size(u64),
-    /// Not WebAssembly.
+    /// The file is not WebAssembly.
     #[error("the file is not WebAssembly: it does not begin with \\0asm")]
     NotWasm,
-    /// Its end is missing.
-    #[error("the file ends in the middle of a section: it was cut, or is not copied whole yet")]
+    /// The file is truncated.
+    #[error("the file ends in the middle of a section: it was cut, or is still being copied")]
     Cut,
-    /// A core module that cannot be made a component.
+    /// The core module cannot be converted to a component.
     #[error(
-        "the core module cannot be made a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
+        "the core module cannot be converted to a component ({0}); build it with the bindings of wit/policy.wit for wasm32-unknown-unknown"
     )]
     Encode(String),
-    /// An import that a host of policies does not offer.
+    /// The policy imports something that this host does not offer.
     #[error(
-        "the policy imports `{0}`, and a policy may import nothing but {PACKAGE} 1.x: build it without WASI"
+        "the policy imports `{0}`, but a policy may import only {PACKAGE} 1.x: build it without WASI"
     )]
     Import(String),
-    /// An interface of another major version.
+    /// The policy needs another major version of the interface.
     #[error(
-        "the policy is built for `{0}`, and this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
+        "the policy is built for `{0}`, but this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
     )]
     Version(String),
-    /// No handler.
-    #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is no policy")]
+    /// The component exports no handler.
+    #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is not a policy")]
     NoHandler,
     /// Cranelift or the linker refused it.
     #[error("the policy does not fit this host: {0}")]
     Compile(String),
-    /// Compiling it takes more than a policy may.
+    /// The compilation exceeded its limits.
     #[error("the policy is refused: {0}; make it smaller, or split its largest functions")]
     Costly(CompileError),
-    /// The compiler did not come to its end.
+    /// The compiler failed.
     #[error(transparent)]
     Compiler(CompileError),
     /// Its trial instance failed.
     #[error("the policy failed in {0}: {1}")]
     Trial(&'static str, Failure),
-    /// It fails at every request.
-    #[error("the policy failed its self-test: it can answer no request, {0} among them, for {1}")]
+    /// It failed every request of the self-test.
+    #[error("the policy failed its self-test: it answered no request, for example {0}: {1}")]
     SelfTest(&'static str, Failure),
-    /// It refused its options.
+    /// It refused its configuration.
     #[error("the policy refused its configuration: {0}")]
     Configure(String),
-    /// It describes itself in a way that cannot be logged.
-    #[error("the policy describes itself badly: {0}")]
+    /// Its description cannot be used in logs.
+    #[error("the policy's description is invalid: {0}")]
     Description(&'static str),
 }
 
@@ -119,7 +117,8 @@ impl From<CompileError> for LoadError {
 }
 
 impl From<LoadError> for Failure {
-    /// What a call is told whose instance did not start: a slow machine says nothing about the policy there either.
+    /// Converts the error of an instance that did not start. A timeout stays one: it says nothing
+    /// about the policy.
     fn from(error: LoadError) -> Self {
         match error {
             LoadError::Trial(_, failure) => failure,
@@ -129,7 +128,7 @@ impl From<LoadError> for Failure {
 }
 
 impl<H: Host> Engine<H> {
-    /// Makes an engine and starts its watchdog's ticker, which ends with the engine.
+    /// Creates an engine and the thread of its watchdog, which ends with the engine.
     pub fn new() -> Result<Self, LoadError> {
         let made = Self::without_watchdog()?;
         let ticking = made.engine.weak();
@@ -142,12 +141,14 @@ impl<H: Host> Engine<H> {
                     std::thread::sleep(limits::EPOCH_TICK);
                 }
             })
-            .map_err(|e| LoadError::Engine(format!("its watchdog has no thread: {e}")))?;
+            .map_err(|e| {
+                LoadError::Engine(format!("its watchdog thread cannot be started: {e}"))
+            })?;
         Ok(made)
     }
 
-    /// Makes an engine for runs that nobody waits for, such as a replay: only fuel ends a call, so that the
-    /// same call ends the same way however slow the machine is.
+    /// Creates an engine for runs without a deadline, such as a replay. Only fuel ends a call, so
+    /// its result does not depend on the speed of the machine.
     pub fn without_watchdog() -> Result<Self, LoadError> {
         let broken = |e: wasmtime::Error| LoadError::Engine(format!("{e:#}"));
         let mut config = statehouse_precompiled::config();
@@ -163,23 +164,23 @@ impl<H: Host> Engine<H> {
         })
     }
 
-    /// Keeps the machine code of policies in `directory`, and takes it from there.
+    /// Stores the machine code of policies in `directory` and loads it from there.
     pub fn keep_in(&mut self, directory: Directory) {
         self.precompiled.keep_in(directory);
     }
 
-    /// How many policies it had to compile.
+    /// The number of policies that were compiled.
     pub fn compiled(&self) -> u64 {
         self.precompiled.compiled()
     }
 
-    /// Makes a policy of a component, or of a core module that holds its component type. A trial
-    /// instance has described and configured itself when this returns.
+    /// Loads a policy from a component, or from a core module that contains its component type. A
+    /// trial instance is described and configured before this returns.
     pub fn load(&self, file: &[u8]) -> Result<Policy<H>, LoadError> {
         if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
             return Err(LoadError::Size(file.len() as u64));
         }
-        // What takes modules apart believes every length.
+        // The component encoder trusts every length.
         if sections::of(file).is_some() && !sections::are_whole(file) {
             return Err(LoadError::Cut);
         }
@@ -204,7 +205,7 @@ impl<H: Host> Engine<H> {
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
         let (live, info) = Instance::start(&policy, 0, false)?;
-        policy.start_fuel = live.burnt(limits::FUEL_SETUP);
+        policy.start_fuel = live.fuel_used(limits::FUEL_SETUP);
         if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
             return Err(LoadError::Description(
                 "its name is empty or longer than 64 bytes",
@@ -222,14 +223,14 @@ impl<H: Host> Engine<H> {
                 .any(|name| name.len() > limits::POLICY_NAME_BYTES_MAX)
         {
             return Err(LoadError::Description(
-                "it names more than 64 commands, or too long ones",
+                "it has more than 64 commands, or a command longer than 64 bytes",
             ));
         }
-        // They stand in user properties, log lines and in what operators type.
+        // Name and version appear in user properties, log lines and commands of operators.
         let plain = |text: &str| !text.chars().any(|c| c.is_control() || c.is_whitespace());
         if !plain(&info.name) || !plain(&info.version) || info.name.contains('@') {
             return Err(LoadError::Description(
-                "its name and version are words without spaces, and its name has no @",
+                "its name and version must not contain spaces or control characters, and its name must not contain @",
             ));
         }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
@@ -239,7 +240,7 @@ impl<H: Host> Engine<H> {
         Ok(policy)
     }
 
-    /// The linker would refuse these too, but in words that help nobody.
+    /// The linker would refuse these, too, but with errors that do not help.
     fn check_interfaces(&self, component: &Component) -> Result<(), LoadError> {
         let shape = component.component_type();
         for (name, _) in shape.imports(&self.engine) {
@@ -289,9 +290,9 @@ mod tests {
     use crate::STANDARD_POLICY;
     use crate::store::Transaction;
 
-    /// The build compiles it with the same settings, or it would be compiled at every start.
+    /// The build must compile the policy with the same settings, or every start would compile it.
     #[test]
-    fn the_standard_policy_comes_as_machine_code() {
+    fn standard_policy_is_precompiled() {
         for engine in [Engine::<Transaction>::new(), Engine::without_watchdog()] {
             let engine = engine.unwrap();
             engine.load(STANDARD_POLICY).unwrap();
@@ -299,9 +300,9 @@ mod tests {
         }
     }
 
-    /// It once counted as a failure of the policy, and a duplicate that met it as answered otherwise.
+    /// Regression: it counted as a failure of the policy, and as a different answer to a duplicate.
     #[test]
-    fn a_slow_start_is_the_machines_and_not_the_policys() {
+    fn slow_start_is_a_watchdog_failure() {
         let slow = LoadError::Trial("configure", Failure::Watchdog);
         assert_eq!(Failure::from(slow), Failure::Watchdog);
         let refused = Failure::from(LoadError::Configure("no".into()));

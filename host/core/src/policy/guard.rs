@@ -1,9 +1,7 @@
-//! Watches over a policy that answers: fails it too often, or burns it too much, then the host goes back.
+//! The guard: rolls a policy back if it fails too often or uses too much fuel.
 //!
-//! A failure that held every client up counts in full. Of cheap ones a single client brings at most half of those that it
-//! takes, so that it cannot switch off a policy that answers the others well.
-//!
-//! What enters: the end of each request of one policy. What leaves: once, why it may not go on.
+//! A failure that delayed every client counts in full. Of cheap failures, one client contributes at
+//! most half of the limit, so that it cannot disable a policy that serves other clients well.
 
 use std::collections::HashMap;
 
@@ -11,14 +9,15 @@ use super::budget::Failure;
 use super::digest::Digest;
 use crate::limits;
 
-/// What an operator tolerates.
+/// Limits, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardSettings {
-    /// Failed requests among the last thousand; zero tolerates all. Of cheap failures of one client
-    /// half as many count, once the policy has answered another one well: otherwise a client that
-    /// finds a payload at which it fails could switch it off for all others.
+    /// Failed requests among the last thousand; zero turns this off. Once the policy has answered
+    /// another client well, cheap failures of one client count for at most half of the limit.
+    /// Otherwise a client that finds a payload at which the policy fails could disable it for all
+    /// others.
     pub failures_max: u32,
-    /// Fuel of a request, on average over the last thousand; zero tolerates all.
+    /// Mean fuel of a request over the last thousand; zero turns this off.
     pub fuel_mean_max: u64,
 }
 
@@ -31,33 +30,33 @@ impl Default for GuardSettings {
     }
 }
 
-/// A request of one policy, as it ended.
+/// The end of one request of a policy.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended {
-    /// A number for whoever asked.
+pub struct EndedCall {
+    /// A hash of the client id.
     pub client: u64,
-    /// What it burnt.
+    /// The fuel used.
     pub fuel: u64,
-    /// How it went.
-    pub how: How,
+    /// The outcome.
+    pub outcome: CallOutcome,
 }
 
-/// How a request went.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum CallOutcome {
     /// It was answered.
-    Well,
-    /// The policy failed, and would again.
+    Answered,
+    /// The policy failed deterministically, at little cost.
     Failed,
-    /// It failed after it used up the fuel of a call, or its next call does while it starts again.
+    /// The policy failed after it used the fuel of a whole call, or its restart will use that much.
     Exhausted,
-    /// The watchdog stopped it: once that is the machine's slowness, again and again it is the policy's.
+    /// The watchdog stopped the call. Once may be a slow machine; repeatedly it is the policy.
     Stopped,
 }
 
-impl How {
-    /// How a call went that failed. After it another instance has to start, which takes `start_fuel`; a call may burn
-    /// `fuel_max`.
+impl CallOutcome {
+    /// Classifies a failed call. The failure requires a new instance, which takes `start_fuel`. A
+    /// call may use `fuel_max`.
     pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Self {
         match failure {
             Failure::Watchdog => Self::Stopped,
@@ -72,18 +71,19 @@ impl How {
 #[derive(Debug, Default)]
 pub struct Guard {
     policy: Option<Digest>,
-    /// The oldest is written over.
-    window: Vec<Ended>,
+    /// A ring buffer.
+    window: Vec<EndedCall>,
     next: usize,
     fuel: u64,
     failed: Tally,
     exhausted: u32,
     stopped: u32,
-    /// Two clients that this policy has answered well. For each client that is enough to say whether there is another.
-    content: [Option<u64>; 2],
+    /// Two clients that this policy has answered well: enough to decide for any client whether
+    /// there is another one.
+    satisfied: [Option<u64>; 2],
 }
 
-/// Requests of the window that failed and cost little, by their clients.
+/// Cheap failures in the window, counted by client.
 #[derive(Debug, Default)]
 struct Tally(HashMap<u64, u32>);
 
@@ -105,12 +105,12 @@ impl Tally {
         self.0.values().sum()
     }
 
-    /// How many of these count towards `max`: a single client can bring at most half of that while
-    /// the policy answers another one well.
-    fn counted(&self, max: u32, content: &[Option<u64>; 2]) -> u32 {
+    /// How many of these count towards `max`. Once the policy has answered another client well, one
+    /// client contributes at most half.
+    fn counted(&self, max: u32, satisfied: &[Option<u64>; 2]) -> u32 {
         let counted = self.0.iter().map(|(client, count)| {
-            let beside = content.iter().flatten().any(|it| it != client);
-            match beside {
+            let has_other = satisfied.iter().flatten().any(|it| it != client);
+            match has_other {
                 true => (*count).min(max.div_ceil(2)),
                 false => *count,
             }
@@ -120,12 +120,13 @@ impl Tally {
 }
 
 impl Guard {
-    /// A request of `policy` ended. Where it is one too many, the words for that; then counting begins anew.
+    /// Notes the end of a request of `policy`. Returns the reason if a limit is exceeded; then
+    /// counting starts from zero.
     pub fn note(
         &mut self,
         settings: GuardSettings,
         policy: Digest,
-        ended: Ended,
+        ended: EndedCall,
     ) -> Option<String> {
         if self.policy != Some(policy) {
             let mut window = std::mem::take(&mut self.window);
@@ -142,40 +143,40 @@ impl Guard {
             let old = std::mem::replace(&mut self.window[self.next], ended);
             self.next = (self.next + 1) % limits::GUARD_WINDOW_REQUESTS;
             self.fuel -= old.fuel;
-            match old.how {
-                How::Well => {}
-                How::Failed => self.failed.remove(old.client),
-                How::Exhausted => self.exhausted -= 1,
-                How::Stopped => self.stopped -= 1,
+            match old.outcome {
+                CallOutcome::Answered => {}
+                CallOutcome::Failed => self.failed.remove(old.client),
+                CallOutcome::Exhausted => self.exhausted -= 1,
+                CallOutcome::Stopped => self.stopped -= 1,
             }
         }
-        // A call burns far less than a thousandth of what a u64 holds.
+        // A call uses far less than a thousandth of the range of a u64.
         self.fuel += ended.fuel;
-        match ended.how {
-            How::Well => self.is_content(ended.client),
-            How::Failed => self.failed.add(ended.client),
-            How::Exhausted => self.exhausted += 1,
-            How::Stopped => self.stopped += 1,
+        match ended.outcome {
+            CallOutcome::Answered => self.note_satisfied(ended.client),
+            CallOutcome::Failed => self.failed.add(ended.client),
+            CallOutcome::Exhausted => self.exhausted += 1,
+            CallOutcome::Stopped => self.stopped += 1,
         }
-        let why = self.verdict(settings, ended.how)?;
+        let why = self.verdict(settings, ended.outcome)?;
         self.policy = None;
         Some(why)
     }
 
-    fn is_content(&mut self, client: u64) {
-        match self.content {
-            [None, _] => self.content[0] = Some(client),
-            [Some(first), None] if first != client => self.content[1] = Some(client),
+    fn note_satisfied(&mut self, client: u64) {
+        match self.satisfied {
+            [None, _] => self.satisfied[0] = Some(client),
+            [Some(first), None] if first != client => self.satisfied[1] = Some(client),
             _ => {}
         }
     }
 
-    /// Why the policy may not go on, where the request that ended last was one too many.
-    fn verdict(&self, settings: GuardSettings, last: How) -> Option<String> {
+    /// The reason why the policy must be rolled back, if the last request exceeded a limit.
+    fn verdict(&self, settings: GuardSettings, last: CallOutcome) -> Option<String> {
         let requests = self.window.len();
         let max = settings.failures_max;
-        if max > 0 && matches!(last, How::Failed | How::Exhausted) {
-            let counted = self.failed.counted(max, &self.content) + self.exhausted;
+        if max > 0 && matches!(last, CallOutcome::Failed | CallOutcome::Exhausted) {
+            let counted = self.failed.counted(max, &self.satisfied) + self.exhausted;
             let failed = self.failed.all() + self.exhausted;
             if counted >= max {
                 return Some(format!(
@@ -184,7 +185,7 @@ impl Guard {
             }
         }
         let stopped = self.stopped;
-        if max > 0 && last == How::Stopped && stopped >= limits::GUARD_WATCHDOG_MAX {
+        if max > 0 && last == CallOutcome::Stopped && stopped >= limits::GUARD_WATCHDOG_MAX {
             return Some(format!(
                 "the watchdog stopped it at {stopped} of its last {requests} requests"
             ));
@@ -192,13 +193,13 @@ impl Guard {
         let mean = self.fuel / requests as u64;
         let tried = requests >= limits::GUARD_FUEL_REQUESTS_MIN;
         let costly = settings.fuel_mean_max > 0 && tried && mean > settings.fuel_mean_max;
-        costly.then(|| format!("it burnt {mean} fuel for a request, over its last {requests}"))
+        costly.then(|| format!("it used {mean} fuel per request over its last {requests} requests"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::How::{Exhausted, Failed, Stopped, Well};
+    use super::CallOutcome::{Answered, Exhausted, Failed, Stopped};
     use super::*;
 
     const THREE: GuardSettings = GuardSettings {
@@ -206,51 +207,51 @@ mod tests {
         fuel_mean_max: 0,
     };
 
-    fn of(client: u64, how: How) -> Ended {
-        Ended {
+    fn of(client: u64, outcome: CallOutcome) -> EndedCall {
+        EndedCall {
             client,
             fuel: 1,
-            how,
+            outcome,
         }
     }
 
     #[test]
-    fn failures_count_among_the_last_thousand() {
+    fn failures_count_within_the_window() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |policy, how| guard.note(THREE, policy, of(1, how));
+        let mut note = |policy, outcome| guard.note(THREE, policy, of(1, outcome));
         for _ in 0..2 {
             assert_eq!(note(policy, Failed), None);
         }
         // They leave the window one by one.
         for _ in 0..limits::GUARD_WINDOW_REQUESTS - 2 {
-            assert_eq!(note(policy, Well), None);
+            assert_eq!(note(policy, Answered), None);
         }
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(policy, Failed), None);
         let why = note(policy, Failed).unwrap();
         assert_eq!(why, "it failed at 3 of its last 1000 requests");
-        // Counting begins anew, as it does with another policy.
+        // Counting starts from zero, as it does with another policy.
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(policy, Failed), None);
         assert_eq!(note(Digest::of(b"b"), Failed), None);
         assert_eq!(note(policy, Failed), None);
     }
 
-    /// Ten payloads that a policy failed at once switched it off for everybody, whoever sent them.
+    /// Regression: ten failing payloads of one client disabled the policy for all clients.
     #[test]
-    fn one_client_cannot_switch_a_policy_off_that_answers_others() {
+    fn failing_client_alone_cannot_disable_a_policy() {
         let settings = GuardSettings {
             failures_max: 10,
             fuel_mean_max: 0,
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(settings, policy, of(client, how));
-        assert_eq!(note(1, Well), None);
-        assert_eq!(note(2, Well), None);
+        let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
+        assert_eq!(note(1, Answered), None);
+        assert_eq!(note(2, Answered), None);
         for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {
             assert_eq!(note(1, Failed), None);
         }
-        // Half of them have to be another's.
+        // The other half must come from another client.
         for _ in 0..4 {
             assert_eq!(note(3, Failed), None);
         }
@@ -259,78 +260,81 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_hold_every_client_up_count_in_full() {
+    fn costly_failures_count_in_full() {
         let settings = GuardSettings {
             failures_max: 10,
             fuel_mean_max: 0,
         };
-        for how in [Exhausted, Stopped] {
+        for outcome in [Exhausted, Stopped] {
             let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-            let mut note = |client, how| guard.note(settings, policy, of(client, how));
+            let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
             for client in [1, 2] {
-                assert_eq!(note(client, Well), None);
+                assert_eq!(note(client, Answered), None);
             }
             for _ in 1..10 {
-                assert_eq!(note(1, how), None);
+                assert_eq!(note(1, outcome), None);
             }
-            // Cheap ones of the same client would count as half of the bound and no more.
-            assert!(note(1, how).is_some(), "{how:?}");
+            // Cheap failures of one client would count for at most half of the limit.
+            assert!(note(1, outcome).is_some(), "{outcome:?}");
         }
     }
 
     #[test]
-    fn cheap_and_costly_failures_add_up_and_leave_the_window() {
+    fn cheap_and_costly_failures_are_added() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
+        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
         for client in [1, 2] {
-            assert_eq!(note(client, Well), None);
+            assert_eq!(note(client, Answered), None);
         }
-        for how in [Exhausted, Exhausted] {
-            assert_eq!(note(1, how), None);
+        for outcome in [Exhausted, Exhausted] {
+            assert_eq!(note(1, outcome), None);
         }
         for _ in 0..limits::GUARD_WINDOW_REQUESTS {
-            assert_eq!(note(2, Well), None);
+            assert_eq!(note(2, Answered), None);
         }
-        for how in [Failed, Failed, Failed, Exhausted] {
-            let why = note(1, how);
+        for outcome in [Failed, Failed, Failed, Exhausted] {
+            let why = note(1, outcome);
             assert_eq!(
                 why.is_some(),
-                how == Exhausted,
+                outcome == Exhausted,
                 "two of three failures count"
             );
         }
     }
 
     #[test]
-    fn a_failure_costs_what_the_next_start_costs() {
+    fn failure_with_costly_restart_is_exhausted() {
         let trap = Failure::Trap("unreachable".into());
-        assert_eq!(How::failed(&trap, 1_000, 1_000), Failed);
-        assert_eq!(How::failed(&trap, 1_001, 1_000), Exhausted);
-        assert_eq!(How::failed(&Failure::Fuel, 0, 1_000), Exhausted);
-        assert_eq!(How::failed(&Failure::Watchdog, 1_001, 1_000), Stopped);
+        assert_eq!(CallOutcome::failed(&trap, 1_000, 1_000), Failed);
+        assert_eq!(CallOutcome::failed(&trap, 1_001, 1_000), Exhausted);
+        assert_eq!(CallOutcome::failed(&Failure::Fuel, 0, 1_000), Exhausted);
+        assert_eq!(
+            CallOutcome::failed(&Failure::Watchdog, 1_001, 1_000),
+            Stopped
+        );
     }
 
     #[test]
-    fn a_policy_that_only_its_one_client_is_content_with_is_that_clients_to_judge() {
+    fn single_client_reaches_the_failure_limit_alone() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, how| guard.note(THREE, policy, of(client, how));
-        assert_eq!(note(1, Well), None);
+        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
+        assert_eq!(note(1, Answered), None);
         assert_eq!(note(1, Failed), None);
         assert_eq!(note(1, Failed), None);
         assert!(note(1, Failed).is_some());
-        // And where nobody is content, nobody has to agree.
+        // If no client was answered well, one client can reach the limit alone.
         for client in [1, 2] {
             assert_eq!(note(client, Failed), None);
         }
         assert!(note(1, Failed).is_some());
     }
 
-    /// A machine that stands still for a moment says nothing; a policy that blocks again and again does.
+    /// A single pause of the machine proves nothing, but repeated timeouts do.
     #[test]
-    fn the_watchdogs_ends_have_a_limit_of_their_own() {
+    fn watchdog_stops_have_their_own_limit() {
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let max = limits::GUARD_WATCHDOG_MAX;
-        let mut note = |settings, how| guard.note(settings, policy, of(1, how));
+        let mut note = |settings, outcome| guard.note(settings, policy, of(1, outcome));
         for _ in 0..2 {
             assert_eq!(note(THREE, Failed), None);
         }
@@ -349,16 +353,24 @@ mod tests {
     }
 
     #[test]
-    fn fuel_counts_on_average() {
+    fn mean_fuel_is_limited() {
         let settings = GuardSettings {
             failures_max: 0,
             fuel_mean_max: 1000,
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let mut note = |fuel| {
-            let how = Failed;
+            let outcome = Failed;
             let client = 1;
-            guard.note(settings, policy, Ended { client, fuel, how })
+            guard.note(
+                settings,
+                policy,
+                EndedCall {
+                    client,
+                    fuel,
+                    outcome,
+                },
+            )
         };
         // One costly request at the beginning proves nothing.
         assert_eq!(note(1_001), None);

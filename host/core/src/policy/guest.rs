@@ -1,11 +1,12 @@
-//! The imports of a policy: what the host answers while a guest runs.
+//! The imports of a policy, which the host executes while the guest runs.
 //!
-//! What enters: calls from the guest, all of it hostile. What leaves: what a [`Host`] says. Spans
-//! are resolved here, so that a [`Host`] only ever sees slices that exist.
+//! All input of the guest is hostile. Spans are resolved here, so that a [`Host`] sees only valid
+//! slices.
 //!
-//! Invariant: every import must be charged for each byte that it moves and each key that it examines,
-//! before it moves the next. Otherwise a loop over a cheap call would hold the store up for as long as
-//! the watchdog allows. The charge depends on bytes and on the table, never on time.
+//! Invariant: every import must be charged for each byte that it copies and each key that it
+//! examines, before it handles the next. Otherwise a loop over a cheap call would block the store
+//! for as long as the watchdog allows. The charge must depend on bytes and on the table, never on
+//! time.
 
 use std::sync::Arc;
 
@@ -17,86 +18,86 @@ use super::counters::Counters;
 use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
 use crate::{clock, limits};
 
-/// What a policy can do to the world: read and stage, within one request.
+/// The effects of a policy within one request: reads and staged writes.
 pub trait Host: Send + 'static {
-    /// Opens a key for an access and says what it holds. Must be its first touch.
+    /// Opens a key and returns its metadata. Must be the first access to the key in the request.
     fn head(&mut self, key: &[u8], access: Access) -> Result<Option<Entry>, Denial>;
     /// A part of a value.
     fn load(&mut self, key: &[u8], at: u32, len: u32) -> Result<Option<Bytes>, Denial>;
     /// Whether the key exists and its value equals `value`.
     fn matches(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Denial>;
-    /// Stages a write and stamps it.
+    /// Stages a write and returns its version.
     fn put(&mut self, put: Put<'_>) -> Result<clock::Stamp, Denial>;
-    /// Stages a removal; false where there was nothing.
+    /// Stages a removal. Returns false if the key is absent.
     fn delete(&mut self, key: &[u8]) -> Result<bool, Denial>;
     /// A page of keys in order.
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial>;
     /// Stages a watch of the requesting connection.
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial>;
-    /// Stages the end of one; false where there was none.
+    /// Stages the end of a watch. Returns false if there is none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
-    /// The first user property of that name.
+    /// The first user property with this name.
     fn property(&mut self, name: &str) -> Option<String>;
-    /// The next `len` bytes of the request's own pseudo-random stream.
+    /// The next `len` bytes of the request's pseudo-random stream.
     fn random(&mut self, len: usize) -> Vec<u8>;
-    /// Whether this is a run of something that ran before: it says nothing to anybody.
+    /// Whether this is a re-execution, which must not log or count anything.
     fn is_rerun(&self) -> bool;
-    /// The store's time, for the log's rate limit only.
+    /// The time, used only for the rate limit of the log.
     fn now_ms(&self) -> u64;
-    /// What a call may burn, beside the part for each byte of its payload.
+    /// The fuel of a call, in addition to the fuel for each payload byte.
     fn fuel_max(&self) -> u64;
-    /// The keys and patterns that the host has examined for this call since it was last asked. A call
-    /// that is re-executed examines no more than it did the first time.
-    fn take_looks(&mut self) -> u64;
+    /// Returns and resets the number of keys and patterns that the host examined for this call. A
+    /// re-execution examines no more than the original.
+    fn take_examined(&mut self) -> u64;
 }
 
-/// A write as a policy asks for it.
+/// A write that a policy requests.
 pub struct Put<'a> {
-    /// Its key.
+    /// The key.
     pub key: &'a [u8],
-    /// Its value.
+    /// The value.
     pub value: &'a [u8],
-    /// The clock reading that the new version must exceed.
+    /// A stamp that the new version must exceed.
     pub observed: Option<clock::Stamp>,
-    /// The fence that the entry carries from now on.
+    /// The new fence of the entry.
     pub fence: Option<clock::Fence>,
-    /// When it is gone, in the store's milliseconds.
+    /// When the entry expires, in milliseconds.
     pub expires_ms: Option<u64>,
 }
 
-/// Why an import does not do what it was asked for.
+/// Why an import failed.
 #[derive(Debug)]
 pub enum Denial {
-    /// The guest is told and formats the error.
+    /// The guest gets the error and formats it.
     Fault(Fault),
-    /// The guest broke the contract: the call ends as a trap.
+    /// The guest violated the contract: the call ends as a trap.
     Violation(&'static str),
 }
 
-/// What an instance may do at the moment.
+/// The phase of a call, which determines the allowed imports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// `describe` and `configure`: nothing but logging.
+    /// `describe` and `configure`: only logging is allowed.
     Setup,
-    /// `handle`: everything.
+    /// `handle`: everything is allowed.
     Handle,
-    /// `notify`: reading only, since what it describes is already decided.
+    /// `notify`: only reads are allowed, because the changes are already decided.
     Notify,
 }
 
-/// The data of a wasmtime store: the host of the current call and the instance's own bounds.
+/// The data of a wasmtime store: the host of the current call, and the limits of the instance.
 pub(super) struct Guest<H> {
     pub(super) host: Option<H>,
-    /// What spans point into: the payload, or in `notify` the key.
+    /// The target of spans: the payload, or in `notify` the key.
     pub(super) bytes: Bytes,
     pub(super) phase: Phase,
     pub(super) bounds: Bounds,
-    /// What the host's work for the current call costs.
+    /// The cost of the host's work for the current call.
     pub(super) account: Account,
     pub(super) counters: Arc<Counters>,
-    /// The store's time, for the log's rate limit only; zero where nobody knows it.
+    /// The time, used only for the rate limit of the log; zero if unknown.
     pub(super) now_ms: u64,
-    /// What was said the first time is not said again.
+    /// Set in a re-execution, so that nothing is logged or counted twice.
     pub(super) silent: bool,
 }
 
@@ -116,17 +117,15 @@ impl<H: Host> Guest<H> {
 
     fn touch(&mut self, writes: bool) -> wasmtime::Result<&mut H> {
         if writes && self.phase == Phase::Notify {
-            return Err(violation(
-                "a write during notify, when everything is decided",
-            ));
+            return Err(violation("a write during notify, which may only read"));
         }
         match &mut self.host {
             Some(host) if self.phase != Phase::Setup => Ok(host),
-            _ => Err(violation("a touch of the table outside a request")),
+            _ => Err(violation("an access to the table outside of a request")),
         }
     }
 
-    /// The bytes that a guest named. A span costs a reference count, never a copy.
+    /// The bytes that the guest refers to. A span costs a reference count and no copy.
     fn resolve(&self, given: Given) -> wasmtime::Result<Bytes> {
         match given {
             Given::Span(span) => slice(&self.bytes, span).ok_or_else(outside),
@@ -134,21 +133,21 @@ impl<H: Host> Guest<H> {
         }
     }
 
-    /// A key that an import is about. Charges the import, which has this one key.
+    /// Resolves a key and charges the import for it.
     fn key(&mut self, given: Given) -> wasmtime::Result<Bytes> {
         let key = self.resolve(given)?;
         self.account.import(key.len())?;
         Ok(key)
     }
 
-    /// A value that an import is given.
+    /// Resolves a value and charges for it.
     fn value(&mut self, given: Given) -> wasmtime::Result<Bytes> {
         let value = self.resolve(given)?;
         self.account.moved(value.len())?;
         Ok(value)
     }
 
-    /// The answer of the host to an import that is allowed at the moment, charged for what it examined.
+    /// Executes an import, if the phase allows it, and charges for the keys that it examined.
     fn ask<T>(
         &mut self,
         writes: bool,
@@ -156,13 +155,13 @@ impl<H: Host> Guest<H> {
     ) -> wasmtime::Result<Result<T, Fault>> {
         let host = self.touch(writes)?;
         let result = import(host);
-        let looks = host.take_looks();
-        self.account.looks(looks)?;
+        let examined = host.take_examined();
+        self.account.examined(examined)?;
         answer(result)
     }
 }
 
-/// The part of `bytes` that a span names, if it lies within.
+/// The part of `bytes` that a span refers to, if it is in range.
 pub(super) fn slice(bytes: &Bytes, span: Span) -> Option<Bytes> {
     let at = span.at as usize;
     let end = at.checked_add(span.len as usize)?;
@@ -170,7 +169,7 @@ pub(super) fn slice(bytes: &Bytes, span: Span) -> Option<Bytes> {
 }
 
 fn outside() -> wasmtime::Error {
-    violation("a span outside the call's bytes")
+    violation("a span outside of the call's bytes")
 }
 
 fn violation(what: &'static str) -> wasmtime::Error {
@@ -276,8 +275,8 @@ impl<H: Host> property::Host for Guest<H> {
     fn get(&mut self, name: String) -> wasmtime::Result<Option<String>> {
         self.account.import(name.len())?;
         let host = self.touch(false)?;
-        let (value, looks) = (host.property(&name), host.take_looks());
-        self.account.looks(looks)?;
+        let (value, examined) = (host.property(&name), host.take_examined());
+        self.account.examined(examined)?;
         self.account.moved(value.as_ref().map_or(0, String::len))?;
         Ok(value)
     }
@@ -301,7 +300,7 @@ impl<H: Host> log::Host for Guest<H> {
             return Ok(());
         }
         let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
-        // Escaped, so that a message cannot look like a line of the host.
+        // Escaped, so that a message cannot imitate a log line of the host.
         let (message, policy) = (message[..end].escape_debug(), &*self.counters.policy);
         match level {
             log::Level::Debug => tracing::debug!(policy, "{message}"),
@@ -324,9 +323,7 @@ impl<H: Host> log::Host for Guest<H> {
 impl<H: Host> seeded::Host for Guest<H> {
     fn random(&mut self, len: u32) -> wasmtime::Result<Vec<u8>> {
         if len > limits::RANDOM_BYTES_MAX {
-            return Err(violation(
-                "a draw of more random bytes than a policy may ask for",
-            ));
+            return Err(violation("a request for too many random bytes"));
         }
         self.account.import(len as usize)?;
         Ok(self.touch(false)?.random(len as usize))

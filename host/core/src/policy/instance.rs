@@ -1,7 +1,4 @@
-//! One instance of a policy: calls it within its budget and is replaced after a failure.
-//!
-//! What enters: a host and the bytes of a call. What leaves: the host again, with what was staged,
-//! and an outcome or a failure.
+//! One instance of a policy. It runs calls within their fuel, and is replaced after a failure.
 
 use std::sync::Arc;
 
@@ -16,8 +13,8 @@ use super::guest::{self, Guest, Host, Phase};
 use super::{Change, Dialect, Info, Notification, Outcome, Request, Span};
 use crate::limits;
 
-/// A long-lived instance. After a trap wasmtime never enters it again, so it is thrown away and the
-/// next call starts a new one.
+/// A long-lived instance. wasmtime never enters an instance again after a trap, so it is dropped
+/// and the next call starts a new one.
 pub struct Instance<H: Host> {
     policy: Arc<Policy<H>>,
     live: Option<Live<H>>,
@@ -29,21 +26,21 @@ pub(super) struct Live<H: Host> {
 }
 
 impl<H: Host> Live<H> {
-    /// What a call that began with `fuel` has burnt: instructions, and the work of the host.
-    pub(super) fn burnt(&self, fuel: u64) -> u64 {
-        // An engine of ours always counts fuel.
+    /// The fuel that a call has used of `fuel`: instructions, and the work of the host.
+    pub(super) fn fuel_used(&self, fuel: u64) -> u64 {
+        // Our engine always counts fuel.
         let instructions = fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));
         instructions.saturating_add(self.store.data().account.charged())
     }
 }
 
 impl<H: Host> Instance<H> {
-    /// An instance of `policy`; it starts with the first call.
+    /// Creates an instance that starts with its first call.
     pub fn new(policy: Arc<Policy<H>>) -> Self {
         Self { policy, live: None }
     }
 
-    /// An instance that has started already, so that its first call does not wait for that.
+    /// Creates an instance that has already started.
     pub fn warm(policy: Arc<Policy<H>>) -> Result<Self, LoadError> {
         let (live, _) = Self::start(&policy, 0, false)?;
         Ok(Self {
@@ -57,7 +54,7 @@ impl<H: Host> Instance<H> {
         self.live.is_some()
     }
 
-    /// The linear memory that it holds, in bytes.
+    /// Its linear memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         let live = self.live.as_ref();
         live.map_or(0, |live| live.store.data().bounds.memory_bytes())
@@ -68,8 +65,8 @@ impl<H: Host> Instance<H> {
         self.policy.digest.into()
     }
 
-    /// The key that a request is about, none where the policy finds none; and the fuel that this took, of `fuel_max` and the
-    /// part for its bytes. It may log and nothing else.
+    /// Asks the policy for the key of a request. Returns the key and the fuel used. The limit is
+    /// `fuel_max`, in addition to the fuel for each byte. The guest may only log.
     pub fn route(
         &mut self,
         payload: &Bytes,
@@ -92,24 +89,25 @@ impl<H: Host> Instance<H> {
         live.store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL);
         let handler = live.bindings.statehouse_policy_handler();
         let routed = filled.and_then(|()| handler.call_route(&mut live.store, payload));
-        let burnt = live.burnt(fuel);
+        let fuel_used = live.fuel_used(fuel);
         let key = match routed {
-            Ok(_) if burnt > fuel => Err(Failure::Fuel),
+            Ok(_) if fuel_used > fuel => Err(Failure::Fuel),
             Ok(span) => span.map(|span| slice(payload, span)).transpose(),
             Err(error) => Err(Failure::of(&error)),
         };
         if key.is_ok() {
             self.live = Some(live);
         }
-        (key, burnt)
+        (key, fuel_used)
     }
 
-    /// The policy it runs.
+    /// The policy of this instance.
     pub fn policy(&self) -> &Arc<Policy<H>> {
         &self.policy
     }
 
-    /// Starts an instance: describe, then configure, within the budget of a start. One for re-runs starts in silence.
+    /// Starts an instance: calls `describe` and `configure`. An instance for re-executions does not
+    /// log.
     pub(super) fn start(
         policy: &Policy<H>,
         now_ms: u64,
@@ -118,13 +116,14 @@ impl<H: Host> Instance<H> {
         let guest = Guest::new(policy.counters.clone(), now_ms, silent);
         let mut store = Store::new(policy.pre.engine(), guest);
         store.limiter(|guest| &mut guest.bounds);
-        // Lists of the guest may overlap, so that one call could copy its memory several times.
+        // Lists of the guest may overlap, so one call could copy its memory several times.
         store.set_hostcall_fuel(limits::GUEST_MEMORY_BYTES_MAX);
         let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
         store
             .set_fuel(limits::FUEL_SETUP)
             .map_err(trial("set-up"))?;
-        // Interpreters take their time to start. It is the path of a request only where nobody had an instance warmed.
+        // Interpreters start slowly. A request waits for this only if no instance was warmed
+        // before.
         store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL * 20);
         let bindings = policy
             .pre
@@ -138,14 +137,14 @@ impl<H: Host> Instance<H> {
             .call_configure(&mut store, &[])
             .map_err(trial("configure"))?;
         configured.map_err(|mut text| {
-            // It goes into logs, answers and a retained message.
+            // The text is used in logs, answers and a retained message.
             text.truncate(text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX));
             LoadError::Configure(text)
         })?;
         Ok((Live { store, bindings }, info))
     }
 
-    /// Begins a call: hands over the host and fills the budget.
+    /// Begins a call: moves the host into the instance and sets the fuel.
     pub fn begin(&mut self, host: H, bytes: Bytes) -> Call<'_, H> {
         let (now_ms, silent) = (host.now_ms(), host.is_rerun());
         let fuel = budget::fuel(host.fuel_max(), bytes.len());
@@ -158,7 +157,7 @@ impl<H: Host> Instance<H> {
             host: None,
             failed: None,
             fuel,
-            burnt: 0,
+            fuel_used: 0,
         };
         match live {
             Ok(mut live) => {
@@ -184,20 +183,20 @@ impl<H: Host> Instance<H> {
     }
 }
 
-/// A call under way: `handle`, then any number of `notify`, all from one budget.
+/// A call in progress: `handle`, then any number of `notify`, with one fuel limit.
 pub struct Call<'a, H: Host> {
     instance: &'a mut Instance<H>,
-    /// The host, where there is no live instance to hold it.
+    /// The host, if there is no live instance to hold it.
     host: Option<H>,
     failed: Option<Failure>,
-    /// What it may burn.
+    /// The fuel limit.
     fuel: u64,
-    /// What it had burnt when its instance was thrown away.
-    burnt: u64,
+    /// The fuel used when the instance was dropped.
+    fuel_used: u64,
 }
 
 impl<H: Host> Call<'_, H> {
-    /// Lets the policy decide.
+    /// Calls the policy to handle a request.
     pub fn handle(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
         self.enter(|live| {
             let handler = live.bindings.statehouse_policy_handler();
@@ -210,7 +209,8 @@ impl<H: Host> Call<'_, H> {
         })
     }
 
-    /// Lets the policy say how a change is told in a dialect. Spans of the notification mean its key.
+    /// Calls the policy to render a change in a dialect. Spans of the notification refer to its
+    /// key.
     pub fn notify(
         &mut self,
         key: &Bytes,
@@ -222,49 +222,48 @@ impl<H: Host> Call<'_, H> {
             data.phase = Phase::Notify;
             data.bytes = key.clone();
             let handler = live.bindings.statehouse_policy_handler();
-            let said = handler.call_notify(&mut live.store, change, dialect)?;
-            let topic = said.topic_prefix.len() + said.topic_suffix.len();
+            let notification = handler.call_notify(&mut live.store, change, dialect)?;
+            let topic = notification.topic_prefix.len() + notification.topic_suffix.len();
             let account = &mut live.store.data_mut().account;
             account.import(0)?;
-            account.moved(topic + said.payload.head.len())?;
-            Ok(said)
+            account.moved(topic + notification.payload.head.len())?;
+            Ok(notification)
         })
     }
 
-    /// What the host holds by now.
+    /// The host of this call.
     pub fn host(&mut self) -> &mut H {
         let live = self.instance.live.as_mut();
         let held = live
             .and_then(|live| live.store.data_mut().host.as_mut())
             .or(self.host.as_mut());
-        held.expect("begin put the host into one of the two places, and only end takes it out")
+        held.expect("begin stores the host in one of the two places, and only end removes it")
     }
 
-    /// The fuel that it has burnt by now: the same on every machine.
-    pub fn burnt(&self) -> u64 {
+    /// The fuel used so far. It is the same on every machine.
+    pub fn fuel_used(&self) -> u64 {
         match &self.instance.live {
-            Some(live) => live.burnt(self.fuel),
-            None => self.burnt,
+            Some(live) => live.fuel_used(self.fuel),
+            None => self.fuel_used,
         }
     }
 
-    /// What the policy returned was no outcome: an instance that broke the contract once is replaced,
-    /// as after a trap.
+    /// Drops the instance because its result violates the contract, as after a trap.
     pub fn discard(&mut self, failure: &Failure) {
         self.fail(failure.clone());
     }
 
-    /// Ends the call and gives the host back.
+    /// Ends the call and returns the host.
     pub fn end(mut self) -> H {
         let live = self.instance.live.as_mut();
         let held = live.and_then(|live| {
             let data = live.store.data_mut();
-            // A request must not stay in memory until the next one comes.
+            // The payload must not stay in memory until the next request.
             data.bytes = Bytes::new();
             data.host.take()
         });
         held.or(self.host.take())
-            .expect("begin put the host into one of the two places, and only this takes it out")
+            .expect("begin stores the host in one of the two places, and only this removes it")
     }
 
     fn enter<T>(
@@ -279,15 +278,15 @@ impl<H: Host> Call<'_, H> {
         };
         let done = call(live).map_err(|error| Failure::of(&error));
         match done {
-            // Neither account is used up, and both together are.
-            Ok(_) if live.burnt(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
+            // Neither account alone exceeds the limit, but their sum does.
+            Ok(_) if live.fuel_used(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
             done => done.map_err(|failure| self.fail(failure)),
         }
     }
 
-    /// Throws the instance away, keeps the host.
+    /// Drops the instance and keeps the host.
     fn fail(&mut self, failure: Failure) -> Failure {
-        self.burnt = self.burnt();
+        self.fuel_used = self.fuel_used();
         if let Some(mut live) = self.instance.live.take() {
             self.host = live.store.data_mut().host.take();
         }
@@ -296,8 +295,8 @@ impl<H: Host> Call<'_, H> {
     }
 }
 
-/// The part of `bytes` that a span names.
+/// The part of `bytes` that a span refers to.
 pub(crate) fn slice(bytes: &Bytes, span: Span) -> Result<Bytes, Failure> {
     guest::slice(bytes, span)
-        .ok_or_else(|| Failure::Malformed("a span outside the call's bytes".into()))
+        .ok_or_else(|| Failure::Malformed("a span outside of the call's bytes".into()))
 }

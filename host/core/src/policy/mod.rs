@@ -1,10 +1,10 @@
-//! Runs the guest: WebAssembly components that decide what a command means.
+//! Runs policies: WebAssembly components that implement the commands.
 //!
-//! What enters: a request, and a [`Host`] through which the guest reads and stages. What leaves: an
-//! outcome, or a [`Failure`] after which nothing of the call may be used.
+//! A policy reads and stages through a [`Host`]. After a [`Failure`], nothing of the call may be
+//! used.
 //!
-//! Architecture invariant: a policy never sees a socket, a file or a clock, and nothing here knows
-//! what a command is.
+//! Invariant: a policy must never access a socket, a file or a clock, and this module must not
+//! depend on the meaning of commands.
 
 mod assignment;
 mod bindings;
@@ -34,11 +34,11 @@ pub(crate) use budget::{Share, fuel};
 pub use counters::Counters;
 pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
-pub use guard::{Ended, Guard, GuardSettings, How};
+pub use guard::{CallOutcome, EndedCall, Guard, GuardSettings};
 pub use guest::{Denial, Host, Put};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
-pub use registry::{Absent, Choice, Keyed, Part, Registry, Routes};
+pub use registry::{Absent, Choice, KeyLookup, Part, Registry, Routes};
 pub use selector::{Candidate, Selector, SelectorError};
 pub use swaps::{Swap, Swaps};
 pub use work::{Done, Failures, Work};

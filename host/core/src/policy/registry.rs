@@ -1,7 +1,7 @@
-//! Which policies there are, and which one answers a request.
+//! The loaded policies, and the choice of the one that handles a request.
 //!
-//! What enters: loaded policies, and an assignment that says what each is there for. What leaves: the instance that
-//! is to answer. Requests ask here before each call, so that a change takes effect between two requests.
+//! Every request chooses its policy here before the call, so a change takes effect between two
+//! requests.
 
 use std::sync::Arc;
 
@@ -15,10 +15,11 @@ use super::guest::Host;
 use super::instance::Instance;
 use crate::limits;
 
-/// All policies that are held ready.
+/// All loaded policies.
 pub struct Registry<H: Host> {
     slots: Vec<Instance<H>>,
-    /// Those that nothing names any more, but that handled requests which may come again.
+    /// Policies that the assignment no longer names, but that handled requests which may be
+    /// redelivered.
     retired: Vec<Arc<Policy<H>>>,
     assignment: Assignment,
     active: usize,
@@ -26,11 +27,11 @@ pub struct Registry<H: Host> {
     canary: Option<(usize, CanaryRule)>,
     shadow: Option<(usize, u16)>,
     routes: Arc<Routes>,
-    /// Their slots, in their order.
+    /// The slots of the routes, in the same order.
     routed: Vec<usize>,
 }
 
-/// Who owns which keys: the longest prefix first.
+/// Routes, sorted by descending length of the prefix.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Routes(Vec<(Vec<u8>, Digest)>);
 
@@ -42,59 +43,59 @@ impl Routes {
         Self(routes)
     }
 
-    /// The route of a key.
+    /// The index of the route that a key belongs to.
     fn place(&self, key: &[u8]) -> Option<usize> {
         self.0
             .iter()
             .position(|(prefix, _)| key.starts_with(prefix))
     }
 
-    /// Whether a key is another policy's by a route.
-    pub fn is_others(&self, policy: &Digest, key: &[u8]) -> bool {
+    /// Whether a route gives the key to another policy.
+    pub fn is_owned_by_other(&self, policy: &Digest, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.0[at].1 != *policy)
     }
 
-    /// Whether a key is that policy's by a route.
+    /// Whether a route gives the key to `policy`.
     pub fn owns(&self, policy: &Digest, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.0[at].1 == *policy)
     }
 }
 
-/// Who answers a request.
+/// The policy that handles a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     pub(crate) slot: usize,
-    /// Why it is that one.
+    /// Why it was chosen.
     pub part: Part,
 }
 
-/// Why a policy answers a request.
+/// Why a policy handles a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Nobody else does.
+    /// It is the active policy.
     Active,
-    /// It is tried on this client or key.
+    /// It is a canary for this client or key.
     Canary,
-    /// It owns the key by a route, and may write nothing but its own keys.
+    /// It owns the key by a route, and may write only keys of its routes.
     Routed,
 }
 
-/// The key of a request, as far as a policy could tell.
+/// The key of a request, if a policy could determine it.
 #[derive(Debug, Default)]
-pub struct Keyed {
+pub struct KeyLookup {
     /// The key.
     pub key: Option<Bytes>,
-    /// Who failed to tell it, what that burnt, and why.
+    /// The policies that failed, with the fuel used and the failure.
     pub failures: Vec<(Choice, u64, Failure)>,
 }
 
-/// An assignment that names a policy which is not here.
+/// The assignment names this policy, which is not loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Absent(pub Digest);
 
 impl<H: Host> Registry<H> {
-    /// Starts with `active`, and with `built_in` behind it: it can be gone back to, and notifications of an expiry
-    /// fall back to it. Without one the active policy takes that part too.
+    /// Starts with `active`, and with `built_in` for rollbacks and as the fallback for
+    /// notifications. Without `built_in`, `active` has that role, too.
     pub fn new(active: Arc<Policy<H>>, built_in: Option<Arc<Policy<H>>>) -> Self {
         let built_in = built_in.unwrap_or_else(|| active.clone());
         let mut assignment = Assignment::of(built_in.digest.into());
@@ -120,7 +121,8 @@ impl<H: Host> Registry<H> {
         }
     }
 
-    /// Keeps a policy that is named no more for the requests that it handled; of too many, the newest.
+    /// Retains a policy that the assignment no longer names for redeliveries of its requests.
+    /// Removes the oldest one if there are too many.
     pub fn retire(&mut self, policy: Arc<Policy<H>>) {
         if self.by_digest(&policy.digest).is_some() {
             return;
@@ -131,14 +133,18 @@ impl<H: Host> Registry<H> {
         self.retired.push(policy);
     }
 
-    /// Who answers what.
+    /// The current assignment.
     pub fn assignment(&self) -> &Assignment {
         &self.assignment
     }
 
-    /// Takes another assignment into force from the next request on. `ready` are instances for it: new policies, and
-    /// warm ones for those that are about to answer. What comes back is not needed any more: to be dropped where
-    /// nobody waits.
+    /// Applies another assignment from the next request on. `ready` contains instances for it: new
+    /// policies, and warm instances of those that will handle requests. Returns instances that are
+    /// no longer needed. The caller must drop them outside of the store's lock, because that takes
+    /// time.
+    ///
+    /// # Errors
+    /// Returns [`Absent`] if a policy of the assignment is missing.
     pub fn assign(
         &mut self,
         assignment: Assignment,
@@ -169,7 +175,7 @@ impl<H: Host> Registry<H> {
                 left.push(self.slots.remove(at));
             }
         }
-        // Each named one is here, as was just seen.
+        // The check above makes sure that all of them are present.
         let slot = |digest: Digest| self.slots.iter().position(|it| it.digest() == digest);
         let place = |digest: Digest| slot(digest).ok_or(Absent(digest));
         self.active = place(assignment.active)?;
@@ -190,7 +196,8 @@ impl<H: Host> Registry<H> {
             .collect::<Result<_, _>>()?;
         self.routes = Arc::new(routes);
         self.assignment = assignment;
-        // An instance holds memory; only those that may have to answer at once are kept.
+        // An instance holds memory, so only policies that may have to handle a request at once keep
+        // theirs.
         let before = self.assignment.previous.first().copied();
         for at in 0..self.slots.len() {
             let answers = at == self.active
@@ -206,15 +213,15 @@ impl<H: Host> Registry<H> {
         Ok(left)
     }
 
-    /// The policy that the next rollback goes back to, where no instance of it has started.
+    /// The policy that the next rollback returns to, if it has no warm instance.
     pub fn cold_before(&self) -> Option<Arc<Policy<H>>> {
         let before = self.assignment.previous.first()?;
         let slot = self.slots.iter().find(|it| it.digest() == *before)?;
         (!slot.is_warm()).then(|| slot.policy().clone())
     }
 
-    /// Takes a warm instance for [`Self::cold_before`], if it still is that. What comes back is to be dropped where nobody
-    /// waits.
+    /// Takes a warm instance for [`Self::cold_before`], if that is still needed. Returns the
+    /// instance to drop outside of the store's lock.
     pub fn warmed(&mut self, mut instance: Instance<H>) -> Instance<H> {
         let wanted = self.cold_before();
         let slot = self
@@ -229,27 +236,27 @@ impl<H: Host> Registry<H> {
         instance
     }
 
-    /// All that are held ready.
+    /// All loaded policies.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy<H>>> {
         self.slots.iter().map(Instance::policy)
     }
 
-    /// The policy of that digest, if it is here.
+    /// The loaded or retired policy with this digest.
     pub fn by_digest(&self, digest: &blake3::Hash) -> Option<Arc<Policy<H>>> {
         let mut all = self.policies().chain(&self.retired);
         all.find(|policy| policy.digest == *digest).cloned()
     }
 
-    /// Whether who answers depends on the key of a request.
+    /// Whether the choice of the policy depends on the key of a request.
     pub fn wants_key(&self) -> bool {
         !self.routes.0.is_empty() || matches!(self.canary, Some((_, CanaryRule::Keys(_))))
     }
 
-    /// The key that a request is about, as the built-in policy reads it. What that does not understand is put to the
-    /// others: commands of their own are about keys too. A routed policy can only claim a key that is its own.
-    /// Each call may burn `fuel_max`, beside the part for each byte.
-    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64, fuel_max: u64) -> Keyed {
-        let mut keyed = Keyed::default();
+    /// The key of a request, as the built-in policy parses it. If it cannot, the other policies are
+    /// asked, because their own commands have keys too. A routed policy can only claim a key that
+    /// it owns. Each call may use `fuel_max`, in addition to the fuel for each byte.
+    pub fn key_of(&mut self, payload: &Bytes, now_ms: u64, fuel_max: u64) -> KeyLookup {
+        let mut keyed = KeyLookup::default();
         let mut share = Share::of(fuel_max, payload.len());
         let others = (0..self.slots.len()).filter(|slot| *slot != self.built_in);
         for slot in std::iter::once(self.built_in).chain(others) {
@@ -259,8 +266,8 @@ impl<H: Host> Registry<H> {
             if !share.is_left() {
                 break;
             }
-            let (key, burnt) = self.slots[slot].route(payload, now_ms, fuel_max);
-            share.burn(burnt);
+            let (key, fuel_used) = self.slots[slot].route(payload, now_ms, fuel_max);
+            share.spend(fuel_used);
             match key {
                 Ok(Some(key)) if part != Part::Routed || self.may_claim(slot, &key) => {
                     keyed.key = Some(key);
@@ -268,15 +275,15 @@ impl<H: Host> Registry<H> {
                 }
                 Ok(_) => {}
                 Err(failure) => {
-                    let who = Choice { slot, part };
-                    keyed.failures.push((who, burnt, failure));
+                    let choice = Choice { slot, part };
+                    keyed.failures.push((choice, fuel_used, failure));
                 }
             }
         }
         keyed
     }
 
-    /// What a policy answers as; none where it answers nothing.
+    /// The part that a policy handles requests as; `None` if it handles none.
     fn part(&self, slot: usize) -> Option<Part> {
         if slot == self.active {
             Some(Part::Active)
@@ -293,7 +300,8 @@ impl<H: Host> Registry<H> {
         slot == self.built_in || self.route_owner(key) == Some(slot)
     }
 
-    /// Who answers a request: the owner of its key, else the canary where it takes it, else the active one.
+    /// Chooses the policy for a request: the owner of its key, otherwise the canary if its rule
+    /// matches, otherwise the active policy.
     pub fn choose(&self, client: &str, key: Option<&[u8]>) -> Choice {
         if let Some(at) = key.and_then(|key| self.routes.place(key)) {
             let slot = self.routed[at];
@@ -315,38 +323,38 @@ impl<H: Host> Registry<H> {
         }
     }
 
-    /// Who owns a key: its watchers hear of its end in that policy's words.
+    /// The policy that renders the notifications of a key.
     pub(crate) fn owner(&self, key: &[u8]) -> usize {
         self.route_owner(key).unwrap_or(self.active)
     }
 
-    /// Who owns a key by a route.
+    /// The policy that owns a key by a route.
     pub(crate) fn route_owner(&self, key: &[u8]) -> Option<usize> {
         self.routes.place(key).map(|at| self.routed[at])
     }
 
-    /// The candidate in shadow, and of how many of a thousand requests it is to see.
+    /// The candidate in shadow, and how many of a thousand requests it re-executes.
     pub(crate) fn shadow(&self) -> Option<(&Arc<Policy<H>>, u16)> {
         let (slot, per_mille) = self.shadow?;
         Some((self.slots[slot].policy(), per_mille))
     }
 
-    /// Who owns which keys.
+    /// The routes.
     pub(crate) fn routes(&self) -> &Arc<Routes> {
         &self.routes
     }
 
-    /// The one that speaks where another cannot.
+    /// The policy that renders notifications if another one cannot.
     pub(crate) fn built_in(&self) -> usize {
         self.built_in
     }
 
-    /// An instance by its place.
+    /// The instance in a slot.
     pub(crate) fn slot(&mut self, slot: usize) -> &mut Instance<H> {
         &mut self.slots[slot]
     }
 
-    /// The policy that answers what no other does.
+    /// The active policy.
     pub fn active(&self) -> &Arc<Policy<H>> {
         self.slots[self.active].policy()
     }

@@ -1,18 +1,17 @@
-//! The sections of a WebAssembly file: behind a header, each an id, a length and so many bytes.
-//!
-//! What enters: bytes, untrusted. What leaves: slices of them, or nothing where there is less than is claimed.
+//! The sections of a WebAssembly file: each has an id, a length and that many bytes. Input is
+//! untrusted.
 
 /// First bytes of a core module and of a component.
 const HEADERS: [&[u8; 8]; 2] = [b"\0asm\x01\0\0\0", b"\0asm\x0d\0\x01\0"];
 
-/// The sections of a file, not looked at; none where its header is no known one.
+/// A reader of the file's sections; `None` if its header is unknown.
 pub fn of(file: &[u8]) -> Option<Reader<'_>> {
     let (header, rest) = file.split_at_checked(8)?;
     let is_known = HEADERS.iter().any(|known| known[..] == *header);
     is_known.then_some(Reader(rest))
 }
 
-/// Whether a file is a header and whole sections.
+/// Whether the file consists of a header and complete sections.
 pub fn are_whole(file: &[u8]) -> bool {
     let read = || {
         let mut reader = of(file)?;
@@ -29,7 +28,7 @@ pub fn are_whole(file: &[u8]) -> bool {
     read().is_some()
 }
 
-/// Reads numbers and slices; none where there is less than is claimed.
+/// Reads numbers and slices. Returns `None` if there are fewer bytes than claimed.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -45,7 +44,7 @@ impl<'a> Reader<'a> {
         self.take(1)?.first().copied()
     }
 
-    /// LEB128 of at most 32 bits.
+    /// A LEB128 number of at most 32 bits.
     pub fn number(&mut self) -> Option<usize> {
         let mut number = 0_u64;
         for shift in (0..35).step_by(7) {
@@ -58,7 +57,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A length, and so many bytes.
+    /// A length, and that many bytes.
     pub fn slice(&mut self) -> Option<&'a [u8]> {
         let bytes = self.number()?;
         self.take(bytes)
@@ -71,11 +70,11 @@ mod tests {
     use crate::STANDARD_POLICY;
 
     #[test]
-    fn a_file_that_was_cut_is_not_whole() {
+    fn truncated_file_is_not_whole() {
         assert!(are_whole(STANDARD_POLICY) && are_whole(HEADERS[0]));
         let module = b"\0asm\x01\0\0\0\0\x06\x04nameX";
         assert!(are_whole(module));
-        // Behind its header nothing is missing yet.
+        // A file that is only a header is complete.
         for cut in (0..8).chain(9..module.len()) {
             assert!(!are_whole(&module[..cut]), "cut at {cut}");
         }

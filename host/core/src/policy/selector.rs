@@ -1,4 +1,5 @@
-//! How a person names a policy: by its digest's beginning, by its name, by name and version.
+//! Selectors: how operators refer to a policy, by the prefix of its digest, by name, or by name and
+//! version.
 
 use std::fmt::Write as _;
 use std::str::FromStr;
@@ -6,39 +7,39 @@ use std::str::FromStr;
 use super::digest::Digest;
 use crate::limits;
 
-/// The word for the policy that came with the program.
+/// Selects the policy that is part of the program.
 const BUILT_IN: &str = "builtin";
 
-/// A digest's beginning of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
+/// A digest prefix of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(String);
 
-/// A policy that can be meant.
+/// A policy that can be selected.
 pub struct Candidate<'a> {
     /// Its digest.
     pub digest: Digest,
-    /// Its name for itself.
+    /// Its name.
     pub name: &'a str,
     /// Its version.
     pub version: &'a str,
-    /// Whether it came with the program.
+    /// Whether it is part of the program.
     pub built_in: bool,
 }
 
-/// Why a name means no policy.
+/// Why a selector selects no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// No name at all.
+    /// It is not a selector.
     #[error(
-        "a policy is named by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
+        "a policy is selected by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
         min = limits::DIGEST_DIGITS_MIN
     )]
     Form,
-    /// Nothing of that name.
-    #[error("no policy {0} is loaded; there are {1}")]
+    /// It matches no policy.
+    #[error("no policy {0} is loaded; loaded policies: {1}")]
     Unknown(String, String),
-    /// More than one.
-    #[error("{0} may mean {1}: say more of it")]
+    /// It matches several policies.
+    #[error("{0} is ambiguous: it may mean {1}; use a longer digest prefix or NAME@VERSION")]
     Ambiguous(String, String),
 }
 
@@ -66,7 +67,7 @@ impl std::fmt::Display for Selector {
 }
 
 impl Selector {
-    /// The one that is meant.
+    /// The policy that the selector matches.
     pub fn resolve<'a>(
         &self,
         candidates: impl Iterator<Item = Candidate<'a>> + Clone,
@@ -86,7 +87,7 @@ impl Selector {
         if self.0 == BUILT_IN {
             return it.built_in;
         }
-        // A whole digest means one file and no other, whatever that calls itself.
+        // A whole digest must match only a digest, never a name.
         if let Ok(digest) = blake3::Hash::from_hex(&self.0) {
             return it.digest.0 == digest;
         }
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_named_in_many_ways() {
+    fn selector_matches_digest_name_and_version() {
         let digest = |text: &str| Digest::of(text.as_bytes());
         let all = [
             ("rule", "1", "a"),
@@ -161,9 +162,10 @@ mod tests {
         assert!(unknown.contains("standard@1"), "{unknown}");
         assert_eq!(Selector::from_str(""), Err(SelectorError::Form));
     }
-    /// An order names files. A policy may choose its name, and could wait for what is meant for another.
+    /// Orders refer to files by digest. A policy chooses its own name, so it could pose as another
+    /// policy.
     #[test]
-    fn a_whole_digest_means_the_file_and_no_name() {
+    fn whole_digest_never_matches_a_name() {
         let (meant, other) = (Digest::of(b"meant"), Digest::of(b"other"));
         let name = meant.to_string();
         let impostor = Candidate {

@@ -1,6 +1,4 @@
-//! The last times that another policy became the active one, and how long requests stood still for it.
-//!
-//! What enters: when requests were handled, and when the active policy changed. What leaves: a short list.
+//! The most recent swaps of the active policy, and how long each of them delayed requests.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -10,32 +8,33 @@ use serde::Serialize;
 use super::digest::Digest;
 use crate::limits;
 
-/// The last swaps of a running store.
+/// The most recent swaps of a running store.
 #[derive(Debug, Default)]
 pub struct Swaps {
     last: VecDeque<Swap>,
-    /// When the last request before now was done with.
+    /// When the last request ended.
     done: Option<Instant>,
-    /// No request has come since the last swap.
+    /// Whether no request has begun since the last swap.
     waits: bool,
 }
 
 /// One swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Swap {
-    /// When, in the store's milliseconds.
+    /// The time in milliseconds.
     pub at_ms: u64,
-    /// What was active before.
+    /// The policy that was active before.
     pub from: Digest,
-    /// What is since.
+    /// The policy that is active since.
     pub to: Digest,
-    /// From the end of the last request before it to the beginning of the first one after it, in microseconds: the
-    /// exchange itself, and whatever nobody asked meanwhile. None until somebody asks, and where nobody had.
+    /// Microseconds between the last request before the swap and the first one after it: the swap
+    /// itself, and any time without requests. `None` if there was no request before, or none yet
+    /// since.
     pub gap_us: Option<u64>,
 }
 
 impl Swaps {
-    /// Another policy is active from the next request on.
+    /// Notes a swap.
     pub fn swapped(&mut self, at_ms: u64, from: Digest, to: Digest) {
         if self.last.len() >= limits::SWAPS_LISTED_MAX {
             self.last.pop_front();
@@ -49,7 +48,7 @@ impl Swaps {
         self.waits = self.done.is_some();
     }
 
-    /// Requests are about to be handled.
+    /// Notes that requests are about to be handled.
     pub fn begin(&mut self) {
         if !std::mem::take(&mut self.waits) {
             return;
@@ -59,12 +58,12 @@ impl Swaps {
         }
     }
 
-    /// Requests were handled.
+    /// Notes that requests were handled.
     pub fn end(&mut self) {
         self.done = Some(Instant::now());
     }
 
-    /// The last ones, the oldest first.
+    /// The swaps, the oldest first.
     pub fn list(&self) -> Vec<Swap> {
         self.last.iter().copied().collect()
     }
@@ -75,10 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_between_two_requests_and_the_list_is_bounded() {
+    fn gap_spans_two_requests_and_list_is_bounded() {
         let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
         let mut swaps = Swaps::default();
-        // Nobody has asked anything before.
+        // There was no request before.
         swaps.swapped(1, one, two);
         swaps.begin();
         swaps.end();
@@ -91,7 +90,7 @@ mod tests {
         swaps.begin();
         assert_eq!(gaps(&swaps), [false, true]);
         let first = swaps.list()[1];
-        // What comes later is no part of it.
+        // Later requests do not change it.
         swaps.end();
         swaps.begin();
         assert_eq!(swaps.list()[1], first);

@@ -1,6 +1,4 @@
-//! What a policy has done since the host knows it: requests, fuel, failures.
-//!
-//! What enters: the end of each call. What leaves: sums, for whoever lists policies or asks for metrics.
+//! Statistics of a policy since it was loaded: requests, fuel, failures.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,53 +6,53 @@ use serde::Serialize;
 
 use super::budget::Failure;
 
-/// Sums of one policy. They are counted under the store's lock and read without it.
+/// Statistics of one policy. Written under the store's lock, read without it.
 #[derive(Debug, Default)]
 pub struct Work {
     requests: AtomicU64,
     fuel: AtomicU64,
     fuel_max: AtomicU64,
     failures: [AtomicU64; 4],
-    /// By the number that an outcome names, as long as that is one of the description's.
+    /// Requests by command number, for the commands in the policy's description.
     commands: Vec<AtomicU64>,
     duplicates_different: AtomicU64,
     impure: AtomicU64,
 }
 
-/// Failed calls, by what went wrong.
+/// Failed calls by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Failures {
-    /// It used up its fuel.
+    /// Out of fuel.
     pub fuel: u64,
-    /// The machine was too slow.
+    /// Stopped by the watchdog.
     pub watchdog: u64,
-    /// It trapped.
+    /// Trapped.
     pub trap: u64,
-    /// It returned nonsense.
+    /// Returned a malformed result.
     pub malformed: u64,
 }
 
 impl Failures {
-    /// All of them.
+    /// The sum of all causes.
     pub fn total(&self) -> u64 {
         self.fuel + self.watchdog + self.trap + self.malformed
     }
 }
 
-/// The sums at one moment.
+/// A snapshot of the statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Done {
-    /// Requests that it was given.
+    /// Requests that it handled.
     pub requests: u64,
-    /// Those it failed at, telling of changes included.
+    /// Failed calls, including notifications.
     pub failures: Failures,
-    /// What a request burnt, on average.
+    /// Mean fuel of a request.
     pub fuel_mean: u64,
-    /// What the costliest one burnt.
+    /// Highest fuel of a request.
     pub fuel_max: u64,
-    /// Duplicates that it answered otherwise than the first time.
+    /// Redelivered requests with a different answer than the original.
     pub duplicates_different: u64,
-    /// Sampled requests that it answered otherwise on a fresh instance: it keeps something to itself.
+    /// Sampled requests with a different answer on a fresh instance: the policy has hidden state.
     pub impure: u64,
 }
 
@@ -67,7 +65,7 @@ impl Work {
         }
     }
 
-    /// Forgets everything: what a trial did is nobody's request.
+    /// Resets the statistics after a trial, which handled no client's request.
     pub fn clear(&self) {
         let sums = [&self.requests, &self.fuel, &self.fuel_max];
         let sums = sums.into_iter().chain(&self.failures).chain(&self.commands);
@@ -76,7 +74,7 @@ impl Work {
         }
     }
 
-    /// A request ended.
+    /// Counts a request.
     pub fn request(&self, fuel: u64, command: Option<u16>) {
         self.requests.fetch_add(1, Relaxed);
         self.fuel.fetch_add(fuel, Relaxed);
@@ -88,7 +86,7 @@ impl Work {
         }
     }
 
-    /// A call failed.
+    /// Counts a failed call.
     pub fn failure(&self, failure: &Failure) {
         let kind = match failure {
             Failure::Fuel => 0,
@@ -99,17 +97,17 @@ impl Work {
         self.failures[kind].fetch_add(1, Relaxed);
     }
 
-    /// A duplicate was answered otherwise than the first time.
+    /// Counts a redelivered request with a different answer.
     pub fn different(&self) {
         self.duplicates_different.fetch_add(1, Relaxed);
     }
 
-    /// A fresh instance answered otherwise than the one that is used.
+    /// Counts a sampled request with a different answer on a fresh instance.
     pub fn impure(&self) {
         self.impure.fetch_add(1, Relaxed);
     }
 
-    /// The sums.
+    /// A snapshot of the statistics.
     pub fn done(&self) -> Done {
         let requests = self.requests.load(Relaxed);
         let [fuel, watchdog, trap, malformed] = &self.failures;
@@ -128,7 +126,7 @@ impl Work {
         }
     }
 
-    /// Requests by the number of their command.
+    /// Requests by command number.
     pub fn commands(&self) -> impl Iterator<Item = u64> {
         self.commands.iter().map(|count| count.load(Relaxed))
     }

@@ -1,11 +1,12 @@
-//! Requests that were answered and may come again: QoS 1 delivers at least once.
+//! The dedup table: answered requests that QoS 1 may redeliver.
 //!
-//! What enters: what a request saw and was answered. What leaves, when it comes again: the same. As the
-//! broker only unacknowledged requests can come again, so the last of every live session are kept
-//! however old (the protocol, section 9); beyond these a window of time, bounded in count and bytes.
+//! Only unacknowledged requests can be redelivered through the embedded broker. So the last
+//! requests of every live session are retained regardless of their age (protocol, section 9). Older
+//! ones are retained within a window that is bounded in time, count and bytes.
 //!
-//! Behind a foreign broker nobody knows which sessions live or what is unacknowledged there: only the window keeps
-//! ([`Retention::per_session`] is zero), and of a client that has nothing in it nothing is held at all.
+//! Behind a foreign broker, live sessions and unacknowledged requests are unknown. Only the window
+//! retains requests there ([`Retention::per_session`] is zero), and a client without requests in
+//! the window takes no memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
@@ -20,17 +21,18 @@ use crate::request::Delivery;
 
 mod slot;
 
-/// How much is remembered, from the configuration.
+/// Retention limits, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// The longest a request is remembered, in milliseconds.
+    /// The longest time that a request is retained, in milliseconds.
     pub window_ms: u64,
-    /// Requests beyond the last ones of live sessions.
+    /// The number of requests, not counting the last ones of live sessions.
     pub count_max: u64,
-    /// All of them in bytes, beyond the last ones of live sessions.
+    /// The bytes of all requests, not counting the last ones of live sessions.
     pub bytes_max: u64,
-    /// The requests that a client can have on their way: the largest Receive Maximum that one was told. Of a live session
-    /// twice as many are kept. Zero where no session is known to live: then only the window keeps.
+    /// The number of requests that a client can have in flight: the largest Receive Maximum that
+    /// any client was sent. Twice as many are retained for each live session. Zero if live sessions
+    /// are unknown; then only the window retains requests.
     pub per_session: u64,
 }
 
@@ -46,7 +48,7 @@ impl Default for Retention {
 }
 
 impl Retention {
-    /// How long a request is remembered: as long as it lives itself, within bounds.
+    /// How long a request is retained: its message expiry, within bounds.
     fn of(&self, properties: &Properties) -> u64 {
         let expiry_ms = u64::from(properties.message_expiry_s().unwrap_or(0)) * 1000;
         expiry_ms
@@ -54,25 +56,26 @@ impl Retention {
             .min(self.window_ms)
     }
 
-    /// Whether a request may still be on its way where its session has come to `turns`. Younger ones that are on
-    /// their way too may have been answered after it; and older ones may be answered only now, since a request
-    /// whose policy failed runs again when it is sent again.
+    /// Whether a request may still be in flight when its session has reached `turns`. Twice the
+    /// Receive Maximum: later requests may be answered first, and an earlier one may be answered
+    /// only now if its policy failed the first time.
     fn keeps(&self, turn: u64, turns: u64) -> bool {
         turn.saturating_add(self.per_session.saturating_mul(2)) > turns
     }
 }
 
-/// Places that the window grows by at least.
+/// The window grows by at least this many slots.
 const WINDOW_GROWTH_MIN: usize = 64;
 
-/// All that are remembered.
+/// All requests that may be redelivered.
 pub struct Duplicates {
     retention: Retention,
-    /// The youngest, in the order of their numbers.
+    /// The newest requests, ordered by number.
     window: VecDeque<Slot>,
-    /// Older ones, which are kept only as the last ones of their session. All their numbers are lower.
+    /// Older requests, retained as the last ones of their session. All their numbers are lower than
+    /// those of the window.
     kept: BTreeMap<u64, Slot>,
-    /// The newest of each identity; older ones are found from there.
+    /// The newest request of each identity. Each slot links to the next older one.
     newest: HashMap<(u64, Identity), u64>,
     sessions: HashMap<u64, Session>,
     policies: Policies,
@@ -82,16 +85,17 @@ pub struct Duplicates {
     evicted: u64,
 }
 
-/// How many each policy handled of what is remembered. Mostly there is one, and slots name it by its place here.
+/// The policies of remembered requests, with a count each. There are few, so slots refer to them by
+/// index.
 #[derive(Default)]
 struct Policies(Vec<(blake3::Hash, usize)>);
 
 impl Policies {
-    /// Counts one more request of a policy; its number.
+    /// Counts a request of a policy and returns the index of the policy.
     fn add(&mut self, policy: blake3::Hash) -> u32 {
         let all = &mut self.0;
         let at = all.iter().position(|(it, _)| *it == policy);
-        // The place of one that has none left is free.
+        // Reuses the index of a policy that has no requests left.
         let at = at.or_else(|| all.iter().position(|(_, count)| *count == 0));
         let at = at.unwrap_or_else(|| {
             all.push((policy, 0));
@@ -99,7 +103,8 @@ impl Policies {
         });
         all[at].0 = policy;
         all[at].1 += 1;
-        u32::try_from(at).expect("each has a request that is remembered, and these fit into memory")
+        u32::try_from(at)
+            .expect("every policy here has a remembered request, and those fit into memory")
     }
 
     fn remove(&mut self, number: u32) {
@@ -113,20 +118,20 @@ impl Policies {
 
 #[derive(Default)]
 struct Session {
-    /// How many of its requests were ever remembered.
+    /// The number of its requests that were ever remembered.
     turns: u64,
-    /// What is remembered of it, in order.
+    /// Its remembered requests, in order.
     held: VecDeque<u64>,
-    /// What that costs.
+    /// The bytes of these.
     bytes: u64,
-    /// The newest connection seen.
+    /// The newest connection number seen.
     connection: u64,
-    /// Requests that came over it, while there may be resends of earlier ones among them.
+    /// Requests that arrived on this connection, while redeliveries may be among them.
     resends: Option<u64>,
 }
 
 impl Duplicates {
-    /// Nothing yet.
+    /// Creates an empty dedup table.
     pub fn new(retention: Retention) -> Self {
         Self {
             retention,
@@ -142,21 +147,22 @@ impl Duplicates {
         }
     }
 
-    /// How much is remembered.
+    /// The retention limits.
     pub fn retention(&self) -> Retention {
         self.retention
     }
 
-    /// The largest Receive Maximum that a client may have been told.
+    /// The largest Receive Maximum that a client may have been sent.
     pub fn receive_max(&self) -> u16 {
         u16::try_from(self.retention.per_session).unwrap_or(u16::MAX)
     }
 
-    /// Clients may be told this Receive Maximum from now on: no fewer are remembered of each session. Never less, since
-    /// sessions that were told more may send as many again. True where that is more than before.
+    /// Raises the number of requests that are retained for each session. It never decreases, since
+    /// sessions with a higher Receive Maximum may redeliver that many. Returns whether it
+    /// increased.
     pub fn raise_per_session(&mut self, receive_max: u16) -> bool {
         let per_session = &mut self.retention.per_session;
-        // Zero says that only the window keeps.
+        // Zero means that only the window retains requests.
         let more = *per_session > 0 && u64::from(receive_max) > *per_session;
         if more {
             *per_session = receive_max.into();
@@ -164,23 +170,24 @@ impl Duplicates {
         more
     }
 
-    /// Until when a request of now is remembered at least.
+    /// The time until which a request of now is retained at least.
     pub(super) fn until_ms(&self, properties: &Properties, now_ms: u64) -> u64 {
         now_ms.saturating_add(self.retention.of(properties))
     }
 
-    /// Time went ahead by so much without passing: requests are remembered for as long as before.
+    /// Postpones all deadlines by `by_ms`, because the clock was stepped ahead.
     pub(super) fn postpone(&mut self, by_ms: u64) {
         for slot in &mut self.window {
             slot.until_ms = slot.until_ms.saturating_add(by_ms);
         }
     }
 
-    /// Takes note of a request. True where it may have come before; most cannot, and what they are need not
-    /// be found out.
+    /// Notes an arriving request. Returns whether it may be a redelivery; the caller needs an
+    /// identity only then.
     pub(super) fn arrive(&mut self, delivery: &Delivery) -> bool {
         if self.retention.per_session == 0 {
-            // Connections are not seen, and nobody says when a session ends: one that only reads leaves no trace.
+            // Connections and session ends are unknown here, so a client that only reads must take
+            // no memory.
             return delivery.dup;
         }
         let session = self.sessions.entry(delivery.session).or_default();
@@ -189,7 +196,7 @@ impl Duplicates {
             session.resends = (!session.held.is_empty()).then_some(0);
         }
         if let Some(resends) = &mut session.resends {
-            // A client sends again first, and can have had no more than its Receive Maximum on their way.
+            // A client redelivers first, and at most its Receive Maximum.
             *resends += 1;
             if *resends <= self.retention.per_session {
                 return true;
@@ -199,17 +206,17 @@ impl Duplicates {
         delivery.dup
     }
 
-    /// The turn that the next remembered request of a session has.
+    /// The turn of the next remembered request of a session.
     pub(super) fn next_turn(&self, session: u64) -> u64 {
         self.sessions.get(&session).map_or(0, |held| held.turns) + 1
     }
 
-    /// Numbers below this were given out by now.
+    /// Continues numbering from `next_number`: lower numbers were already given out.
     pub fn continue_from(&mut self, next_number: u64) {
         self.next_number = self.next_number.max(next_number);
     }
 
-    /// The answered request that this one is a duplicate of.
+    /// The original of a request, if the request is a duplicate.
     pub fn find(&self, delivery: &Delivery, identity: &Identity) -> Option<Remembered> {
         let mut number = *self.newest.get(&(delivery.session, *identity))?;
         let mut newest = None;
@@ -218,7 +225,7 @@ impl Duplicates {
                 break newest;
             };
             let same_packet = slot.packet_id == delivery.packet_id;
-            // Some clients send again without DUP.
+            // Some clients redeliver without the DUP flag.
             let resent = slot.connection < delivery.connection && same_packet;
             if (delivery.dup && same_packet) || resent {
                 break Some(slot);
@@ -234,12 +241,13 @@ impl Duplicates {
         original.map(|slot| self.remembered(slot))
     }
 
-    /// The number that the next one gets.
+    /// The number of the next request.
     pub fn next_number(&self) -> u64 {
         self.next_number
     }
 
-    /// Remembers a request under the next number, or a recorded one under its own, which must be above all before.
+    /// Adds a request under the next number, or a recorded one under its own. The number must be
+    /// higher than all earlier ones, since the window is ordered by it.
     pub fn insert(&mut self, it: &Remembered) {
         let Remembered {
             number, delivery, ..
@@ -257,15 +265,15 @@ impl Duplicates {
         session.held.push_back(number);
         session.bytes += cost_bytes;
         if self.window.len() == self.window.capacity() {
-            // Twice as many places as before could be megabytes that are never used.
+            // Doubling the capacity could waste megabytes.
             let more = self.window.len() / 4;
             self.window.reserve_exact(more.max(WINDOW_GROWTH_MIN));
         }
         self.window.push_back(slot);
     }
 
-    /// Forgets what is neither young enough nor among the last of its session. Called after each insertion, with
-    /// its session.
+    /// Removes requests that are neither in the window nor among the last of their session. Must be
+    /// called after each insertion, with its session.
     pub fn evict(&mut self, session: u64, now_ms: u64) {
         self.advance(session);
         while let Some(slot) = self.window.front() {
@@ -291,13 +299,14 @@ impl Duplicates {
                 self.release(&slot);
             }
         }
-        // The last ones of very many sessions could be any amount, and memory is bounded before memories are.
+        // The last requests of many sessions could take any amount of memory. The memory limit
+        // takes precedence over the per-session guarantee.
         while self.bytes > self.retention.bytes_max.saturating_mul(2) && self.evict_early(session) {
         }
     }
 
-    /// Forgets one request although its session may send it again: where this session holds more than its share, its
-    /// own oldest, else the oldest of all.
+    /// Evicts one request that its session may still redeliver: the oldest of `session` if that
+    /// uses more than its share, otherwise the oldest of all.
     fn evict_early(&mut self, session: u64) -> bool {
         let share = self.retention.bytes_max.saturating_mul(2) / self.sessions.len().max(1) as u64;
         let own = self.sessions.get(&session);
@@ -314,7 +323,7 @@ impl Duplicates {
             tracing::warn!(
                 bytes = self.bytes,
                 sessions = self.sessions.len(),
-                "requests that their clients may send again are forgotten, since the last ones of all sessions take twice max_duplicate_bytes: raise it, or let sessions that are not used expire sooner"
+                "requests that clients may redeliver were evicted, because the last requests of all sessions exceed twice max_duplicate_bytes: raise it, or let unused sessions expire sooner"
             );
         }
         self.evicted += 1;
@@ -322,21 +331,22 @@ impl Duplicates {
         true
     }
 
-    /// Counts a request that leaves the window before its time, where only the window keeps.
+    /// Counts a request that leaves the window before its time, if only the window retains
+    /// requests.
     fn forget_early(&mut self) {
         if self.evicted == 0 {
             tracing::warn!(
                 count = self.count,
                 bytes = self.bytes,
-                "requests are forgotten before their time, and would run twice if they came again: raise max_duplicates and max_duplicate_bytes, or shorten duplicate_window"
+                "requests were evicted early and would run twice if redelivered: raise max_duplicates and max_duplicate_bytes, or shorten duplicate_window"
             );
         }
         self.evicted += 1;
     }
 
-    /// Drops what a session's newest requests have pushed out of its last ones.
+    /// Removes requests of a session that its newer requests have displaced.
     fn advance(&mut self, session: u64) {
-        // The window forgets in order, so all behind its first are in it too.
+        // The window is ordered, so all later requests of the session are in it, too.
         let window_from = self.window.front().map_or(u64::MAX, |slot| slot.number);
         while let Some(Session { turns, held, .. }) = self.sessions.get(&session)
             && let Some(&number) = held.front()
@@ -354,7 +364,7 @@ impl Duplicates {
             .is_some_and(|session| self.retention.keeps(slot.turn, session.turns))
     }
 
-    /// Where a request is that is not forgotten.
+    /// The slot of a request, unless it was evicted.
     fn slot(&self, number: u64) -> Option<&Slot> {
         let slot = match self.place(number) {
             Some(place) => self.window.get(place),
@@ -367,7 +377,7 @@ impl Duplicates {
         slot.remembered(self.policies.digest(slot.policy))
     }
 
-    /// Where a number stands in the window. There are hardly any gaps, so the first guess is mostly right.
+    /// The index of a number in the window. Gaps are rare, so the first guess is mostly right.
     fn place(&self, number: u64) -> Option<usize> {
         let first = self.window.front()?.number;
         let guess = usize::try_from(number.checked_sub(first)?).ok()?;
@@ -393,7 +403,7 @@ impl Duplicates {
         }
     }
 
-    /// Settles the accounts of one that was taken out of its place.
+    /// Updates the sums for a request that was removed.
     fn release(&mut self, slot: &Slot) {
         let cost_bytes = u64::from(slot.cost_bytes);
         self.bytes -= cost_bytes;
@@ -405,7 +415,7 @@ impl Duplicates {
         }
         if let Some(session) = self.sessions.get_mut(&slot.session) {
             session.bytes -= cost_bytes;
-            // Nearly always its first.
+            // It is nearly always the first.
             if session.held.front() == Some(&slot.number) {
                 session.held.pop_front();
             } else if let Ok(place) = session.held.binary_search(&slot.number) {
@@ -417,7 +427,7 @@ impl Duplicates {
         }
     }
 
-    /// Sessions that are no more can send nothing again.
+    /// Removes the requests of sessions that ended: they can never be redelivered.
     pub fn ended(&mut self, sessions: &[u64]) {
         for session in sessions {
             for number in self.sessions.remove(session).unwrap_or_default().held {
@@ -426,14 +436,14 @@ impl Duplicates {
         }
     }
 
-    /// Keeps only the sessions that still live, after a restart.
+    /// Removes the requests of sessions that did not survive a restart.
     pub fn retain(&mut self, lives: impl Fn(u64) -> bool) {
         let held = self.sessions.keys().copied();
         let dead: Vec<u64> = held.filter(|session| !lives(*session)).collect();
         self.ended(&dead);
     }
 
-    /// Those from `number` on, in their order.
+    /// The requests from `number` on, in order.
     pub fn range(&self, number: u64) -> impl Iterator<Item = Remembered> {
         let from = self.window.partition_point(|slot| slot.number < number);
         let kept = self.kept.range(number..).map(|(_, slot)| slot);
@@ -442,29 +452,29 @@ impl Duplicates {
             .map(|slot| self.remembered(slot))
     }
 
-    /// The policies that handled them, each once.
+    /// The policies that handled the remembered requests, each once.
     pub fn policies(&self) -> Vec<blake3::Hash> {
         let all = self.policies.0.iter();
         let some = all.filter(|(_, count)| *count > 0);
         some.map(|(policy, _)| *policy).collect()
     }
 
-    /// How many are remembered.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// What they cost, in bytes.
+    /// The memory cost in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many were forgotten although their session lives and might send them again, or before their time.
+    /// The number of requests that were evicted although they might still be redelivered.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }

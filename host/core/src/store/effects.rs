@@ -1,14 +1,15 @@
-//! What one step of the store did, for whoever writes it down and tells it.
+//! The effects of one step of the store. The caller records them and sends answers and
+//! notifications.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::capture::{Evidence, Imported, Read};
-use super::notice::Notice;
-use super::observed::Observed;
+use super::notification::Notification;
+use super::read_set::{CapturedReads, Imported, Read};
+use super::redelivery::{Renotified, Rerun};
+use super::reexecution::SampledRequest;
 use super::remembered::Remembered;
-use super::repeat::{Rerun, ToldAgain};
 use super::transaction::Transaction;
 use super::watch::{WatchChange, WatchChanges};
 use super::write::Write;
@@ -18,90 +19,92 @@ use crate::policy::{Failure, Part, Policy, Repeat};
 use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
 
-/// The text of an answer whose policy failed (the protocol, section 4).
+/// The answer to a request whose policy failed (protocol, section 4).
 pub const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
 
-/// What a step did, beyond the state itself.
+/// Everything that a step did apart from changing the state.
 #[derive(Default)]
 pub struct Effects {
-    /// For the client that asked.
+    /// The answer to the client's request.
     pub answer: Option<Answer>,
-    /// For the watchers of what had expired before this step began: they come before the answer.
-    pub expired: Vec<Notice>,
-    /// For the watchers of what changed, in order.
-    pub notices: Vec<Notice>,
-    /// How many policy calls failed.
+    /// Notifications of keys that expired before this step. They must be sent before the answer.
+    pub expired: Vec<Notification>,
+    /// Notifications of the changes of this step, in order.
+    pub notices: Vec<Notification>,
+    /// The number of failed policy calls.
     pub failures: u64,
-    /// Why the request's own call failed, if it did.
+    /// Why the policy call of the request failed, if it did.
     pub failed: Option<Failure>,
-    /// The fuel that the request burnt.
+    /// The fuel that the request used.
     pub fuel: u64,
-    /// What the sweep at the beginning removed, to be durable first.
+    /// The removals of the sweep at the beginning of the step. They must be recorded first.
     pub swept: Option<Swept>,
-    /// What became of watches, where these are kept: to be durable before the answer leaves.
+    /// Changes of watches, if watches are durable. They must be durable before the answer is sent.
     pub watches: Option<Box<WatchChanges>>,
-    /// What is to be durable before the answer leaves.
+    /// The record of the request. It must be durable before the answer is sent.
     pub handled: Option<Handled>,
-    /// What the answer rests on, besides what was handled.
+    /// The state that the answer depends on, apart from the request's own record.
     pub rests_on: RestsOn,
-    /// Whether the request was a duplicate, and if so whether running it again gave the same.
+    /// For a redelivery: how its answer was obtained.
     pub repeated: Option<Rerun>,
-    /// What became of its notifications, where it is of an earlier run and these may not have left.
-    pub told_again: Option<ToldAgain>,
-    /// The first key that its client had no right to, where there was one.
+    /// For a redelivery of a request that an earlier run handled: whether its notifications were
+    /// sent again.
+    pub renotified: Option<Renotified>,
+    /// The first key that the client had no right to.
     pub denied: Option<(Key, Right)>,
-    /// The first bound that refused something, where one did.
+    /// The first limit that refused something.
     pub exceeded: Option<Exceeded>,
-    /// Why the policy that answered may not go on, where that was one failure too many.
+    /// Set if this failure was one too many, so that the policy must be rolled back.
     pub tripped: Option<Trip>,
-    /// The request, to run it again beside the store.
-    pub observed: Option<Box<Observed>>,
-    /// The policy that answered; none where that of a duplicate is not here any more.
+    /// A copy of the request for re-execution outside the store.
+    pub sampled: Option<Box<SampledRequest>>,
+    /// The policy that answered. `None` for a redelivery whose policy is not loaded any more.
     pub by: Option<Arc<Policy<Transaction>>>,
 }
 
-/// A policy that may not go on.
+/// A policy that must not answer any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trip {
-    /// What it answered as.
+    /// The part that it answered as.
     pub part: Part,
-    /// What it did, in words.
+    /// The reason, as text.
     pub why: String,
 }
 
-/// What an answer tells of the state: it may not leave before that is durable.
+/// The state that an answer depends on. The answer must not be sent before that state is durable,
+/// or a crash could revoke what the client has seen.
 #[derive(Debug, Default)]
 pub enum RestsOn {
     /// Nothing.
     #[default]
     Nothing,
-    /// These keys, visible or hidden, and where the payload is the key's.
+    /// These keys, visible or hidden. A key may be a range of the request payload.
     Keys(Vec<Read>),
-    /// Anything.
+    /// The whole state.
     Everything,
 }
 
-/// Keys that went because their time was over, or that hold the same with a later deadline.
+/// Keys that expired, or keys whose deadline was postponed.
 #[derive(Debug)]
 pub struct Swept {
-    /// The store's time.
+    /// The time of the step.
     pub now_ms: u64,
-    /// The store's clock after it.
+    /// The clock after the step.
     pub clock: Stamp,
-    /// The removals, or the entries.
+    /// The removals, or the entries with new deadlines.
     pub writes: Vec<Write>,
 }
 
-/// A request that changed something, or whose answer a redelivery is owed.
+/// A request that changed something, or whose redelivery must get the same answer.
 #[derive(Debug)]
 pub struct Handled {
     /// The request and its answer.
     pub remembered: Remembered,
-    /// Whether a redelivery is owed that answer.
-    pub owed: bool,
-    /// The store's clock after it.
+    /// Whether a redelivery must get the same answer.
+    pub repeatable: bool,
+    /// The clock after the request.
     pub clock: Stamp,
-    /// What it wrote.
+    /// Its writes.
     pub writes: Vec<Write>,
 }
 
@@ -110,11 +113,11 @@ pub struct Handled {
 pub struct Answer {
     /// Its payload.
     pub payload: Bytes,
-    /// The version it is about.
+    /// The version in the answer.
     pub version: Option<Stamp>,
-    /// What a redelivery of the request is owed.
+    /// What a redelivery of the request gets.
     pub repeat: Repeat,
-    /// Which of the policy's commands it was.
+    /// The number of the policy's command.
     pub command: Option<u16>,
     /// Whether the request put anything.
     pub put: bool,
@@ -128,19 +131,20 @@ impl Effects {
 }
 
 impl RestsOn {
-    pub(super) fn of(evidence: Option<Evidence>, watches_kept: bool) -> Self {
-        // Pages and quotas are about the whole table; a watch is about nothing that is on disk, unless it is kept: who
-        // registers again may be answered before the first time is.
+    pub(super) fn of(captured: Option<CapturedReads>, watches_durable: bool) -> Self {
+        // Pages and quotas depend on the whole table. A watch depends on nothing durable, unless
+        // watches are durable: then a client that registers twice could be answered before the
+        // first registration is durable.
         let of_nothing = |(_, imported): &(u32, Imported)| {
             match imported {
-                Imported::Watched | Imported::Unwatched(_) => !watches_kept,
-                // Rules are no part of the state.
+                Imported::Watched | Imported::Unwatched(_) => !watches_durable,
+                // Access rules are not part of the state.
                 Imported::Denied(..) => true,
                 _ => false,
             }
         };
-        match evidence {
-            Some(evidence) if evidence.imports.iter().all(of_nothing) => Self::Keys(evidence.reads),
+        match captured {
+            Some(captured) if captured.imports.iter().all(of_nothing) => Self::Keys(captured.reads),
             _ => Self::Everything,
         }
     }
@@ -151,7 +155,7 @@ pub(super) fn internal_error() -> Answer {
     Answer {
         payload: Bytes::from_static(INTERNAL_ERROR),
         version: None,
-        // It changed nothing, so it may well run again.
+        // The request changed nothing, so a redelivery may run again.
         repeat: Repeat::Free,
         command: None,
         put: false,

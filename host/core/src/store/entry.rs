@@ -1,7 +1,6 @@
-//! One key and all that it holds, in one block of memory.
+//! A key and its entry in one immutable block of memory.
 //!
-//! What enters: the parts. What leaves: the same. A block never changes: a write makes another. The table, records on
-//! their way to the disk and remembered requests share it.
+//! The table, queued records and remembered requests share blocks. A write creates a new block.
 
 use std::fmt;
 
@@ -14,13 +13,13 @@ use crate::limits::ENTRY_OVERHEAD_BYTES;
 /// A key: any bytes, at least one.
 pub type Key = Bytes;
 
-/// A key and what it holds; a clone is the same block, counted once more.
+/// A key with its value and metadata. Clones share the block by reference counting.
 ///
-/// Of a million small ones each part that is a place of its own costs tens of megabytes, so they are laid out by hand,
-/// behind a pointer of eight bytes:
+/// With a million small entries, every separate allocation costs tens of megabytes. So all parts
+/// are in one block, behind a pointer of eight bytes:
 ///
 /// ```text
-/// count ─ version, length of the key ─ length of the rest ─ key ─ which of: expiry, fence ─ these ─ value
+/// count ─ version, key length ─ length of the rest ─ key ─ flags ─ [expiry] ─ [fence] ─ value
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry(ThinArc<Head, u8>);
@@ -32,13 +31,13 @@ struct Head {
     key_bytes: u32,
 }
 
-/// Bits of the byte behind the key.
+/// Flags in the byte after the key.
 mod has {
     pub(super) const EXPIRY: u8 = 1;
     pub(super) const FENCE: u8 = 2;
 }
 
-/// What stands behind the key.
+/// The parts after the key.
 struct Rest<'a> {
     expires_ms: Option<u64>,
     fence: Option<(Stamp, &'a [u8])>,
@@ -78,7 +77,7 @@ impl Entry {
         Self(ThinArc::from_header_and_slice(head, &bytes))
     }
 
-    /// The same under another key.
+    /// The same entry with another key.
     pub(super) fn under(&self, key: &[u8]) -> Self {
         if self.key() == key {
             return self.clone();
@@ -93,7 +92,7 @@ impl Entry {
         )
     }
 
-    /// The same with a deadline that is so much later, if it has one.
+    /// The same entry with its deadline, if it has one, postponed by `by_ms`.
     pub(super) fn postponed(&self, by_ms: u64) -> Self {
         let expires_ms = self.expires_ms().map(|ms| ms.saturating_add(by_ms));
         let fence = self.fence();
@@ -111,12 +110,12 @@ impl Entry {
         &self.0.slice[..self.key_bytes()]
     }
 
-    /// The value, copied out of the packet it came in.
+    /// The value.
     pub fn value(&self) -> &[u8] {
         self.rest().value
     }
 
-    /// The version that its SET was given.
+    /// The version of the SET that wrote it.
     pub fn version(&self) -> Stamp {
         let Head { wall, counter, .. } = self.0.header.header;
         Stamp { wall, counter }
@@ -125,7 +124,7 @@ impl Entry {
     /// The highest fencing token that protects it.
     pub fn fence(&self) -> Option<Fence> {
         let (Stamp { wall, counter }, node) = self.rest().fence?;
-        // It was text when it came in.
+        // The node was text when the entry was created.
         let node = String::from_utf8_lossy(node).into();
         Some(Fence {
             wall,
@@ -134,23 +133,24 @@ impl Entry {
         })
     }
 
-    /// When it is gone, in the store's milliseconds.
+    /// The time at which it expires, in milliseconds.
     pub fn expires_ms(&self) -> Option<u64> {
         self.rest().expires_ms
     }
 
-    /// Whether it is gone at `now_ms`.
+    /// Whether it has expired at `now_ms`.
     pub fn expired(&self, now_ms: u64) -> bool {
         self.expires_ms()
             .is_some_and(|expires_ms| expires_ms <= now_ms)
     }
 
-    /// What it counts against `max_bytes`: whatever of it a client chose the length of, and the rest.
+    /// What it counts against `max_bytes`: every part whose length a client chooses, and a fixed
+    /// overhead.
     pub fn weight(&self) -> u64 {
         self.key_bytes() as u64 + self.weight_without_key()
     }
 
-    /// The same where the key is counted elsewhere.
+    /// The weight if the key is counted elsewhere.
     pub(super) fn weight_without_key(&self) -> u64 {
         let Rest { fence, value, .. } = self.rest();
         let node_bytes = fence.map_or(0, |(_, node)| node.len());
@@ -182,13 +182,13 @@ impl Entry {
 }
 
 fn length(part: &[u8]) -> u32 {
-    u32::try_from(part.len()).expect("keys and nodes come out of packets and 32-bit memories")
+    u32::try_from(part.len()).expect("keys and nodes fit into a packet or a 32-bit memory")
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (part, left) = rest
         .split_first_chunk()
-        .expect("Entry::new wrote every part that it says is there");
+        .expect("Entry::new wrote every part that the flags announce");
     *rest = left;
     *part
 }
@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_part_comes_back(
+        fn every_part_survives_a_round_trip(
             key in prop::collection::vec(any::<u8>(), 0..9),
             value in prop::collection::vec(any::<u8>(), 0..9),
             (wall, counter) in any::<(u64, u32)>(),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_tells_two_entries_apart() {
+    fn entries_that_differ_in_a_part_are_unequal() {
         let of = |key: &str, value: &str, counter, node: Option<&str>, expires_ms| {
             let version = Stamp { wall: 7, counter };
             let fence = node.map(fence);
@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_client_chooses_the_length_of_counts() {
+    fn fence_node_counts_towards_the_weight() {
         let fence = fence(&"n".repeat(60_000));
         let fenced = Entry::new(b"key", b"v", Stamp::default(), Some(&fence), None);
         assert_eq!(fenced.weight(), 3 + 1 + 60_000 + ENTRY_OVERHEAD_BYTES);
     }
 
     #[test]
-    fn an_entry_that_is_not_there_takes_no_more_than_a_pointer() {
+    fn optional_entry_is_pointer_sized() {
         assert_eq!(size_of::<Option<Entry>>(), size_of::<usize>());
     }
 }

@@ -1,12 +1,12 @@
-//! The end of keys: what has expired goes, and its watchers hear of it.
+//! Removes expired keys and notifies their watchers.
 //!
-//! What enters: the state and `now`. What leaves: the state without the expired keys, and notices. A
-//! key goes even where no policy can say so.
+//! A key must be removed even if no policy can render the notification; otherwise a failing policy
+//! could make keys immortal.
 
 use super::effects::{Effects, Swept};
-use super::owners::NOBODY;
+use super::notifier::Notifier;
+use super::owners::NO_OWNER;
 use super::state::State;
-use super::telling::Telling;
 use super::transaction::Transaction;
 use super::write::{Change, Write};
 use super::{Entry, Key, Quota, Table};
@@ -14,8 +14,8 @@ use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Registry;
 
-/// Tells whoever watches now of keys that an earlier run removed, since their time was over.
-pub(super) fn tell_again(
+/// Notifies current watchers of expired keys that an earlier run removed.
+pub(super) fn renotify(
     state: Box<State>,
     registry: &mut Registry<Transaction>,
     quota: Quota,
@@ -25,14 +25,14 @@ pub(super) fn tell_again(
 ) -> Box<State> {
     let change = |(key, version): &(Key, Stamp)| Change::Expired(key.clone(), *version);
     let changes: Vec<Change> = removed.iter().map(change).collect();
-    let telling = Telling::new(registry, now_ms, None);
-    let (state, notices, _) = telling.tell_again(state, quota, 0, changes.iter(), effects);
-    effects.expired.extend(notices);
+    let notifier = Notifier::new(registry, now_ms, None);
+    let (state, notifications, _) = notifier.renotify(state, quota, 0, changes.iter(), effects);
+    effects.expired.extend(notifications);
     state
 }
 
-/// Moves the deadline of every key, since time went ahead by so much without passing. `each` gets the writes to record, in
-/// parts that are small enough for a record.
+/// Postpones the deadline of every key by `by_ms`, because the clock was stepped ahead. Calls
+/// `each` with writes to record, in parts that fit into a record.
 pub(super) fn postpone(state: &mut State, now_ms: u64, by_ms: u64, each: &mut dyn FnMut(Swept)) {
     for hidden in [false, true] {
         let expiring: Vec<Entry> = state.part(hidden).expired(u64::MAX).cloned().collect();
@@ -59,7 +59,7 @@ pub(super) fn postpone(state: &mut State, now_ms: u64, by_ms: u64, each: &mut dy
     }
 }
 
-/// Removes keys that have expired, at most one step's worth.
+/// Removes expired keys, up to the limit of one step.
 pub(super) fn sweep(
     mut state: Box<State>,
     registry: &mut Registry<Transaction>,
@@ -75,7 +75,7 @@ pub(super) fn sweep(
             .collect()
     };
     let expired = due(&state.table);
-    // Nobody watches a policy's own bookkeeping, so there is nobody to tell.
+    // Hidden keys have no watchers.
     let forgotten = due(&state.hidden);
     let forgotten = forgotten.into_iter().map(|entry| {
         let key = Key::copy_from_slice(entry.key());
@@ -85,22 +85,22 @@ pub(super) fn sweep(
         }
     });
     let forgotten: Vec<Write> = forgotten.collect();
-    state.write_all(&forgotten, NOBODY);
+    state.write_all(&forgotten, NO_OWNER);
     let mut transaction = Transaction::sweep(state, quota, now_ms);
     for entry in &expired {
         transaction.expire(entry.key());
     }
-    let mut telling = Telling::new(registry, now_ms, None);
+    let mut notifier = Notifier::new(registry, now_ms, None);
     let changes: Vec<Change> = transaction.changes().cloned().collect();
     for change in changes {
         if !transaction.state().watches.has(change.key()) {
             continue;
         }
-        let owner = telling.registry.owner(change.key());
-        let told;
-        (transaction, told) = telling.tell(owner, transaction, &change, effects);
-        // A key goes even where nobody can say so.
-        effects.expired.extend(told.into_iter().flatten());
+        let owner = notifier.registry.owner(change.key());
+        let result;
+        (transaction, result) = notifier.notify(owner, transaction, &change, effects);
+        // The key is removed even if no notification could be rendered.
+        effects.expired.extend(result.into_iter().flatten());
     }
     let (state, mut writes, _) = transaction.commit();
     writes.extend(forgotten);

@@ -1,30 +1,32 @@
-//! Slots by key alone, which is what most requests look for.
+//! The hash index of a table: slots by key.
 //!
-//! What enters: slots. What leaves: the one of a key, after one look at a table of hashes and one at the entry itself,
-//! where a search in order compares some twenty keys among a million. It knows no order and no time.
+//! A lookup costs one look at a hash table and one at the entry; an ordered search would compare
+//! some twenty keys among a million.
 
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use rayon::prelude::*;
 
-use super::slots::{Slot, Slots};
+use super::arena::{Arena, Slot};
 
-/// What an index finds: keys by their slots.
+/// The keys of slots, which an index compares with.
 pub(super) trait Keyed {
-    /// The key in a slot that is taken.
+    /// The key in a used slot.
     fn key(&self, slot: Slot) -> &[u8];
 }
 
-/// Slots by the hash of their key, which is seeded anew in each process: clients choose the keys.
+/// Slots by the hash of their key. The hash is seeded in each process, because clients choose the
+/// keys.
 #[derive(Clone)]
 pub(super) struct Index<const PARTS: usize, S = RandomState> {
     hasher: S,
-    /// Many small tables: one that grows moves all of its places at once, while every request waits.
+    /// Many small hash tables: a growing table moves all of its entries at once, while every
+    /// request waits.
     parts: Vec<HashTable<Place>>,
 }
 
-/// A slot, and the part of its key's hash that its table goes by: a table that grows need not look at the keys again.
+/// A slot, and a part of its key's hash, so that a growing table need not read the keys again.
 #[derive(Clone, Copy)]
 struct Place {
     short: u32,
@@ -41,11 +43,11 @@ impl<const PARTS: usize, S: Default> Default for Index<PARTS, S> {
 }
 
 impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
-    /// An index of entries in slots from 0 on, made by all cores: a start waits for it.
-    pub(super) fn of(slots: &Slots) -> Self {
+    /// Builds the index of entries in slots from 0 on, on all CPU cores, because a start waits for it.
+    pub(super) fn of(arena: &Arena) -> Self {
         let mut index = Self::default();
-        let all = 0..slots.len() as Slot;
-        let hash = |slot| index.hash(slots.key(slot));
+        let all = 0..arena.len() as Slot;
+        let hash = |slot| index.hash(arena.key(slot));
         let hashes: Vec<(usize, u32)> = all.clone().into_par_iter().map(hash).collect();
         let mut grouped = vec![Vec::new(); PARTS];
         for (slot, (part, short)) in all.zip(hashes) {
@@ -61,28 +63,28 @@ impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
         index
     }
 
-    pub(super) fn get(&self, key: &[u8], slots: &impl Keyed) -> Option<Slot> {
+    pub(super) fn get(&self, key: &[u8], arena: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
-        let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
+        let is_it = |it: &Place| it.short == short && arena.key(it.slot) == key;
         self.parts[part].find(long(short), is_it).map(|it| it.slot)
     }
 
-    /// Takes in a slot whose key is not there yet.
-    pub(super) fn insert(&mut self, slot: Slot, slots: &impl Keyed) {
-        let (part, short) = self.hash(slots.key(slot));
+    /// Adds a slot whose key is new.
+    pub(super) fn insert(&mut self, slot: Slot, arena: &impl Keyed) {
+        let (part, short) = self.hash(arena.key(slot));
         let place = Place { short, slot };
         self.parts[part].insert_unique(place.hash(), place, Place::hash);
     }
 
-    /// Forgets the slot of `key` and returns it, while the entry is still in it.
-    pub(super) fn remove(&mut self, key: &[u8], slots: &impl Keyed) -> Option<Slot> {
+    /// Removes the slot of `key` and returns it. The slot must still hold the entry.
+    pub(super) fn remove(&mut self, key: &[u8], arena: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
-        let is_it = |it: &Place| it.short == short && slots.key(it.slot) == key;
+        let is_it = |it: &Place| it.short == short && arena.key(it.slot) == key;
         let found = self.parts[part].find_entry(long(short), is_it);
         Some(found.ok()?.remove().0.slot)
     }
 
-    /// Which table, and the hash there.
+    /// The number of the hash table, and the hash within it.
     fn hash(&self, key: &[u8]) -> (usize, u32) {
         let hash = self.hasher.hash_one(key);
         ((hash >> u32::BITS) as usize % PARTS, hash as u32)
@@ -95,7 +97,7 @@ impl Place {
     }
 }
 
-/// A table chooses by the lowest bits, and tells its places apart by the highest.
+/// A hash table selects buckets by the lowest bits and distinguishes entries by the highest.
 fn long(short: u32) -> u64 {
     u64::from(short) << u32::BITS | u64::from(short)
 }
@@ -106,11 +108,11 @@ mod tests {
 
     use super::*;
 
-    /// All keys have the same hash.
+    /// Gives every key the same hash.
     #[derive(Default)]
-    struct Same;
+    struct ConstantHasher;
 
-    impl Hasher for Same {
+    impl Hasher for ConstantHasher {
         fn finish(&self) -> u64 {
             7
         }
@@ -124,9 +126,9 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_one_hash_are_told_apart() {
+    fn keys_with_equal_hashes_are_distinguished() {
         let keys: Vec<String> = (0..100).map(|number| format!("key {number}")).collect();
-        let mut index = Index::<4, BuildHasherDefault<Same>>::default();
+        let mut index = Index::<4, BuildHasherDefault<ConstantHasher>>::default();
         for slot in 0..keys.len() as Slot {
             assert_eq!(index.get(keys.key(slot), &keys), None);
             index.insert(slot, &keys);

@@ -1,50 +1,50 @@
-//! The one writer: turns an event into effects.
+//! The single writer of the state: turns an event into effects.
 //!
-//! What enters: a request, the end of a connection or session, or the time for a sweep, each with `now`.
-//! What leaves: the answer, the notifications, and what has to be durable before either leaves the host.
-//! Time is an argument and there is no I/O, so that the same code runs in production, in tests and in a
-//! replay.
+//! An event is a request, the end of a connection or session, or a sweep, each with the time.
+//! Effects are the answer, the notifications, and records that must be durable before either is
+//! sent. Time is an argument and there is no I/O, so the same code runs in production, in tests and
+//! in a replay.
 //!
-//! Architecture invariant: the store knows nothing of a transport, and nothing of what commands mean.
+//! Invariant: the store must not depend on a transport, nor on the meaning of commands.
 
-mod capture;
+mod arena;
 mod duplicates;
 mod effects;
 mod entry;
 mod expiry;
 mod index;
 mod mode;
-mod notice;
-mod observed;
+mod notification;
+mod notifier;
 mod order;
 mod owners;
 mod quota;
+mod read_set;
+mod redelivery;
+mod reexecution;
 mod remembered;
-mod repeat;
 mod replay;
 mod rights;
-mod slots;
 mod state;
 mod step;
 mod table;
-mod telling;
 mod transaction;
 mod watch;
 mod write;
 
-pub use capture::{Evidence, Imported, KeyRef, Property, Read};
 pub use duplicates::{Duplicates, Retention};
 pub use effects::INTERNAL_ERROR;
 pub use effects::{Answer, Effects, Handled, RestsOn, Swept, Trip};
 pub use entry::{Entry, Key};
 pub use mode::Mode;
-pub use notice::Notice;
-pub use observed::{Again, Observed, same_writes};
+pub use notification::Notification;
 pub use owners::Owners;
-pub(crate) use owners::{NOBODY, Owner};
+pub(crate) use owners::{NO_OWNER, Owner};
 pub use quota::{Exceeded, Quota};
-pub use remembered::{Context, Identity, Kept, Outcome, Remembered};
-pub use repeat::{Rerun, ToldAgain};
+pub use read_set::{CapturedReads, Imported, KeyRef, Property, Read};
+pub use redelivery::{Renotified, Rerun};
+pub use reexecution::{Reexecution, SampledRequest, same_writes};
+pub use remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 pub use replay::{Recorded, Replayed, replay};
 pub use state::State;
 pub use statehouse_protocol::Peer;

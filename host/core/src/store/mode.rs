@@ -1,21 +1,21 @@
-//! Whose broker it is that clients are connected to: what a store keeps of them depends on it.
+//! Which broker clients are connected to. This determines which of their state is durable.
 
-/// Whose broker it is.
+/// Which broker clients are connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// This process is the broker. Its sessions are kept, and end where they end; watches end with a connection.
+    /// This process is the broker. Its sessions are durable, and watches end with the connection.
     #[default]
     Embedded,
-    /// Another process is. Nothing is known of its sessions, and clients stay connected to it while this process is
-    /// away: watches are kept.
+    /// Another process is the broker. Its sessions are unknown, and clients stay connected to it
+    /// while this process is down, so watches are durable.
     Foreign,
 }
 
-/// The bit that numbers of clients behind a foreign broker have and numbers of the embedded broker's sessions never.
+/// Set in the session numbers of a foreign broker's clients, never in those of the embedded broker.
 const FOREIGN: u64 = 1 << 63;
 
 impl Mode {
-    /// The mode in which a session has this number.
+    /// The mode that a session number belongs to.
     pub fn of_session(number: u64) -> Self {
         match number & FOREIGN {
             0 => Self::Embedded,
@@ -23,7 +23,8 @@ impl Mode {
         }
     }
 
-    /// The number of a client behind a foreign broker, from the beginning of a digest of what it is told apart by.
+    /// The session number of a client behind a foreign broker, derived from a digest of its
+    /// identity.
     pub fn foreign_session(digest: u64) -> u64 {
         digest | FOREIGN
     }

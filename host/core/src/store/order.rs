@@ -1,45 +1,44 @@
-//! The order of keys, for whoever lists them.
+//! The order of keys, for listings.
 //!
-//! What enters: slots of keys that are new, and keys that are gone. What leaves: slots in the order of their keys. A write
-//! to a key that is there does not come here.
+//! Only new and removed keys change it, not writes to existing keys.
 
 use std::ops::Bound;
 
+use super::arena::{Arena, Slot};
 use super::index::Keyed;
-use super::slots::{Slot, Slots};
 use crate::limits::RUN_SLOTS_MAX;
 
-/// Slots in the order of their keys, cut into runs that are short enough to put one in the middle.
+/// Slots in the order of their keys, divided into runs that are short enough to insert into.
 #[derive(Clone, Default)]
 pub(super) struct Order {
-    /// None is empty.
+    /// Runs are never empty.
     runs: Vec<Vec<Slot>>,
 }
 
 impl Order {
-    /// The order of entries that are sorted by their keys, in slots from 0 on.
-    pub(super) fn of_sorted(slots: &Slots) -> Self {
-        let all: Vec<Slot> = (0..).take(slots.len()).collect();
+    /// Creates the order of entries that are sorted by key, in slots from 0 on.
+    pub(super) fn of_sorted(arena: &Arena) -> Self {
+        let all: Vec<Slot> = (0..).take(arena.len()).collect();
         Self {
             runs: all.chunks(RUN_SLOTS_MAX).map(<[_]>::to_vec).collect(),
         }
     }
 
-    /// Takes in a slot whose key is not there yet.
-    pub(super) fn insert(&mut self, slot: Slot, slots: &Slots) {
-        let key = slots.key(slot);
-        let mut at = self.run(key, slots);
+    /// Inserts a slot whose key is new.
+    pub(super) fn insert(&mut self, slot: Slot, arena: &Arena) {
+        let key = arena.key(slot);
+        let mut at = self.run(key, arena);
         let Some(run) = self.runs.get_mut(at) else {
             self.runs.push(vec![slot]);
             return;
         };
-        let mut place = run.partition_point(|&it| slots.key(it) < key);
+        let mut place = run.partition_point(|&it| arena.key(it) < key);
         if run.len() == RUN_SLOTS_MAX {
             if place < RUN_SLOTS_MAX {
                 let upper = run.split_off(RUN_SLOTS_MAX / 2);
                 self.runs.insert(at + 1, upper);
             } else if !self.has_room(at + 1) {
-                // Keys that come in order leave full runs behind them.
+                // Ascending inserts must leave full runs behind.
                 self.runs.insert(at + 1, Vec::new());
             }
             let kept = self.runs[at].len();
@@ -55,13 +54,14 @@ impl Order {
         run.is_some_and(|run| run.len() < RUN_SLOTS_MAX)
     }
 
-    /// Forgets the slot of `key`, while the entry is still in it.
-    pub(super) fn remove(&mut self, key: &[u8], slots: &Slots) {
-        let at = self.run(key, slots);
+    /// Removes the slot of `key`. The arena must still hold the entry, because the search reads its
+    /// key.
+    pub(super) fn remove(&mut self, key: &[u8], arena: &Arena) {
+        let at = self.run(key, arena);
         let Some(run) = self.runs.get_mut(at) else {
             return;
         };
-        let Ok(place) = run.binary_search_by(|&it| slots.key(it).cmp(key)) else {
+        let Ok(place) = run.binary_search_by(|&it| arena.key(it).cmp(key)) else {
             return;
         };
         run.remove(place);
@@ -75,29 +75,30 @@ impl Order {
         }
     }
 
-    /// Slots in order, from a key on.
+    /// Slots in order, starting at a key.
     pub(super) fn from<'a>(
         &'a self,
         start: Bound<&[u8]>,
-        slots: &Slots,
+        arena: &Arena,
     ) -> impl Iterator<Item = Slot> + use<'a> {
         let (at, place) = match start {
             Bound::Unbounded => (0, 0),
             Bound::Included(key) | Bound::Excluded(key) => {
-                let at = self.run(key, slots);
+                let at = self.run(key, arena);
                 let excluded = matches!(start, Bound::Excluded(_));
                 let before = |it: &[u8]| it < key || (excluded && it == key);
                 let run = self.runs.get(at).map_or(&[][..], Vec::as_slice);
-                (at, run.partition_point(|&it| before(slots.key(it))))
+                (at, run.partition_point(|&it| before(arena.key(it))))
             }
         };
         let runs = self.runs.get(at..).unwrap_or_default();
         runs.iter().flatten().skip(place).copied()
     }
 
-    /// The run that a key is or would be in: the last one that does not begin behind it, or else the first.
-    fn run(&self, key: &[u8], slots: &Slots) -> usize {
-        let begins_before = |run: &Vec<Slot>| run.first().is_some_and(|&it| slots.key(it) <= key);
+    /// The run that contains `key` or would: the last run that starts at or before it, otherwise
+    /// the first.
+    fn run(&self, key: &[u8], arena: &Arena) -> usize {
+        let begins_before = |run: &Vec<Slot>| run.first().is_some_and(|&it| arena.key(it) <= key);
         self.runs.partition_point(begins_before).saturating_sub(1)
     }
 }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::store::entry::Entry;
-    use crate::store::owners::NOBODY;
+    use crate::store::owners::NO_OWNER;
 
     fn entry(key: &[u8]) -> Entry {
         Entry::new(key, b"", Stamp::default(), None, None)
@@ -121,30 +122,30 @@ mod tests {
         number.to_be_bytes()
     }
 
-    /// Slots and their order, beside a map of the same.
+    /// The order under test, and a map with the same contents.
     #[derive(Default)]
-    struct Both {
-        slots: Slots,
+    struct WithModel {
+        arena: Arena,
         order: Order,
         map: BTreeMap<[u8; 2], Slot>,
     }
 
-    impl Both {
+    impl WithModel {
         fn insert(&mut self, number: u16) {
             let key = key(number);
             if self.map.contains_key(&key) {
                 return;
             }
-            let slot = self.slots.add(entry(&key), NOBODY);
-            self.order.insert(slot, &self.slots);
+            let slot = self.arena.add(entry(&key), NO_OWNER);
+            self.order.insert(slot, &self.arena);
             self.map.insert(key, slot);
         }
 
         fn remove(&mut self, number: u16) {
             let key = key(number);
-            self.order.remove(&key, &self.slots);
+            self.order.remove(&key, &self.arena);
             if let Some(slot) = self.map.remove(&key) {
-                self.slots.take(slot);
+                self.arena.take(slot);
             }
         }
 
@@ -155,14 +156,14 @@ mod tests {
                 Bound::Included(&from),
                 Bound::Excluded(&from),
             ] {
-                let wanted: Vec<Slot> = self
+                let expected: Vec<Slot> = self
                     .map
                     .range::<[u8; 2], _>((start, Bound::Unbounded))
                     .map(|it| *it.1)
                     .collect();
                 let start = start.map(|it| &it[..]);
-                let found: Vec<Slot> = self.order.from(start, &self.slots).collect();
-                assert_eq!(found, wanted, "from {start:?}");
+                let found: Vec<Slot> = self.order.from(start, &self.arena).collect();
+                assert_eq!(found, expected, "from {start:?}");
             }
             let runs = &self.order.runs;
             assert!(
@@ -175,60 +176,58 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Steps take whole ranges of keys, so that runs split and come together.
+        /// Steps insert and remove ranges of keys, so that runs split and merge.
         #[test]
-        fn it_is_the_order_of_a_sorted_map(
+        fn order_matches_a_sorted_map(
             steps in prop::collection::vec(
                 (any::<bool>(), 0..4000_u16, 1..1500_u16, prop::sample::select(vec![1_u16, 3, 7]), any::<bool>()),
                 1..12,
             ),
             from in 0..4000_u16,
         ) {
-            let mut both = Both::default();
+            let mut model = WithModel::default();
             for (insert, first, count, stride, falling) in steps {
                 let mut numbers: Vec<u16> = (0..count).map(|it| first + it * stride).collect();
                 if falling {
                     numbers.reverse();
                 }
                 for number in numbers {
-                    if insert { both.insert(number) } else { both.remove(number) }
+                    if insert { model.insert(number) } else { model.remove(number) }
                 }
-                both.check(from);
+                model.check(from);
             }
         }
     }
 
     #[test]
-    fn keys_that_come_in_order_fill_their_runs() {
-        let mut both = Both::default();
+    fn ascending_inserts_fill_runs() {
+        let mut model = WithModel::default();
         let keys = 4 * RUN_SLOTS_MAX as u16;
-        (0..keys).for_each(|it| both.insert(it));
-        assert_eq!(both.order.runs.len(), 4);
-        (0..keys).for_each(|it| both.remove(it));
-        assert!(both.order.runs.is_empty(), "nothing is left of them");
+        (0..keys).for_each(|it| model.insert(it));
+        assert_eq!(model.order.runs.len(), 4);
+        (0..keys).for_each(|it| model.remove(it));
+        assert!(model.order.runs.is_empty(), "no runs are left");
     }
 
-    /// Each is the next one behind a full run. A run of its own for each would make every new key slower than the last one.
+    /// Each key is inserted just behind a full run. A run for each of them would make every
+    /// insertion slower than the last.
     #[test]
-    fn keys_that_come_in_falling_order_share_runs() {
-        let mut both = Both::default();
+    fn descending_inserts_share_runs() {
+        let mut model = WithModel::default();
         let full = RUN_SLOTS_MAX as u16;
-        (0..full).for_each(|it| both.insert(it));
-        (full..10 * full).rev().for_each(|it| both.insert(it));
-        both.check(full);
-        let runs = both.order.runs.len();
-        assert!(
-            runs <= 2 * 10,
-            "{runs} runs of half of their length at least"
-        );
+        (0..full).for_each(|it| model.insert(it));
+        (full..10 * full).rev().for_each(|it| model.insert(it));
+        model.check(full);
+        let runs = model.order.runs.len();
+        assert!(runs <= 2 * 10, "{runs} runs, each at least half full");
     }
 
     #[test]
-    fn sorted_entries_have_their_order_at_once() {
+    fn of_sorted_keeps_the_order_of_its_entries() {
         let keys = 3 * RUN_SLOTS_MAX as u16 / 2;
-        let slots = Slots::of((0..keys).map(|it| (entry(&key(it)), NOBODY)).collect());
-        let order = Order::of_sorted(&slots);
-        let all: Vec<Slot> = order.from(Bound::Unbounded, &slots).collect();
+        let arena = Arena::of((0..keys).map(|it| (entry(&key(it)), NO_OWNER)).collect());
+        let order = Order::of_sorted(&arena);
+        let all: Vec<Slot> = order.from(Bound::Unbounded, &arena).collect();
         assert_eq!(all, (0..u32::from(keys)).collect::<Vec<_>>());
     }
 }

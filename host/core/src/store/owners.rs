@@ -1,32 +1,33 @@
-//! Who owns how much: a key belongs to the client that wrote it last.
+//! The clients that own keys, and the keys and bytes of each. A key belongs to the client that
+//! wrote it last.
 //!
-//! What enters: names of clients, and the weights of keys that they take and lose. What leaves: a number for each owner, as
-//! long as it has a key, and its sums. Which keys those are stands beside them, in their tables. Numbers are of this process
-//! alone: records and snapshots say names.
+//! An owner has a number while it owns a key. Tables store the owner of each key. Numbers are valid
+//! in this process only; records and snapshots contain client ids.
 
+use super::arena::Slot;
 use super::entry::Entry;
 use super::index::{Index, Keyed};
-use super::slots::Slot;
 use super::table::Table;
 use crate::limits::{OWNER_INDEX_PARTS, OWNER_OVERHEAD_BYTES};
 
-/// The number of an owner: there are no more of them than keys.
+/// The number of an owner. There are never more owners than keys.
 pub(crate) type Owner = Slot;
 
-/// The owner of what nobody owns: keys of a snapshot that names no owners, and what no request of a client wrote.
-pub(crate) const NOBODY: Owner = Owner::MAX;
+/// The owner of keys that no client owns: keys of a snapshot without owners, and keys that no
+/// client's request wrote.
+pub(crate) const NO_OWNER: Owner = Owner::MAX;
 
 /// All owners.
 #[derive(Clone, Default)]
 pub struct Owners {
-    /// By their numbers.
+    /// Indexed by owner number.
     rows: Vec<Option<Row>>,
     free: Vec<Owner>,
     index: Index<OWNER_INDEX_PARTS>,
     bytes: u64,
 }
 
-/// What one owns.
+/// One owner and its sums.
 #[derive(Clone)]
 struct Row {
     client: Box<str>,
@@ -35,28 +36,28 @@ struct Row {
 }
 
 impl Owners {
-    /// What being an owner counts against `max_bytes`, besides what it owns.
+    /// What an owner itself counts against `max_bytes`, in addition to its keys.
     pub(super) fn cost(client: &str) -> u64 {
         client.len() as u64 + OWNER_OVERHEAD_BYTES
     }
 
-    /// What all of them count against it.
+    /// What all owners count against `max_bytes`.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The number of a client that owns anything.
+    /// The number of a client, if it owns anything.
     pub(super) fn find(&self, client: &str) -> Option<Owner> {
         self.index.get(client.as_bytes(), &self.rows)
     }
 
-    /// Keys and bytes that it owns.
+    /// The keys and bytes of an owner.
     pub(super) fn load(&self, owner: Owner) -> (u64, u64) {
         let row = self.row(owner);
         row.map_or((0, 0), |it| (it.keys, it.bytes))
     }
 
-    /// Who it is.
+    /// The client id of an owner.
     pub(super) fn client(&self, owner: Owner) -> Option<&str> {
         Some(&*self.row(owner)?.client)
     }
@@ -69,12 +70,13 @@ impl Owners {
         self.rows.get_mut(owner as usize)?.as_mut()
     }
 
-    /// Clients that own anything, with their keys and bytes.
+    /// All owners: client id, keys and bytes.
     pub fn all(&self) -> impl Iterator<Item = (&str, u64, u64)> {
         self.page(0, usize::MAX).1
     }
 
-    /// Those of them in `rows` places from `from` on, and where the next ones are, if there are any.
+    /// The owners in `rows` rows starting at `from`, and the start of the next page if there is
+    /// one.
     pub fn page(
         &self,
         from: usize,
@@ -86,8 +88,8 @@ impl Owners {
         (next, rows.map(|it| (&*it.client, it.keys, it.bytes)))
     }
 
-    /// The number of a client that is about to own something. Whoever asks says [`Owners::leave`] when it may own something
-    /// or not.
+    /// Returns the number of a client, adding it if it is new. The caller must call
+    /// [`Owners::leave`] if the client may own nothing in the end, or its row leaks.
     pub(crate) fn enter(&mut self, client: &str) -> Owner {
         if let Some(owner) = self.find(client) {
             return owner;
@@ -105,7 +107,7 @@ impl Owners {
             None => {
                 self.rows.push(Some(row));
                 Owner::try_from(self.rows.len() - 1)
-                    .expect("there are no more owners than slots of keys")
+                    .expect("every owner has a key, so there are at most as many owners as slots")
             }
         };
         self.index.insert(owner, &self.rows);
@@ -113,7 +115,7 @@ impl Owners {
         owner
     }
 
-    /// It owns this entry from now on.
+    /// Adds an entry to the sums of an owner.
     pub(super) fn give(&mut self, owner: Owner, entry: &Entry) {
         if let Some(row) = self.row_mut(owner) {
             row.keys += 1;
@@ -121,7 +123,7 @@ impl Owners {
         }
     }
 
-    /// It owns this entry no more.
+    /// Subtracts an entry from the sums of an owner.
     pub(super) fn take(&mut self, owner: Owner, entry: &Entry) {
         if let Some(row) = self.row_mut(owner) {
             row.keys -= 1;
@@ -129,7 +131,7 @@ impl Owners {
         }
     }
 
-    /// Forgets who owns nothing any more.
+    /// Removes an owner that has no keys left.
     pub(super) fn leave(&mut self, owner: Owner) {
         let row = self.rows.get(owner as usize).and_then(Option::as_ref);
         if let Some(row) = row.filter(|it| it.keys == 0) {
@@ -140,7 +142,7 @@ impl Owners {
         }
     }
 
-    /// Counts anew what they own in these tables, and forgets who owns nothing there.
+    /// Recomputes the sums from these tables, and removes owners without keys.
     pub(super) fn count(&mut self, tables: [&Table; 2]) {
         if self.rows.is_empty() {
             return;
@@ -167,7 +169,7 @@ impl Owners {
 impl Keyed for Vec<Option<Row>> {
     fn key(&self, slot: Slot) -> &[u8] {
         let row = self[slot as usize].as_ref();
-        row.expect("a number is forgotten with its row")
+        row.expect("an owner's number is removed with its row")
             .client
             .as_bytes()
     }

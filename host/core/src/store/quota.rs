@@ -1,26 +1,25 @@
-//! How much the table and its watches may hold, and what a request may burn.
+//! Limits on the table, on watches and on each request.
 //!
-//! What enters: what is there and what a write would add. What leaves: yes, or which bound says no. Removing and
-//! shrinking are always allowed, so that a full store can be emptied.
+//! Removals and shrinking writes must always be allowed, so that a full store can be emptied.
 
 use std::fmt;
 
 use crate::limits;
 
-/// Bounds of the table, its watches and each request, from the configuration.
+/// Limits, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Keys.
+    /// Number of keys.
     pub keys_max: u64,
-    /// Keys, values and what an entry costs besides, in bytes.
+    /// Bytes of keys and values, including the overhead of entries.
     pub bytes_max: u64,
-    /// Keys that one client wrote last.
+    /// Number of keys that one client owns.
     pub client_keys_max: u64,
-    /// These in bytes, counted in the same way.
+    /// Bytes that one client owns, counted in the same way.
     pub client_bytes_max: u64,
-    /// One key, in bytes.
+    /// Bytes of one key.
     pub key_bytes_max: u64,
-    /// One value, in bytes.
+    /// Bytes of one value.
     pub value_bytes_max: u64,
     /// Watches of all connections.
     pub watches_max: u64,
@@ -28,16 +27,16 @@ pub struct Quota {
     pub watches_per_connection_max: u64,
     /// Watches of all connections, in bytes.
     pub watch_bytes_max: u64,
-    /// What waits for the journal, in bytes, before requests are no longer taken.
+    /// Bytes that may wait for the write-ahead log before requests are refused.
     pub unreleased_bytes_max: u64,
-    /// Fuel of a call that runs for the first time, beside the part for each byte of its payload.
+    /// Fuel of a first execution, in addition to the fuel for each payload byte.
     pub fuel_max: u64,
-    /// The disk under the journal is full: nothing may be put, only removed.
+    /// Whether the disk of the write-ahead log is full. Then only removals are allowed.
     pub journal_full: bool,
 }
 
 impl Default for Quota {
-    /// The bounds of `serve` where nobody sets others.
+    /// The limits of `serve` without any configuration.
     fn default() -> Self {
         let all = Self {
             keys_max: limits::KEYS_MAX_DEFAULT,
@@ -58,10 +57,10 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// The same with bounds of one client: where nobody says which, those that leave a part of the store to others.
+    /// Sets the limits of one client. The default reserves a part of the store for other clients.
     #[must_use]
     pub fn with_client(self, keys_max: Option<u64>, bytes_max: Option<u64>) -> Self {
-        // The longest value is anybody's to write.
+        // Every client may write the longest value.
         let longest = (self.key_bytes_max.saturating_add(self.value_bytes_max))
             .saturating_add(limits::ENTRY_OVERHEAD_BYTES);
         let bytes_part = all_but_one_part(self.bytes_max).max(longest);
@@ -72,7 +71,7 @@ impl Quota {
         }
     }
 
-    /// Watches of one connection in bytes: a part of those of all, but room for the longest key.
+    /// Bytes of the watches of one connection: a part of the total, but enough for the longest key.
     pub fn watch_bytes_per_connection_max(&self) -> u64 {
         let part = self.watch_bytes_max / limits::CLIENT_PARTS_OF_TOTAL as u64;
         let least = (self.key_bytes_max).saturating_add(limits::WATCH_OVERHEAD_BYTES as u64);
@@ -80,7 +79,7 @@ impl Quota {
             .min(limits::WATCH_BYTES_PER_CONNECTION_MAX as u64)
     }
 
-    /// Whether a key is short enough.
+    /// Checks the length of a key.
     pub fn check_key(&self, key: &[u8]) -> Result<(), Exceeded> {
         match key.len() as u64 > self.key_bytes_max {
             true => Err(Exceeded::KeyBytes(self.key_bytes_max)),
@@ -88,7 +87,7 @@ impl Quota {
         }
     }
 
-    /// Whether the table may grow from `before` to `after`, each given as keys and bytes.
+    /// Checks whether the table may grow from `before` to `after`, each given as keys and bytes.
     pub fn check(&self, before: (u64, u64), after: (u64, u64)) -> Result<(), Exceeded> {
         let keys_max = self.keys_max.min(limits::KEYS_MAX_MAX);
         if after.0 > keys_max && after.0 > before.0 {
@@ -100,7 +99,8 @@ impl Quota {
         }
     }
 
-    /// Whether what one client owns may grow from `before` to `after`, each given as keys and bytes.
+    /// Checks whether one client's keys may grow from `before` to `after`, each given as keys and
+    /// bytes.
     pub fn check_client(&self, before: (u64, u64), after: (u64, u64)) -> Result<(), Exceeded> {
         if after.0 > self.client_keys_max && after.0 > before.0 {
             Err(Exceeded::ClientKeys(self.client_keys_max))
@@ -116,7 +116,7 @@ fn all_but_one_part(of_store: u64) -> u64 {
     of_store - of_store / limits::PARTS_WITH_ONE_FOR_OTHERS
 }
 
-/// Which bound said no, and where it is.
+/// The limit that refused something, with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exceeded {
     /// Keys of the table.
@@ -137,12 +137,12 @@ pub enum Exceeded {
     ClientWatches(u64),
     /// Watches in bytes.
     WatchBytes(u64),
-    /// The disk.
+    /// The disk is full.
     Disk,
 }
 
 impl Exceeded {
-    /// The setting that would let more in, or what there is too little of.
+    /// The setting that would raise the limit, or the exhausted resource.
     pub fn name(self) -> &'static str {
         match self {
             Self::Keys(_) => "max_keys",
@@ -180,13 +180,15 @@ impl fmt::Display for Exceeded {
                     "the value is longer than max_value_bytes, which is {max}"
                 )
             }
-            Self::Watches(max) => write!(f, "all clients watch max_watches, which is {max}"),
+            Self::Watches(max) => {
+                write!(f, "all clients together hold max_watches, which is {max}")
+            }
             Self::ClientWatches(max) => {
                 write!(f, "it watches max_client_watches, which is {max}")
             }
             Self::WatchBytes(max) => write!(
                 f,
-                "the keys that are watched weigh {max} bytes, as much as they may"
+                "the watched keys would use more than {max} bytes, the limit"
             ),
             Self::Disk => f.write_str("the disk is full: there is room for removals only"),
         }
@@ -199,7 +201,7 @@ mod tests {
     use crate::limits::ENTRY_OVERHEAD_BYTES;
 
     #[test]
-    fn growing_stops_at_the_bound_and_shrinking_never() {
+    fn growth_stops_at_the_limit_and_shrinking_is_allowed() {
         let quota = Quota {
             keys_max: 2,
             bytes_max: 100,
@@ -208,14 +210,14 @@ mod tests {
         assert_eq!(quota.check((1, 50), (2, 100)), Ok(()));
         assert_eq!(quota.check((2, 50), (3, 60)), Err(Exceeded::Keys(2)));
         assert_eq!(quota.check((1, 50), (1, 101)), Err(Exceeded::Bytes(100)));
-        // A lowered bound must not lock what is already above it.
+        // A lowered limit must not block entries that already exceed it.
         assert_eq!(quota.check((5, 300), (5, 300)), Ok(()));
         assert_eq!(quota.check((5, 300), (4, 200)), Ok(()));
         assert_eq!(quota.check((5, 300), (5, 301)), Err(Exceeded::Bytes(100)));
     }
 
     #[test]
-    fn a_client_may_have_its_part_and_grow_no_further() {
+    fn client_growth_stops_at_its_own_limits() {
         let quota = Quota {
             keys_max: 4,
             ..Quota::default()
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_a_client_leaves_a_quarter_to_others_and_may_write_the_longest_value() {
+    fn client_limits_default_to_three_quarters() {
         let of = |keys_max, bytes_max| {
             let quota = Quota {
                 keys_max,

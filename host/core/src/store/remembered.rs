@@ -1,73 +1,74 @@
-//! A request that was answered and may come again, with all that it takes to answer it as before.
+//! A request that was answered, with everything needed to answer its redelivery identically.
 
 use bytes::Bytes;
 
-use super::capture::Evidence;
+use super::read_set::CapturedReads;
 use crate::clock::Stamp;
 use crate::limits;
 use crate::request::{Delivery, Dialect};
 
-/// What tells requests apart (the protocol, section 9); of one session.
+/// Distinguishes the requests of one session (protocol, section 9).
 pub type Identity = [u8; 16];
 
-/// A request that was answered.
+/// A request that was answered and may be redelivered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remembered {
-    /// Its number among all that are remembered.
+    /// Its number among all remembered requests.
     pub number: u64,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
     /// Its number among the remembered requests of its session.
     pub turn: u64,
-    /// What tells it apart.
+    /// Its identity.
     pub identity: Identity,
-    /// Until when it is remembered at least, in the store's milliseconds.
+    /// The time until which it is retained at least, in milliseconds.
     pub until_ms: u64,
-    /// What it was handled with.
+    /// The time, clock, dialect and policy that it was handled with.
     pub context: Context,
-    /// What it saw; none where only its answer is kept.
-    pub evidence: Option<Evidence>,
-    /// What it was answered.
+    /// The captured reads, or `None` if only the answer is stored.
+    pub captured: Option<CapturedReads>,
+    /// The answer.
     pub outcome: Outcome,
 }
 
-/// What a handler was given besides the request.
+/// The inputs of the policy apart from the request and the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The store's time.
+    /// The time in milliseconds.
     pub now_ms: u64,
-    /// The store's clock before it.
+    /// The clock before the request.
     pub clock: Stamp,
-    /// The form of the protocol.
+    /// The dialect of the protocol.
     pub dialect: Dialect,
     /// The digest of the policy.
     pub policy: blake3::Hash,
 }
 
-/// What a request was answered.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The payload.
-    pub payload: Kept,
-    /// The version that it is about.
+    pub payload: StoredPayload,
+    /// The version in the answer.
     pub version: Option<Stamp>,
-    /// Which of the policy's commands it was.
+    /// The number of the policy's command.
     pub command: Option<u16>,
-    /// Whether it put anything.
+    /// Whether the request put anything.
     pub put: bool,
 }
 
-/// A payload, or what proves it.
+/// A stored payload, or its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum StoredPayload {
     /// The bytes.
     Whole(Bytes),
-    /// Their BLAKE3.
+    /// The BLAKE3 digest of the bytes.
     Digest(blake3::Hash),
 }
 
-impl Kept {
-    /// Keeps small ones, and any where nothing else might give it again.
+impl StoredPayload {
+    /// Stores the payload if it is small, or if `whole` says that re-execution might not reproduce
+    /// it.
     pub(super) fn new(payload: &Bytes, whole: bool) -> Self {
         if whole || payload.len() <= limits::OUTCOME_INLINE_BYTES_MAX {
             Self::Whole(payload.clone())
@@ -76,7 +77,7 @@ impl Kept {
         }
     }
 
-    /// What proves it.
+    /// The digest of the payload.
     pub fn digest(&self) -> blake3::Hash {
         match self {
             Self::Whole(bytes) => blake3::hash(bytes),
@@ -84,7 +85,7 @@ impl Kept {
         }
     }
 
-    /// Whether this is that payload.
+    /// Whether `payload` is the stored one.
     pub fn is(&self, payload: &[u8]) -> bool {
         match self {
             Self::Whole(bytes) => bytes == payload,
@@ -94,14 +95,14 @@ impl Kept {
 }
 
 impl Remembered {
-    /// What keeping it costs, in bytes.
+    /// The memory cost in bytes.
     pub fn cost_bytes(&self) -> u64 {
         let payload = match &self.outcome.payload {
-            Kept::Whole(bytes) => bytes.len() as u64,
-            Kept::Digest(_) => 0,
+            StoredPayload::Whole(bytes) => bytes.len() as u64,
+            StoredPayload::Digest(_) => 0,
         };
         payload
-            + self.evidence.as_ref().map_or(0, Evidence::cost_bytes)
+            + self.captured.as_ref().map_or(0, CapturedReads::cost_bytes)
             + limits::REMEMBERED_OVERHEAD_BYTES
     }
 }

@@ -1,15 +1,14 @@
-//! A recorded request, run once more: one that came again on what it saw, or any against the state at its
-//! place, by any policy.
+//! Runs recorded requests again: a redelivery on its captured reads, or any request on a given
+//! state with any policy.
 //!
-//! What enters: state, lent, and what was recorded of the request. What leaves: what the policy answers now, and
-//! would write. It stores nothing and tells nobody.
+//! A run changes nothing and notifies no watchers.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::capture::{Beyond, Evidence, Script};
 use super::effects::Answer;
+use super::read_set::{CapturedReads, Recording, Unrecorded};
 use super::remembered::{Context, Remembered};
 use super::state::State;
 use super::step::decide;
@@ -21,37 +20,37 @@ use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
 
-/// What a policy makes of a recorded request.
+/// The result of a policy on a recorded request.
 #[derive(Debug)]
 pub struct Replayed {
     /// Its answer.
     pub answer: Result<Answer, Failure>,
-    /// What it would write; nothing where it failed.
+    /// The writes that it would make; empty if it failed.
     pub writes: Vec<Write>,
-    /// Whether it asked what neither the recording nor the state can answer.
+    /// Whether the policy asked for something that neither the recording nor the state holds.
     pub guessed: bool,
 }
 
-/// What was recorded of a request.
+/// A recorded request.
 pub struct Recorded<'a> {
-    /// Whose it was.
+    /// The client id.
     pub client: &'a str,
-    /// The command.
+    /// The request payload.
     pub payload: &'a Bytes,
-    /// The client's clock.
+    /// The client's timestamp.
     pub timestamp: Option<&'a str>,
     /// The fencing token.
     pub fencing_token: Option<&'a str>,
-    /// How it came.
+    /// How it was delivered.
     pub delivery: Delivery,
-    /// What it was handled with.
+    /// The time, clock, dialect and policy that it was handled with.
     pub context: &'a Context,
-    /// What it saw; none where that was too much to keep.
-    pub evidence: Option<&'a Evidence>,
+    /// The captured reads, or `None` if they were too large.
+    pub captured: Option<&'a CapturedReads>,
 }
 
-/// Bounds that refuse nothing: what was refused is recorded. The policy that handled a request may have burnt what any bound
-/// allows; another one has what it would have if it answered.
+/// Limits that refuse nothing, because refusals are recorded. The original policy may have used as
+/// much fuel as any configuration allows.
 pub(super) const NO_QUOTA: Quota = Quota {
     keys_max: u64::MAX,
     bytes_max: u64::MAX,
@@ -67,9 +66,9 @@ pub(super) const NO_QUOTA: Quota = Quota {
     journal_full: false,
 };
 
-/// Runs a recorded request on a fresh instance. What the recorded run asked is answered as it was then,
-/// any other question about the table from `state`, which must be the one just before the request. The policy may burn
-/// `fuel_max`, beside the part for the request's bytes.
+/// Runs a recorded request on a fresh instance. Reads that the recording does not hold are answered
+/// from `state`, which must be the state just before the request. The policy may use `fuel_max`, in
+/// addition to the fuel for the request's bytes.
 pub fn replay(
     policy: &Arc<Policy<Transaction>>,
     fuel_max: u64,
@@ -92,9 +91,9 @@ pub fn replay(
         delivery: recorded.delivery,
         grants: None,
     };
-    let script = Script {
-        evidence: recorded.evidence.cloned().unwrap_or_default(),
-        beyond: Beyond::State,
+    let recording = Recording {
+        captured: recorded.captured.cloned().unwrap_or_default(),
+        unrecorded: Unrecorded::FromState,
     };
     let quota = Quota {
         fuel_max,
@@ -107,7 +106,7 @@ pub fn replay(
         state,
         recorded.context.now_ms,
         &request,
-        script,
+        recording,
         quota,
     );
     let writes = match &answer {
@@ -127,47 +126,48 @@ pub fn replay(
     )
 }
 
-/// Runs a request that came again, on nothing but what it saw the first time. With its answer what it would change.
-pub(super) fn again(
+/// Re-executes a redelivered request on its captured reads alone. The returned transaction holds
+/// the staged changes.
+pub(super) fn reexecute(
     policy: &Arc<Policy<Transaction>>,
     original: &Remembered,
-    evidence: &Evidence,
+    captured: &CapturedReads,
     request: &Request<'_>,
 ) -> (Result<Answer, Failure>, Transaction) {
     let mut state = Box::<State>::default();
     state.hlc = Hlc::at(original.context.clock);
-    state.place(&evidence.reads, request.payload);
+    state.place(&captured.reads, request.payload);
     let request = Request {
         dialect: original.context.dialect,
         grants: None,
         ..*request
     };
-    let script = Script {
-        evidence: evidence.clone(),
-        beyond: Beyond::Nothing,
+    let recording = Recording {
+        captured: captured.clone(),
+        unrecorded: Unrecorded::Fail,
     };
-    // One of its own, in which nothing can be left from another request.
+    // A fresh instance, so that it cannot contain state of another request.
     let mut instance = Instance::new(policy.clone());
     run(
         &mut instance,
         state,
         original.context.now_ms,
         &request,
-        script,
+        recording,
         NO_QUOTA,
     )
 }
 
-/// One run.
+/// Executes one request.
 pub(super) fn run(
     instance: &mut Instance<Transaction>,
     state: Box<State>,
     now_ms: u64,
     request: &Request<'_>,
-    script: Script,
+    recording: Recording,
     quota: Quota,
 ) -> (Result<Answer, Failure>, Transaction) {
-    let transaction = Transaction::again(state, quota, now_ms, request, script);
+    let transaction = Transaction::reexecute(state, quota, now_ms, request, recording);
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms);
     if let Err(failure) = &answer {

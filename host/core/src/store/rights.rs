@@ -1,31 +1,31 @@
-//! What the client of a request may do to a key.
+//! The rights of a request's client to keys.
 //!
-//! What enters: the grants of whoever asks, or what is recorded of a request that runs again. What leaves: yes or no. A
-//! request that came again is answered by the rights that it had: it changed then what it may not change now, and a second
-//! answer to one request would be a lie about the first.
+//! A re-execution must use the recorded rights of its original. Otherwise, after a change of the
+//! rules, a redelivery would get another answer than the request that took effect.
 
 use std::sync::Arc;
 
-use super::capture::Capture;
+use super::read_set::ReadSet;
 use statehouse_protocol::rights::{ClientRights, Right};
 
-/// Where the answer comes from.
+/// The source of rights.
 pub(super) enum Rights {
-    /// There are no rules, or nobody asked: the host itself acts.
+    /// Everything is allowed: there are no rules, or the host itself acts.
     All,
     /// The rules of this client.
     Granted(Arc<dyn ClientRights>),
-    /// The recording. Where a candidate asks for what the recorded run did not, it has the rights of the same client.
+    /// The recording. Keys that a candidate reads and the recorded run did not are checked against
+    /// the rights that the client had in the recorded run, if these are known.
     Recorded(Option<Arc<dyn ClientRights>>),
 }
 
 impl Rights {
-    /// Those of a request.
+    /// The rights of a new request.
     pub(super) fn of(grants: Option<&Arc<dyn ClientRights>>) -> Self {
         grants.map_or(Self::All, |grants| Self::Granted(grants.clone()))
     }
 
-    /// The same in a run that is played back.
+    /// The rights of a re-execution.
     pub(super) fn recorded(self) -> Self {
         match self {
             Self::Granted(grants) => Self::Recorded(Some(grants)),
@@ -33,7 +33,7 @@ impl Rights {
         }
     }
 
-    /// How many patterns a key may be compared with to find out whether they include this.
+    /// The number of patterns that a key may be compared with.
     pub(super) fn tries(&self, right: Right) -> usize {
         match (self, right) {
             (Self::All | Self::Recorded(None), _) => 0,
@@ -41,12 +41,12 @@ impl Rights {
         }
     }
 
-    /// Whether they include this.
+    /// Whether the client has the right.
     pub(super) fn include(
         &self,
         key: &[u8],
         right: Right,
-        capture: &Capture,
+        read_set: &ReadSet,
         payload: &[u8],
     ) -> bool {
         let allows = |grants: &Arc<dyn ClientRights>| grants.allow(key, right);
@@ -54,7 +54,7 @@ impl Rights {
             Self::All => true,
             Self::Granted(grants) => allows(grants),
             Self::Recorded(grants) => {
-                !capture.was_denied(key, right, payload) && grants.as_ref().is_none_or(allows)
+                !read_set.was_denied(key, right, payload) && grants.as_ref().is_none_or(allows)
             }
         }
     }

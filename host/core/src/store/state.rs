@@ -1,10 +1,10 @@
-//! All that a store holds.
+//! The complete state of a store.
 //!
-//! What enters: writes, each of a client's request or of nobody's. What leaves: the tables as they are from then on, with the
-//! sums of who owns what. It decides nothing: what may be written is the transaction's business.
+//! It applies writes and keeps the sums of owners consistent with the tables. It checks nothing:
+//! the transaction decides which writes are allowed.
 
 use super::entry::Entry;
-use super::owners::{NOBODY, Owner, Owners};
+use super::owners::{NO_OWNER, Owner, Owners};
 use super::quota::{Exceeded, Quota};
 use super::table::Table;
 use super::watch::Watches;
@@ -12,24 +12,24 @@ use super::write::Write;
 use crate::clock::Hlc;
 use crate::limits;
 
-/// Everything a step may change.
+/// Everything that a step may change.
 #[derive(Clone, Default)]
 pub struct State {
-    /// What clients see.
+    /// Keys that clients see.
     pub table: Table,
-    /// Policies' own bookkeeping: no client can name these keys.
+    /// Hidden keys: bookkeeping of policies. No client can name them.
     pub hidden: Table,
-    /// Whose they are, in both tables.
+    /// The owners of the keys in both tables.
     pub owners: Owners,
-    /// Who watches what.
+    /// All watches.
     pub watches: Watches,
-    /// The store's clock.
+    /// The clock.
     pub hlc: Hlc,
 }
 
 impl State {
-    /// Whether this client's SET of this key would be within the bounds, with a value that is neither too long nor longer than
-    /// the one that is there.
+    /// Checks the limits for a SET of `key` by `client`, with a value that is neither too long nor
+    /// longer than the current one.
     pub fn check_write(&self, client: &str, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
         quota.check_key(key)?;
         if quota.journal_full {
@@ -55,7 +55,7 @@ impl State {
         quota.check_client(owned, grown)
     }
 
-    /// Policies' own keys, or those that clients see.
+    /// The hidden table, or the visible one.
     pub(super) fn part(&self, hidden: bool) -> &Table {
         match hidden {
             true => &self.hidden,
@@ -68,7 +68,7 @@ impl State {
         self.owners.client(self.part(hidden).owned(key)?.1)
     }
 
-    /// Entries of one table behind a key, in order, each with the client that owns it.
+    /// The entries of one table after a key, in order, each with its owner.
     pub(crate) fn entries<'a>(
         &'a self,
         hidden: bool,
@@ -78,19 +78,20 @@ impl State {
         entries.map(|(entry, owner)| (entry, self.owners.client(owner)))
     }
 
-    /// Counts anew what clients own, where tables were put here as a whole.
+    /// Recomputes the sums of owners after whole tables were replaced.
     pub(crate) fn count_owners(&mut self) {
         self.owners.count([&self.table, &self.hidden]);
     }
 
-    /// Keys and bytes of both tables, and what being an owner costs.
+    /// Keys and bytes of both tables, including the overhead of owners.
     pub fn load(&self) -> (u64, u64) {
         let Self { table, hidden, .. } = self;
         let bytes = table.bytes() + hidden.bytes() + self.owners.bytes();
         (table.keys() + hidden.keys(), bytes)
     }
 
-    /// What a client that owns nothing yet costs by owning this key: where it is the last one of somebody else, less by him.
+    /// The bytes that a client without keys adds by owning this key. If this was the last key of
+    /// another owner, that owner's bytes are subtracted.
     pub(super) fn cost_of_entering(&self, client: &str, key: &[u8], hidden: bool) -> u64 {
         if self.owners.find(client).is_some() {
             return 0;
@@ -102,18 +103,18 @@ impl State {
         Owners::cost(client).saturating_sub(left.map_or(0, Owners::cost))
     }
 
-    /// Makes one write real, of which nobody is the owner.
+    /// Applies one write. The key will have no owner.
     pub fn write(&mut self, write: &Write) {
-        self.write_as(write, NOBODY);
+        self.write_as(write, NO_OWNER);
     }
 
-    /// Makes writes of a client's request real, or what no client asked for: then a key that is put keeps its owner.
+    /// Applies writes. Keys that are put belong to `client`, or keep their owner if there is none.
     pub fn write_by(&mut self, writes: &[Write], client: Option<&str>) {
         let Some(client) = client else {
             for write in writes {
                 let held = self.part(write.hidden).owned(write.key());
                 let owner = held.filter(|_| write.entry().is_some());
-                self.write_as(write, owner.map_or(NOBODY, |(_, owner)| owner));
+                self.write_as(write, owner.map_or(NO_OWNER, |(_, owner)| owner));
             }
             return;
         };
@@ -121,12 +122,13 @@ impl State {
         let owner = if puts {
             self.owners.enter(client)
         } else {
-            NOBODY
+            NO_OWNER
         };
         self.write_all(writes, owner);
     }
 
-    /// Makes writes real; what they put belongs to this owner, which is forgotten where that is nothing.
+    /// Applies writes. Keys that are put belong to `owner`, which is removed if it has none in the
+    /// end.
     pub(super) fn write_all(&mut self, writes: &[Write], owner: Owner) {
         for write in writes {
             self.write_as(write, owner);

@@ -1,4 +1,4 @@
-//! One step of the store: an event in, effects out.
+//! One step of the store: takes an event, returns effects.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,16 +8,16 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::capture::{Evidence, Read};
 use super::duplicates::Duplicates;
 use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
 use super::expiry;
-use super::notice::{Notice, notices_of, splice, told_by};
-use super::observed::{self, Observed, Removals, Turns};
-use super::remembered::{Context, Identity, Kept, Outcome, Remembered};
+use super::notification::{Notification, notifications_of, notify_as, splice};
+use super::notifier::Notifier;
+use super::read_set::{CapturedReads, Read};
+use super::reexecution::{self, Removals, SampledRequest, Sampler};
+use super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use super::state::State;
 use super::table::Table;
-use super::telling::Telling;
 use super::transaction::Transaction;
 use super::watch::WatchChange;
 use super::write::{Change, Write};
@@ -25,55 +25,58 @@ use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
-    self, Absent, Assignment, Call, Choice, Ended, Failure, Guard, GuardSettings, How, Instance,
-    Part, Policy, Registry, Repeat, Share,
+    self, Absent, Assignment, Call, CallOutcome, Choice, EndedCall, Failure, Guard, GuardSettings,
+    Instance, Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
 use statehouse_protocol::Peer;
 
-/// What a step is about.
+/// The input of a step.
 #[derive(Clone, Copy)]
 pub enum Event<'a> {
-    /// A client asks.
+    /// A client's request.
     Request(&'a Request<'a>),
-    /// A connection ended: its watches end too.
+    /// A connection ended. Its watches end with it.
     Gone(&'a Peer),
-    /// Nobody took a notification for this key, or the client may not read it any more: that watch ends.
-    Unheard(&'a Peer, &'a [u8]),
-    /// An earlier run removed these keys, since their time was over, and may not have told anybody.
+    /// A notification for this key could not be delivered, or the client may not read the key any
+    /// more. That watch ends.
+    Undeliverable(&'a Peer, &'a [u8]),
+    /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
-    /// Sessions ended: none of their requests can come again.
+    /// Sessions ended. Their requests can never be redelivered.
     Ended(&'a [u64]),
-    /// Nothing but time has passed.
+    /// Only time has passed.
     Sweep,
 }
 
-/// The key table with everything that decides about it.
+/// The key table, the policies, and everything else that decides the result of a request.
 pub struct Store {
-    /// Always there between steps; a step lends it to its transaction.
+    /// Always present between steps. A step moves it into its transaction.
     state: Option<Box<State>>,
     pub(super) registry: Registry<Transaction>,
     pub(super) quota: Quota,
     duplicates: Duplicates,
     supervision: Supervision,
-    /// Over the active policy, and over a canary.
+    /// Guards of the active policy and of a canary, in this order.
     guards: [Guard; 2],
     removals: Removals,
-    /// Requests below this number were handled by an earlier run.
+    /// Requests with a lower number were handled by an earlier run.
     pub(super) earlier_below: u64,
-    /// Those of them whose notifications were sent again: not more than were remembered at the start.
-    pub(super) told_again: HashSet<u64>,
-    /// Over requests of the active policy.
-    turns: Turns,
+    /// Requests of an earlier run whose notifications were sent again. At most as many as were
+    /// remembered at the start.
+    pub(super) renotified: HashSet<u64>,
+    /// Selects requests of the active policy for re-execution.
+    turns: Sampler,
 }
 
-/// How policies that answer are supervised.
+/// How the active policy and a canary are supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Supervision {
-    /// What is tolerated of one.
+    /// How many failures and how much fuel are tolerated.
     pub guard: GuardSettings,
-    /// Of so many requests of the active one, one runs again on a fresh instance, but no more than if there were
-    /// [`limits::PURITY_REQUESTS_PER_SECOND_MAX`]; zero means none.
+    /// Re-executes one of this many requests of the active policy on a fresh instance to detect
+    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant.
+    /// Zero turns it off.
     pub purity_every: u32,
 }
 
@@ -86,14 +89,23 @@ impl Default for Supervision {
     }
 }
 
+/// What a policy decided about a request, with the notifications of its changes.
+struct Decision {
+    by: Arc<Policy<Transaction>>,
+    part: Part,
+    answer: Answer,
+    captured: Option<CapturedReads>,
+    notifications: Vec<Notification>,
+}
+
 impl Store {
-    /// An empty store under the policies of `registry`.
+    /// Creates an empty store with the policies of `registry`.
     pub fn new(registry: Registry<Transaction>, quota: Quota) -> Self {
         let duplicates = Duplicates::new(Retention::default());
         Self::restore(registry, quota, Box::default(), duplicates)
     }
 
-    /// A store that goes on from recorded state.
+    /// Creates a store from recovered state.
     pub fn restore(
         registry: Registry<Transaction>,
         quota: Quota,
@@ -105,43 +117,47 @@ impl Store {
             registry,
             quota,
             earlier_below: duplicates.next_number(),
-            told_again: HashSet::new(),
+            renotified: HashSet::new(),
             duplicates,
             supervision: Supervision::default(),
             guards: Default::default(),
             removals: Removals::default(),
-            turns: Turns::default(),
+            turns: Sampler::default(),
         }
     }
 
-    /// How policies that answer are supervised; a changed one counts from the next step on.
+    /// The supervision settings. Changes apply from the next step on.
     pub fn supervision(&mut self) -> &mut Supervision {
         &mut self.supervision
     }
 
-    /// What keys held when an observed request began, if that can still be told.
-    pub fn recall(&self, observed: &Observed, keys: &[(bool, Key)]) -> Option<Vec<Read>> {
-        observed::recall(self.state(), &self.removals, observed, keys)
+    /// The entries of `keys` just before a sampled request, if they can still be determined.
+    pub fn reads_before(
+        &self,
+        sampled: &SampledRequest,
+        keys: &[(bool, Key)],
+    ) -> Option<Vec<Read>> {
+        reexecution::reads_before(self.state(), &self.removals, sampled, keys)
     }
 
-    /// Requests that may come again.
+    /// The requests that may be redelivered.
     pub fn duplicates(&self) -> &Duplicates {
         &self.duplicates
     }
 
-    /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
-    /// True where that is more than before.
+    /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that
+    /// maximum, or a redelivery might not be recognized. Returns whether it is higher than before.
     pub fn raise_receive_max(&mut self, receive_max: u16) -> bool {
         self.duplicates.raise_per_session(receive_max)
     }
 
-    /// Forgets the requests of sessions that are no more.
+    /// Removes the requests of all other sessions.
     pub fn retain_sessions(&mut self, live: &[u64]) {
         let live: HashSet<u64> = live.iter().copied().collect();
         self.duplicates.retain(|session| live.contains(&session));
     }
 
-    /// Bounds of the table; a changed one counts from the next step on.
+    /// The bounds of the table. Changes apply from the next step on.
     pub fn quota(&mut self) -> &mut Quota {
         &mut self.quota
     }
@@ -153,7 +169,7 @@ impl Store {
             .expect("every step puts the state back before it returns")
     }
 
-    /// The state, to put something there that no request did: for tests and tools.
+    /// The state, to change it without a request: for tests and tools.
     pub fn state_mut(&mut self) -> &mut State {
         self.state
             .as_mut()
@@ -165,11 +181,11 @@ impl Store {
         &mut self.registry
     }
 
-    /// Takes another assignment into force from the next request on, as [`Registry::assign`] does. A policy that it names
-    /// no more stays at hand where a request that it handled may come again.
+    /// Applies another assignment from the next request on, as [`Registry::assign`] does. A policy
+    /// that it no longer names is retained while a request that it handled may be redelivered.
     ///
     /// # Errors
-    /// [`Absent`].
+    /// Returns [`Absent`] if the assignment names a policy that is not loaded.
     pub fn assign(
         &mut self,
         assignment: Assignment,
@@ -185,12 +201,13 @@ impl Store {
         Ok(left)
     }
 
-    /// When the next key expires, in the store's milliseconds.
+    /// The time in milliseconds at which the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         next_expiry_ms(self.state())
     }
 
-    /// Moves every deadline to as much later as time went ahead without passing. `each` gets effects to record.
+    /// Postpones every deadline by `by_ms`, because the clock was stepped ahead. Calls `each` with
+    /// effects to record.
     pub fn postpone(&mut self, now_ms: u64, by_ms: u64, mut each: impl FnMut(Effects)) {
         self.duplicates.postpone(by_ms);
         let mut state = self
@@ -206,27 +223,28 @@ impl Store {
         self.state = Some(state);
     }
 
-    /// Whether this is a request that an earlier run handled, whose notifications may not have left.
-    pub fn may_be_untold(&self, request: &Request<'_>) -> bool {
-        self.state().watches.are_kept()
+    /// Whether an earlier run handled this request and may not have sent its notifications.
+    pub fn may_be_unnotified(&self, request: &Request<'_>) -> bool {
+        self.state().watches.are_durable()
             && (self.duplicates.find(&request.delivery, &identity(request)))
                 .is_some_and(|original| original.number < self.earlier_below)
     }
 
-    /// Handles one event at `now_ms`, which must not lie below that of an earlier step.
+    /// Handles one event. `now_ms` must not be lower than in an earlier step, or versions and
+    /// expiry would run backwards.
     pub fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
         let mut effects = Effects::default();
         let mut state = self
             .state
             .take()
             .expect("every step puts the state back before it returns");
-        // What has expired goes first, so that no quota counts it and its watchers hear of its end
-        // before they hear of what comes after.
+        // Expired keys are removed first, so that no quota counts them and watchers are notified of
+        // the removal before any later change.
         if next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, &mut effects);
             if let Some(swept) = &effects.swept {
-                let recalled = self.registry.shadow().is_some();
-                self.removals.note(&swept.writes, recalled);
+                let is_shadowed = self.registry.shadow().is_some();
+                self.removals.note(&swept.writes, is_shadowed);
             }
         }
         self.state = Some(match event {
@@ -235,18 +253,20 @@ impl Store {
                 let identity = suspect.then(|| identity(request));
                 let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
                 match original {
-                    Some(original) => self.repeat(state, &original, request, now_ms, &mut effects),
+                    Some(original) => {
+                        self.answer_redelivery(state, &original, request, now_ms, &mut effects)
+                    }
                     None => self.handle(state, request, identity, now_ms, &mut effects),
                 }
             }
             Event::Gone(peer) => {
-                if state.watches.gone(peer) && state.watches.are_kept() {
+                if state.watches.remove_all(peer) && state.watches.are_durable() {
                     effects.note_watches(peer, vec![WatchChange::AllEnded]);
                 }
                 state
             }
-            Event::Unheard(peer, key) => {
-                if state.watches.remove(key, peer) && state.watches.are_kept() {
+            Event::Undeliverable(peer, key) => {
+                if state.watches.remove(key, peer) && state.watches.are_durable() {
                     let key = Key::copy_from_slice(key);
                     effects.note_watches(peer, vec![WatchChange::Ended(key)]);
                 }
@@ -254,7 +274,7 @@ impl Store {
             }
             Event::Expired(removed) => {
                 let (registry, quota) = (&mut self.registry, self.quota);
-                expiry::tell_again(state, registry, quota, now_ms, removed, &mut effects)
+                expiry::renotify(state, registry, quota, now_ms, removed, &mut effects)
             }
             Event::Ended(sessions) => {
                 self.duplicates.ended(sessions);
@@ -282,65 +302,108 @@ impl Store {
                 self.registry.routes(),
             );
         }
-        let routes = self.registry.routes().clone();
-        let chosen = self.registry.slot(choice.slot);
-        let by = chosen.policy().clone();
-        let policy = by.digest;
-        let mut call = chosen.begin(transaction, request.payload.clone());
-        let mut foreign = false;
-        let decided = decide(&mut call, request, now_ms).and_then(|(answer, evidence)| {
-            let others = |it: &Change| routes.is_others(&policy.into(), it.key());
-            foreign = call.host().changes().any(others);
-            let notices = match foreign {
-                true => Vec::new(),
-                false => tell(&mut call)?,
-            };
-            Ok((answer, evidence, notices))
-        });
-        if let Err(failure) = &decided {
-            call.discard(failure);
-        }
-        effects.fuel = call.burnt();
-        let mut transaction = call.end();
-        effects.denied = transaction.take_denied();
-        effects.exceeded = transaction.exceeded();
-        // What others fail at, while they tell of it, is not this policy's fault.
-        let mut blameless = false;
-        let decided = match decided {
-            Ok((answer, evidence, _)) if foreign => {
-                let share = Share::of(self.quota.fuel_max, request.payload.len());
-                let told;
-                (transaction, told) =
-                    self.tell_by_owners(choice.slot, transaction, now_ms, share, effects);
-                told.map(|notices| (answer, evidence, notices))
-                    .map_err(|(failure, its_own)| {
-                        blameless = !its_own;
-                        failure
-                    })
-            }
-            decided => decided,
-        };
+        let by = self.registry.slot(choice.slot).policy().clone();
+        let (transaction, decided) = self.run_policy(choice, transaction, request, now_ms, effects);
         effects.by = Some(by.clone());
-        let (mut answer, evidence, notices) = match decided {
-            Ok(decided) => decided,
-            Err(failure) => {
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err((failure, is_own)) => {
                 by.work.request(effects.fuel, None);
-                if !blameless {
+                // A failure of another policy during notification does not count against this one.
+                if is_own {
                     let what = "a policy failed; the request changed nothing";
                     let fuel = effects.fuel;
-                    self.blame(choice, request, now_ms, (fuel, &failure, what), effects);
+                    self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
                 }
                 effects.failed = Some(failure);
                 effects.answer = Some(internal_error());
                 return transaction.roll_back();
             }
         };
-        by.work.request(effects.fuel, answer.command);
-        let well = (effects.fuel, How::Well);
-        self.guard(choice.part, &by, request.peer, well, effects);
+        by.work.request(effects.fuel, decision.answer.command);
+        let answered = (effects.fuel, CallOutcome::Answered);
+        self.guard(choice.part, &by, request.peer, answered, effects);
+        let context = Context {
+            now_ms,
+            clock,
+            dialect: request.dialect,
+            policy: by.digest,
+        };
+        self.commit(transaction, decision, request, identified, context, effects)
+    }
+
+    /// Runs the chosen policy and renders the notifications. The error says whether the chosen
+    /// policy itself failed.
+    fn run_policy(
+        &mut self,
+        choice: Choice,
+        transaction: Transaction,
+        request: &Request<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> (Transaction, Result<Decision, (Failure, bool)>) {
+        let routes = self.registry.routes().clone();
+        let chosen = self.registry.slot(choice.slot);
+        let by = chosen.policy().clone();
+        let digest = by.digest.into();
+        let mut call = chosen.begin(transaction, request.payload.clone());
+        let mut foreign = false;
+        let decided = decide(&mut call, request, now_ms).and_then(|(answer, captured)| {
+            let others = |it: &Change| routes.is_owned_by_other(&digest, it.key());
+            foreign = call.host().changes().any(others);
+            let notifications = match foreign {
+                true => Vec::new(),
+                false => render_notifications(&mut call)?,
+            };
+            Ok(Decision {
+                by,
+                part: choice.part,
+                answer,
+                captured,
+                notifications,
+            })
+        });
+        if let Err(failure) = &decided {
+            call.discard(failure);
+        }
+        effects.fuel = call.fuel_used();
+        let mut transaction = call.end();
+        effects.denied = transaction.take_denied();
+        effects.exceeded = transaction.exceeded();
+        let mut decision = match decided {
+            Ok(decision) if foreign => decision,
+            decided => return (transaction, decided.map_err(|failure| (failure, true))),
+        };
+        let share = Share::of(self.quota.fuel_max, request.payload.len());
+        let (transaction, notified) =
+            self.notify_by_owners(choice.slot, transaction, now_ms, share, effects);
+        let decided = notified.map(|notifications| {
+            decision.notifications = notifications;
+            decision
+        });
+        (transaction, decided)
+    }
+
+    /// Commits a request, and remembers it if a redelivery must get the same answer.
+    fn commit(
+        &mut self,
+        transaction: Transaction,
+        decision: Decision,
+        request: &Request<'_>,
+        identified: Option<Identity>,
+        context: Context,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        let Decision {
+            by,
+            part,
+            mut answer,
+            captured,
+            notifications,
+        } = decision;
         let (state, writes, watches) = transaction.commit();
-        let watches_kept = state.watches.are_kept();
-        if watches_kept && !watches.is_empty() {
+        let watches_durable = state.watches.are_durable();
+        if watches_durable && !watches.is_empty() {
             let changes = watches.into_iter().map(|(key, began)| match began {
                 true => WatchChange::Began(key, request.dialect),
                 false => WatchChange::Ended(key),
@@ -348,148 +411,163 @@ impl Store {
             effects.note_watches(request.peer, changes.collect());
         }
         answer.put = writes.iter().any(|write| write.entry().is_some());
-        let context = Context {
-            now_ms,
-            clock,
-            dialect: request.dialect,
-            policy,
-        };
-        if choice.part == Part::Active {
-            effects.observed = self.observe(&by, request, &context, &answer, &writes, &evidence);
+        if part == Part::Active {
+            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
         }
-        let recalled = self.registry.shadow().is_some();
-        self.removals.note(&writes, recalled);
-        // On a full disk what changes nothing may not use up the room that removals need: it runs anew instead.
-        let kept = !writes.is_empty() || !self.quota.journal_full;
-        let owed = answer.repeat == Repeat::Same && kept;
-        if owed || !writes.is_empty() {
-            // What takes long to run again may take too long on a busy machine.
-            let costly = effects.fuel > limits::FUEL_PER_CALL_DEFAULT;
-            let whole = evidence.is_none() || costly;
-            let remembered = Remembered {
-                number: self.duplicates.next_number(),
-                delivery: request.delivery,
-                turn: self.duplicates.next_turn(request.delivery.session),
-                identity: identified.unwrap_or_else(|| identity(request)),
-                until_ms: self.duplicates.until_ms(request.properties, now_ms),
-                context,
-                evidence,
-                outcome: Outcome {
-                    payload: Kept::new(&answer.payload, whole),
-                    version: answer.version,
-                    command: answer.command,
-                    put: answer.put,
-                },
-            };
-            if owed {
+        let is_shadowed = self.registry.shadow().is_some();
+        self.removals.note(&writes, is_shadowed);
+        // On a full disk, requests that change nothing must not use the room that removals need.
+        // They run again on redelivery.
+        let may_remember = !writes.is_empty() || !self.quota.journal_full;
+        let repeatable = answer.repeat == Repeat::Same && may_remember;
+        if repeatable || !writes.is_empty() {
+            let identity = identified.unwrap_or_else(|| identity(request));
+            let remembered =
+                self.remembered(request, identity, context, &answer, captured, effects.fuel);
+            if repeatable {
                 self.duplicates.insert(&remembered);
-                self.duplicates.evict(request.delivery.session, now_ms);
+                self.duplicates
+                    .evict(request.delivery.session, remembered.context.now_ms);
             }
             effects.handled = Some(Handled {
                 remembered,
-                owed,
+                repeatable,
                 clock: state.hlc.last(),
                 writes,
             });
         } else {
-            effects.rests_on = RestsOn::of(evidence, watches_kept);
+            effects.rests_on = RestsOn::of(captured, watches_durable);
         }
         effects.answer = Some(answer);
-        effects.notices.extend(notices);
+        effects.notices.extend(notifications);
         state
     }
 
-    /// Lets each change be told by who owns its key: this request changed keys of others. Where it cannot be told of at
-    /// all, why, and whether that is the policy `by` itself.
-    fn tell_by_owners(
+    /// Describes a request for the dedup table.
+    fn remembered(
+        &self,
+        request: &Request<'_>,
+        identity: Identity,
+        context: Context,
+        answer: &Answer,
+        captured: Option<CapturedReads>,
+        fuel: u64,
+    ) -> Remembered {
+        // A request that used much fuel may exceed the watchdog on re-execution on a busy machine.
+        let costly = fuel > limits::FUEL_PER_CALL_DEFAULT;
+        let whole = captured.is_none() || costly;
+        Remembered {
+            number: self.duplicates.next_number(),
+            delivery: request.delivery,
+            turn: self.duplicates.next_turn(request.delivery.session),
+            identity,
+            until_ms: (self.duplicates).until_ms(request.properties, context.now_ms),
+            context,
+            captured,
+            outcome: Outcome {
+                payload: StoredPayload::new(&answer.payload, whole),
+                version: answer.version,
+                command: answer.command,
+                put: answer.put,
+            },
+        }
+    }
+
+    /// Renders the notifications of a request that changed keys of other policies. Each change is
+    /// rendered by the policy that owns its key. The error says whether policy `by` itself failed.
+    fn notify_by_owners(
         &mut self,
         by: usize,
         mut transaction: Transaction,
         now_ms: u64,
         share: Share,
         effects: &mut Effects,
-    ) -> (Transaction, Result<Vec<Notice>, (Failure, bool)>) {
-        let mut telling = Telling::new(&mut self.registry, now_ms, Some(share));
-        let mut notices = Vec::new();
+    ) -> (Transaction, Result<Vec<Notification>, (Failure, bool)>) {
+        let mut notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
+        let mut notifications = Vec::new();
         let changes: Vec<Change> = transaction.changes().cloned().collect();
         for change in changes {
             if !transaction.state().watches.has(change.key()) {
                 continue;
             }
-            let owner = telling.registry.route_owner(change.key());
-            let told;
+            let owner = notifier.registry.route_owner(change.key());
+            let result;
             match owner.filter(|owner| *owner != by) {
                 Some(owner) => {
-                    (transaction, told) = telling.tell(owner, transaction, &change, effects);
+                    (transaction, result) = notifier.notify(owner, transaction, &change, effects);
                 }
                 None => {
-                    let speaker = telling.registry.slot(by);
-                    (transaction, told, _) = told_by(speaker, transaction, &change);
+                    let slot = notifier.registry.slot(by);
+                    (transaction, result, _) = notify_as(slot, transaction, &change);
                 }
             }
-            match told {
-                Ok(told) => notices.extend(told),
+            match result {
+                Ok(result) => notifications.extend(result),
                 Err(failure) => {
                     return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
                 }
             }
         }
-        (transaction, Ok(notices))
+        (transaction, Ok(notifications))
     }
 
-    /// Counts a call that failed, and says so.
-    fn blame(
+    /// Counts and logs a failed call of a policy.
+    fn count_failure(
         &mut self,
-        who: Choice,
+        choice: Choice,
         request: &Request<'_>,
         now_ms: u64,
         (fuel, failure, what): (u64, &Failure, &'static str),
         effects: &mut Effects,
     ) {
-        let policy = self.registry.slot(who.slot).policy().clone();
+        let policy = self.registry.slot(choice.slot).policy().clone();
         policy.work.failure(failure);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
             let client = request.peer.client.escape_debug();
             tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
         }
-        let how = How::failed(failure, policy.start_fuel, self.quota.fuel_max);
-        let ended = (fuel, how);
-        self.guard(who.part, &policy, request.peer, ended, effects);
+        let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
+        let ended = (fuel, outcome);
+        self.guard(choice.part, &policy, request.peer, ended, effects);
     }
 
-    /// Counts a call of a policy that is watched over.
+    /// Counts a call in the guard of the policy, and records a trip in `effects`.
     fn guard(
         &mut self,
         part: Part,
         by: &Policy<Transaction>,
         peer: &Peer,
-        (fuel, how): (u64, How),
+        (fuel, outcome): (u64, CallOutcome),
         effects: &mut Effects,
     ) {
         let guard = match part {
             Part::Active => &mut self.guards[0],
             Part::Canary => &mut self.guards[1],
-            // There is nothing that its keys could go back to.
+            // A routed policy has no predecessor to roll back to.
             Part::Routed => return,
         };
         let client = number_of(peer);
-        let ended = Ended { client, fuel, how };
+        let ended = EndedCall {
+            client,
+            fuel,
+            outcome,
+        };
         if let Some(why) = guard.note(self.supervision.guard, by.digest.into(), ended) {
             effects.tripped = Some(Trip { part, why });
         }
     }
 
-    /// Copies a request for who runs it again, where it is its turn.
-    fn observe(
+    /// Copies a request for re-execution if it was sampled.
+    fn sample(
         &mut self,
         by: &Arc<Policy<Transaction>>,
         request: &Request<'_>,
         context: &Context,
         answer: &Answer,
         writes: &[Write],
-        evidence: &Option<Evidence>,
-    ) -> Option<Box<Observed>> {
+        captured: &Option<CapturedReads>,
+    ) -> Option<Box<SampledRequest>> {
         let every = self.supervision.purity_every;
         let for_purity = self.turns.purity(every, context.now_ms);
         let shadow = self.registry.shadow();
@@ -498,9 +576,9 @@ impl Store {
         if !for_purity && candidate.is_none() {
             return None;
         }
-        // Copied, so that what waits does not hold the buffers of its connection.
+        // Copied, so that a queued sample does not retain the buffers of its connection.
         let properties = Bytes::copy_from_slice(request.properties.raw());
-        Some(Box::new(Observed {
+        Some(Box::new(SampledRequest {
             candidate,
             for_purity,
             by: by.clone(),
@@ -512,25 +590,25 @@ impl Store {
             peer: request.peer.clone(),
             timestamp: request.timestamp.map(Into::into),
             fencing_token: request.fencing_token.map(Into::into),
-            // They were read once, so they can be read again.
+            // These bytes were parsed successfully before.
             properties: Properties::parse(properties).unwrap_or_default(),
             delivery: request.delivery,
             grants: request.grants.cloned(),
-            evidence: evidence.clone(),
+            captured: captured.clone(),
             fuel_max: self.quota.fuel_max,
             removals: self.removals.count(),
         }))
     }
 
-    /// Who answers a request.
+    /// Chooses the policy that handles a request.
     fn choose(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) -> Choice {
         let mut key = None;
         if self.registry.wants_key() {
             let fuel_max = self.quota.fuel_max;
             let keyed = (self.registry).key_of(request.payload, now_ms, fuel_max);
-            for (who, fuel, failure) in keyed.failures {
-                let what = "a policy failed to tell the key of a request";
-                self.blame(who, request, now_ms, (fuel, &failure, what), effects);
+            for (choice, fuel, failure) in keyed.failures {
+                let what = "a policy failed to determine the key of a request";
+                self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
             }
             key = keyed.key;
         }
@@ -546,11 +624,12 @@ fn identity(request: &Request<'_>) -> Identity {
         request.timestamp,
         request.fencing_token,
     );
-    // Who looks for two requests with one identity can only meet himself, so this need not be hard.
+    // A collision affects only the attacker's own session, so a non-cryptographic hash is enough.
     xxh3_128(&parts).to_le_bytes()
 }
 
-/// A number for a client, also over its sessions; where nobody knows the client, its session's.
+/// A hash of the client id, which is stable across sessions; of the session number if the client is
+/// unknown.
 fn number_of(peer: &Peer) -> u64 {
     let mut hasher = DefaultHasher::new();
     match peer.known() {
@@ -560,18 +639,19 @@ fn number_of(peer: &Peer) -> u64 {
     hasher.finish()
 }
 
-/// When the next key expires, visible or hidden.
+/// The time at which the next key expires, visible or hidden.
 fn next_expiry_ms(state: &State) -> Option<u64> {
     let tables = [&state.table, &state.hidden];
     tables.into_iter().filter_map(Table::next_expiry_ms).min()
 }
 
-/// Lets the policy decide. What it read by then is what the decision rests on.
+/// Runs the policy and builds the answer. The captured reads end here: the notifications do not
+/// belong to the decision.
 pub(super) fn decide(
     call: &mut Call<'_, Transaction>,
     request: &Request<'_>,
     now_ms: u64,
-) -> Result<(Answer, Option<Evidence>), Failure> {
+) -> Result<(Answer, Option<CapturedReads>), Failure> {
     let outcome = call.handle(policy::Request {
         payload: request.payload,
         dialect: request.dialect.into(),
@@ -582,9 +662,9 @@ pub(super) fn decide(
     })?;
     let transaction = call.host();
     let payload = splice(outcome.reply, request.payload, transaction)?;
-    if transaction.strayed() {
+    if transaction.diverged() {
         return Err(Failure::Malformed(
-            "another answer than the first time, for it asked for more".into(),
+            "the re-execution asked for something that the first run did not ask".into(),
         ));
     }
     let answer = Answer {
@@ -594,11 +674,11 @@ pub(super) fn decide(
         command: outcome.command,
         put: false,
     };
-    Ok((answer, transaction.take_evidence()))
+    Ok((answer, transaction.take_captured()))
 }
 
-/// Lets the policy tell the watchers, in what is left of the budget.
-fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notice>, Failure> {
+/// Renders the notifications with the remaining fuel of the request.
+fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
     let transaction = call.host();
     if transaction.state().watches.is_empty() {
         return Ok(Vec::new());
@@ -606,7 +686,7 @@ fn tell(call: &mut Call<'_, Transaction>) -> Result<Vec<Notice>, Failure> {
     let watches = &transaction.state().watches;
     let watched = |it: &&Change| watches.of(it.key()).next().is_some();
     let changes: Vec<Change> = transaction.changes().filter(watched).cloned().collect();
-    notices_of(call, &changes)
+    notifications_of(call, &changes)
 }
 
 impl From<Dialect> for policy::Dialect {

@@ -1,35 +1,35 @@
-//! The key table: entries by key, in order, with their expiry times and the sums a quota needs.
+//! The key table: entries by key, in order, with their expiry times and the sums that quotas need.
 //!
-//! What enters: committed writes. What leaves: entries. It never asks whether an entry has expired:
-//! that is the transaction's business, since it depends on the request's time.
+//! It returns expired entries as well: whether an entry has expired depends on the request's time,
+//! so the transaction decides.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use rayon::prelude::*;
 
+use super::arena::{Arena, Slot};
 use super::entry::Entry;
 use super::index::Index;
 use super::order::Order;
-use super::owners::{NOBODY, Owner};
-use super::slots::{Slot, Slots};
+use super::owners::{NO_OWNER, Owner};
 use crate::limits::INDEX_PARTS;
 
 /// All keys.
 #[derive(Clone, Default)]
 pub struct Table {
-    // A snapshot or a duplicate's read-set shares entries instead of copying them.
-    slots: Slots,
+    // Snapshots and captured reads share entries with the table.
+    arena: Arena,
     index: Index<INDEX_PARTS>,
     order: Order,
-    /// Those that expire, in the order of that.
+    /// Expiring entries, ordered by time.
     expiries: BTreeSet<(u64, Slot)>,
     bytes: u64,
 }
 
 impl Table {
-    /// A table of these entries, each with its owner; of two with the same key the later counts. Quickest where they are
-    /// sorted.
+    /// Creates a table of entries with owners. If a key occurs twice, the later entry counts.
+    /// Fastest if `entries` is sorted.
     pub(crate) fn of(mut entries: Vec<(Entry, Owner)>) -> Self {
         let rising = |pair: &[(Entry, Owner)]| pair[0].0.key() < pair[1].0.key();
         if !entries.par_windows(2).all(rising) {
@@ -45,11 +45,11 @@ impl Table {
         let bytes = entries.par_iter().map(|(entry, _)| entry.weight()).sum();
         let expires = |(slot, (it, _)): (Slot, &(Entry, Owner))| Some((it.expires_ms()?, slot));
         let expiries = (0..).zip(&entries).filter_map(expires).collect();
-        let slots = Slots::of(entries);
+        let arena = Arena::of(entries);
         Self {
-            index: Index::of(&slots),
-            order: Order::of_sorted(&slots),
-            slots,
+            index: Index::of(&arena),
+            order: Order::of_sorted(&arena),
+            arena,
             expiries,
             bytes,
         }
@@ -57,30 +57,31 @@ impl Table {
 
     /// The entry of `key`, expired or not.
     pub fn get(&self, key: &[u8]) -> Option<&Entry> {
-        Some(self.slots.get(self.index.get(key, &self.slots)?))
+        Some(self.arena.get(self.index.get(key, &self.arena)?))
     }
 
-    /// The same, and its owner.
+    /// The entry of `key` and its owner.
     pub(super) fn owned(&self, key: &[u8]) -> Option<(&Entry, Owner)> {
-        let slot = self.index.get(key, &self.slots)?;
-        Some((self.slots.get(slot), self.slots.owner(slot)))
+        let slot = self.index.get(key, &self.arena)?;
+        Some((self.arena.get(slot), self.arena.owner(slot)))
     }
 
-    /// Puts an entry that nobody owns, where nobody counts owners, and returns the one it replaces.
+    /// Inserts an entry without an owner and returns the one that it replaces. Does not update the
+    /// sums of owners.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
-        Some(self.put(entry, NOBODY)?.0)
+        Some(self.put(entry, NO_OWNER)?.0)
     }
 
-    /// Puts an entry of this owner and returns the one it replaces, with its own.
+    /// Inserts an entry and returns the one that it replaces, with its owner.
     pub(super) fn put(&mut self, entry: Entry, owner: Owner) -> Option<(Entry, Owner)> {
         self.bytes += entry.weight();
         let expires_ms = entry.expires_ms();
-        let (slot, old) = match self.index.get(entry.key(), &self.slots) {
-            Some(slot) => (slot, self.slots.replace(slot, entry, owner)),
+        let (slot, old) = match self.index.get(entry.key(), &self.arena) {
+            Some(slot) => (slot, self.arena.replace(slot, entry, owner)),
             None => {
-                let slot = self.slots.add(entry, owner);
-                self.index.insert(slot, &self.slots);
-                self.order.insert(slot, &self.slots);
+                let slot = self.arena.add(entry, owner);
+                self.index.insert(slot, &self.arena);
+                self.order.insert(slot, &self.arena);
                 (slot, None)
             }
         };
@@ -93,11 +94,11 @@ impl Table {
         old
     }
 
-    /// Takes an entry out, and says whose it was.
+    /// Removes an entry and returns it with its owner.
     pub(super) fn remove(&mut self, key: &[u8]) -> Option<(Entry, Owner)> {
-        let slot = self.index.remove(key, &self.slots)?;
-        self.order.remove(key, &self.slots);
-        let (old, owner) = self.slots.take(slot)?;
+        let slot = self.index.remove(key, &self.arena)?;
+        self.order.remove(key, &self.arena);
+        let (old, owner) = self.arena.take(slot)?;
         self.forget(slot, &old);
         Some((old, owner))
     }
@@ -109,12 +110,12 @@ impl Table {
         }
     }
 
-    /// Keys and bytes of each owner below `owners`, in parts that are to be added up.
+    /// Keys and bytes of each owner below `owners`, as partial sums.
     pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
-        self.slots.loads(owners)
+        self.arena.loads(owners)
     }
 
-    /// Entries in order of their keys that start with `prefix` and lie above `after`.
+    /// Entries whose keys start with `prefix` and are greater than `after`, in order.
     pub fn range<'a>(
         &'a self,
         prefix: &'a [u8],
@@ -123,7 +124,7 @@ impl Table {
         self.range_owned(prefix, after).map(|(entry, _)| entry)
     }
 
-    /// The same, each with its owner.
+    /// The same entries, each with its owner.
     pub(super) fn range_owned<'a>(
         &'a self,
         prefix: &'a [u8],
@@ -134,30 +135,30 @@ impl Table {
             _ => Bound::Included(prefix),
         };
         self.order
-            .from(start, &self.slots)
-            .map(|slot| (self.slots.get(slot), self.slots.owner(slot)))
+            .from(start, &self.arena)
+            .map(|slot| (self.arena.get(slot), self.arena.owner(slot)))
             .take_while(move |(entry, _)| entry.key().starts_with(prefix))
     }
 
-    /// When the next key expires.
+    /// The time at which the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.expiries.first().map(|(expires_ms, _)| *expires_ms)
     }
 
-    /// What has expired at `now_ms`, the oldest first.
+    /// Entries that have expired at `now_ms`, the oldest first.
     pub fn expired(&self, now_ms: u64) -> impl Iterator<Item = &Entry> {
         self.expiries
             .iter()
             .take_while(move |(ms, _)| *ms <= now_ms)
-            .map(|(_, slot)| self.slots.get(*slot))
+            .map(|(_, slot)| self.arena.get(*slot))
     }
 
-    /// How many keys there are, expired ones that no sweep has removed yet included.
+    /// The number of keys, including expired ones that no sweep has removed yet.
     pub fn keys(&self) -> u64 {
-        self.slots.len() as u64
+        self.arena.len() as u64
     }
 
-    /// What they weigh together.
+    /// The weight of all entries.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_expiries_follow_every_write() {
+    fn sums_and_expiries_match_after_every_write() {
         let mut table = Table::default();
         for (value, expires_ms) in [
             ("a", None),
@@ -211,9 +212,9 @@ mod tests {
         );
     }
 
-    /// What is found by its key is not what was there before.
+    /// A lookup by key must return the last write.
     #[test]
-    fn the_last_write_of_a_key_is_what_it_holds() {
+    fn lookups_return_the_last_write() {
         let mut table = Table::default();
         assert_eq!(table.insert(entry("k", "old", Some(5))), None);
         let old = table.insert(entry("k", "new", Some(5)));
@@ -226,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_many_entries_is_the_same_as_one_by_one() {
+    fn bulk_and_single_insertion_give_equal_tables() {
         let all = [("b", Some(5)), ("a", None), ("c", Some(3)), ("a", Some(9))]
             .map(|(key, expires_ms)| entry(key, key, expires_ms));
         let mut one_by_one = Table::default();
         for entry in all.clone() {
             one_by_one.insert(entry);
         }
-        let table = Table::of(all.map(|entry| (entry, NOBODY)).to_vec());
+        let table = Table::of(all.map(|entry| (entry, NO_OWNER)).to_vec());
         let list = |table: &Table| -> Vec<Entry> { table.range(b"", None).cloned().collect() };
         let expiring = |table: &Table| -> Vec<Entry> { table.expired(u64::MAX).cloned().collect() };
         assert_eq!(list(&table), list(&one_by_one));
@@ -242,9 +243,9 @@ mod tests {
         assert_eq!(table.bytes(), one_by_one.bytes());
     }
 
-    /// More keys than parts of the index, so that these grow, and a copy that goes its own way.
+    /// More keys than index parts, so that these grow, and a clone that is modified independently.
     #[test]
-    fn every_key_is_found_while_others_come_and_go() {
+    fn keys_are_found_after_removals_and_in_clones() {
         let key = |number: u32| format!("key/{number}");
         let mut table = Table::default();
         for number in 0..5_000 {
@@ -255,15 +256,15 @@ mod tests {
             assert!(table.remove(key(number).as_bytes()).is_some());
         }
         for number in 0..5_000 {
-            let wanted = entry(&key(number), &key(number), None);
-            assert_eq!(kept.get(key(number).as_bytes()), Some(&wanted));
-            let left = (number % 2 == 1).then_some(&wanted);
+            let expected = entry(&key(number), &key(number), None);
+            assert_eq!(kept.get(key(number).as_bytes()), Some(&expected));
+            let left = (number % 2 == 1).then_some(&expected);
             assert_eq!(table.get(key(number).as_bytes()), left);
         }
     }
 
     #[test]
-    fn a_range_is_ordered_within_its_prefix() {
+    fn range_is_ordered_and_limited_to_its_prefix() {
         let mut table = Table::default();
         for key in ["b", "a/2", "a/1", "a", "a0"] {
             table.insert(entry(key, "", None));

@@ -1,16 +1,15 @@
-//! What one request sees and stages: the key table as of this request, and the writes that commit
-//! together or not at all.
+//! The view of one request on the state, and its staged writes, which commit together or not at
+//! all.
 //!
-//! What enters: calls of the policy. What leaves, at [`Transaction::commit`]: the changed state.
-//! It does no I/O and reads no clock: time is an argument.
+//! A transaction does no I/O and reads no clock: the time is an argument.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::capture::{Capture, Evidence, Script, within};
 use super::entry::{Entry, Key};
 use super::quota::{Exceeded, Quota};
+use super::read_set::{CapturedReads, ReadSet, Recording, within};
 use super::rights::Rights;
 use super::state::State;
 use super::table::Table;
@@ -22,55 +21,55 @@ use crate::request::{self, Dialect, Request};
 use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
 
+mod client_usage;
 mod imports;
-mod own;
 
-use own::Own;
+use client_usage::ClientUsage;
 
-/// One request's view of the state. It owns the state while the policy runs, so that no lock and no
-/// unsafe code is needed to lend it to the guest.
+/// One request's view of the state. It owns the state while the policy runs, so the guest can
+/// access it without a lock and without unsafe code.
 pub struct Transaction {
     state: Box<State>,
     origin: Option<Origin>,
     quota: Quota,
     now_ms: u64,
     hlc: Hlc,
-    /// Keys that were opened as hidden.
+    /// Keys that the policy opened as hidden.
     hidden: Vec<Key>,
     staged: Vec<Write>,
-    /// What the staged entries weigh.
+    /// The weight of the staged entries.
     staged_bytes: u64,
-    /// Keys and bytes with everything staged, of both tables.
+    /// Keys and bytes of both tables, including everything staged.
     load: (u64, u64),
-    /// What its client owns, from its first put on.
-    own: Option<Own>,
+    /// What the client owns. Set by its first put.
+    client_usage: Option<ClientUsage>,
     watches: Vec<(Key, bool)>,
-    capture: Capture,
-    /// Whose keys may be written, where that is not anybody's.
+    read_set: ReadSet,
+    /// Set for a routed policy: it may write only keys that the routes give to it.
     confined: Option<(policy::Digest, Arc<Routes>)>,
-    /// What the client may touch.
+    /// The client's rights to keys.
     rights: Rights,
-    /// The first key that it had no right to.
+    /// The first key that the client had no right to.
     denied: Option<(Key, Right)>,
-    /// The first bound that said no.
+    /// The first limit that refused something.
     exceeded: Option<Exceeded>,
-    /// Keys and patterns that were examined, until the policy is charged for them.
-    looks: u64,
+    /// Keys and patterns that were examined and not charged to the policy yet.
+    examined: u64,
 }
 
-/// Whose request it is. A sweep has none.
+/// The request of a transaction. A sweep has none.
 struct Origin {
     peer: Peer,
     dialect: Dialect,
     properties: statehouse_mqtt::Properties,
     payload: Bytes,
-    /// Seeded at the first draw: most requests never draw, and hashing them all would cost more than
-    /// the rest of a GET.
+    /// Seeded at the first draw: most requests never draw, and hashing each of them would cost more
+    /// than the rest of a GET.
     random: Option<Box<blake3::OutputReader>>,
 }
 
 impl Origin {
-    /// What the request's pseudo-random bytes come from: the same for a redelivery.
+    /// The seed of the request's pseudo-random bytes. It must be the same for a redelivery.
     fn seed(&self) -> [u8; 32] {
         let first = |name| self.properties.user().find(|(found, _)| *found == name);
         let timestamp = first(self.dialect.version_property()).map(|(_, value)| value);
@@ -95,21 +94,21 @@ impl Transaction {
         Self::new(state, quota, now_ms, Some(origin), rights)
     }
 
-    /// Begins a request that was handled before: what it asks is answered from the recording.
-    pub(super) fn again(
+    /// Begins a re-execution. Imports are answered from the recording.
+    pub(super) fn reexecute(
         state: Box<State>,
         quota: Quota,
         now_ms: u64,
         request: &Request<'_>,
-        script: Script,
+        recording: Recording,
     ) -> Self {
         let mut transaction = Self::begin(state, quota, now_ms, request);
-        transaction.capture = Capture::playing(script);
+        transaction.read_set = ReadSet::replaying(recording);
         transaction.rights = transaction.rights.recorded();
         transaction
     }
 
-    /// Begins a sweep: no client asked for it.
+    /// Begins a sweep, which has no client.
     pub fn sweep(state: Box<State>, quota: Quota, now_ms: u64) -> Self {
         Self::new(state, quota, now_ms, None, Rights::All)
     }
@@ -133,23 +132,23 @@ impl Transaction {
             staged: Vec::new(),
             staged_bytes: 0,
             load,
-            own: None,
+            client_usage: None,
             watches: Vec::new(),
-            capture: Capture::default(),
+            read_set: ReadSet::default(),
             confined: None,
             rights,
             denied: None,
             exceeded: None,
-            looks: 0,
+            examined: 0,
         }
     }
 
-    /// Lets nothing be written but keys that a policy owns by a route. Hidden ones are its own bookkeeping.
+    /// Restricts writes of visible keys to those that a route gives to the policy.
     pub(super) fn confine(&mut self, policy: policy::Digest, routes: &Arc<Routes>) {
         self.confined = Some((policy, routes.clone()));
     }
 
-    /// What watchers are to hear, in the order it happened.
+    /// The visible changes, in order. Watchers are notified of these.
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         let visible = self.staged.iter().filter(|it| !it.hidden);
         visible.map(|it| &it.change)
@@ -160,51 +159,52 @@ impl Transaction {
         &self.state
     }
 
-    /// The entry whose value a reply may carry: what this request sees under the key, where its client may read it.
+    /// The entry whose value a response may include: as this request sees it, if the client may
+    /// read it.
     pub fn entry(&mut self, key: &[u8]) -> Option<&Entry> {
         self.check_right(key, Right::Read).ok()?;
         self.note_read(key, false).ok()?;
         self.view(key, false)
     }
 
-    /// What was read so far; none where it is too much to keep. What is read later is not noted, and needs no right: it is for
-    /// those who watch.
-    pub(super) fn take_evidence(&mut self) -> Option<Evidence> {
+    /// Returns the captured reads, or `None` if they exceed the limits. Later reads are not
+    /// captured and need no right: they serve notifications.
+    pub(super) fn take_captured(&mut self) -> Option<CapturedReads> {
         self.rights = Rights::All;
-        self.capture.take()
+        self.read_set.take()
     }
 
-    /// The first key that the client had no right to, if there was one.
+    /// The first key that the client had no right to.
     pub(super) fn take_denied(&mut self) -> Option<(Key, Right)> {
         self.denied.take()
     }
 
-    /// The first bound that said no, if one did.
+    /// The first limit that refused something.
     pub(super) fn exceeded(&self) -> Option<Exceeded> {
         self.exceeded
     }
 
-    /// Whether a request that runs again asked what the recorded one did not, and may not.
-    pub(super) fn strayed(&self) -> bool {
-        self.capture.strayed && !self.capture.is_lenient()
+    /// Whether a strict re-execution asked for something that the recording does not hold.
+    pub(super) fn diverged(&self) -> bool {
+        self.read_set.diverged && !self.read_set.is_lenient()
     }
 
-    /// Whether a request that runs again got answers that nobody recorded and the table does not hold.
+    /// Whether a lenient re-execution got an answer that neither the recording nor the table holds.
     pub(super) fn guessed(&self) -> bool {
-        self.capture.guessed()
+        self.read_set.guessed()
     }
 
-    /// Keys that a run over parts of the state read beyond them.
-    pub(super) fn wanted(&self) -> &[(bool, Key)] {
-        &self.capture.wanted
+    /// Keys that a re-execution on a partial state read and did not find there.
+    pub(super) fn missing_reads(&self) -> &[(bool, Key)] {
+        &self.read_set.missing_reads
     }
 
-    /// What is staged.
+    /// The staged writes.
     pub fn staged(&self) -> &[Write] {
         &self.staged
     }
 
-    /// Removes a key that has expired, as a sweep does. False where another step was faster.
+    /// Removes a key that has expired. Returns false if it is absent or has not expired.
     pub fn expire(&mut self, key: &[u8]) -> bool {
         let expired = self
             .state
@@ -217,8 +217,8 @@ impl Transaction {
         expired
     }
 
-    /// Makes everything staged real. Returns what was written, and which watches of the request's client began (true)
-    /// or ended.
+    /// Applies everything staged. Returns the writes, and the watches of the client that began
+    /// (true) or ended.
     pub fn commit(mut self) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
         self.state.hlc = self.hlc;
         let owner = self.owner();
@@ -233,22 +233,22 @@ impl Transaction {
         (self.state, self.staged, self.watches)
     }
 
-    /// Forgets everything staged.
+    /// Discards everything staged.
     pub fn roll_back(self) -> Box<State> {
         self.state
     }
 
-    /// Notes what a key held before this request.
+    /// Captures the entry of a key before this request.
     fn note_read(&mut self, key: &[u8], hidden: bool) -> Result<(), Denial> {
         let Some(origin) = &self.origin else {
             return Ok(());
         };
         let table = self.state.part(hidden);
         let entry = || table.get(key).cloned();
-        if self.capture.read(key, hidden, &origin.payload, entry) {
+        if self.read_set.read(key, hidden, &origin.payload, entry) {
             Ok(())
         } else {
-            Err(STRAYED)
+            Err(DIVERGED)
         }
     }
 
@@ -260,7 +260,7 @@ impl Transaction {
         self.state.part(hidden)
     }
 
-    /// The entry as this request sees it: its own writes first, expired ones absent.
+    /// The entry as this request sees it: its own writes first, expired entries absent.
     fn view(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
         match self.staged_of(key, hidden) {
             Some(staged) => staged.entry(),
@@ -270,16 +270,17 @@ impl Transaction {
         }
     }
 
-    /// The last write of a key that is staged.
+    /// The last staged write of a key.
     fn staged_of(&self, key: &[u8], hidden: bool) -> Option<&Write> {
         let mut last = self.staged.iter().rev();
         last.find(|it| it.hidden == hidden && it.key() == key)
     }
 
-    /// What a key held before this request, expired or not: searched for once.
+    /// The entry of a key before this request, expired or not. A captured read saves a second
+    /// search.
     fn held(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
         let origin = self.origin.as_ref();
-        let read = origin.and_then(|it| self.capture.known(key, hidden, &it.payload));
+        let read = origin.and_then(|it| self.read_set.known(key, hidden, &it.payload));
         match read {
             Some(read) => read.entry.as_ref(),
             None => self.table(hidden).get(key),
@@ -306,18 +307,18 @@ impl Transaction {
         self.staged.push(write);
     }
 
-    /// Whether the client may do this to a key. Policies' own keys are not its business.
+    /// Checks the client's right to a visible key.
     fn check_right(&mut self, key: &[u8], right: Right) -> Result<(), Denial> {
         if let Rights::All = self.rights {
             return Ok(());
         }
         let payload = self.origin.as_ref().map(|it| &it.payload[..]);
         let payload = payload.unwrap_or_default();
-        self.looks += self.rights.tries(right) as u64;
-        if self.rights.include(key, right, &self.capture, payload) {
+        self.examined += self.rights.tries(right) as u64;
+        if self.rights.include(key, right, &self.read_set, payload) {
             return Ok(());
         }
-        self.capture.denied(key, right, payload);
+        self.read_set.denied(key, right, payload);
         self.denied
             .get_or_insert_with(|| (Key::copy_from_slice(key), right));
         Err(Denial::Fault(Fault::Denied))
@@ -326,7 +327,7 @@ impl Transaction {
     fn check_owner(&self, key: &[u8], hidden: bool) -> Result<(), Denial> {
         match &self.confined {
             Some((policy, routes)) if !hidden && !routes.owns(policy, key) => Err(
-                Denial::Violation("a write of a key beyond the prefixes that it is routed for"),
+                Denial::Violation("a write of a key beyond the prefixes that are routed to it"),
             ),
             _ => Ok(()),
         }
@@ -339,13 +340,13 @@ impl Transaction {
         Ok(())
     }
 
-    /// Where bytes that the policy named stand in the payload.
+    /// The position in the payload of bytes that the policy passed.
     fn place(&self, part: &[u8]) -> Option<u32> {
         let origin = self.origin.as_ref()?;
         Some(within(part, &origin.payload)?.start)
     }
 
-    /// Stages the end of a visible key, which watchers hear of with a version of its own.
+    /// Stages the removal of a visible key, with a version of its own.
     fn stage_removal(
         &mut self,
         key: &[u8],
@@ -362,12 +363,13 @@ impl Transaction {
     }
 
     fn stage_put(&mut self, put: Put<'_>, hidden: bool, observed: Stamp) -> Result<Stamp, Denial> {
-        let (hlc, staged, load, own) = (self.hlc, self.staged.len(), self.load, self.own);
+        let (hlc, staged, load, usage) =
+            (self.hlc, self.staged.len(), self.load, self.client_usage);
         if !hidden {
             self.expire_before_write(put.key);
         }
         let before = self.load;
-        self.count_own(put.key, hidden);
+        self.count_client_usage(put.key, hidden);
         let version = self.hlc.receive(observed, self.now_ms);
         let (key_at, value_at) = (self.place(put.key), self.place(put.value));
         let fence = put.fence.as_ref();
@@ -384,22 +386,22 @@ impl Transaction {
             key_at,
             value_at,
         });
-        if !self.capture.is_playing()
+        if !self.read_set.is_replaying()
             && let Err(bound) =
-                (self.quota.check(before, self.load)).and_then(|()| self.check_own(bytes))
+                (self.quota.check(before, self.load)).and_then(|()| self.check_client_usage(bytes))
         {
-            // With all that came with it: what is refused has no effect, and a request that runs again is refused
-            // before it has any.
+            // A refused put has no effect at all, not even the removal of an expired entry: a
+            // re-execution is refused before it has any.
             self.staged.truncate(staged);
-            (self.hlc, self.load, self.own) = (hlc, load, own);
+            (self.hlc, self.load, self.client_usage) = (hlc, load, usage);
             return Err(self.exceeds(bound));
         }
         self.staged_bytes += bytes;
         Ok(version)
     }
 
-    /// A key that expired and that no sweep has removed yet goes before anything is written over it,
-    /// so that its watchers hear of its end first, with a version below the new one's.
+    /// Removes an expired key before it is written again, so that watchers are notified of the
+    /// expiry first, with a lower version.
     fn expire_before_write(&mut self, key: &[u8]) {
         let expired = |entry: &Entry| entry.expired(self.now_ms);
         if self.staged_of(key, false).is_none() && self.held(key, false).is_some_and(expired) {
@@ -409,17 +411,18 @@ impl Transaction {
     }
 }
 
-/// A request that runs again asked for something that the recorded one did not.
-const STRAYED: Denial = Denial::Violation("a question that the recorded run did not ask");
+/// A re-execution asked for something that the recording does not hold.
+const DIVERGED: Denial = Denial::Violation("an import that the recorded run did not call");
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::Host;
 
-    /// A request that runs again is refused before it stages anything, so the first run may keep nothing either.
+    /// A re-execution is refused before it stages anything, so the first execution must not stage
+    /// anything either.
     #[test]
-    fn a_put_that_is_refused_has_no_effect_at_all() {
+    fn refused_put_has_no_effect() {
         let entry = Entry::new(b"k", b"old", Stamp::default(), None, Some(5));
         let mut state = Box::<State>::default();
         state.table.insert(entry);
@@ -443,13 +446,16 @@ mod tests {
         assert!(transaction.staged().is_empty());
         let (state, ..) = transaction.commit();
         assert_eq!(state.hlc, Hlc::default());
-        assert!(state.table.get(b"k").is_some(), "a sweep tells of its end");
+        assert!(
+            state.table.get(b"k").is_some(),
+            "only a sweep removes it, with a notification"
+        );
     }
 
-    /// A policy is charged for these, or a page of keys that the client may not read would cost
-    /// nothing.
+    /// Policies are charged for these. Otherwise a page of keys that the client may not read would
+    /// cost nothing.
     #[test]
-    fn every_key_that_a_page_examines_counts_as_a_look() {
+    fn page_charges_for_every_examined_key() {
         let mut state = Box::<State>::default();
         for (n, key) in [b"a", b"b", b"c", b"d"].into_iter().enumerate() {
             let expires_ms = (n % 2 == 0).then_some(5);
@@ -459,7 +465,7 @@ mod tests {
         let mut transaction = Transaction::sweep(state, Quota::default(), 10);
         let page = transaction.keys(b"", None, 10).unwrap();
         assert_eq!(page.keys, [b"b", b"d"]);
-        assert_eq!(transaction.take_looks(), 4);
-        assert_eq!(transaction.take_looks(), 0);
+        assert_eq!(transaction.take_examined(), 4);
+        assert_eq!(transaction.take_examined(), 0);
     }
 }

@@ -1,19 +1,18 @@
-//! Watches: which client wants to hear of which key, in which dialect.
+//! Watches: which client is notified of which key, in which dialect.
 //!
-//! What enters: registrations, their ends, and ends of connections. What leaves: the watchers of a
-//! key, and what is to be recorded of them where they are kept.
+//! A watch belongs to a client id and a key. With the embedded broker it ends with the connection
+//! that made it. Clients of a foreign broker stay connected while this process is down, so their
+//! watches are durable: they are recorded, and recovered after a restart. These events end them:
 //!
-//! A watch belongs to (client id, key). Where this process is the broker it lives as long as the connection that
-//! made it. Behind a foreign broker clients stay connected while this process is away, so their watches are kept:
-//! recorded, and there again after a restart. What ends one there:
+//! * the client's `KEYNOTIFY key STOP` ends one watch;
+//! * [`Event::Undeliverable`](super::Event::Undeliverable) ends one watch, because its notification
+//!   could not be delivered (PUBACK 0x10);
+//! * [`Event::Gone`](super::Event::Gone) ends all watches of the client: it disconnected, or did
+//!   not renew its watches in time.
 //!
-//! * the client's `KEYNOTIFY key STOP`: this one;
-//! * [`Event::Unheard`](super::Event::Unheard), a notification that nobody took (PUBACK 0x10): this one;
-//! * [`Event::Gone`](super::Event::Gone), a sign that the client disconnected, or that its watches were not renewed
-//!   in time: all of it.
-//!
-//! A client that left while nobody saw it (no presence source, or the host was away) and whose key nobody changes holds
-//! its watches until then. [`Watches::peers`] names whoever holds any, so that a start can give each a time to show itself.
+//! A disconnection is not always seen: there may be no presence source, or this process was down.
+//! Then the client's watches remain until one of their keys changes. [`Watches::peers`] lists all
+//! clients with watches, so that a start can give each of them a deadline.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -24,39 +23,39 @@ use crate::limits::WATCH_OVERHEAD_BYTES;
 use crate::request::Dialect;
 use statehouse_protocol::Peer;
 
-/// What became of one client's watches: a record, or a part of a snapshot.
+/// Changes of one client's watches: a record, or a part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchChanges {
-    /// Whose they are.
+    /// The client.
     pub peer: Peer,
-    /// In their order.
+    /// The changes, in order.
     pub changes: Vec<WatchChange>,
 }
 
-/// What became of a watch.
+/// A change of watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchChange {
-    /// The client hears of this key from now on, in this dialect.
+    /// The client watches this key in this dialect.
     Began(Key, Dialect),
-    /// It does not any more.
+    /// The client does not watch this key any more.
     Ended(Key),
-    /// All of its watches ended.
+    /// The client has no watches any more.
     AllEnded,
 }
 
 /// All watches.
 #[derive(Clone, Default)]
 pub struct Watches {
-    // Notifications speak the dialect of the request that registered.
+    // Notifications use the dialect of the request that registered the watch.
     by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
-    /// In order, so that a snapshot can go on where its last piece ended.
+    /// Ordered, so that a snapshot can continue after its last piece.
     by_peer: BTreeMap<Peer, Held>,
     count: usize,
     bytes: usize,
-    kept: bool,
+    durable: bool,
 }
 
-/// What one connection watches.
+/// The watches of one connection.
 #[derive(Clone, Default)]
 struct Held {
     keys: BTreeSet<Key>,
@@ -68,20 +67,21 @@ fn weight(key: &[u8]) -> usize {
 }
 
 impl Watches {
-    /// Whether they outlive this process: then every change of them is to be recorded.
-    pub fn are_kept(&self) -> bool {
-        self.kept
+    /// Whether watches are durable. If so, every change must be recorded.
+    pub fn are_durable(&self) -> bool {
+        self.durable
     }
 
-    /// Says whether they are kept. Those that no other process could know of end with that.
-    pub fn keep(&mut self, kept: bool) {
-        if !kept {
+    /// Sets whether watches are durable. If not, removes all watches, because their connections
+    /// belonged to an earlier process.
+    pub fn set_durable(&mut self, durable: bool) {
+        if !durable {
             *self = Self::default();
         }
-        self.kept = kept;
+        self.durable = durable;
     }
 
-    /// Whether `peer` may add a watch of `key`, and if not, why.
+    /// Whether `peer` may add a watch of `key`.
     pub fn check(&self, peer: &Peer, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
         let none = Held::default();
         let held = self.by_peer.get(peer).unwrap_or(&none);
@@ -102,7 +102,7 @@ impl Watches {
         }
     }
 
-    /// Registers. A second time changes nothing but the dialect. False where it changed nothing at all.
+    /// Adds a watch, or changes its dialect. Returns whether anything changed.
     pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) -> bool {
         let watchers = self.by_key.entry(key.clone()).or_default();
         let before = watchers.insert(peer.clone(), dialect);
@@ -129,7 +129,7 @@ impl Watches {
         held.into_iter().flat_map(|held| &held.keys)
     }
 
-    /// Ends one watch. False where there was none.
+    /// Removes one watch. Returns whether it existed.
     pub fn remove(&mut self, key: &[u8], peer: &Peer) -> bool {
         let Some(held) = self.by_peer.get_mut(peer) else {
             return false;
@@ -145,8 +145,8 @@ impl Watches {
         removed
     }
 
-    /// Ends all watches of a connection. False where there were none.
-    pub fn gone(&mut self, peer: &Peer) -> bool {
+    /// Removes all watches of a connection. Returns whether there were any.
+    pub fn remove_all(&mut self, peer: &Peer) -> bool {
         let held = self.by_peer.remove(peer);
         for key in held.iter().flat_map(|held| &held.keys) {
             self.forget(key, peer);
@@ -154,24 +154,24 @@ impl Watches {
         held.is_some()
     }
 
-    /// Does what was recorded.
+    /// Applies recorded changes.
     pub(crate) fn apply(&mut self, recorded: WatchChanges) {
         let WatchChanges { peer, changes } = recorded;
         for change in changes {
             match change {
                 WatchChange::Began(key, dialect) => _ = self.add(key, &peer, dialect),
                 WatchChange::Ended(key) => _ = self.remove(&key, &peer),
-                WatchChange::AllEnded => _ = self.gone(&peer),
+                WatchChange::AllEnded => _ = self.remove_all(&peer),
             }
         }
     }
 
-    /// Whoever watches anything, in order.
+    /// All connections with watches, in order.
     pub fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.by_peer.keys()
     }
 
-    /// All behind a place, in order of the peers and of their keys.
+    /// All watches after `after`, ordered by connection and key.
     pub(crate) fn range(
         &self,
         after: Option<&(Peer, Key)>,
@@ -215,17 +215,17 @@ impl Watches {
             .map(|(peer, dialect)| (peer, *dialect))
     }
 
-    /// Whether anybody watches a key.
+    /// Whether a key has watchers.
     pub fn has(&self, key: &[u8]) -> bool {
         self.of(key).next().is_some()
     }
 
-    /// How many watches there are.
+    /// The number of watches.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no watches.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_a_set_member_and_its_last_dialect_wins() {
+    fn last_dialect_of_a_watch_wins() {
         let mut watches = Watches::default();
         let key = Key::from_static(b"k");
         watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
@@ -258,13 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn a_late_end_of_an_older_connection_takes_nothing_of_the_newer() {
+    fn end_of_an_old_connection_keeps_newer_watches() {
         let mut watches = Watches::default();
         let key = Key::from_static(b"k");
         watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
         watches.add(key.clone(), &peer("a", 2), Dialect::Sdk);
         watches.add(Key::from_static(b"other"), &peer("a", 1), Dialect::Sdk);
-        watches.gone(&peer("a", 1));
+        watches.remove_all(&peer("a", 1));
         assert_eq!(
             watches
                 .of(b"k")
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_holds_a_bounded_number() {
+    fn watches_of_a_connection_are_limited() {
         let mut watches = Watches::default();
         let (greedy, other) = (peer("a", 1), peer("b", 2));
         let mut quota = Quota {
@@ -295,17 +295,17 @@ mod tests {
         }
         let own = Err(Exceeded::ClientWatches(3));
         assert_eq!(add(&greedy, "one more", &quota), own);
-        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it is there already");
+        assert_eq!(add(&greedy, "0", &quota), Ok(()), "it exists already");
         assert_eq!(add(&other, "0", &quota), Ok(()));
         assert_eq!(add(&other, "1", &quota), Ok(()));
         let all = Err(Exceeded::Watches(5));
         assert_eq!(add(&other, "2", &quota), all);
         quota.watches_max = 2;
-        assert_eq!(add(&other, "1", &quota), Ok(()), "nothing is taken away");
+        assert_eq!(add(&other, "1", &quota), Ok(()), "existing watches stay");
     }
 
     #[test]
-    fn long_keys_count_in_bytes() {
+    fn watched_keys_are_limited_in_bytes() {
         let mut watches = Watches::default();
         let greedy = peer("a", 1);
         let long = |n: usize| Key::from(format!("{n:032000}"));
@@ -320,10 +320,10 @@ mod tests {
         }
         assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
         let other = watches.check(&peer("b", 2), &long(held), &quota);
-        assert_eq!(other, Ok(()), "others have theirs");
+        assert_eq!(other, Ok(()), "the limit of another client is separate");
         watches.remove(&long(0), &greedy);
         assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
-        watches.gone(&greedy);
+        watches.remove_all(&greedy);
         assert_eq!((watches.bytes, watches.len()), (0, 0));
     }
 }

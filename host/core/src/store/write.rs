@@ -1,33 +1,30 @@
-//! What a request does to a key.
-//!
-//! What enters: an entry, or a key whose entry goes. What leaves: the same change to whoever applies it, journals it or
-//! tells of it.
+//! The change of a key, as it is staged, applied, recorded and sent to watchers.
 
 use super::entry::{Entry, Key};
 use crate::clock::Stamp;
 use crate::policy;
 
-/// What becomes of a key.
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It holds this from now on.
+    /// The key was set to this entry.
     Set(Entry),
-    /// It was deleted. The version is a fresh stamp above that of its entry.
+    /// The key was deleted. The version is a fresh stamp above that of its entry.
     Deleted(Key, Stamp),
-    /// Its time was over.
+    /// The key expired.
     Expired(Key, Stamp),
 }
 
-/// A change as it is staged, committed and journalled.
+/// A change with its position in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// What becomes of the key.
+    /// The change.
     pub change: Change,
-    /// Whether it is a policy's own. Nobody watches those, so that their removals have no version.
+    /// Whether the key is hidden. Hidden keys have no watchers, so their removals have no version.
     pub hidden: bool,
-    /// Where the key stands in the payload, if it does.
+    /// Position of the key in the payload, if it lies there.
     pub key_at: Option<u32>,
-    /// Where the value stands in it.
+    /// Position of the value in the payload, if it lies there.
     pub value_at: Option<u32>,
 }
 
@@ -40,7 +37,7 @@ impl Change {
         }
     }
 
-    /// What it holds from now on; none where it is removed.
+    /// The new entry; `None` if the key is removed.
     pub fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Set(entry) => Some(entry),
@@ -48,7 +45,7 @@ impl Change {
         }
     }
 
-    /// The new value; empty where the key is removed.
+    /// The new value; empty if the key is removed.
     pub fn value(&self) -> &[u8] {
         self.entry().map_or(b"", Entry::value)
     }
@@ -61,7 +58,7 @@ impl Change {
         }
     }
 
-    /// What its watchers hear that happened.
+    /// The event that watchers are notified of.
     pub fn event(&self) -> policy::Event {
         match self {
             Self::Set(_) => policy::Event::Set,
@@ -72,7 +69,7 @@ impl Change {
 }
 
 impl Write {
-    /// A change of a visible key that stands nowhere in a payload.
+    /// A change of a visible key that is not part of any payload.
     pub fn of(change: Change) -> Self {
         Self {
             change,
@@ -87,12 +84,12 @@ impl Write {
         self.change.key()
     }
 
-    /// What it holds from now on; none where it is removed.
+    /// The new entry; `None` if the key is removed.
     pub fn entry(&self) -> Option<&Entry> {
         self.change.entry()
     }
 
-    /// Whether the key went because its time was over.
+    /// Whether the key was removed because it expired.
     pub fn expired(&self) -> bool {
         matches!(self.change, Change::Expired(..))
     }

@@ -4,7 +4,7 @@ use super::*;
 use statehouse_core::clock::Fence;
 use statehouse_core::policy::Repeat;
 use statehouse_core::request::{Delivery, Dialect};
-use statehouse_core::store::{Answer, Context, Entry, Evidence, Outcome, Remembered};
+use statehouse_core::store::{Answer, CapturedReads, Context, Entry, Outcome, Remembered};
 
 const VERSION: Stamp = Stamp {
     wall: 7,
@@ -32,14 +32,14 @@ fn set(
     Write::of(store::Change::Set(entry))
 }
 
-fn handled(evidence: Option<Evidence>) -> Handled<'static> {
+fn handled(captured: Option<CapturedReads>) -> Handled<'static> {
     Handled {
         client: "client",
         payload: b"",
         timestamp: None,
         fencing_token: None,
         policy: 0,
-        owed: true,
+        repeatable: true,
         clock: VERSION,
         remembered: Remembered {
             number: 1,
@@ -53,9 +53,9 @@ fn handled(evidence: Option<Evidence>) -> Handled<'static> {
                 dialect: Dialect::Sdk,
                 policy: blake3::hash(b""),
             },
-            evidence,
+            captured,
             outcome: Outcome {
-                payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
+                payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
                 version: Some(VERSION),
                 command: None,
                 put: true,
@@ -80,7 +80,7 @@ fn again(answer: &'static [u8], version: Option<Stamp>, writes: Vec<Write>) -> s
 }
 
 fn verdict(again: store::Replayed) -> &'static str {
-    name(judge(&handled(Some(Evidence::default())), again))
+    name(judge(&handled(Some(CapturedReads::default())), again))
 }
 
 fn name(comparison: Comparison) -> &'static str {

@@ -1,6 +1,4 @@
-//! Requests that may come again, in records and snapshots.
-//!
-//! What enters: a request as the store remembers it. What leaves: bytes, and from them the same again.
+//! Encoding of remembered requests in records and snapshots.
 
 use bytes::Bytes;
 
@@ -9,9 +7,11 @@ use super::{read_stamp, stamp};
 use crate::log::codec::{Malformed, Reader, bytes, number};
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
-use crate::store::{Context, Evidence, Imported, Kept, Outcome, Read, Remembered, Right};
+use crate::store::{
+    CapturedReads, Context, Imported, Outcome, Read, Remembered, Right, StoredPayload,
+};
 
-/// A remembered request: in a record without what its keys held, in a snapshot with it.
+/// Encodes a remembered request. Only snapshots include the entries that were read.
 pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
     number(out, it.number);
     number(out, it.delivery.session);
@@ -23,9 +23,9 @@ pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bo
     number(out, it.until_ms.saturating_sub(it.context.now_ms));
     stamp(out, it.context.clock);
     dialect(out, it.context.dialect);
-    out.push(it.evidence.is_some().into());
-    if let Some(it) = &it.evidence {
-        evidence(out, it, entries);
+    out.push(it.captured.is_some().into());
+    if let Some(it) = &it.captured {
+        captured(out, it, entries);
     }
     outcome(out, &it.outcome);
 }
@@ -59,8 +59,8 @@ pub(in crate::log) fn read_remembered(
             dialect,
             policy: blake3::Hash::from_bytes([0; 32]),
         },
-        evidence: (reader.u8()? != 0)
-            .then(|| read_evidence(reader, entries))
+        captured: (reader.u8()? != 0)
+            .then(|| read_captured(reader, entries))
             .transpose()?,
         outcome: read_outcome(reader)?,
     })
@@ -83,7 +83,7 @@ pub(super) fn read_dialect(reader: &mut Reader<'_>) -> Result<Dialect, Malformed
     })
 }
 
-fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
+fn captured(out: &mut Vec<u8>, it: &CapturedReads, entries: bool) {
     number(out, it.reads.len() as u64);
     for read in &it.reads {
         let held = read.entry.as_ref().filter(|_| entries);
@@ -130,8 +130,8 @@ fn evidence(out: &mut Vec<u8>, it: &Evidence, entries: bool) {
     out.extend_from_slice(it.seed.as_ref().map_or(&[][..], |seed| seed));
 }
 
-fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Malformed> {
-    let mut it = Evidence::default();
+fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads, Malformed> {
+    let mut it = CapturedReads::default();
     for _ in 0..reader.count()? {
         let flags = reader.u8()?;
         let key = read_key_ref(reader)?;
@@ -139,7 +139,7 @@ fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Mal
         it.reads.push(Read {
             key,
             hidden: flags & 1 != 0,
-            // Its key may stand in the request, which is not here.
+            // The key may be a range of the request payload, which is not stored here.
             entry: held.then(|| read_entry(reader, b"", b"")).transpose()?,
         });
     }
@@ -166,7 +166,7 @@ fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Mal
             }
             8 => Imported::Denied(read_key_ref(reader)?, Right::Read),
             9 => Imported::Denied(read_key_ref(reader)?, Right::Write),
-            _ => return Err(Malformed("an unknown answer of an import")),
+            _ => return Err(Malformed("an unknown kind of import result")),
         };
         it.imports.push((call, imported));
     }
@@ -180,7 +180,7 @@ fn read_evidence(reader: &mut Reader<'_>, entries: bool) -> Result<Evidence, Mal
 }
 
 fn outcome(out: &mut Vec<u8>, it: &Outcome) {
-    let whole = matches!(it.payload, Kept::Whole(_));
+    let whole = matches!(it.payload, StoredPayload::Whole(_));
     out.push(
         u8::from(whole)
             | u8::from(it.version.is_some()) << 1
@@ -188,8 +188,8 @@ fn outcome(out: &mut Vec<u8>, it: &Outcome) {
             | u8::from(it.put) << 3,
     );
     match &it.payload {
-        Kept::Whole(payload) => bytes(out, payload),
-        Kept::Digest(digest) => out.extend_from_slice(digest.as_bytes()),
+        StoredPayload::Whole(payload) => bytes(out, payload),
+        StoredPayload::Digest(digest) => out.extend_from_slice(digest.as_bytes()),
     }
     if let Some(version) = it.version {
         stamp(out, version);
@@ -202,9 +202,9 @@ fn outcome(out: &mut Vec<u8>, it: &Outcome) {
 fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Malformed> {
     let flags = reader.u8()?;
     let payload = if flags & 1 != 0 {
-        Kept::Whole(Bytes::copy_from_slice(reader.bytes()?))
+        StoredPayload::Whole(Bytes::copy_from_slice(reader.bytes()?))
     } else {
-        Kept::Digest(blake3::Hash::from_bytes(reader.array()?))
+        StoredPayload::Digest(blake3::Hash::from_bytes(reader.array()?))
     };
     Ok(Outcome {
         payload,

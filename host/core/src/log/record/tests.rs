@@ -5,7 +5,7 @@ use crate::clock::Fence;
 use crate::policy::{Fault, Page};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    Change, Context, Entry, Evidence, Imported, Kept, KeyRef, Outcome, Read, Right,
+    CapturedReads, Change, Context, Entry, Imported, KeyRef, Outcome, Read, Right, StoredPayload,
 };
 
 fn arb_stamp() -> impl Strategy<Value = Stamp> {
@@ -69,9 +69,9 @@ fn arb_key_ref() -> impl Strategy<Value = KeyRef> {
     ]
 }
 
-fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
+fn arb_captured(entries: bool) -> impl Strategy<Value = CapturedReads> {
     let key = arb_key_ref();
-    // A read says its key, and the entry out of a snapshot does not.
+    // In a snapshot, the key is stored with the read and not with the entry.
     let entry = arb_entry(Bytes::new());
     let read =
         (key, any::<bool>(), prop::option::of(entry)).prop_map(move |(key, hidden, entry)| Read {
@@ -83,7 +83,7 @@ fn arb_evidence(entries: bool) -> impl Strategy<Value = Evidence> {
     let properties = prop::collection::vec(("[a-z]{0,5}", any::<Option<String>>()), 0..3);
     let reads = prop::collection::vec(read, 0..4);
     (reads, imports, properties, any::<Option<[u8; 32]>>()).prop_map(
-        |(reads, imports, properties, seed)| Evidence {
+        |(reads, imports, properties, seed)| CapturedReads {
             reads,
             imports,
             properties: properties
@@ -110,11 +110,11 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
         any::<[u8; 16]>(),
         0u64..1 << 40,
         context,
-        prop::option::of(arb_evidence(entries)),
+        prop::option::of(arb_captured(entries)),
         outcome,
     )
         .prop_map(
-            |(numbers, packet_id, identity, window_ms, context, evidence, outcome)| {
+            |(numbers, packet_id, identity, window_ms, context, captured, outcome)| {
                 let [number, session, connection, turn] = numbers;
                 let (payload, digest, version, command, put) = outcome;
                 let (now_ms, clock, dialect) = context;
@@ -135,11 +135,11 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
                         dialect: [Dialect::Sdk, Dialect::Documents, Dialect::Preview][dialect],
                         policy: blake3::Hash::from_bytes([0; 32]),
                     },
-                    evidence,
+                    captured,
                     outcome: Outcome {
                         payload: match digest {
-                            Some(digest) => Kept::Digest(blake3::Hash::from_bytes(digest)),
-                            None => Kept::Whole(payload),
+                            Some(digest) => StoredPayload::Digest(blake3::Hash::from_bytes(digest)),
+                            None => StoredPayload::Whole(payload),
                         },
                         version,
                         command,
@@ -162,13 +162,13 @@ fn arb_watch_change() -> impl Strategy<Value = WatchChange> {
 
 proptest! {
     #[test]
-    fn a_handled_request_comes_back(
+    fn handled_request_survives_a_round_trip(
         client in ".{0,12}",
         payload in arb_bytes(60),
         timestamp in any::<Option<String>>(),
         fencing_token in any::<Option<String>>(),
         policy in any::<u32>(),
-        owed in any::<bool>(),
+        repeatable in any::<bool>(),
         clock in arb_stamp(),
         remembered in arb_remembered(false),
         writes in prop::collection::vec(arb_write(), 0..4),
@@ -180,7 +180,7 @@ proptest! {
             timestamp: timestamp.as_deref(),
             fencing_token: fencing_token.as_deref(),
             policy,
-            owed,
+            repeatable,
             clock,
             remembered: &remembered,
             writes: &writes,
@@ -191,20 +191,20 @@ proptest! {
             timestamp: timestamp.as_deref(),
             fencing_token: fencing_token.as_deref(),
             policy,
-            owed,
+            repeatable,
             clock,
             remembered,
             writes,
         }));
         prop_assert_eq!(read(&out).unwrap(), expected);
-        // Cut anywhere it is no record.
+        // Every proper prefix is an error.
         for end in 0..out.len() {
             prop_assert!(read(&out[..end]).is_err());
         }
     }
 
     #[test]
-    fn what_a_snapshot_remembers_comes_back_with_its_entries(it in arb_remembered(true)) {
+    fn snapshot_of_a_request_survives_a_round_trip(it in arb_remembered(true)) {
         let mut out = Vec::new();
         remembered(&mut out, &it, true);
         let mut reader = Reader(&out);
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sweep_comes_back(
+    fn sweep_survives_a_round_trip(
         now_ms in any::<u64>(), clock in arb_stamp(), writes in prop::collection::vec(arb_write(), 0..4)
     ) {
         let mut out = Vec::new();
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn a_change_of_watches_comes_back(
+    fn watch_changes_survive_a_round_trip(
         client in ".{0,12}",
         numbers in any::<[u64; 2]>(),
         changes in prop::collection::vec(arb_watch_change(), 0..5),
@@ -238,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
+    fn arbitrary_bytes_are_read_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
         if let Some(first) = bytes.first_mut() {
             *first = kind;
         }
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn a_value_that_stands_in_the_payload_is_written_once() {
+fn value_in_the_payload_is_written_once() {
     let payload = Bytes::from_static(b"*3 SET key value");
     let entry = Entry::new(b"key", b"value", Stamp::default(), None, None);
     let write = Write {
@@ -263,9 +263,9 @@ fn a_value_that_stands_in_the_payload_is_written_once() {
     assert!(read_write(&mut Reader(&out), &payload[..12]).is_err());
 }
 
-/// Logs of an embedded store stay readable for versions that knew no other mode.
+/// Versions without modes can still read the logs of an embedded store.
 #[test]
-fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
+fn start_record_contains_the_mode() {
     for (mode, kind) in [(Mode::Embedded, 4), (Mode::Foreign, 9)] {
         let mut out = Vec::new();
         started(&mut out, 7, 300, mode);
@@ -277,20 +277,20 @@ fn a_start_says_its_mode_and_the_embedded_one_as_ever() {
 }
 
 #[test]
-fn what_clients_are_told_comes_back() {
-    for receive_max in [0, 1025, u16::MAX] {
+fn receive_max_survives_a_round_trip() {
+    for max in [0, 1025, u16::MAX] {
         let mut out = Vec::new();
-        told(&mut out, receive_max);
-        assert_eq!(read(&out).unwrap(), Record::Told { receive_max });
+        receive_max(&mut out, max);
+        assert_eq!(read(&out).unwrap(), Record::ReceiveMax { receive_max: max });
     }
     assert!(
         read(&[10, 0x80, 0x80, 4]).is_err(),
-        "MQTT has no more than 65535"
+        "MQTT allows at most 65535"
     );
 }
 
 #[test]
-fn an_unknown_kind_says_what_to_do() {
+fn unknown_kind_error_says_what_to_do() {
     let error = read(&[200]).unwrap_err().to_string();
     assert!(error.contains("newer"), "{error}");
 }

@@ -1,6 +1,4 @@
-//! Writes and entries, in records and snapshots.
-//!
-//! What enters: what a request or a sweep wrote. What leaves: bytes, and from them the same again.
+//! Encoding of writes and entries in records and snapshots.
 
 use bytes::Bytes;
 
@@ -9,17 +7,18 @@ use crate::clock::Fence;
 use crate::log::codec::{Malformed, Reader, bytes, number};
 use crate::store::{Change, Entry, KeyRef, Write};
 
-/// A bit of the first byte of an entry in a snapshot: behind it stands an owner that is not the one of the entry before.
+/// A flag of an entry in a snapshot: it is followed by an owner that differs from that of the entry
+/// before.
 pub(in crate::log) const OTHER_OWNER: u8 = 8;
 
-/// Further bits of the first byte of a write.
+/// The other flags of a write.
 mod kind {
     pub(super) const HIDDEN: u8 = 1;
     pub(super) const EXPIRED: u8 = 2;
     pub(super) const ENTRY: u8 = 4;
 }
 
-/// A write. Its key and value are parts of the payload where they stand there.
+/// Encodes a write. Its key and value are encoded as ranges of the payload if they lie there.
 pub(in crate::log) fn write(out: &mut Vec<u8>, it: &Write) {
     let bit = |on: bool, bit: u8| if on { bit } else { 0 };
     out.push(
@@ -78,7 +77,7 @@ pub(in crate::log) fn read_write(
     })
 }
 
-const OUTSIDE: Malformed = Malformed("a part of the payload that it does not have");
+const OUTSIDE: Malformed = Malformed("a range outside of the payload");
 
 pub(super) fn entry(out: &mut Vec<u8>, it: &Entry, value_at: Option<u32>) {
     let (fence, expires_ms) = (it.fence(), it.expires_ms());

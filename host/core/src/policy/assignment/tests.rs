@@ -4,7 +4,7 @@ fn digest(name: &str) -> Digest {
     Digest::of(name.as_bytes())
 }
 
-/// The built-in policy is active, and these are loaded.
+/// The built-in policy is active, and `loaded` are loaded.
 fn with(loaded: &[&str]) -> Assignment {
     let mut assignment = Assignment::of(digest("built-in"));
     for name in loaded {
@@ -14,7 +14,7 @@ fn with(loaded: &[&str]) -> Assignment {
 }
 
 #[test]
-fn promotions_are_gone_back_from_one_by_one() {
+fn promotions_are_rolled_back_one_by_one() {
     let [a, b, c] = ["a", "b", "c"].map(digest);
     let built_in = digest("built-in");
     let mut it = with(&["a", "b", "c"]);
@@ -22,7 +22,7 @@ fn promotions_are_gone_back_from_one_by_one() {
         it = it.promote(next).unwrap();
     }
     assert_eq!((it.active, &it.previous[..]), (c, &[b, a, built_in][..]));
-    // One that comes again is not there twice.
+    // A policy that is promoted again is listed once.
     let again = it.promote(a).unwrap();
     assert_eq!(
         (again.active, &again.previous[..]),
@@ -48,7 +48,7 @@ fn promotions_are_gone_back_from_one_by_one() {
 }
 
 #[test]
-fn a_candidate_that_is_promoted_is_one_no_more() {
+fn promoted_candidate_is_no_longer_a_candidate() {
     let [a, b] = ["a", "b"].map(digest);
     let shadow = Shadow {
         policy: a,
@@ -63,7 +63,7 @@ fn a_candidate_that_is_promoted_is_one_no_more() {
     assert_eq!(it.roles(&a), [Role::Shadow, Role::Canary]);
     let promoted = it.promote(a).unwrap();
     assert_eq!(promoted.roles(&a), [Role::Active]);
-    // That of another one goes on.
+    // Candidates keep their roles when another policy is promoted.
     let other = it.promote(b).unwrap();
     assert_eq!(other.roles(&a), [Role::Shadow, Role::Canary]);
     assert_eq!(
@@ -98,7 +98,7 @@ fn a_candidate_that_is_promoted_is_one_no_more() {
 }
 
 #[test]
-fn routes_are_replaced_and_ended_and_bounded() {
+fn routes_are_replaced_ended_and_limited() {
     let [a, b] = ["a", "b"].map(digest);
     let mut it = with(&["a", "b"]);
     assert_eq!(it.route(b"", Some(a)), Err(AssignmentError::Prefix));
@@ -111,13 +111,13 @@ fn routes_are_replaced_and_ended_and_bounded() {
         it = it.route(format!("{n}/").as_bytes(), Some(a)).unwrap();
     }
     assert_eq!(it.route(b"y", Some(a)), Err(AssignmentError::Routes));
-    assert!(it.route(b"x", Some(a)).is_ok(), "it is there already");
-    // A policy that is lost takes its routes with it.
+    assert!(it.route(b"x", Some(a)).is_ok(), "it exists already");
+    // The routes of a lost policy are dropped.
     assert_eq!(it.without(a).routes.len(), 1);
 }
 
 #[test]
-fn the_document_is_json_with_readable_digests_and_prefixes() {
+fn assignment_is_json_with_readable_digests() {
     let it = with(&["a"]).route(b"text/", Some(digest("a"))).unwrap();
     let it = it.route(b"\xff\x00", Some(digest("a"))).unwrap();
     let it = it.promote(digest("a")).unwrap();
@@ -127,7 +127,7 @@ fn the_document_is_json_with_readable_digests_and_prefixes() {
     assert_eq!(json["routes"][0]["prefix"], "text/");
     assert_eq!(json["guard"]["why"], "it failed");
     assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
-    // What a later version adds is passed over, and what an earlier one did not have is nothing.
+    // Fields of later versions are ignored, and missing fields have defaults.
     let (active, more) = (digest("a").to_string(), "later");
     let json = serde_json::json!({ "built_in": active, "active": active, "more": more });
     let read: Assignment = serde_json::from_value(json).unwrap();
@@ -135,12 +135,12 @@ fn the_document_is_json_with_readable_digests_and_prefixes() {
 }
 
 #[test]
-fn another_version_of_the_program_takes_its_own_built_in_policy() {
+fn new_built_in_policy_replaces_the_old_one() {
     let (old, new) = (digest("built-in"), digest("newer"));
     let it = with(&["a"]).promote(digest("a")).unwrap().replace(old, new);
     assert_eq!((it.built_in, &it.previous[..]), (new, &[new][..]));
     assert!(!it.all().contains(&old));
-    // It may have been loaded as a file before.
+    // It may have been loaded from a file before.
     let it = with(&["newer"]).promote(new).unwrap().replace(old, new);
     assert_eq!(it, Assignment::of(new));
 }

@@ -1,21 +1,21 @@
-//! A remembered request as it waits: in one piece beside the others.
+//! The compact form of a [`Remembered`] request in the dedup table.
 //!
-//! What enters: a [`Remembered`]. What leaves, seldom: the same. There are a hundred thousand, one comes and one goes with
-//! each write, and hardly any is ever asked for. So what nearly all have in common takes no place of its own: the policy
-//! is a number, the one key that was read is a range of the payload, a short answer stands in the slot itself.
+//! There are a hundred thousand of them, each write adds and removes one, and few are ever looked
+//! up. So the common case takes no allocation: the policy is an index, the only key read is a range
+//! of the payload, and a short answer is stored in the slot.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::capture::{Evidence, KeyRef, Read};
 use super::super::entry::Entry;
-use super::super::remembered::{Context, Identity, Kept, Outcome, Remembered};
+use super::super::read_set::{CapturedReads, KeyRef, Read};
+use super::super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use crate::clock::Stamp;
 use crate::request::{Delivery, Dialect};
 
-/// A place in the window, or among those that are kept beyond it.
+/// A request in the window, or among those that are retained beyond it.
 pub(super) struct Slot {
     pub(super) number: u64,
     pub(super) session: u64,
@@ -23,41 +23,41 @@ pub(super) struct Slot {
     pub(super) turn: u64,
     pub(super) until_ms: u64,
     pub(super) identity: Identity,
-    /// An older one of the same identity.
+    /// The next older request of the same identity.
     pub(super) older: Option<NonZeroU64>,
     now_ms: u64,
     clock_wall: u64,
     version_wall: u64,
-    saw: Saw,
+    captured: Captured,
     answer: Answer,
     pub(super) cost_bytes: u32,
     clock_counter: u32,
     version_counter: u32,
-    /// Its policy's number among those that handled any.
+    /// The index of its policy.
     pub(super) policy: u32,
     command: Option<u16>,
     pub(super) packet_id: u16,
     dialect: Dialect,
     versioned: bool,
     put: bool,
-    /// It was forgotten before its time in the window was over: nothing but its place is left.
+    /// Evicted early: only the place in the window is left.
     pub(super) forgotten: bool,
 }
 
-/// What a request saw.
-enum Saw {
-    /// Nobody kept that.
+/// The captured reads of a request.
+enum Captured {
+    /// They were not stored.
     Unknown,
-    /// One visible key, which stands in its payload, and nothing else.
+    /// One visible key, as a range of the payload, and nothing else.
     Key(Range<u32>, Option<Entry>),
-    /// Anything.
-    Anything(Box<Evidence>),
+    /// Any other reads.
+    Many(Box<CapturedReads>),
 }
 
-/// Bytes of an answer that need no place of their own.
+/// Longest answer that is stored in the slot itself.
 const SHORT_BYTES_MAX: usize = 22;
 
-/// The payload of an answer, or what proves it.
+/// The payload of an answer, or its digest.
 enum Answer {
     Short(u8, [u8; SHORT_BYTES_MAX]),
     Long(Box<[u8]>),
@@ -65,7 +65,7 @@ enum Answer {
 }
 
 impl Slot {
-    /// `older` is what had its identity before it, `policy` the number of the one that handled it.
+    /// `older` is the previous request of the same identity, `policy` the index of the policy.
     pub(super) fn new(it: &Remembered, policy: u32, older: Option<NonZeroU64>) -> Self {
         let (context, outcome) = (&it.context, &it.outcome);
         let version = outcome.version.unwrap_or_default();
@@ -80,9 +80,9 @@ impl Slot {
             now_ms: context.now_ms,
             clock_wall: context.clock.wall,
             version_wall: version.wall,
-            saw: Saw::new(it.evidence.as_ref()),
+            captured: Captured::new(it.captured.as_ref()),
             answer: Answer::new(&outcome.payload),
-            // Far less than 4 GiB: evidence is bounded, and an answer is one packet.
+            // Far below 4 GiB: captured reads are bounded, and an answer is one packet.
             cost_bytes: u32::try_from(it.cost_bytes()).unwrap_or(u32::MAX),
             clock_counter: context.clock.counter,
             version_counter: version.counter,
@@ -96,7 +96,7 @@ impl Slot {
         }
     }
 
-    /// What is remembered; `policy` is the digest of its policy.
+    /// Expands the slot. `policy` is the digest of its policy.
     pub(super) fn remembered(&self, policy: blake3::Hash) -> Remembered {
         let version = Stamp {
             wall: self.version_wall,
@@ -108,7 +108,7 @@ impl Slot {
                 session: self.session,
                 connection: self.connection,
                 packet_id: self.packet_id,
-                // Whatever is remembered was the first.
+                // A redelivery is never remembered itself.
                 dup: false,
             },
             turn: self.turn,
@@ -123,9 +123,9 @@ impl Slot {
                 dialect: self.dialect,
                 policy,
             },
-            evidence: self.saw.evidence(),
+            captured: self.captured.captured(),
             outcome: Outcome {
-                payload: self.answer.kept(),
+                payload: self.answer.stored(),
                 version: self.versioned.then_some(version),
                 command: self.command,
                 put: self.put,
@@ -133,13 +133,13 @@ impl Slot {
         }
     }
 
-    /// Takes what is remembered out of its place, which stays.
+    /// Takes the contents out of the slot, which keeps its place in the window.
     pub(super) fn take(&mut self) -> Option<Self> {
         if self.forgotten {
             return None;
         }
         let taken = Self {
-            saw: std::mem::replace(&mut self.saw, Saw::Unknown),
+            captured: std::mem::replace(&mut self.captured, Captured::Unknown),
             answer: std::mem::replace(&mut self.answer, Answer::Short(0, [0; SHORT_BYTES_MAX])),
             ..*self
         };
@@ -148,9 +148,9 @@ impl Slot {
     }
 }
 
-impl Saw {
-    fn new(evidence: Option<&Evidence>) -> Self {
-        let Some(evidence) = evidence else {
+impl Captured {
+    fn new(captured: Option<&CapturedReads>) -> Self {
+        let Some(captured) = captured else {
             return Self::Unknown;
         };
         if let [
@@ -159,37 +159,37 @@ impl Saw {
                 hidden: false,
                 entry,
             },
-        ] = &evidence.reads[..]
-            && evidence.imports.is_empty()
-            && evidence.properties.is_empty()
-            && evidence.seed.is_none()
+        ] = &captured.reads[..]
+            && captured.imports.is_empty()
+            && captured.properties.is_empty()
+            && captured.seed.is_none()
         {
             return Self::Key(range.clone(), entry.clone());
         }
-        Self::Anything(Box::new(evidence.clone()))
+        Self::Many(Box::new(captured.clone()))
     }
 
-    fn evidence(&self) -> Option<Evidence> {
+    fn captured(&self) -> Option<CapturedReads> {
         match self {
             Self::Unknown => None,
-            Self::Key(range, entry) => Some(Evidence {
+            Self::Key(range, entry) => Some(CapturedReads {
                 reads: vec![Read {
                     key: KeyRef::Payload(range.clone()),
                     hidden: false,
                     entry: entry.clone(),
                 }],
-                ..Evidence::default()
+                ..CapturedReads::default()
             }),
-            Self::Anything(evidence) => Some(Evidence::clone(evidence)),
+            Self::Many(captured) => Some(CapturedReads::clone(captured)),
         }
     }
 }
 
 impl Answer {
-    fn new(payload: &Kept) -> Self {
+    fn new(payload: &StoredPayload) -> Self {
         let bytes = match payload {
-            Kept::Whole(bytes) => bytes,
-            Kept::Digest(digest) => return Self::Digest(Box::new(*digest)),
+            StoredPayload::Whole(bytes) => bytes,
+            StoredPayload::Digest(digest) => return Self::Digest(Box::new(*digest)),
         };
         let mut short = [0; SHORT_BYTES_MAX];
         match (short.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
@@ -201,13 +201,13 @@ impl Answer {
         }
     }
 
-    fn kept(&self) -> Kept {
+    fn stored(&self) -> StoredPayload {
         match self {
             Self::Short(len, short) => {
-                Kept::Whole(Bytes::copy_from_slice(&short[..usize::from(*len)]))
+                StoredPayload::Whole(Bytes::copy_from_slice(&short[..usize::from(*len)]))
             }
-            Self::Long(bytes) => Kept::Whole(Bytes::copy_from_slice(bytes)),
-            Self::Digest(digest) => Kept::Digest(**digest),
+            Self::Long(bytes) => StoredPayload::Whole(Bytes::copy_from_slice(bytes)),
+            Self::Digest(digest) => StoredPayload::Digest(**digest),
         }
     }
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::limits;
 
-    fn remembered(evidence: Option<Evidence>, payload: Kept) -> Remembered {
+    fn remembered(captured: Option<CapturedReads>, payload: StoredPayload) -> Remembered {
         Remembered {
             number: 5,
             delivery: Delivery {
@@ -238,7 +238,7 @@ mod tests {
                 dialect: Dialect::Documents,
                 policy: blake3::hash(b"policy"),
             },
-            evidence,
+            captured,
             outcome: Outcome {
                 payload,
                 version: None,
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    fn comes_back(it: &Remembered) {
+    fn check_round_trip(it: &Remembered) {
         let slot = Slot::new(it, 3, NonZeroU64::new(4));
         assert_eq!(slot.remembered(it.context.policy), *it);
         assert_eq!((slot.policy, slot.older), (3, NonZeroU64::new(4)));
@@ -256,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_request_saw_comes_back() {
+    fn captured_reads_survive_a_round_trip() {
         let entry = Entry::new(b"key", b"value", Stamp::default(), None, None);
         let read = |key: KeyRef, hidden, entry| Read { key, hidden, entry };
-        let of = |reads: Vec<Read>| Evidence {
+        let of = |reads: Vec<Read>| CapturedReads {
             reads,
-            ..Evidence::default()
+            ..CapturedReads::default()
         };
         let usual = read(KeyRef::Payload(3..9), false, Some(entry));
         let all = [
@@ -271,44 +271,48 @@ mod tests {
             of(vec![read(KeyRef::Payload(3..9), true, None)]),
             of(vec![read(KeyRef::Own("key".into()), false, None)]),
             of(vec![usual.clone(), usual.clone()]),
-            Evidence {
+            CapturedReads {
                 properties: vec![("a".into(), None)],
                 ..of(vec![usual.clone()])
             },
-            Evidence {
+            CapturedReads {
                 imports: vec![(1, super::super::super::Imported::Watched)],
                 ..of(vec![usual.clone()])
             },
-            Evidence {
+            CapturedReads {
                 seed: Some([1; 32]),
                 ..of(vec![usual])
             },
         ];
-        let payload = Kept::Whole("+OK\r\n".into());
-        comes_back(&remembered(None, payload.clone()));
-        for evidence in all {
-            comes_back(&remembered(Some(evidence), payload.clone()));
+        let payload = StoredPayload::Whole("+OK\r\n".into());
+        check_round_trip(&remembered(None, payload.clone()));
+        for captured in all {
+            check_round_trip(&remembered(Some(captured), payload.clone()));
         }
     }
 
     #[test]
-    fn whatever_it_was_answered_comes_back() {
+    fn outcomes_survive_a_round_trip() {
         for len in [0, 5, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 300] {
-            comes_back(&remembered(None, Kept::Whole(vec![b'x'; len].into())));
+            check_round_trip(&remembered(
+                None,
+                StoredPayload::Whole(vec![b'x'; len].into()),
+            ));
         }
-        let mut it = remembered(None, Kept::Digest(blake3::hash(b"answer")));
+        let mut it = remembered(None, StoredPayload::Digest(blake3::hash(b"answer")));
         it.outcome.version = Some(Stamp {
             wall: 1,
             counter: 2,
         });
         it.outcome.command = Some(0);
         it.outcome.put = true;
-        comes_back(&it);
+        check_round_trip(&it);
     }
 
     #[test]
-    fn a_slot_takes_less_than_what_it_is_counted_with() {
-        // Its places in the indexes: an identity with its number, a number in its session's list.
+    fn slot_is_no_larger_than_its_accounted_overhead() {
+        // Its entries in the indexes: an identity with its number, and a number in its session's
+        // list.
         let indexes = 2 * (size_of::<(u64, Identity, u64)>() + 1 + size_of::<u64>());
         assert!((size_of::<Slot>() + indexes) as u64 <= limits::REMEMBERED_OVERHEAD_BYTES);
     }

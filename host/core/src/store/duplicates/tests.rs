@@ -1,11 +1,11 @@
-//! What is remembered, for how long, and what a request is a duplicate of.
+//! Retention, and which request is a duplicate of which.
 
 use bytes::Bytes;
 
 use super::*;
 use crate::clock::Stamp;
 use crate::request::Dialect;
-use crate::store::{Context, Kept, Outcome};
+use crate::store::{Context, Outcome, StoredPayload};
 
 const RETENTION: Retention = Retention {
     window_ms: 60_000,
@@ -40,9 +40,9 @@ fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u6
             dialect: Dialect::Sdk,
             policy: blake3::Hash::from_bytes([identity / 100; 32]),
         },
-        evidence: None,
+        captured: None,
         outcome: Outcome {
-            payload: Kept::Whole(Bytes::from_static(b"+OK\r\n")),
+            payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
             version: None,
             command: None,
             put: true,
@@ -57,13 +57,13 @@ fn found(all: &Duplicates, by: Delivery, identity: u8) -> Option<u64> {
 }
 
 #[test]
-fn a_redelivery_is_told_from_a_request_that_looks_the_same() {
+fn redelivery_is_distinguished_from_an_equal_request() {
     let mut all = Duplicates::new(RETENTION);
     let first = answer(&mut all, delivery(1, 1, 7, false), 9, 0);
     assert_eq!(found(&all, delivery(1, 1, 7, true), 9), Some(first));
-    // Some clients send again with DUP=0, on the next connection, with the same packet id.
+    // Some clients redeliver with DUP=0, on the next connection, with the same packet id.
     assert_eq!(found(&all, delivery(1, 2, 7, false), 9), Some(first));
-    // A script that uses its correlation data again is not answered from memory.
+    // A script that reuses its correlation data must not get the old answer.
     assert_eq!(found(&all, delivery(1, 1, 8, false), 9), None);
     assert_eq!(found(&all, delivery(1, 1, 7, false), 9), None);
     assert_eq!(found(&all, delivery(1, 2, 8, false), 9), None);
@@ -73,26 +73,26 @@ fn a_redelivery_is_told_from_a_request_that_looks_the_same() {
 }
 
 #[test]
-fn of_requests_that_look_the_same_the_packet_id_names_the_right_one() {
+fn packet_id_selects_among_equal_requests() {
     let mut all = Duplicates::new(RETENTION);
     let first = answer(&mut all, delivery(1, 1, 7, false), 9, 0);
     let second = answer(&mut all, delivery(1, 1, 8, false), 9, 0);
     assert_eq!(found(&all, delivery(1, 1, 7, true), 9), Some(first));
     assert_eq!(found(&all, delivery(1, 1, 8, true), 9), Some(second));
     assert_eq!(found(&all, delivery(1, 2, 7, false), 9), Some(first));
-    // DUP with a packet id that none of them had: the newest.
+    // DUP with an unknown packet id: the newest.
     assert_eq!(found(&all, delivery(1, 1, 6, true), 9), Some(second));
 }
 
 #[test]
-fn only_what_may_have_come_before_is_looked_for() {
+fn only_possible_redeliveries_are_looked_up() {
     let mut all = Duplicates::new(RETENTION);
     let suspect = |all: &mut Duplicates, by| all.arrive(&by);
     assert!(!suspect(&mut all, delivery(1, 1, 1, false)));
     answer(&mut all, delivery(1, 1, 2, false), 9, 0);
     assert!(!suspect(&mut all, delivery(1, 1, 3, false)));
     assert!(suspect(&mut all, delivery(1, 1, 3, true)));
-    // On a resumed connection any of the first requests may be one of the last of the old.
+    // On a resumed connection, any of the first requests may be a redelivery.
     for packet_id in 4..7 {
         assert!(suspect(&mut all, delivery(1, 2, packet_id, false)));
     }
@@ -102,14 +102,15 @@ fn only_what_may_have_come_before_is_looked_for() {
 }
 
 #[test]
-fn where_clients_are_told_more_as_many_are_looked_for_and_kept() {
+fn higher_receive_max_keeps_more_requests() {
     let mut all = Duplicates::new(RETENTION);
     all.raise_per_session(20);
     for packet_id in 1..=50 {
         let identity = packet_id as u8;
         answer(&mut all, delivery(1, 1, packet_id, false), identity, 0);
     }
-    // Told less from now on, but this session may send again what it sent by then.
+    // The Receive Maximum decreases, but this session may still redeliver the requests that it sent
+    // before.
     all.raise_per_session(1);
     all.evict(1, 3_600_000);
     for packet_id in 31..=50 {
@@ -121,9 +122,10 @@ fn where_clients_are_told_more_as_many_are_looked_for_and_kept() {
     assert_eq!(found(&all, delivery(1, 2, 10, false), 10), None);
 }
 
-/// Resends and reads once counted as turns, so a client that came back twice pushed out its own requests.
+/// Regression: redeliveries and reads counted as turns, so a client that reconnected twice evicted
+/// its own requests.
 #[test]
-fn what_changes_nothing_pushes_nothing_out() {
+fn redeliveries_and_reads_evict_nothing() {
     let mut all = Duplicates::new(RETENTION);
     for packet_id in 1..=3 {
         answer(
@@ -144,9 +146,9 @@ fn what_changes_nothing_pushes_nothing_out() {
     }
 }
 
-/// A snapshot may say that more were numbered than it still holds.
+/// A snapshot may contain fewer requests than were numbered.
 #[test]
-fn no_number_is_given_twice() {
+fn request_numbers_are_never_reused() {
     let mut all = Duplicates::new(RETENTION);
     all.continue_from(17);
     assert_eq!(answer(&mut all, delivery(1, 1, 1, false), 1, 0), 17);
@@ -155,7 +157,7 @@ fn no_number_is_given_twice() {
 }
 
 #[test]
-fn the_last_of_a_live_session_are_kept_however_old() {
+fn last_requests_of_a_live_session_never_expire() {
     let mut all = Duplicates::new(RETENTION);
     for packet_id in 1..=8 {
         answer(
@@ -165,7 +167,7 @@ fn the_last_of_a_live_session_are_kept_however_old() {
             0,
         );
     }
-    // Another client goes on for an hour.
+    // Another client continues for an hour.
     for packet_id in 1..=50 {
         answer(
             &mut all,
@@ -180,7 +182,7 @@ fn the_last_of_a_live_session_are_kept_however_old() {
         assert_eq!(kept, packet_id >= 3, "packet {packet_id}");
     }
     assert!(all.len() <= 10 + 6);
-    // New requests of that client push its old ones out.
+    // New requests of that client evict its old ones.
     answer(&mut all, delivery(1, 1, 9, false), 9, 3_600_000);
     assert!(found(&all, delivery(1, 1, 3, true), 3).is_none());
     assert!(found(&all, delivery(1, 1, 4, true), 4).is_some());
@@ -191,9 +193,10 @@ fn the_last_of_a_live_session_are_kept_however_old() {
     assert!(all.newest.is_empty() && all.sessions.is_empty());
 }
 
-/// The oldest of all once went first, so that many busy clients made the store forget an idle one's.
+/// Regression: the oldest request was always evicted first, so busy clients evicted the requests of
+/// an idle one.
 #[test]
-fn who_holds_most_gives_way_first() {
+fn largest_session_is_evicted_first() {
     let retention = Retention {
         bytes_max: 20_000,
         per_session: 100,
@@ -222,7 +225,7 @@ fn who_holds_most_gives_way_first() {
 }
 
 #[test]
-fn a_session_that_is_idle_holds_nothing_of_what_was_forgotten() {
+fn idle_session_releases_evicted_requests() {
     let mut all = Duplicates::new(Retention {
         per_session: 1,
         ..RETENTION
@@ -238,7 +241,7 @@ fn a_session_that_is_idle_holds_nothing_of_what_was_forgotten() {
     assert_eq!(bytes, all.bytes());
 }
 
-/// Behind a foreign broker, where DUP is set on all and packet ids say nothing.
+/// Behind a foreign broker, every request has DUP set, and packet ids carry no information.
 mod foreign {
     use super::*;
     use crate::store::Mode;
@@ -254,7 +257,7 @@ mod foreign {
     }
 
     #[test]
-    fn the_identity_alone_decides() {
+    fn identity_alone_finds_duplicates() {
         let mut all = Duplicates::new(RETENTION);
         let first = answer(&mut all, from(1), 9, 0);
         assert!(all.arrive(&from(1)));
@@ -264,7 +267,7 @@ mod foreign {
     }
 
     #[test]
-    fn who_only_reads_leaves_no_trace() {
+    fn read_only_client_allocates_no_session() {
         let mut all = Duplicates::new(RETENTION);
         for client in 0..1_000 {
             assert!(all.arrive(&from(client)));
@@ -273,27 +276,27 @@ mod foreign {
     }
 
     #[test]
-    fn only_the_window_keeps_and_who_left_it_holds_nothing() {
+    fn expired_request_releases_its_session() {
         let mut all = Duplicates::new(RETENTION);
         answer(&mut all, from(1), 1, 0);
         answer(&mut all, from(2), 2, 59_999);
         assert!(found(&all, from(1), 1).is_some());
         answer(&mut all, from(3), 3, 60_000);
-        assert!(found(&all, from(1), 1).is_none(), "its time is over");
+        assert!(found(&all, from(1), 1).is_none(), "it has expired");
         assert!(found(&all, from(2), 2).is_some());
         assert_eq!((all.len(), all.sessions.len()), (2, 2));
         assert_eq!(all.evicted(), 0);
     }
 
     #[test]
-    fn what_is_forgotten_before_its_time_is_counted() {
+    fn early_evictions_are_counted() {
         let mut all = Duplicates::new(RETENTION);
         for n in 0..15u8 {
             answer(&mut all, from(n.into()), n, 0);
         }
         assert_eq!((all.len(), all.sessions.len()), (10, 10));
         assert_eq!(all.evicted(), 5);
-        // What went because its time was over is not.
+        // Requests that expired are not counted.
         answer(&mut all, from(99), 99, 60_000);
         assert_eq!((all.len(), all.evicted()), (1, 5));
         let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
@@ -302,7 +305,7 @@ mod foreign {
 }
 
 #[test]
-fn count_and_bytes_are_bounded_and_sums_are_true() {
+fn count_and_bytes_stay_bounded_and_consistent() {
     let mut all = Duplicates::new(RETENTION);
     for n in 0..2_000u32 {
         let session = u64::from(n % 500) + 1;
@@ -310,7 +313,10 @@ fn count_and_bytes_are_bounded_and_sums_are_true() {
         assert!(all.bytes() <= 2 * RETENTION.bytes_max + 1_000);
         assert!(all.window.len() as u64 <= RETENTION.count_max);
     }
-    assert!(all.evicted() > 0, "500 sessions may not keep 3 each here");
+    assert!(
+        all.evicted() > 0,
+        "500 sessions cannot retain 3 requests each here"
+    );
     let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
     assert_eq!(all.bytes(), recount);
     let by = |policy| all.range(0).filter(move |it| it.context.policy == policy);

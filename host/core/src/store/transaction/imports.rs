@@ -1,21 +1,21 @@
-//! What a policy may do within its request: the imports, over the transaction.
+//! The imports of the policy, implemented on the transaction.
 //!
-//! What enters: calls of the policy, spans resolved. What leaves: answers, or refusals that the policy puts into
-//! words. In a request that runs again they are those of the first time.
+//! A refusal is an error that the policy translates into a response. In a re-execution, results
+//! come from the recording.
 
 use bytes::Bytes;
 
-use super::super::capture::{Cue, Imported, Question};
 use super::super::quota::Exceeded;
+use super::super::read_set::{ImportKind, Imported, NextImport};
 use super::super::rights::Rights;
-use super::{Change, STRAYED, Transaction, Write};
+use super::{Change, DIVERGED, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
 use statehouse_protocol::rights::Right;
 
-/// Bytes of user properties that the host reads in the time in which it examines a key.
-const PROPERTY_BYTES_PER_LOOK: u64 = 32;
+/// Reading this many bytes of user properties takes as long as examining a key.
+const PROPERTY_BYTES_PER_EXAMINED_KEY: u64 = 32;
 
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
@@ -77,21 +77,21 @@ impl Host for Transaction {
         let latest_ms = self.now_ms.saturating_add(limits::SKEW_MS_MAX);
         if observed.wall > latest_ms {
             return Err(Denial::Violation(
-                "a put that observed a clock more than 60 s ahead",
+                "a put with an observed stamp more than 60 s ahead",
             ));
         }
         let hidden = self.touch(put.key, Right::Write)?;
         self.check_owner(put.key, hidden)?;
         self.note_read(put.key, hidden)?;
-        let staged = match self.capture.cue(Question::Put) {
-            Cue::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
-            Cue::Recorded(_) | Cue::Unknown => Err(STRAYED),
-            Cue::Live => self
+        let staged = match self.read_set.next_import(ImportKind::Put) {
+            NextImport::Recorded(Imported::Refused(fault)) => Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => Err(DIVERGED),
+            NextImport::Live => self
                 .check_put(&put)
                 .and_then(|()| self.stage_put(put, hidden, observed)),
         };
         if let Err(Denial::Fault(fault)) = &staged {
-            self.capture.imported(|| Imported::Refused(fault.clone()));
+            self.read_set.imported(|| Imported::Refused(fault.clone()));
         }
         staged
     }
@@ -120,19 +120,19 @@ impl Host for Transaction {
     }
 
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
-        match self.capture.cue(Question::Keys) {
-            Cue::Recorded(Imported::Page(page)) => return Ok(page),
-            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
-            Cue::Live => {}
+        match self.read_set.next_import(ImportKind::Keys) {
+            NextImport::Recorded(Imported::Page(page)) => return Ok(page),
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
         }
-        let mut looks = 0;
-        let page = self.page(prefix, cursor, limit, &mut looks);
-        self.looks += looks;
+        let mut charged = 0;
+        let page = self.page(prefix, cursor, limit, &mut charged);
+        self.examined += charged;
         match &page {
-            Ok(page) => self.capture.imported(|| Imported::Page(page.clone())),
+            Ok(page) => self.read_set.imported(|| Imported::Page(page.clone())),
             Err(Denial::Fault(fault)) => {
-                self.capture.imported(|| Imported::Refused(fault.clone()));
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
             }
             Err(Denial::Violation(_)) => {}
         }
@@ -141,17 +141,17 @@ impl Host for Transaction {
 
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
         self.check_right(key, Right::Read)?;
-        match self.capture.cue(Question::Watch) {
-            Cue::Recorded(Imported::Watched) => return Ok(()),
-            Cue::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
-            Cue::Live => {}
+        match self.read_set.next_import(ImportKind::Watch) {
+            NextImport::Recorded(Imported::Watched) => return Ok(()),
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
         }
         let staged = self.stage_watch(key);
         match &staged {
-            Ok(()) => self.capture.imported(|| Imported::Watched),
+            Ok(()) => self.read_set.imported(|| Imported::Watched),
             Err(Denial::Fault(fault)) => {
-                self.capture.imported(|| Imported::Refused(fault.clone()));
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
             }
             Err(Denial::Violation(_)) => {}
         }
@@ -159,40 +159,40 @@ impl Host for Transaction {
     }
 
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
-        match self.capture.cue(Question::Unwatch) {
-            Cue::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
-            Cue::Recorded(_) | Cue::Unknown => return Err(STRAYED),
-            Cue::Live => {}
+        match self.read_set.next_import(ImportKind::Unwatch) {
+            NextImport::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
         }
         let watched = self.stage_unwatch(key)?;
-        self.capture.imported(|| Imported::Unwatched(watched));
+        self.read_set.imported(|| Imported::Unwatched(watched));
         Ok(watched)
     }
 
     fn property(&mut self, name: &str) -> Option<String> {
-        if let Some(recorded) = self.capture.recorded_property(name) {
+        if let Some(recorded) = self.read_set.recorded_property(name) {
             return recorded;
         }
         let origin = self.origin.as_ref()?;
-        // Each question goes through all of them.
-        self.looks += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_LOOK;
+        // Each lookup scans all properties.
+        self.examined += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_EXAMINED_KEY;
         let mut user = origin.properties.user();
         let value = user
             .find(|(found, _)| *found == name)
             .map(|(_, value)| value);
-        self.capture.property(name, value);
+        self.read_set.property(name, value);
         value.map(str::to_owned)
     }
 
     fn random(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        let recorded = self.capture.recorded_seed();
+        let recorded = self.read_set.recorded_seed();
         let Some(origin) = &mut self.origin else {
             return bytes;
         };
         if origin.random.is_none() {
             let seed = recorded.unwrap_or_else(|| origin.seed());
-            self.capture.seed(seed);
+            self.read_set.seed(seed);
             let stream = blake3::Hasher::new_keyed(&seed).finalize_xof();
             origin.random = Some(Box::new(stream));
         }
@@ -203,7 +203,7 @@ impl Host for Transaction {
     }
 
     fn is_rerun(&self) -> bool {
-        self.capture.is_playing()
+        self.read_set.is_replaying()
     }
 
     fn now_ms(&self) -> u64 {
@@ -214,13 +214,13 @@ impl Host for Transaction {
         self.quota.fuel_max
     }
 
-    fn take_looks(&mut self) -> u64 {
-        std::mem::take(&mut self.looks)
+    fn take_examined(&mut self) -> u64 {
+        std::mem::take(&mut self.examined)
     }
 }
 
 impl Transaction {
-    /// Whether a key is a policy's own, to which clients need no right; of another one, whether the client has this right.
+    /// Checks the client's right to a key, unless the key is hidden. Returns whether it is hidden.
     fn touch(&mut self, key: &[u8], right: Right) -> Result<bool, Denial> {
         let hidden = self.is_hidden(key);
         if !hidden {
@@ -229,9 +229,9 @@ impl Transaction {
         Ok(hidden)
     }
 
-    /// What a bound of the configuration refuses. A run that is played back was not refused.
+    /// Checks the configured limits of a put. A re-execution is exempt: its refusals are recorded.
     fn check_put(&mut self, put: &Put<'_>) -> Result<(), Denial> {
-        if self.capture.is_playing() {
+        if self.read_set.is_replaying() {
             return Ok(());
         }
         self.check_key(put.key)?;
@@ -244,7 +244,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// A key of a length that no table holds.
+    /// Checks the length of a key.
     fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
         if key.is_empty() {
             return Err(other("the key length is zero".into()));
@@ -253,7 +253,8 @@ impl Transaction {
         checked.map_err(|bound| self.exceeds(bound))
     }
 
-    /// What a policy hears of a bound that says no. The first of a request is told to the operator too.
+    /// Translates an exceeded limit for the policy. Notes the first one of a request for the
+    /// operator.
     pub(super) fn exceeds(&mut self, bound: Exceeded) -> Denial {
         self.exceeded.get_or_insert(bound);
         match bound {
@@ -268,14 +269,14 @@ impl Transaction {
         prefix: &[u8],
         cursor: Option<&[u8]>,
         limit: u32,
-        looked: &mut u64,
+        charged: &mut u64,
     ) -> Result<Page, Denial> {
         let grants = match &self.rights {
             Rights::All => None,
             Rights::Granted(grants) => Some(grants),
             Rights::Recorded(grants) => grants.as_ref(),
         };
-        // The last key of a page may be one that the client may not even know of.
+        // The cursor is encrypted: the last key of a page may be one that the client may not know.
         let no_cursor = || other("syntax error".into());
         let opened = match (grants, cursor) {
             (Some(grants), Some(cursor)) => Some(grants.unseal(cursor).ok_or_else(no_cursor)?),
@@ -286,24 +287,24 @@ impl Transaction {
             Some(grants) => grants.seal(&key),
             None => key,
         };
-        // A cursor is the last key of the page before, so it lies within the prefix.
+        // A cursor is the last key of the previous page, so it must start with the prefix.
         if cursor.is_some_and(|cursor| {
             !cursor.starts_with(prefix) || cursor.len() as u64 > limits::KEY_BYTES_MAX_MAX
         }) {
             return Err(no_cursor());
         }
         let limit = limit.clamp(1, limits::PAGE_KEYS_MAX) as usize;
-        // A look at a key is a look at the patterns that might allow it.
-        let looks = 1 + grants.map_or(0, |it| it.patterns(Right::Read));
-        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / looks).max(1);
-        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / looks).max(1);
+        // Examining a key means comparing it with every pattern that might allow it.
+        let cost = 1 + grants.map_or(0, |it| it.patterns(Right::Read));
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
+        let examined_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / cost).max(1);
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut examined_bytes = 0;
         let mut next: Option<&[u8]> = None;
         for (examined, entry) in self.state.table.range(prefix, cursor).enumerate() {
             let key = entry.key();
-            *looked += looks as u64;
+            *charged += cost as u64;
             if keys.len() == limit
                 || examined == examined_max
                 || (bytes > 0 && bytes + key.len() > limits::PAGE_BYTES_MAX)
@@ -313,7 +314,7 @@ impl Transaction {
                 return Ok(Page { keys, next });
             }
             examined_bytes += key.len();
-            // Listed as of the beginning of this request; what it staged itself comes with the next.
+            // A page lists the state before this request, without its staged writes.
             if !entry.expired(self.now_ms) && grants.is_none_or(|it| it.allow(key, Right::Read)) {
                 bytes += key.len();
                 keys.push(key.to_vec());
@@ -332,8 +333,8 @@ impl Transaction {
             return Err(Denial::Violation("more watches than one request may stage"));
         }
         let watches = &self.state.watches;
-        // On a full disk what would be recorded takes room that removals need.
-        let recorded = watches.are_kept() && !watches.contains(key, &origin.peer);
+        // On a full disk, recorded watches must not use the room that removals need.
+        let recorded = watches.are_durable() && !watches.contains(key, &origin.peer);
         let room = match recorded && self.quota.journal_full {
             true => Err(Exceeded::Disk),
             false => watches.check(&origin.peer, key, &self.quota),

@@ -1,7 +1,7 @@
-//! Where entries lie.
+//! Stores the entries of a table in slots.
 //!
-//! What enters: entries. What leaves: a number for each key, which stays the same whatever the key holds, until it is
-//! removed. So a write to a key that is there changes one place, and what finds keys by hash or in order stays as it is.
+//! A key keeps its slot number until it is removed. So a write to an existing key changes one slot,
+//! and neither the index nor the order.
 
 use rayon::prelude::*;
 
@@ -9,20 +9,21 @@ use super::entry::Entry;
 use super::index::Keyed;
 use super::owners::Owner;
 
-/// The place of a key: there are never more than `limits::KEYS_MAX_MAX`.
+/// The slot number of a key. There are at most `limits::KEYS_MAX_MAX`.
 pub(super) type Slot = u32;
 
-/// Entries by their slot, and whose they are.
+/// Entries by slot, with their owners.
 #[derive(Clone, Default)]
-pub(super) struct Slots {
+pub(super) struct Arena {
     entries: Vec<Option<Entry>>,
-    /// Beside them and not in them: so an owner costs each key four bytes, and nothing that shares an entry knows of it.
+    /// Stored next to the entries, not in them: an owner costs four bytes for each key, and code
+    /// that shares entries does not depend on owners.
     owners: Vec<Owner>,
     free: Vec<Slot>,
 }
 
-impl Slots {
-    /// Entries in slots from 0 on.
+impl Arena {
+    /// Stores `entries` in slots from 0 on.
     pub(super) fn of(entries: Vec<(Entry, Owner)>) -> Self {
         let (entries, owners) = (entries.into_iter())
             .map(|(entry, owner)| (Some(entry), owner))
@@ -34,7 +35,7 @@ impl Slots {
         }
     }
 
-    /// How many are taken.
+    /// The number of used slots.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -42,15 +43,17 @@ impl Slots {
     pub(super) fn get(&self, slot: Slot) -> &Entry {
         self.entries[slot as usize]
             .as_ref()
-            .expect("a slot is forgotten with its key")
+            .expect("a key's slot is removed with the key")
     }
 
     pub(super) fn owner(&self, slot: Slot) -> Owner {
         self.owners[slot as usize]
     }
 
-    /// Keys and bytes of each owner below `owners`, in a part for each core, since a start waits for it; but where there are
-    /// about as many owners as keys in fewer, or the sums would take more than what they are of.
+    /// Keys and bytes of each owner below `owners`, as partial sums.
+    ///
+    /// Every CPU core computes one, because a start waits for it. If there are about as many owners as
+    /// keys, there are fewer partial sums: they would take more memory than the entries.
     pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
         let parts = rayon::current_num_threads().min(self.entries.len() / owners.max(1));
         let part = self.entries.len().div_ceil(parts.max(1)).max(1);
@@ -69,7 +72,7 @@ impl Slots {
         parts.map(load).collect()
     }
 
-    /// Puts the entry of a new key somewhere.
+    /// Stores the entry of a new key in a free slot.
     pub(super) fn add(&mut self, entry: Entry, owner: Owner) -> Slot {
         if let Some(slot) = self.free.pop() {
             self.entries[slot as usize] = Some(entry);
@@ -77,13 +80,13 @@ impl Slots {
             return slot;
         }
         let slot = Slot::try_from(self.entries.len())
-            .expect("the quota takes no more keys than there are slots");
+            .expect("the quota allows at most as many keys as slots");
         self.entries.push(Some(entry));
         self.owners.push(owner);
         slot
     }
 
-    /// Puts another entry of the same key in its slot, and returns the old one.
+    /// Replaces the entry in a slot with another one of the same key. Returns the old one.
     pub(super) fn replace(
         &mut self,
         slot: Slot,
@@ -97,7 +100,7 @@ impl Slots {
         ))
     }
 
-    /// Takes an entry out; the slot is free.
+    /// Removes an entry and frees its slot.
     pub(super) fn take(&mut self, slot: Slot) -> Option<(Entry, Owner)> {
         let entry = self.entries[slot as usize].take()?;
         self.free.push(slot);
@@ -105,7 +108,7 @@ impl Slots {
     }
 }
 
-impl Keyed for Slots {
+impl Keyed for Arena {
     fn key(&self, slot: Slot) -> &[u8] {
         self.get(slot).key()
     }

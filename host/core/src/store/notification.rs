@@ -1,7 +1,6 @@
-//! What a policy says, put together from the bytes of the table: answers and notifications.
+//! Builds the payloads and topics of responses and notifications from what the policy returns.
 //!
-//! What enters: frames of a guest, and the changes of a request. What leaves: payloads and topics. Values go
-//! from the table into them without passing through the guest.
+//! Stored values are copied from the table into the payload without passing through the guest.
 
 use bytes::Bytes;
 
@@ -16,65 +15,66 @@ use statehouse_protocol::Peer;
 /// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
 const TOPIC_BYTES_MAX: usize = 65_535;
 
-/// One change, told to the watchers of one dialect.
+/// One change, rendered for the watchers of one dialect.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// How it is told.
+pub struct Notification {
+    /// The dialect of the payload and the topics.
     pub dialect: Dialect,
-    /// Its payload.
+    /// The payload.
     pub payload: Bytes,
     /// The version of the change.
     pub version: Stamp,
-    /// The watchers, each with the topic that is its own.
+    /// The watchers, each with its own topic.
     pub to: Vec<(Peer, Bytes)>,
 }
 
-/// Lets one policy tell all watchers of a change, in a budget of its own; and what that burnt.
-pub(super) fn told_by(
+/// Renders the notifications of one change with `policy`, under a fuel budget of its own. Returns
+/// the fuel used as well.
+pub(super) fn notify_as(
     policy: &mut Instance<Transaction>,
     transaction: Transaction,
     change: &Change,
-) -> (Transaction, Result<Vec<Notice>, Failure>, u64) {
+) -> (Transaction, Result<Vec<Notification>, Failure>, u64) {
     let mut call = policy.begin(transaction, Bytes::copy_from_slice(change.key()));
-    let notices = notices_of(&mut call, std::slice::from_ref(change));
-    if let Err(failure) = &notices {
+    let notifications = notifications_of(&mut call, std::slice::from_ref(change));
+    if let Err(failure) = &notifications {
         call.discard(failure);
     }
-    let burnt = call.burnt();
-    (call.end(), notices, burnt)
+    let fuel_used = call.fuel_used();
+    (call.end(), notifications, fuel_used)
 }
 
-/// Lets the policy put changes into words for everyone who watches them.
-pub(super) fn notices_of(
+/// Renders the notifications of `changes`, one for each dialect that watchers of a key use.
+pub(super) fn notifications_of(
     call: &mut Call<'_, Transaction>,
     changes: &[Change],
-) -> Result<Vec<Notice>, Failure> {
-    let mut notices = Vec::new();
+) -> Result<Vec<Notification>, Failure> {
+    let mut notifications = Vec::new();
     for change in changes {
-        let mut speakers = [Dialect::Sdk, Dialect::Documents, Dialect::Preview]
+        let mut dialects = [Dialect::Sdk, Dialect::Documents, Dialect::Preview]
             .map(|dialect| (dialect, Vec::new()));
-        for (peer, spoken) in call.host().state().watches.of(change.key()) {
-            if let Some((_, peers)) = speakers.iter_mut().find(|(it, _)| *it == spoken) {
+        for (peer, dialect) in call.host().state().watches.of(change.key()) {
+            if let Some((_, peers)) = dialects.iter_mut().find(|(it, _)| *it == dialect) {
                 peers.push(peer.clone());
             }
         }
-        for (dialect, peers) in speakers {
+        for (dialect, peers) in dialects {
             if !peers.is_empty() {
-                notices.push(notice(call, change, dialect, peers)?);
+                notifications.push(render(call, change, dialect, peers)?);
             }
         }
     }
-    Ok(notices)
+    Ok(notifications)
 }
 
-fn notice(
+fn render(
     call: &mut Call<'_, Transaction>,
     change: &Change,
     dialect: Dialect,
     peers: Vec<Peer>,
-) -> Result<Notice, Failure> {
+) -> Result<Notification, Failure> {
     let key = Bytes::copy_from_slice(change.key());
-    let told = call.notify(
+    let rendered = call.notify(
         &key,
         policy::Change {
             event: change.event(),
@@ -85,8 +85,9 @@ fn notice(
         },
         dialect.into(),
     )?;
-    // The value of this change, and not what a later one of the same request made of the key.
-    let Frame { head, body } = told.payload;
+    // The value of this change: a later write of the same request may already have replaced it in
+    // the table.
+    let Frame { head, body } = rendered.payload;
     let given;
     let body = match body {
         Body::None => None,
@@ -97,26 +98,26 @@ fn notice(
         Body::Stored(given) => {
             if resolve(given, &key)? != key {
                 return Err(Failure::Malformed(
-                    "a notification with another key's value".into(),
+                    "a notification with the value of another key".into(),
                 ));
             }
             Some(change.value())
         }
     };
     let payload = join(head, body)?;
-    let (prefix, suffix) = (&told.topic_prefix, &told.topic_suffix);
+    let (prefix, suffix) = (&rendered.topic_prefix, &rendered.topic_suffix);
     if [prefix, suffix]
         .iter()
         .any(|it| it.contains(['+', '#', '\0']))
     {
-        return Err(no_topic());
+        return Err(invalid_topic());
     }
     let to = peers.into_iter().map(|peer| {
         let topic = topic(prefix, &peer.client, suffix)?;
         Ok((peer, topic))
     });
     let to = to.collect::<Result<_, Failure>>()?;
-    Ok(Notice {
+    Ok(Notification {
         dialect,
         payload,
         version: change.version(),
@@ -129,7 +130,7 @@ fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let length = prefix.len() + 2 * client.len() + suffix.len();
     if length > TOPIC_BYTES_MAX {
-        return Err(no_topic());
+        return Err(invalid_topic());
     }
     let mut topic = Vec::with_capacity(length);
     topic.extend_from_slice(prefix.as_bytes());
@@ -141,11 +142,12 @@ fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
     Ok(topic.into())
 }
 
-fn no_topic() -> Failure {
-    Failure::Malformed("a topic that MQTT cannot carry".into())
+fn invalid_topic() -> Failure {
+    Failure::Malformed("a topic that is not valid in MQTT".into())
 }
 
-/// The bytes of a reply: values go from the table to the answer without passing through the guest.
+/// Builds the payload of a response. Stored values are copied from the table without passing
+/// through the guest.
 pub(super) fn splice(
     frame: Frame,
     payload: &Bytes,
@@ -176,11 +178,11 @@ fn resolve(given: Given, bytes: &Bytes) -> Result<Bytes, Failure> {
     }
 }
 
-/// Head, then body, then CRLF where there is a body.
+/// Concatenates the head and the body. A body is followed by CRLF.
 fn join(head: Vec<u8>, body: Option<&[u8]>) -> Result<Bytes, Failure> {
     if head.len() > limits::REPLY_HEAD_BYTES_MAX {
         return Err(Failure::Malformed(
-            "a longer head than a reply may have".into(),
+            "the head of a response or notification is too long".into(),
         ));
     }
     let Some(body) = body else {

@@ -1,8 +1,8 @@
-//! A request that was handled, with all that it takes to run it again beside the store: by a candidate in shadow, or on
-//! a fresh instance of the same policy.
+//! Re-executes a sampled request outside the store: with a candidate in shadow, or on a fresh
+//! instance of the policy that answered it.
 //!
-//! What enters: what one request saw, was answered and wrote. What leaves: what another run makes of that. It changes
-//! nothing, and what nobody knows it does not guess.
+//! A sample carries everything that the request read and wrote, so re-execution changes nothing in
+//! the store. A run that needs something unknown must report that and never guess.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
 use super::Quota;
-use super::capture::{Beyond, Evidence, KeyRef, Read, Script};
 use super::effects::Answer;
 use super::entry::{Entry, Key};
+use super::read_set::{CapturedReads, KeyRef, Read, Recording, Unrecorded};
 use super::remembered::Context;
 use super::replay::{NO_QUOTA, run};
 use super::state::State;
@@ -26,18 +26,19 @@ use crate::request::{Delivery, Request};
 use statehouse_protocol::Peer;
 use statehouse_protocol::rights::ClientRights;
 
-/// Which requests are the ones that run again.
+/// Selects the requests to re-execute.
 #[derive(Default)]
-pub(super) struct Turns {
-    /// Requests since the last one whose turn it was.
+pub(super) struct Sampler {
+    /// Requests since the last selected one.
     purity: u32,
-    /// When that was.
+    /// When that one was selected.
     purity_ms: u64,
     shadow: u32,
 }
 
-impl Turns {
-    /// Whether it is the turn of this one, on a fresh instance, where it is of one of `every`.
+impl Sampler {
+    /// Selects one of `every` requests for a purity check. At request rates above
+    /// [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate of selection stays constant.
     pub(super) fn purity(&mut self, every: u32, now_ms: u64) -> bool {
         self.purity = self.purity.saturating_add(1);
         let pause = u64::from(every) * 1000 / limits::PURITY_REQUESTS_PER_SECOND_MAX;
@@ -49,7 +50,7 @@ impl Turns {
         is_its
     }
 
-    /// Whether it is the turn of this one, by a candidate that sees so many of a thousand.
+    /// Selects `per_mille` of 1000 requests for a shadow run.
     pub(super) fn shadow(&mut self, per_mille: u16) -> bool {
         self.shadow += u32::from(per_mille);
         let is_its = self.shadow >= 1000;
@@ -58,102 +59,107 @@ impl Turns {
     }
 }
 
-/// A request that was handled.
-pub struct Observed {
-    /// Who is to be compared, where it is this request's turn.
+/// A request that was handled, with everything needed to re-execute it.
+pub struct SampledRequest {
+    /// The shadow policy to compare, if the request was sampled for it.
     pub candidate: Option<Arc<Policy<Transaction>>>,
-    /// Whether the policy that answered is to be tried for hidden state.
+    /// Whether to check the policy that answered for hidden state.
     pub for_purity: bool,
     /// The policy that answered.
     pub by: Arc<Policy<Transaction>>,
-    /// The command.
+    /// The request payload.
     pub payload: Bytes,
-    /// What it was handled with.
+    /// The time, clock and dialect that it was handled with.
     pub context: Context,
-    /// Its answer.
+    /// The payload of the answer.
     pub answer: Bytes,
-    /// The version that it was about.
+    /// The version in the answer.
     pub version: Option<Stamp>,
-    /// What it wrote.
+    /// Its writes.
     pub writes: Vec<Write>,
     pub(super) peer: Peer,
     pub(super) timestamp: Option<Box<str>>,
     pub(super) fencing_token: Option<Box<str>>,
     pub(super) properties: Properties,
     pub(super) delivery: Delivery,
-    /// What its client may do, for a candidate that asks for other keys.
+    /// The client's rights, for a candidate that reads other keys.
     pub(super) grants: Option<Arc<dyn ClientRights>>,
-    /// What it saw; none where that was too much to keep.
-    pub(super) evidence: Option<Evidence>,
-    /// What a call may burn that runs for the first time.
+    /// The captured reads, or `None` if they were too large.
+    pub(super) captured: Option<CapturedReads>,
+    /// The fuel limit of a first execution.
     pub(super) fuel_max: u64,
-    /// Keys that were removed before it.
+    /// The number of removals before the request.
     pub(super) removals: u64,
 }
 
-/// What another run came to.
-pub enum Again {
-    /// An outcome.
+/// The result of a re-execution.
+pub enum Reexecution {
+    /// An answer and the staged writes.
     Ran(Answer, Vec<Write>),
-    /// It failed.
+    /// The policy failed.
     Failed(Failure),
-    /// It read keys of which nobody has said what they held.
+    /// The policy read these keys, and their entries are not in the sample.
     Asked(Vec<(bool, Key)>),
-    /// It rests on what nobody knows.
+    /// The result depends on something unknown, for this reason.
     Unknown(&'static str),
 }
 
-impl Observed {
-    /// Whose it was.
+impl SampledRequest {
+    /// The client id.
     pub fn client(&self) -> &str {
         &self.peer.client
     }
 
-    /// What it takes to hold it, in bytes.
+    /// The memory cost in bytes.
     pub fn cost_bytes(&self) -> u64 {
-        let evidence = self.evidence.as_ref().map_or(0, Evidence::cost_bytes);
+        let captured = self.captured.as_ref().map_or(0, CapturedReads::cost_bytes);
         let writes = self.writes.iter().map(|write| {
             write.key().len() as u64 + write.entry().map_or(0, Entry::weight_without_key)
         });
-        limits::OBSERVED_OVERHEAD_BYTES
+        limits::SAMPLE_OVERHEAD_BYTES
             + (self.payload.len() + self.answer.len() + self.properties.raw().len()) as u64
-            + evidence
+            + captured
             + writes.sum::<u64>()
     }
 
-    /// Runs it by another policy, which may burn what it could if it were the one that answers. `told` are keys that it asked
-    /// for before.
-    pub fn by_candidate(&self, instance: &mut Instance<Transaction>, told: &[Read]) -> Again {
+    /// Executes the request with another policy, under the fuel limit of a first execution. `more`
+    /// holds entries that an earlier attempt asked for.
+    pub fn execute_by_candidate(
+        &self,
+        instance: &mut Instance<Transaction>,
+        more: &[Read],
+    ) -> Reexecution {
         let quota = Quota {
             fuel_max: self.fuel_max,
             ..NO_QUOTA
         };
-        self.again(instance, told, Beyond::Parts, quota)
+        self.execute(instance, more, Unrecorded::Collect, quota)
     }
 
-    /// Runs it on another instance of the same policy, which may ask nothing new.
-    pub fn by_itself(&self, instance: &mut Instance<Transaction>) -> Again {
-        self.again(instance, &[], Beyond::Nothing, NO_QUOTA)
+    /// Re-executes the request on another instance of the same policy. Any read outside the sample
+    /// is a failure.
+    pub fn reexecute(&self, instance: &mut Instance<Transaction>) -> Reexecution {
+        self.execute(instance, &[], Unrecorded::Fail, NO_QUOTA)
     }
 
-    fn again(
+    fn execute(
         &self,
         instance: &mut Instance<Transaction>,
-        told: &[Read],
-        beyond: Beyond,
+        more: &[Read],
+        unrecorded: Unrecorded,
         quota: Quota,
-    ) -> Again {
-        let Some(evidence) = &self.evidence else {
-            return Again::Unknown("what it saw was too much to keep");
+    ) -> Reexecution {
+        let Some(captured) = &self.captured else {
+            return Reexecution::Unknown("its captured reads were too large to keep");
         };
-        let mut script = Script {
-            evidence: evidence.clone(),
-            beyond,
+        let mut recording = Recording {
+            captured: captured.clone(),
+            unrecorded,
         };
-        script.evidence.reads.extend_from_slice(told);
+        recording.captured.reads.extend_from_slice(more);
         let mut state = Box::<State>::default();
         state.hlc = Hlc::at(self.context.clock);
-        state.place(&script.evidence.reads, &self.payload);
+        state.place(&recording.captured.reads, &self.payload);
         let request = Request {
             dialect: self.context.dialect,
             payload: &self.payload,
@@ -169,22 +175,22 @@ impl Observed {
             state,
             self.context.now_ms,
             &request,
-            script,
+            recording,
             quota,
         );
-        let (guessed, wanted) = (transaction.guessed(), transaction.wanted());
+        let (guessed, missing_reads) = (transaction.guessed(), transaction.missing_reads());
         match answer {
-            _ if guessed => Again::Unknown("it asks what nobody kept of the request"),
-            _ if !wanted.is_empty() => Again::Asked(wanted.to_vec()),
-            Err(Failure::Watchdog) => Again::Unknown("the machine was too slow for it"),
-            Err(failure) => Again::Failed(failure),
-            Ok(answer) => Again::Ran(answer, transaction.staged().to_vec()),
+            _ if guessed => Reexecution::Unknown("it needs request data that was not kept"),
+            _ if !missing_reads.is_empty() => Reexecution::Asked(missing_reads.to_vec()),
+            Err(Failure::Watchdog) => Reexecution::Unknown("the watchdog stopped it"),
+            Err(failure) => Reexecution::Failed(failure),
+            Ok(answer) => Reexecution::Ran(answer, transaction.staged().to_vec()),
         }
     }
 }
 
 impl State {
-    /// Puts what was read where it was read from.
+    /// Inserts captured entries into the tables that they were read from.
     pub(super) fn place(&mut self, reads: &[Read], payload: &[u8]) {
         for read in reads {
             if let (Some(key), Some(entry)) = (read.key.resolve(payload), &read.entry) {
@@ -192,18 +198,18 @@ impl State {
                     true => &mut self.hidden,
                     false => &mut self.table,
                 };
-                // Out of a snapshot an entry comes without its key.
+                // An entry from a snapshot has no key of its own.
                 table.insert(entry.under(key));
             }
         }
     }
 }
 
-/// The last keys that were removed: of one that is absent, nobody can say what it held when a request came unless it
-/// was absent ever since.
+/// The most recently removed keys. The earlier entry of a key that is absent now is unknown unless
+/// the key was absent ever since, so removals must be remembered.
 #[derive(Default)]
 pub(super) struct Removals {
-    /// All so far.
+    /// All removals so far.
     count: u64,
     last: VecDeque<(bool, Key)>,
 }
@@ -213,11 +219,11 @@ impl Removals {
         self.count
     }
 
-    /// Takes down what was removed. Where nobody will ask, only that something was.
-    pub(super) fn note(&mut self, writes: &[Write], recalled: bool) {
+    /// Notes removals. If no shadow run can ask for them, only counts them.
+    pub(super) fn note(&mut self, writes: &[Write], is_shadowed: bool) {
         for write in writes.iter().filter(|write| write.entry().is_none()) {
             self.count += 1;
-            if !recalled {
+            if !is_shadowed {
                 self.last.clear();
                 continue;
             }
@@ -229,8 +235,8 @@ impl Removals {
         }
     }
 
-    /// Whether a key was certainly not removed since there had been `before` removals.
-    fn spared(&self, before: u64, hidden: bool, key: &[u8]) -> bool {
+    /// Whether a key was certainly not removed since `before` removals had happened.
+    fn not_removed_since(&self, before: u64, hidden: bool, key: &[u8]) -> bool {
         let Ok(since) = usize::try_from(self.count - before) else {
             return false;
         };
@@ -244,11 +250,11 @@ impl Removals {
     }
 }
 
-/// What keys held when an observed request began, if the state can still tell.
-pub(super) fn recall(
+/// The entries of `keys` just before a sampled request, if the current state still determines them.
+pub(super) fn reads_before(
     state: &State,
     removals: &Removals,
-    observed: &Observed,
+    sampled: &SampledRequest,
     keys: &[(bool, Key)],
 ) -> Option<Vec<Read>> {
     let known = keys.iter().map(|(hidden, key)| {
@@ -258,8 +264,8 @@ pub(super) fn recall(
         };
         let entry = table.get(key);
         let unchanged = match entry {
-            Some(entry) => entry.version() <= observed.context.clock,
-            None => removals.spared(observed.removals, *hidden, key),
+            Some(entry) => entry.version() <= sampled.context.clock,
+            None => removals.not_removed_since(sampled.removals, *hidden, key),
         };
         unchanged.then(|| Read {
             key: KeyRef::Own(key.clone()),
@@ -270,7 +276,7 @@ pub(super) fn recall(
     known.collect()
 }
 
-/// Whether two runs wrote the same; where in the request a key or value stands does not matter.
+/// Whether two runs wrote the same. The positions of keys and values in the payload are ignored.
 pub fn same_writes(one: &[Write], other: &[Write]) -> bool {
     let bare = |write: &Write| Write {
         key_at: None,

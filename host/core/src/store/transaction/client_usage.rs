@@ -1,55 +1,56 @@
-//! What the client of a request owns, and would own with what it puts.
+//! Checks what the client of a request owns against its quota.
 //!
-//! What enters: a put that is staged. What leaves: whether its client may own that too. Whoever is far from its bounds costs one
-//! look at its sums: whose each key was before is looked for only where that decides.
+//! Far from the quota, a put costs one look at the client's sums. The previous owner of each key is
+//! determined only if the result depends on it.
 
-use super::super::owners::{NOBODY, Owner};
+use super::super::owners::{NO_OWNER, Owner};
 use super::super::quota::Exceeded;
 use super::{Origin, Transaction, Write};
 
 /// What the client of a request owns.
 #[derive(Clone, Copy)]
-pub(super) struct Own {
-    /// Its number; none where it owned nothing before.
+pub(super) struct ClientUsage {
+    /// Its owner number; `None` if it owned nothing before.
     owner: Option<Owner>,
-    /// Keys and bytes with everything staged: no more than this.
+    /// An upper bound of its keys and bytes, including everything staged.
     most: (u64, u64),
 }
 
 impl Transaction {
-    /// Begins to count what the client owns, at its first put.
-    pub(super) fn count_own(&mut self, key: &[u8], hidden: bool) {
+    /// Starts counting at the first put of the request.
+    pub(super) fn count_client_usage(&mut self, key: &[u8], hidden: bool) {
         let Some(Origin { peer, .. }) = &self.origin else {
             return;
         };
-        if self.own.is_none() {
+        if self.client_usage.is_none() {
             let owner = self.state.owners.find(&peer.client);
             if owner.is_none() {
                 self.load.1 += self.state.cost_of_entering(&peer.client, key, hidden);
             }
             let most = owner.map_or((0, 0), |it| self.state.owners.load(it));
-            self.own = Some(Own { owner, most });
+            self.client_usage = Some(ClientUsage { owner, most });
         }
     }
 
-    /// Whether the client may own what was staged last, of this weight, besides what it has.
-    pub(super) fn check_own(&mut self, bytes: u64) -> Result<(), Exceeded> {
-        let Some(Own { owner, most }) = &mut self.own else {
+    /// Checks the quota of the client after a put of `bytes` was staged.
+    pub(super) fn check_client_usage(&mut self, bytes: u64) -> Result<(), Exceeded> {
+        let Some(ClientUsage { owner, most }) = &mut self.client_usage else {
             return Ok(());
         };
         *most = (most.0 + 1, most.1 + bytes);
-        // Nearly always there is room whoever had the key, so that nobody looks for that.
+        // There is nearly always room even if every key is new to the client, so the previous owner
+        // does not matter.
         if self.quota.check_client((0, 0), *most).is_ok() {
             return Ok(());
         }
         let owner = *owner;
         let before = self.owned(owner, self.staged.len() - 1);
         let after = self.owned(owner, self.staged.len());
-        self.own = Some(Own { owner, most: after });
+        self.client_usage = Some(ClientUsage { owner, most: after });
         self.quota.check_client(before, after)
     }
 
-    /// Keys and bytes of the client, whose number is this, with so many writes of those that are staged.
+    /// Keys and bytes that `owner` has after the first `staged` staged writes.
     fn owned(&self, owner: Option<Owner>, staged: usize) -> (u64, u64) {
         let (mut keys, mut bytes) = owner.map_or((0, 0), |it| self.state.owners.load(it));
         let staged = &self.staged[..staged];
@@ -70,13 +71,13 @@ impl Transaction {
         (keys, bytes)
     }
 
-    /// Who owns what was put: the client, which gets a number with that.
+    /// The owner of the keys that were put: the client, which gets an owner number if it has none.
     pub(super) fn owner(&mut self) -> Owner {
-        match (&self.own, &self.origin) {
-            (Some(Own { owner, .. }), Some(Origin { peer, .. })) => {
+        match (&self.client_usage, &self.origin) {
+            (Some(ClientUsage { owner, .. }), Some(Origin { peer, .. })) => {
                 owner.unwrap_or_else(|| self.state.owners.enter(&peer.client))
             }
-            _ => NOBODY,
+            _ => NO_OWNER,
         }
     }
 }
@@ -132,9 +133,9 @@ mod tests {
         transaction.put(put).map(drop)
     }
 
-    /// What a policy does to a key, which may be one of its own.
+    /// An operation of a policy on a visible or hidden key.
     #[derive(Clone, Debug)]
-    enum Deed {
+    enum Operation {
         Put(usize),
         Delete,
     }
@@ -146,20 +147,21 @@ mod tests {
         own.fold((0, 0), |sum, (_, weight)| (sum.0 + 1, sum.1 + weight))
     }
 
-    fn deeds() -> impl Strategy<Value = Vec<(bool, &'static str, Deed)>> {
+    fn operations() -> impl Strategy<Value = Vec<(bool, &'static str, Operation)>> {
         let key = prop::sample::select(&["k1", "k2", "k3", "k4"][..]);
-        let deed = prop_oneof![
-            4 => (0usize..100).prop_map(Deed::Put),
-            1 => Just(Deed::Delete),
+        let operation = prop_oneof![
+            4 => (0usize..100).prop_map(Operation::Put),
+            1 => Just(Operation::Delete),
         ];
-        prop::collection::vec((prop::bool::weighted(0.2), key, deed), 1..8)
+        prop::collection::vec((prop::bool::weighted(0.2), key, operation), 1..8)
     }
 
     proptest! {
-        /// Requests of several writes, of visible keys and of policies' own, some refused, some undone.
+        /// Requests with several writes of visible and hidden keys. Some are refused, some are
+        /// rolled back.
         #[test]
-        fn whatever_requests_write_each_client_has_what_it_wrote_last(
-            requests in prop::collection::vec((0..CLIENTS.len(), deeds(), prop::bool::weighted(0.8)), 1..30),
+        fn client_sums_match_a_model(
+            requests in prop::collection::vec((0..CLIENTS.len(), operations(), prop::bool::weighted(0.8)), 1..30),
         ) {
             let quota = Quota {
                 client_keys_max: 3,
@@ -168,19 +170,19 @@ mod tests {
                 ..Quota::default()
             };
             let (mut state, mut keys) = (Box::<State>::default(), Keys::new());
-            for (client, deeds, commits) in requests {
+            for (client, operations, commits) in requests {
                 let client = CLIENTS[client];
                 let mut transaction = begin(state, quota, client);
                 let mut staged = keys.clone();
-                for (hidden, key, deed) in deeds {
+                for (hidden, key, operation) in operations {
                     let access = if hidden { Access::Hidden } else { Access::Write };
                     transaction.head(key.as_bytes(), access).unwrap();
-                    match deed {
-                        Deed::Delete => {
+                    match operation {
+                        Operation::Delete => {
                             let there = staged.remove(&(hidden, key)).is_some();
                             prop_assert_eq!(transaction.delete(key.as_bytes()).ok(), Some(there));
                         }
-                        Deed::Put(bytes) => {
+                        Operation::Put(bytes) => {
                             let mut after = staged.clone();
                             let weight = (key.len() + bytes) as u64 + ENTRY_OVERHEAD_BYTES;
                             after.insert((hidden, key), (client, weight));
@@ -209,7 +211,7 @@ mod tests {
                     let number = state.owners.find(client);
                     let due = owned(&keys, client);
                     prop_assert_eq!(number.map_or((0, 0), |it| state.owners.load(it)), due);
-                    prop_assert_eq!(number.is_some(), due.0 > 0, "{:?} is remembered", client);
+                    prop_assert_eq!(number.is_some(), due.0 > 0, "{:?} has a row", client);
                     cost += number.map_or(0, |_| Owners::cost(client));
                 }
                 prop_assert_eq!(state.owners.bytes(), cost);
@@ -220,9 +222,9 @@ mod tests {
         }
     }
 
-    /// A store that is full of a client's keys, each written under another id, is not full of names beside that.
+    /// Otherwise client ids could fill the store: one key, rewritten under many long ids.
     #[test]
-    fn who_owns_nothing_yet_counts_with_its_id() {
+    fn new_owner_is_charged_for_its_client_id() {
         let id = "x".repeat(1_000);
         let mut quota = Quota {
             bytes_max: 1_000,
@@ -235,7 +237,7 @@ mod tests {
         quota.bytes_max = 1_000 + OWNER_OVERHEAD_BYTES + 2 + ENTRY_OVERHEAD_BYTES;
         let mut transaction = begin(transaction.roll_back(), quota, &id);
         assert!(put(&mut transaction, "k", 1).is_ok());
-        // Its place is free for who takes its last key.
+        // A client that takes over the only key of another one replaces it in the sums.
         let mut transaction = begin(transaction.commit().0, quota, &id.replace('x', "y"));
         assert!(put(&mut transaction, "k", 1).is_ok());
         let mut transaction = begin(transaction.commit().0, quota, "z");

@@ -1,0 +1,119 @@
+//! Renders notifications with the policy that owns each key, and falls back to the built-in policy.
+//!
+//! A policy that fails is not called again in the same step: it would most likely fail again, and
+//! each failure delays all requests.
+
+use super::Quota;
+use super::effects::Effects;
+use super::notification::{Notification, notify_as};
+use super::state::State;
+use super::transaction::Transaction;
+use super::write::Change;
+use crate::limits;
+use crate::policy::{Failure, Registry, Share, fuel};
+
+/// Renders the notifications of the changes of one step.
+pub(super) struct Notifier<'a> {
+    pub(super) registry: &'a mut Registry<Transaction>,
+    pub(super) now_ms: u64,
+    /// The fuel that all owning policies may use together. When it is used up, the built-in policy
+    /// renders the rest.
+    pub(super) share: Option<Share>,
+    /// Policies that failed in this step, by slot.
+    failing: Vec<usize>,
+}
+
+impl<'a> Notifier<'a> {
+    /// Creates a notifier. No policy has failed yet.
+    pub(super) fn new(
+        registry: &'a mut Registry<Transaction>,
+        now_ms: u64,
+        share: Option<Share>,
+    ) -> Self {
+        Self {
+            registry,
+            now_ms,
+            share,
+            failing: Vec::new(),
+        }
+    }
+
+    /// Renders the notifications of one change. A failure counts against the policy that failed.
+    ///
+    /// # Errors
+    /// Returns the failure of the built-in policy if that fails, too.
+    pub(super) fn notify(
+        &mut self,
+        owner: usize,
+        mut transaction: Transaction,
+        change: &Change,
+        effects: &mut Effects,
+    ) -> (Transaction, Result<Vec<Notification>, Failure>) {
+        let built_in = self.registry.built_in();
+        let may_call = owner != built_in
+            && !self.failing.contains(&owner)
+            && self.share.as_ref().is_none_or(Share::is_left);
+        if may_call {
+            let (result, fuel_used);
+            (transaction, result, fuel_used) =
+                notify_as(self.registry.slot(owner), transaction, change);
+            if let Some(share) = &mut self.share {
+                share.spend(fuel_used);
+            }
+            match result {
+                Ok(notifications) => return (transaction, Ok(notifications)),
+                Err(failure) => {
+                    self.failing.push(owner);
+                    self.count_failure(owner, &failure, effects);
+                }
+            }
+        }
+        let (transaction, result, _) = notify_as(self.registry.slot(built_in), transaction, change);
+        if let Err(failure) = &result {
+            self.count_failure(built_in, failure, effects);
+        }
+        (transaction, result)
+    }
+
+    /// Notifies current watchers of changes that an earlier run made and may not have sent.
+    ///
+    /// The fuel limit is the maximum that any configuration allows for one request of
+    /// `payload_bytes`, shared by all changes. So every change that could be rendered under any
+    /// configuration still can. The returned flag says whether any change could not be rendered.
+    pub(super) fn renotify<'c>(
+        mut self,
+        state: Box<State>,
+        quota: Quota,
+        payload_bytes: usize,
+        changes: impl Iterator<Item = &'c Change>,
+        effects: &mut Effects,
+    ) -> (Box<State>, Vec<Notification>, bool) {
+        let quota = Quota {
+            fuel_max: fuel(limits::FUEL_PER_CALL_MAX, payload_bytes),
+            ..quota
+        };
+        self.share = Some(Share::of(limits::FUEL_PER_CALL_MAX, payload_bytes));
+        let mut transaction = Transaction::sweep(state, quota, self.now_ms);
+        let (mut notifications, mut failed) = (Vec::new(), false);
+        for change in changes {
+            if !transaction.state().watches.has(change.key()) {
+                continue;
+            }
+            let owner = self.registry.owner(change.key());
+            let result;
+            (transaction, result) = self.notify(owner, transaction, change, effects);
+            failed |= result.is_err();
+            notifications.extend(result.into_iter().flatten());
+        }
+        (transaction.roll_back(), notifications, failed)
+    }
+
+    fn count_failure(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
+        let policy = self.registry.slot(slot).policy().clone();
+        effects.failures += 1;
+        policy.work.failure(failure);
+        if policy.counters.may_log(self.now_ms) {
+            tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to render a notification");
+        }
+    }
+}
