@@ -1,6 +1,7 @@
-//! Who may connect, and what they may do: users, tokens, certificates, rules.
+//! The settings of authentication and authorization: users, tokens, certificates, rules.
 //!
-//! What enters: flags, and the same keys of the file. What leaves: [`AccessConfig`], whose files are not read yet.
+//! Combines flags with the same keys of the file and yields an [`AccessConfig`], whose files are
+//! not read yet.
 
 use std::path::PathBuf;
 
@@ -9,32 +10,35 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// What `serve` takes about who may connect.
+/// The access settings of `serve`.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
-    /// Users and hashes of their passwords, as `statehouse user` writes them. Who is in it may connect with name and password
+    /// A file of users and password hashes, as `statehouse user` writes it. These users may connect
+    /// with name and password
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
     pub users: Option<PathBuf>,
 
-    /// Let clients in that show nothing, although others authenticate
+    /// Accept clients without credentials although an authentication method is configured
     #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
     pub allow_anonymous: bool,
 
-    /// Who the owner of a client certificate is: `cn` takes the Common Name as user, a file (TOML) gives users and attributes
-    /// to subjects
+    /// How to map client certificates to users: `cn` takes the Common Name as the user, a file
+    /// (TOML) maps subjects to users and attributes
     #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
     pub certificate_users: Option<PathBuf>,
 
-    /// Rules (TOML) of what clients may do: then all is denied that none of them allows. `statehouse authz` explains them
+    /// Authorization rules (TOML): with them everything is denied that no rule allows. `statehouse
+    /// authz` explains the rules
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
     pub rules: Option<PathBuf>,
 
-    /// Public keys (a JWKS file) of whoever signs service account tokens; clients show these by the method K8S-SAT
+    /// Public keys (a JWKS file) that verify service account tokens; clients send these with the
+    /// authentication method K8S-SAT
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
     pub token_keys: Option<PathBuf>,
 
-    /// Whom tokens have to be made for (`aud`); may be given more than once
+    /// An accepted audience (`aud`) of tokens; may be given more than once
     #[arg(
         long,
         value_name = "NAME",
@@ -43,7 +47,7 @@ pub struct AccessFlags {
     )]
     pub token_audience: Vec<String>,
 
-    /// Who has to have made them (`iss`); may be given more than once
+    /// An accepted issuer (`iss`) of tokens; may be given more than once [default: any issuer]
     #[arg(
         long,
         value_name = "URL",
@@ -53,7 +57,7 @@ pub struct AccessFlags {
     pub token_issuer: Vec<String>,
 }
 
-/// The same as keys of the file.
+/// The same settings as keys of the file.
 #[derive(Deserialize, Debug, Default)]
 pub(super) struct AccessKeys {
     pub(super) users: Option<PathBuf>,
@@ -65,51 +69,54 @@ pub(super) struct AccessKeys {
     pub(super) token_issuer: Option<Vec<String>>,
 }
 
-/// Who may connect, all checked but the files.
+/// The checked access settings; the files are not read yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
     /// The users file.
     pub users: Option<PathBuf>,
-    /// Whether clients that show nothing are let in although others authenticate.
+    /// Whether clients without credentials are accepted although an authentication method is
+    /// configured.
     pub allow_anonymous: bool,
-    /// Who the owners of certificates are.
+    /// How client certificates are mapped to users.
     pub certificate_users: Option<CertificateUsers>,
-    /// What clients may do.
+    /// The rules file.
     pub rules: Option<PathBuf>,
-    /// Whose tokens are taken.
+    /// Which tokens are accepted.
     pub tokens: Option<TokenConfig>,
     /// Whether a listener asks clients for certificates.
     pub client_certificates: bool,
 }
 
-/// Who the owner of a client certificate is.
+/// How client certificates are mapped to users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateUsers {
-    /// The user of its Common Name.
+    /// The user is the Common Name.
     CommonName,
-    /// Who this file says.
+    /// This file maps subjects to users.
     File(PathBuf),
 }
 
-/// Whose tokens are taken.
+/// Which tokens are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenConfig {
-    /// The file with the keys.
+    /// The file with the public keys.
     pub keys: PathBuf,
-    /// Whom they have to be made for: one of these.
+    /// The accepted audiences.
     pub audiences: Vec<String>,
-    /// Who has to have made them; empty for anybody with a key.
+    /// The accepted issuers; empty accepts any issuer with one of the keys.
     pub issuers: Vec<String>,
 }
 
 impl AccessConfig {
-    /// Whether it says anything of who may connect. Rules are for clients of another broker too.
+    /// Whether any setting concerns connections. Rules do not count: they also apply to clients of
+    /// a foreign broker.
     #[must_use]
     pub fn is_about_connecting(&self) -> bool {
         self.authenticates() || self.certificate_users.is_some() || self.allow_anonymous
     }
 
-    /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.
+    /// Whether an authentication method is configured. Anonymous clients are then refused unless
+    /// they are allowed.
     #[must_use]
     pub fn authenticates(&self) -> bool {
         self.users.is_some() || self.tokens.is_some() || self.client_certificates
@@ -117,7 +124,7 @@ impl AccessConfig {
 }
 
 impl AccessFlags {
-    /// Puts flags over keys.
+    /// Puts flags over keys of the file.
     pub(super) fn over(self, keys: AccessKeys) -> Result<AccessConfig, ConfigError> {
         let list = |flags: Vec<String>, keys: Option<Vec<String>>| match flags.is_empty() {
             true => keys.unwrap_or_default(),
@@ -182,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_file_and_a_file_named_cn_can_still_be_named() {
+    fn flags_override_the_file_and_a_file_may_be_named_cn() {
         let owners = |flag: Option<&str>, key: &str| {
             let flags = AccessFlags {
                 certificate_users: flag.map(Into::into),
@@ -201,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_show_something_has_to() {
+    fn authentication_is_required_once_a_method_is_configured() {
         let config = |edit: fn(&mut AccessConfig)| {
             let mut config = AccessConfig::default();
             edit(&mut config);

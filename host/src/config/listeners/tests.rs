@@ -63,7 +63,7 @@ fn an_origin_has_no_path_and_no_wildcard() {
 }
 
 #[test]
-fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
+fn a_reachable_listener_needs_tls_and_authentication() {
     let says = |flags: ListenFlags, authenticates| {
         flags.load(&access(authenticates)).unwrap_err().to_string()
     };
@@ -87,7 +87,7 @@ fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
         error.contains("--users FILE") && !error.contains("--tls-cert"),
         "{error}"
     );
-    // TLS on one listener does not make another one safe.
+    // TLS on one listener does not protect another one.
     let error = says(
         certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
         true,
@@ -107,7 +107,7 @@ fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
         ..flags(&[plain])
     };
     assert!(risky.load(&access(false)).is_ok());
-    // Without a certificate there is no connection, whoever may be anonymous.
+    // A required certificate excludes anonymous clients.
     let required = ListenFlags {
         tls_client_ca: Some("ca".into()),
         tls_client_required: true,
