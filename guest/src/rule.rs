@@ -1,7 +1,6 @@
 //! The standard policy with an additional rule, which suffices for most policies.
 //!
 //! A rule sees only well-formed requests and never writes a reply; the standard policy does both.
-//! form, and it writes no answer: both are the standard policy's.
 
 use std::marker::PhantomData;
 

@@ -1,8 +1,8 @@
 //! Logs and counts refusals.
 //!
-//! Hostile clients can provoke any number of refusals, so each kind has a limited number of log
-//! lines (target `statehouse::audit`) per second, followed by the number of omitted lines. It must
-//! never keep a name that a client chose, since these are unbounded.
+//! Hostile clients can provoke any number of refusals. So each kind has a limited number of log
+//! lines (target `statehouse::audit`) per second, and then one line with the number of omitted
+//! ones. It must never keep a name that a client chose, since these are unbounded.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -169,9 +169,9 @@ mod tests {
             audit.count("connect");
             audit.room(connect, now)
         };
-        let said = (0..max + 7).filter_map(|_| room(now));
+        let rooms = (0..max + 7).filter_map(|_| room(now));
         assert_eq!(
-            said.collect::<Vec<_>>(),
+            rooms.collect::<Vec<_>>(),
             vec![0; limits::AUDIT_LINES_PER_SECOND_MAX as usize]
         );
         let later = now + Duration::from_secs(1);

@@ -302,7 +302,7 @@ mod tests {
     }
 
     impl Rig {
-        /// The next that is read.
+        /// Returns the next text that the reader gets.
         fn read(&self) -> String {
             self.go_on.send(Ok(())).unwrap();
             String::from_utf8(self.read.recv_timeout(LONG).unwrap()).unwrap()

@@ -79,11 +79,11 @@ impl Files {
     /// does not read half a file.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let mut seen = stamps(&paths);
-        if !are_settled(&seen, SystemTime::now()) {
+        if !are_stable(&seen, SystemTime::now()) {
             thread::sleep(limits::RELOAD_SETTLED);
             seen = stamps(&paths);
         }
-        if !are_settled(&seen, SystemTime::now()) {
+        if !are_stable(&seen, SystemTime::now()) {
             // Makes the next poll read the files again.
             seen = Vec::new();
         }
@@ -160,14 +160,14 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
         if *seen == stamps && !forced {
             return false;
         }
-        let settled = are_settled(&stamps, now());
+        let stable = are_stable(&stamps, now());
         let postponed = || self.postponed.fetch_add(1, Ordering::Relaxed);
-        if !settled && !forced && postponed() < limits::RELOAD_PUT_OFF_MAX {
+        if !stable && !forced && postponed() < limits::RELOAD_PUT_OFF_MAX {
             return false;
         }
         self.postponed.store(0, Ordering::Relaxed);
         // Files that may still be written to are read again at the next poll.
-        *seen = if settled { stamps } else { Vec::new() };
+        *seen = if stable { stamps } else { Vec::new() };
         let what = self.what;
         match (self.read)() {
             Ok(value) => {
@@ -203,13 +203,13 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 
 /// Whether the last writes are old enough. `now` must be read after the stamps, so that the next
 /// poll finds later writes.
-fn are_settled(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
-    stamps.iter().flatten().all(|stamp| is_settled(stamp, now))
+fn are_stable(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
+    stamps.iter().flatten().all(|stamp| is_stable(stamp, now))
 }
 
 /// Whether the last write is old enough, or its time is in the future, so that another clock made
 /// it.
-fn is_settled(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
+fn is_stable(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
         return true;
     };
@@ -391,11 +391,11 @@ mod tests {
     #[test]
     fn the_first_read_fails_with_the_reason() {
         let directory = tempfile::tempdir().unwrap();
-        let says = |path: &Path| number(path).err().unwrap();
+        let error_of = |path: &Path| number(path).err().unwrap();
         let path = directory.path().join("number");
-        assert!(says(&path).starts_with("cannot read /"));
-        assert!(says(directory.path()).ends_with("it is not a regular file"));
+        assert!(error_of(&path).starts_with("cannot read /"));
+        assert!(error_of(directory.path()).ends_with("it is not a regular file"));
         fs::write(&path, "123456789").unwrap();
-        assert!(says(&path).contains("is larger than 8 bytes"));
+        assert!(error_of(&path).contains("is larger than 8 bytes"));
     }
 }

@@ -264,7 +264,7 @@ mod tests {
             payload[last] = b'x';
             assert_eq!(parse(&payload).is_ok(), count > ARGUMENTS_CHECKED_MAX);
             payload.truncate(last);
-            assert!(parse(&payload).is_err(), "the count lies");
+            assert!(parse(&payload).is_err(), "the count is wrong");
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Bytes that look like RESP, so that the reader is led far in.
+    /// Bytes that resemble RESP, so that the parser gets far.
     fn likely() -> impl Strategy<Value = Vec<u8>> {
         let part = prop_oneof![
             Just(b"\r\n".to_vec()),
@@ -299,7 +299,7 @@ mod tests {
         proptest::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
     }
 
-    /// The same grammar, read the slow and obvious way: split, re-encode, compare.
+    /// A slow reference parser of the same grammar: split, re-encode, compare.
     fn is_well_formed(payload: &[u8]) -> bool {
         parse(payload).is_ok_and(|arguments| {
             arguments.count() > ARGUMENTS_KEPT || {
@@ -331,7 +331,7 @@ mod tests {
             for (index, word) in words.iter().enumerate() {
                 prop_assert_eq!(arguments.get(index), *word);
             }
-            // Nothing may be missing, nothing may follow.
+            // Neither a missing nor an extra byte is accepted.
             for len in 0..payload.len() {
                 prop_assert!(parse(&payload[..len]).is_err());
             }

@@ -42,7 +42,9 @@ impl Endpoint {
     pub fn read(data: &Path) -> io::Result<Self> {
         let path = Self::path(data);
         if fs::metadata(&path)?.len() > limits::ADMIN_FILE_BYTES_MAX {
-            return Err(io::Error::other("it is too large to be one"));
+            return Err(io::Error::other(
+                "the file is larger than an admin file can be",
+            ));
         }
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }

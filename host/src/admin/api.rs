@@ -320,8 +320,8 @@ fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
 
 /// The requested number of clients.
 fn clients(uri: &hyper::Uri) -> Result<usize, Refusal> {
-    let said = path::value(uri.query(), "clients").map(String::from_utf8);
-    let count = said.map_or(Some(0), |it| it.ok()?.parse().ok());
+    let value = path::value(uri.query(), "clients").map(String::from_utf8);
+    let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count
         .filter(|it| *it <= limits::ADMIN_CLIENTS_MAX)
         .ok_or_else(|| {

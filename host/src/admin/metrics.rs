@@ -72,11 +72,7 @@ fn store(page: &mut Page, stats: &Stats) {
             "Policy calls that failed",
             stats.policy_failures,
         ),
-        (
-            "swaps",
-            "Times that another policy became the active one",
-            stats.swaps,
-        ),
+        ("swaps", "Changes of the active policy", stats.swaps),
         (
             "duplicates",
             "Duplicate requests that were answered as before",

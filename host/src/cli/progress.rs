@@ -33,15 +33,15 @@ impl Progress {
     }
 
     /// Shows that `done` of `total` records are processed, with a text.
-    pub(super) fn show(&mut self, done: u64, total: u64, says: impl FnOnce() -> String) {
+    pub(super) fn show(&mut self, done: u64, total: u64, status: impl FnOnce() -> String) {
         let began = *self.began.get_or_insert_with(Instant::now);
         self.share(done, total, || {
-            records(done, total, began.elapsed(), &says())
+            records(done, total, began.elapsed(), &status())
         });
     }
 
     /// Shows the share of work that is done, in any unit, with a text.
-    pub(super) fn share(&mut self, done: u64, total: u64, says: impl FnOnce() -> String) {
+    pub(super) fn share(&mut self, done: u64, total: u64, status: impl FnOnce() -> String) {
         let every = if self.is_terminal {
             DRAW_EVERY
         } else {
@@ -51,7 +51,7 @@ impl Progress {
             return;
         }
         self.last = Instant::now();
-        let line = line(done, total, &says(), self.is_terminal);
+        let line = line(done, total, &status(), self.is_terminal);
         let mut out = io::stderr();
         // An error of stderr is ignored, since there is no other place to report it.
         let _ = if self.is_terminal {
@@ -71,16 +71,16 @@ impl Progress {
     }
 }
 
-fn records(done: u64, total: u64, took: Duration, says: &str) -> String {
+fn records(done: u64, total: u64, took: Duration, status: &str) -> String {
     let done = done.min(total);
     let per_second = (done as f64 / took.as_secs_f64().max(0.001)) as u64;
-    format!("{done}/{total} records  {per_second}/s  {says}")
+    format!("{done}/{total} records  {per_second}/s  {status}")
 }
 
-fn line(done: u64, total: u64, says: &str, bar: bool) -> String {
+fn line(done: u64, total: u64, status: &str, bar: bool) -> String {
     let done = done.min(total);
     let percent = (done * 100).checked_div(total).unwrap_or(100);
-    let text = format!("{percent:3} %  {says}");
+    let text = format!("{percent:3} %  {status}");
     if !bar {
         return text;
     }
@@ -99,9 +99,9 @@ mod tests {
 
     #[test]
     fn a_line_shows_the_progress() {
-        let says = records(50, 200, Duration::from_secs(1), "3 differ");
+        let status = records(50, 200, Duration::from_secs(1), "3 differ");
         assert_eq!(
-            line(50, 200, &says, false),
+            line(50, 200, &status, false),
             " 25 %  50/200 records  50/s  3 differ"
         );
         let full = line(200, 200, "", true);

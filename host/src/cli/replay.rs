@@ -358,7 +358,7 @@ mod tests {
         };
         let entry = Entry::new(b"k", b"v", Stamp::default(), Some(&fence), None);
         let write = Write::of(Change::Set(entry));
-        let said = write_json(&write, "StateStore");
-        assert_eq!(said["fencing_token"], "000000000000007:00001:a\\b");
+        let object = write_json(&write, "StateStore");
+        assert_eq!(object["fencing_token"], "000000000000007:00001:a\\b");
     }
 }

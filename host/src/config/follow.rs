@@ -4,7 +4,6 @@
 //! in a running store; a warning names other changed keys, which take effect at the next start. A
 //! file that a start would refuse must never change anything. A file that is not regular, such as a
 //! pipe, is read only once.
-//! regular file, such as a pipe, is read once and never again.
 
 use std::fs;
 use std::path::PathBuf;

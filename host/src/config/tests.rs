@@ -51,7 +51,7 @@ fn flags_win_over_the_file() {
 
 #[test]
 fn errors_name_the_line() {
-    for (text, line, says) in [
+    for (text, line, expected) in [
         (
             "max_keys = 5\nmaxbytes = 7\n",
             2,
@@ -75,7 +75,7 @@ fn errors_name_the_line() {
         let error = file(text).unwrap_err().to_string();
         assert_eq!(error, error.trim_end(), "something may follow it");
         assert!(
-            error.contains(&format!("line {line},")) && error.contains(says),
+            error.contains(&format!("line {line},")) && error.contains(expected),
             "{error}"
         );
     }
@@ -149,7 +149,7 @@ fn a_store_behind_a_broker_does_not_listen() {
 #[test]
 fn contradictory_broker_settings_are_refused() {
     let broker = "broker = \"mqtt://gateway\"\n";
-    for (text, says) in [
+    for (text, expected) in [
         ("listen = [\"127.0.0.1:0\"]\n", "not both"),
         ("standby = true\ndurability = \"memory\"\n", "standby"),
         ("broker_cert = \"a\"\n", "both or none"),
@@ -163,7 +163,7 @@ fn contradictory_broker_settings_are_refused() {
         ("kick = \"dynsec\"\n", "unknown field `kick`"),
     ] {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
-        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
     for text in [
         "standby = true\n",

@@ -19,7 +19,7 @@ pub struct Transaction<'a> {
     table: &'a mut Table,
     request: &'a Request,
     clock: Stamp,
-    /// What was written; none for a deletion.
+    /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
     watches: BTreeMap<Vec<u8>, Option<Dialect>>,
     /// The keys that were accessed as hidden ones.

@@ -201,7 +201,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         && let Err(failure) = bench.every_key(Job::Clean, &mut progress)
     {
         // The results matter more than the removal of the keys.
-        notice(&format!("the keys stay, since they could not be removed: {}", failure.message()));
+        notice(&format!(
+            "the keys stay, since they could not be removed: {}",
+            failure.message()
+        ));
     }
     progress.clear();
     let report = Report {

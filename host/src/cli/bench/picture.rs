@@ -52,12 +52,12 @@ fn picture(heading: &str, spots: &[Spot]) -> String {
          <title>Latency over throughput</title>\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
     );
-    let text = |svg: &mut String, x: f64, y: f64, more: &str, says: &str| {
+    let text = |svg: &mut String, x: f64, y: f64, more: &str, label: &str| {
         // Writing to a String cannot fail; the same holds below.
         let _ = writeln!(
             svg,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"#333\" {more}>{}</text>",
-            escaped(says)
+            escaped(label)
         );
     };
     text(
@@ -67,8 +67,8 @@ fn picture(heading: &str, spots: &[Spot]) -> String {
         "font-size=\"16\" font-weight=\"bold\"",
         "Latency over throughput",
     );
-    for (line, says) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
-        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", says);
+    for (line, label) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
+        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", label);
     }
     for power in low as i32..=high as i32 {
         let us = 10_f64.powi(power);

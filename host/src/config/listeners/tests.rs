@@ -64,11 +64,11 @@ fn an_origin_has_no_path_and_no_wildcard() {
 
 #[test]
 fn a_reachable_listener_needs_tls_and_authentication() {
-    let says = |flags: ListenFlags, authenticates| {
+    let error_of = |flags: ListenFlags, authenticates| {
         flags.load(&access(authenticates)).unwrap_err().to_string()
     };
     let plain = "0.0.0.0:1883";
-    let error = says(flags(&["127.0.0.1:0", plain]), false);
+    let error = error_of(flags(&["127.0.0.1:0", plain]), false);
     for part in [
         "mqtt://0.0.0.0:1883",
         "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE",
@@ -77,18 +77,18 @@ fn a_reachable_listener_needs_tls_and_authentication() {
     ] {
         assert!(error.contains(part), "{error}");
     }
-    let error = says(flags(&[plain]), true);
+    let error = error_of(flags(&[plain]), true);
     assert!(
         error.contains("--tls-cert FILE") && !error.contains("--users"),
         "{error}"
     );
-    let error = says(certified(&["wss://0.0.0.0:443"]), false);
+    let error = error_of(certified(&["wss://0.0.0.0:443"]), false);
     assert!(
         error.contains("--users FILE") && !error.contains("--tls-cert"),
         "{error}"
     );
     // TLS on one listener does not protect another one.
-    let error = says(
+    let error = error_of(
         certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
         true,
     );
