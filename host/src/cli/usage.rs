@@ -81,7 +81,7 @@ fn text(it: &Usage) -> String {
     text.push_str(&table::of(&rows, 3));
     let others = it.owners.saturating_sub(it.clients.len() as u64);
     if others > 0 {
-        text.push_str(&format!("and {others} more that own less\n"));
+        text.push_str(&format!("and {others} more, who own less\n"));
     }
     text
 }
