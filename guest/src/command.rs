@@ -1,14 +1,14 @@
-//! From the bytes of a payload to a command.
+//! Parses the payload of a request into a command.
 //!
-//! The order of checks is the protocol's (section 4): shape of the whole payload, verb, count and options,
-//! key. No table is reached from here.
+//! The order of checks is that of the protocol (section 4): form of the whole payload, verb, count
+//! and options, key. The table is not accessible from here.
 
 use statehouse_policy::resp::{self, Arguments};
 use statehouse_policy::{Dialect, Span};
 
 use crate::reply::Refusal;
 
-/// What a client may ask for. The order is that of [`Verb::NAMES`].
+/// The verbs of requests. Their order is that of [`Verb::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Set,
@@ -20,7 +20,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// The names as the metrics show them.
+    /// The names in metrics.
     pub(crate) const NAMES: [&'static str; 6] = ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN"];
 
     const ALL: [Self; 6] = [
@@ -40,10 +40,10 @@ impl Verb {
     }
 }
 
-/// When a SET is done.
+/// The condition of a SET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// Whatever there is.
+    /// Unconditional.
     Always,
     /// NX.
     Absent,
@@ -51,40 +51,40 @@ pub enum Condition {
     AbsentOrEqual(Span),
 }
 
-/// A request of good form, as spans of its payload.
+/// A well-formed request, as spans of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// SET.
     Set(Set),
     /// GET.
     Get {
-        /// What is asked for.
+        /// The key to read.
         key: Span,
     },
     /// DEL.
     Del {
-        /// What is to go.
+        /// The key to delete.
         key: Span,
     },
     /// VDEL.
     Vdel {
-        /// What is to go.
+        /// The key to delete.
         key: Span,
-        /// If it has this value.
+        /// The value that it must have.
         value: Span,
     },
     /// KEYNOTIFY.
     KeyNotify {
-        /// What is watched.
+        /// The key to watch.
         key: Span,
-        /// Whether it is no longer.
+        /// Whether to end the watch.
         stop: bool,
     },
-    /// SCAN, the store's own.
+    /// SCAN, an extension of this store.
     Scan {
-        /// Which keys.
+        /// The pattern of the keys.
         pattern: Span,
-        /// From where on.
+        /// The token of the next page.
         token: Option<Span>,
     },
 }
@@ -92,13 +92,13 @@ pub enum Command {
 /// A SET with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Set {
-    /// Where it is put.
+    /// The key to set.
     pub key: Span,
-    /// What is put there.
+    /// The new value.
     pub value: Span,
-    /// When it is done.
+    /// The condition.
     pub condition: Condition,
-    /// PX: how long it stays, in milliseconds.
+    /// PX: the time until the key expires, in milliseconds.
     pub expiry_ms: Option<u64>,
 }
 
@@ -114,13 +114,13 @@ impl Command {
         }
     }
 
-    /// Which of the commands it is that [`Standard`](crate::Standard) describes.
+    /// The index of the command in the list that [`Standard`](crate::Standard) describes.
     #[must_use]
     pub fn index(&self) -> u16 {
         self.verb() as u16
     }
 
-    /// The one key it is about. A SCAN is about many.
+    /// The key that the command concerns; none for SCAN.
     #[must_use]
     pub fn key(&self) -> Option<Span> {
         match *self {
@@ -133,7 +133,7 @@ impl Command {
         }
     }
 
-    /// The key that it changes, if it changes one.
+    /// The key that the command changes, if any.
     #[must_use]
     pub fn written(&self) -> Option<Span> {
         match *self {
@@ -143,20 +143,20 @@ impl Command {
     }
 }
 
-/// An error of form, and the verb where one was recognized before it.
+/// An error in the form of a request, and the verb if it was recognized.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable {
     pub(crate) verb: Option<Verb>,
     pub(crate) refusal: Refusal,
 }
 
-/// Reads a payload.
+/// Parses a payload.
 pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreadable> {
     let no_verb = |refusal| Unreadable {
         verb: None,
         refusal,
     };
-    // By reference: they are too many bytes to move.
+    // A reference, since the struct is too large to move cheaply.
     let arguments = &resp::parse(payload);
     let Ok(arguments) = arguments else {
         return Err(no_verb(Refusal::Syntax));
@@ -178,7 +178,7 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
     })
 }
 
-/// The last check of form: there is a key, or a pattern.
+/// The last check of form: the key or pattern is not empty.
 fn named(command: Command) -> Result<Command, Refusal> {
     let name = match command {
         Command::Scan { pattern, .. } => Some(pattern),
@@ -190,7 +190,7 @@ fn named(command: Command) -> Result<Command, Refusal> {
     }
 }
 
-/// All spans of a command whose count is fixed.
+/// All spans of a command with a fixed count.
 fn counted<const N: usize>(arguments: &Arguments<'_>, count: usize) -> Result<[Span; N], Refusal> {
     if arguments.count() != count {
         return Err(Refusal::WrongCount);
@@ -207,7 +207,7 @@ fn leading<const N: usize>(arguments: &Arguments<'_>) -> Result<[Span; N], Refus
     Ok(spans)
 }
 
-/// The words that are options of SET.
+/// The option words of SET.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
     Nx,
@@ -227,8 +227,8 @@ fn word(bytes: &[u8]) -> Option<Word> {
     }
 }
 
-/// `SET key value [NX | NEX [expected]] [PX ms]`: seven at most. A longer one holds a repeated or an unknown
-/// option, which is why it is not a wrong count.
+/// `SET key value [NX | NEX [expected]] [PX ms]`: at most seven. A longer request holds a repeated
+/// or an unknown option, so the error is not a wrong count.
 const SET_COUNT_MAX: usize = 7;
 
 fn set(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
@@ -266,21 +266,21 @@ fn set(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     }))
 }
 
-/// The argument of a NEX, of which `at` is the next position. Real clients send none and mean the value
-/// that is being set; the article also writes one. Only the count tells them apart.
+/// The argument of a NEX, where `at` is the next position. Real clients send no argument and mean
+/// the value that is being set; the article also uses one. Only the count distinguishes the two.
 fn expected(arguments: &Arguments<'_>, at: usize) -> Result<Option<Span>, Refusal> {
     let is = |index, expected| word(arguments.get(index)) == Some(expected);
     match arguments.count() - at {
         0 => Ok(None),
         2 if is(at, Word::Px) => Ok(None),
-        // `NEX NX` or `NEX PX` is a slip, not a comparison.
+        // `NEX NX` or `NEX PX` is a mistake, not a comparison.
         1 if word(arguments.get(at)).is_none() => Ok(arguments.span(at)),
         3 if is(at + 1, Word::Px) => Ok(arguments.span(at)),
         _ => Err(Refusal::Syntax),
     }
 }
 
-/// 1 to 2^63-1, in digits: an expiry of zero would be a deletion, and clients count in signed numbers.
+/// 1 to 2^63-1, in digits: an expiry of zero would be a deletion, and clients use signed numbers.
 fn milliseconds(digits: &[u8]) -> Option<u64> {
     let value = resp::decimal(digits)?;
     (value > 0 && i64::try_from(value).is_ok()).then_some(value)
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn nex_tells_its_argument_by_the_count() {
+    fn nex_recognizes_its_argument_by_the_count() {
         let value = Span { at: 26, len: 5 };
         let expected = |at, len| Condition::AbsentOrEqual(Span { at, len });
         let payload = resp::request(&[b"SET", b"key", b"value"]);
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(parse(&payload, Dialect::Preview), Err(unreadable));
     }
 
-    /// Words of which commands are made, and some more.
+    /// Words of commands, and some others.
     fn words() -> impl Strategy<Value = Vec<Vec<u8>>> {
         let verb = prop::sample::select(
             &["SET", "set", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN", "X"][..],

@@ -1,4 +1,5 @@
-//! Timestamps and fencing tokens: form, skew, and what a fenced key demands (the protocol, sections 4 to 6).
+//! Timestamps and fencing tokens: form, skew, and the requirements of a fenced key (the protocol,
+//! sections 4 to 6).
 
 use statehouse_policy::hlc::{self, Reading};
 use statehouse_policy::limits::SKEW_MS_MAX;
@@ -10,7 +11,7 @@ use crate::reply::Refusal;
 ///
 /// # Errors
 ///
-/// A [`Refusal`] where it is missing, malformed, or too far ahead of the store's time.
+/// A [`Refusal`] if it is missing, malformed, or too far ahead of the store's time.
 pub fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
     let text = request
         .timestamp
@@ -23,11 +24,11 @@ pub fn timestamp(request: &Request) -> Result<Stamp, Refusal> {
     Ok(reading.stamp())
 }
 
-/// The `__ft` of a request, where it has one.
+/// The `__ft` of a request, if it has one.
 ///
 /// # Errors
 ///
-/// A [`Refusal`] where it is malformed or too far ahead of the store's time.
+/// A [`Refusal`] if it is malformed or too far ahead of the store's time.
 pub fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
     let Some(text) = request.fencing_token.as_deref() else {
         return Ok(None);
@@ -39,11 +40,12 @@ pub fn token(request: &Request) -> Result<Option<Reading<'_>>, Refusal> {
     Ok(Some(reading))
 }
 
-/// Whether a key that `fence` protects may be touched. An equal token is the holder's own.
+/// Checks whether a request with `token` may access a key with `fence`. An equal token belongs to
+/// the current holder.
 ///
 /// # Errors
 ///
-/// A [`Refusal`] where the token is missing or lower.
+/// A [`Refusal`] if the token is missing or lower.
 pub fn admit(fence: Option<&Hlc>, token: Option<&Reading<'_>>) -> Result<(), Refusal> {
     match (fence.map(Reading::from), token) {
         (None, _) => Ok(()),

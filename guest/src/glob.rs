@@ -1,17 +1,17 @@
-//! Which keys a pattern names: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a byte that means itself.
+//! Matches keys with patterns: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a literal byte.
 //!
-//! Patterns and keys are bytes, `?` is one byte. Inside brackets a range whose ends are reversed is read
-//! the other way round (as Redis does), `[]` names no byte and `[!]` names every one; a `[` without its `]`
-//! and a `\` at the end mean themselves.
+//! Patterns and keys are bytes, and `?` matches one byte. A range in brackets whose ends are
+//! reversed is read in order (as in Redis). `[]` matches no byte and `[!]` matches every byte. A
+//! `[` without its `]` and a `\` at the end are literal.
 //!
-//! A pattern is cut at its `*`. What is before the first and behind the last is compared in place. What is
-//! between them runs as an automaton of at most 63 states in one machine word (Baeza-Yates and Gonnet
-//! 1992, "shift-and"), one step per byte of the key: there is no backtracking, hence no pattern and key
-//! whose time is more than the sum of their lengths.
+//! A pattern is split at its `*`. The parts before the first and after the last are compared in
+//! place. The parts between them run as an automaton of at most 63 states in one machine word
+//! (Baeza-Yates and Gonnet 1992, "shift-and"), one step per byte of the key. There is no
+//! backtracking, so the time is at most linear in the lengths of pattern and key.
 
 use crate::limits::{FLOATING_ELEMENTS_MAX, PATTERN_BYTES_MAX};
 
-/// What stands for one byte of a key.
+/// A pattern element that matches one byte of a key.
 #[derive(Clone, Copy)]
 enum Element {
     Byte(u8),
@@ -20,31 +20,31 @@ enum Element {
     Class(u32),
 }
 
-/// A set of bytes, a bit each.
+/// A set of bytes, one bit each.
 type Class = [u64; 4];
 
-/// A pattern, compiled.
+/// A compiled pattern.
 pub(crate) struct Glob {
     classes: Vec<Class>,
-    /// Before the first `*`; the whole pattern where there is none.
+    /// The elements before the first `*`; the whole pattern if there is none.
     front: Vec<Element>,
-    /// Behind the last `*`; none where there is none.
+    /// The elements after the last `*`; none without a `*`.
     back: Option<Vec<Element>>,
-    /// Between the first and the last `*`; none where nothing is there.
+    /// The elements between the first and the last `*`; none if there are none.
     middle: Option<Box<Automaton>>,
 }
 
-/// The pattern is longer than is read, or has more between its `*` than the automaton has states.
+/// The pattern is too long, or has more elements between its `*` than the automaton has states.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLarge;
 
 /// Bit `i` is the state "the first `i` elements are matched".
 struct Automaton {
-    /// By byte: the states that it leads on from.
+    /// By byte: the states that advance on it.
     advance: [u64; 256],
-    /// The states with a `*`: they stay whatever comes.
+    /// The states at a `*`, which persist with every byte.
     stay: u64,
-    /// The last state, which stays too: a `*` follows it.
+    /// The final state, which persists too, since a `*` follows it.
     done: u64,
 }
 
@@ -55,7 +55,7 @@ impl Glob {
             return Err(TooLarge);
         }
         let mut classes = Vec::new();
-        // Before the first `*`, between two, behind the last.
+        // The elements before the first `*`, between two of them, and after the last.
         let mut segments = vec![Vec::new()];
         let mut reader = Reader {
             rest: pattern,
@@ -64,7 +64,7 @@ impl Glob {
         while let Some(token) = reader.next() {
             let element = match token {
                 Token::Star => {
-                    // One star after another changes nothing.
+                    // A repeated `*` changes nothing.
                     if segments.len() == 1 || segments.last().is_some_and(|last| !last.is_empty()) {
                         segments.push(Vec::new());
                     }
@@ -73,7 +73,7 @@ impl Glob {
                 Token::Byte(byte) => Element::Byte(byte),
                 Token::Any => Element::Any,
                 Token::Class(class) => {
-                    // A class takes two bytes at least, so there are few.
+                    // A class takes at least two bytes, so the index fits.
                     let index = classes.len() as u32;
                     classes.push(class);
                     Element::Class(index)
@@ -100,7 +100,7 @@ impl Glob {
         })
     }
 
-    /// Whether the pattern names this key.
+    /// Whether the key matches.
     pub(crate) fn matches(&self, key: &[u8]) -> bool {
         let Some((front, rest)) = key.split_at_checked(self.front.len()) else {
             return false;
@@ -180,7 +180,8 @@ impl Automaton {
 
     fn accepts(&self, bytes: &[u8]) -> bool {
         let mut states = 1u64;
-        // The end is looked for now and then, since it is not left again: that is a fifth of a step.
+        // The final state is checked only once per chunk, since the automaton never leaves it. The
+        // check costs a fifth of a step.
         for chunk in bytes.chunks(32) {
             for &byte in chunk {
                 states = ((states & self.advance[usize::from(byte)]) << 1) | (states & self.stay);
@@ -202,8 +203,8 @@ enum Token {
 
 struct Reader<'a> {
     rest: &'a [u8],
-    /// Whether a `]` may still come: known to be false after a `[` that none closed, so that a row of `[`
-    /// is not searched again and again.
+    /// Whether a `]` may follow. It is false after an unclosed `[`, so that a row of `[` is not
+    /// searched repeatedly.
     closed: bool,
 }
 
@@ -229,7 +230,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The byte behind a `\`; the `\` itself at the end.
+    /// The byte after a `\`; the `\` itself at the end.
     fn escaped(&mut self, backslash: u8) -> u8 {
         match self.rest.split_first() {
             Some((&byte, rest)) => {
@@ -241,7 +242,7 @@ impl Reader<'_> {
     }
 }
 
-/// Reads what follows a `[` up to its `]`; gives the set and what is behind it.
+/// Parses the text after a `[` up to its `]`; returns the set and the rest.
 fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
     let (negated, mut rest) = match bytes.strip_prefix(b"!") {
         Some(rest) => (true, rest),
@@ -262,7 +263,7 @@ fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
         let (first, behind) = member(rest)?;
         rest = behind;
         let mut last = first;
-        // A `-` before the closing `]` means itself.
+        // A `-` before the closing `]` is literal.
         if let Some(behind) = rest.strip_prefix(b"-")
             && !behind.starts_with(b"]")
         {
@@ -272,7 +273,7 @@ fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
     }
 }
 
-/// Adds a range by words, not byte by byte: a pattern may be nothing but the widest of ranges.
+/// Adds a range by words, not byte by byte, since a pattern may consist of wide ranges.
 fn add_range(class: &mut Class, first: u8, last: u8) {
     for (word, start) in class.iter_mut().zip([0u8, 64, 128, 192]) {
         let (low, high) = (first.max(start), last.min(start | 63));
@@ -282,7 +283,7 @@ fn add_range(class: &mut Class, first: u8, last: u8) {
     }
 }
 
-/// One byte inside brackets, behind a `\` where it has one.
+/// One byte inside brackets, optionally after a `\`.
 fn member(bytes: &[u8]) -> Option<(u8, &[u8])> {
     match bytes {
         [b'\\', byte, rest @ ..] | [byte, rest @ ..] => Some((*byte, rest)),
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_name_keys() {
+    fn patterns_match_keys() {
         for (pattern, key) in [
             ("", ""),
             ("a", "a"),
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_do_not_name_other_keys() {
+    fn patterns_do_not_match_other_keys() {
         for (pattern, key) in [
             ("", "a"),
             ("a", ""),
@@ -423,7 +424,7 @@ mod tests {
         assert!(!Glob::new(b"?").expect("small").matches("ä".as_bytes()));
     }
 
-    /// Were every `[` to look for its `]`, this would take the square of the length.
+    /// This would take quadratic time if every `[` searched for its `]`.
     #[test]
     fn a_row_of_brackets_is_read_once() {
         let pattern = vec![b'['; PATTERN_BYTES_MAX];
@@ -434,7 +435,7 @@ mod tests {
         ));
     }
 
-    /// The definition of a glob, exponential.
+    /// The definition of a glob; it takes exponential time.
     fn naive(pattern: &[Token], key: &[u8]) -> bool {
         match (pattern.split_first(), key.split_first()) {
             (None, _) => key.is_empty(),
@@ -480,7 +481,7 @@ mod tests {
         }
 
         #[test]
-        fn an_escaped_key_names_itself(key in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn an_escaped_key_matches_itself(key in proptest::collection::vec(any::<u8>(), 0..60)) {
             let pattern: Vec<u8> = key.iter().flat_map(|&byte| [b'\\', byte]).collect();
             let glob = Glob::new(&pattern).expect("small");
             prop_assert!(glob.matches(&key));

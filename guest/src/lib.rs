@@ -1,18 +1,18 @@
 //! The standard policy: the commands of the state store protocol, in all three dialects.
 //!
-//! The bytes of a request enter; table operations and one reply leave. This is the only place that knows
-//! RESP, the names of commands, or a word of a reply: the host moves bytes.
+//! Only this crate knows RESP, the names of commands and the texts of replies; the host moves
+//! bytes.
 //!
-//! * `command`: from bytes to a `Command`, or the error of form.
-//! * `semantics`: what SET, GET, DEL, VDEL and KEYNOTIFY do, check by check.
-//! * `fence`: what a fencing token must be.
-//! * `scan`, `glob`: which keys a pattern names, page by page.
-//! * `reply`: every byte string that is answered.
-//! * `notify`: what watchers are told.
-//! * `rule`: the standard policy and one rule more.
-//! * `limits`: every bound, with its reason.
+//! * `command`: parses a payload into a `Command`.
+//! * `semantics`: executes SET, GET, DEL, VDEL and KEYNOTIFY, check by check.
+//! * `fence`: checks fencing tokens.
+//! * `scan`, `glob`: list the keys that match a pattern, page by page.
+//! * `reply`: all reply bytes.
+//! * `notify`: all notification bytes.
+//! * `rule`: the standard policy with an additional rule.
+//! * `limits`: all limits, with reasons.
 //!
-//! Nothing here allocates by what a client claims, only by what it sent.
+//! Allocations depend only on received bytes, never on lengths that a client claims.
 
 #![deny(unsafe_code)]
 
@@ -34,17 +34,18 @@ pub use command::{Command, Condition, Set};
 pub use reply::Refusal;
 pub use rule::{Rule, Ruled};
 
-/// The policy that a Statehouse host brings along. Another policy can be built on top of it, and depends on this crate
-/// without default features, so that only one of the two is exported.
+/// The policy that a Statehouse host contains. Another policy can build on it by a dependency on
+/// this crate without default features, so that only one of the two is exported.
 ///
-/// One that refuses some requests and changes nothing else is a [`Rule`]. One that adds commands holds a `Standard`, made by
-/// `configure`, handles what it adds itself and hands everything else on. Either respects fencing tokens by
-/// [`fence`]. A key that it touches for one access it may hand on: the rights are those of all.
+/// A policy that only refuses some requests is a [`Rule`]. A policy that adds commands holds a
+/// `Standard`, created by `configure`, handles its own commands, and passes on all others. Both
+/// enforce fencing tokens with [`fence`]. A policy may access a key before it passes a command on:
+/// the rights of all accesses are checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Standard(());
 
 impl Standard {
-    /// The command that a request asks for; none where [`handle`](Policy::handle) would answer an error of form.
+    /// The command of a request; none if [`handle`](Policy::handle) would answer an error of form.
     #[must_use]
     pub fn command(&self, request: &Request) -> Option<Command> {
         command::parse(&request.payload, request.dialect).ok()
@@ -70,7 +71,7 @@ impl Policy for Standard {
     }
 
     fn route(&self, payload: &[u8]) -> Option<Span> {
-        // The dialect decides about KEYNOTIFY in the preview only, where a key that is routed does no harm.
+        // The dialect matters only for KEYNOTIFY in the preview, where routing a key does no harm.
         command::parse(payload, Dialect::Sdk).ok()?.key()
     }
 

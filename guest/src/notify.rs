@@ -1,17 +1,17 @@
-//! What watchers are told of a change, and where (the protocol, sections 1 and 8).
+//! The topics and payloads of notifications (the protocol, sections 1 and 8).
 
 use statehouse_policy::resp;
 use statehouse_policy::{Body, Bytes, Change, Dialect, Event, Frame, Notification, Span};
 
 use crate::limits::TOPIC_BYTES_MAX;
 
-/// Before the client id in upper-case Base 16, which the host puts in.
+/// Precedes the client id, which the host inserts in upper-case Base 16.
 const TOPIC_PREFIX: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
 
-/// Before the key in upper-case Base 16 (RFC 4648); a client in Rust panics on lower case.
+/// Precedes the key in upper-case Base 16 (RFC 4648); a client in Rust panics on lower case.
 const TOPIC_SUFFIX: &str = "/command/notify/";
 
-/// Whether a topic can name this client and key.
+/// Whether a topic has space for this client and key.
 pub(crate) fn topic_fits(client: &str, key: Span) -> bool {
     let fixed = TOPIC_PREFIX.len() + TOPIC_SUFFIX.len();
     let named = client.len().saturating_add(key.len as usize);
@@ -35,7 +35,7 @@ fn payload(change: &Change, dialect: Dialect) -> Frame {
         Event::Set => {
             let mut head = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n".to_vec();
             resp::push_head(&mut head, b'$', u64::from(change.len));
-            // In this call the spans are those of the key; the host holds no key of 4 GiB.
+            // In this call spans refer to the key; the host stores no key of 4 GiB.
             let key = Span {
                 at: 0,
                 len: u32::try_from(change.key.len()).unwrap_or(u32::MAX),

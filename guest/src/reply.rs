@@ -1,4 +1,4 @@
-//! Every byte string that is answered. Clients compare them byte for byte.
+//! All reply bytes. Clients compare them byte for byte.
 
 use statehouse_policy::resp;
 use statehouse_policy::{Body, Bytes, Dialect, Fault, Frame, Outcome, Repeat, Request, Span};
@@ -6,31 +6,31 @@ use statehouse_policy::{Body, Bytes, Dialect, Fault, Frame, Outcome, Repeat, Req
 /// Why a request is answered with `-ERR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is no array of bulk strings, or has an option that there is not.
+    /// The payload is not an array of bulk strings, or has an unknown option.
     Syntax,
-    /// There is no such command.
+    /// The command is unknown.
     UnknownCommand,
-    /// It has too few or too many arguments.
+    /// The command has too few or too many arguments.
     WrongCount,
     /// The key is empty.
     EmptyKey,
     /// The client lacks the right.
     NotAuthorized,
-    /// There is no `__ts`.
+    /// `__ts` is missing.
     MissingTimestamp,
-    /// `__ts` or `__ft` is no clock reading.
+    /// `__ts` or `__ft` is not an HLC timestamp.
     MalformedTimestamp,
-    /// `__ts` is too far ahead.
+    /// `__ts` is too far ahead of the store's time.
     TimestampAhead,
-    /// `__ft` is too far ahead.
+    /// `__ft` is too far ahead of the store's time.
     FenceAhead,
-    /// The key has a fence, the request none.
+    /// The key has a fence, but the request has no token.
     FenceMissing,
-    /// The key has a higher one.
+    /// The key has a higher fence.
     FenceLower,
-    /// There is no room.
+    /// A quota is exceeded.
     Quota,
-    /// In words of its own: the host's, or those of a policy on top of this one.
+    /// Another error text, of the host or of a policy built on this one.
     Other(String),
 }
 
@@ -45,7 +45,8 @@ impl From<Fault> for Refusal {
 }
 
 impl Refusal {
-    /// Whether the request alone is to blame: it would be refused over any table and at any time.
+    /// Whether the form of the request is the only reason: it would be refused on any table at any
+    /// time.
     pub(crate) fn is_of_form(&self) -> bool {
         match self {
             Self::Syntax
@@ -87,7 +88,7 @@ impl Refusal {
                     "the request fencing token is a lower version \
                      than the fencing token protecting the resource"
                 }
-                // The article's own slip, which its readers compare with.
+                // The article's own mistake, which clients of these dialects compare with.
                 Dialect::Documents | Dialect::Preview => {
                     "the request fencing token is a lower version \
                      that the fencing token protecting the resource"
@@ -98,7 +99,8 @@ impl Refusal {
         }
     }
 
-    /// The whole answer. A duplicate is refused again, unless the request alone is to blame: then it is read again.
+    /// The complete reply. A duplicate gets the same refusal; if the form of the request is the
+    /// only reason, it is parsed again.
     #[must_use]
     pub fn outcome(&self, request: &Request, command: Option<u16>) -> Outcome {
         Outcome {
@@ -135,12 +137,12 @@ pub(crate) fn ok() -> Frame {
     whole(b"+OK\r\n".to_vec())
 }
 
-/// GET of nothing.
+/// GET of an absent key.
 pub(crate) fn absent() -> Frame {
     whole(b"$-1\r\n".to_vec())
 }
 
-/// DEL, VDEL and STOP: how many there were.
+/// DEL, VDEL and STOP: the number of removed entries or watches.
 pub(crate) fn removed(any: bool) -> Frame {
     whole(if any {
         b":1\r\n".to_vec()
@@ -149,7 +151,7 @@ pub(crate) fn removed(any: bool) -> Frame {
     })
 }
 
-/// A SET that its condition refused.
+/// A SET whose condition failed.
 pub(crate) fn not_set(dialect: Dialect) -> Frame {
     whole(match dialect {
         Dialect::Sdk | Dialect::Preview => b":-1\r\n".to_vec(),
@@ -157,7 +159,7 @@ pub(crate) fn not_set(dialect: Dialect) -> Frame {
     })
 }
 
-/// A VDEL of another value.
+/// A VDEL whose value differs.
 pub(crate) fn not_deleted(dialect: Dialect) -> Frame {
     whole(match dialect {
         Dialect::Sdk => b":-1\r\n".to_vec(),
@@ -166,7 +168,7 @@ pub(crate) fn not_deleted(dialect: Dialect) -> Frame {
     })
 }
 
-/// A stored value; the host puts it behind the head.
+/// A stored value, which the host splices in after the head.
 pub(crate) fn value(key: Span, len: u32) -> Frame {
     Frame {
         head: resp::head(b'$', u64::from(len)),

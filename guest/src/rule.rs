@@ -1,7 +1,6 @@
-//! The standard policy and one rule more, which is what most policies are.
+//! The standard policy with an additional rule, which suffices for most policies.
 //!
-//! What enters: any request. What leaves: the standard answer, or the rule's refusal. A rule sees no request of bad
-//! form, and it writes no answer: both are the standard policy's.
+//! A rule sees only well-formed requests and never writes a reply; the standard policy does both.
 
 use std::marker::PhantomData;
 
@@ -11,13 +10,14 @@ use statehouse_policy::{
 
 use crate::{Command, Refusal, Standard};
 
-/// What a request has to meet before the standard policy runs it. [`Ruled`] makes a policy of it.
+/// A condition that a request must meet before the standard policy executes it. [`Ruled`] makes a
+/// policy of it.
 ///
 /// ```
 /// use statehouse_guest::{Command, Refusal, Rule, Ruled};
 /// use statehouse_policy::{Host, Request, resp};
 ///
-/// /// Nobody changes what is under `fixed/`.
+/// /// Keys under `fixed/` cannot be changed.
 /// pub struct Fixed;
 ///
 /// impl Rule for Fixed {
@@ -40,18 +40,19 @@ pub trait Rule: 'static {
     /// The policy's name, for the host's log and metrics.
     const NAME: &'static str;
 
-    /// Its version.
+    /// The policy's version.
     const VERSION: &'static str;
 
-    /// Whether the standard policy may run this command. What is staged through `host` becomes real either way.
+    /// Decides whether the standard policy may execute this command. Writes staged through `host`
+    /// commit in either case.
     ///
     /// # Errors
     ///
-    /// What the client is answered instead.
+    /// The refusal that the client is answered with.
     fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal>;
 }
 
-/// The policy that a [`Rule`] makes of the standard one. It has the standard commands, and no options.
+/// The standard policy with a [`Rule`]. It has the standard commands and no options.
 pub struct Ruled<R> {
     standard: Standard,
     rule: PhantomData<fn() -> R>,

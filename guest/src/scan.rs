@@ -1,9 +1,9 @@
-//! SCAN: the keys that a pattern names, page by page.
+//! SCAN: lists the keys that match a pattern, page by page.
 //!
-//! The token that a client brings back is a version byte, a checksum and the host's cursor. It grants
-//! nothing, so it holds no secret: the checksum only tells a token of another pattern, or a damaged one,
-//! from a good one. A key that stays is listed exactly once, because a page is listed whole or not at all
-//! and the cursor moves by pages.
+//! A token consists of a version byte, a checksum and the host's cursor. It grants no rights, so it
+//! holds no secret: the checksum only detects damaged tokens and tokens of other patterns. A key
+//! that exists throughout a scan is listed exactly once, because a page is listed completely or not
+//! at all, and the cursor advances by pages.
 
 use statehouse_policy::resp;
 use statehouse_policy::{Bytes, Frame, Host, Request, Span};
@@ -12,7 +12,7 @@ use crate::glob::Glob;
 use crate::limits::{SCAN_EXAMINED_BYTES, SCAN_PAGE_KEYS, SCAN_PAGES_MAX};
 use crate::reply::{self, Refusal};
 
-/// The first byte of a token. Another layout gets another number.
+/// The first byte of a token. Every layout must have its own number.
 const TOKEN_VERSION: u8 = 1;
 
 /// Version and checksum.
@@ -27,7 +27,8 @@ pub(crate) fn scan(
 ) -> Result<Frame, Refusal> {
     let bytes = |span| request.payload.get(resp::range(span)).unwrap_or_default();
     let text = bytes(pattern);
-    // The host compares what every named key starts with; the pattern proper is what follows.
+    // The host compares the literal prefix of all matching keys; the rest of the pattern follows
+    // it.
     let literal = literal_bytes(text);
     let (_, special) = text.split_at_checked(literal).unwrap_or_default();
     let glob = Glob::new(special).map_err(|_| Refusal::Syntax)?;
@@ -57,12 +58,14 @@ pub(crate) fn scan(
                 count += 1;
             }
         }
-        // Keys come in order, so a pattern that is all prefix can name only the first key of a page.
-        // A pattern with an escape names one key too, but its prefix ends before the escape.
+        // Keys are in order, so a pattern without special bytes matches only the first key of a
+        // page. A pattern with an escape also matches one key, but its literal prefix ends before
+        // the escape.
         if special.is_empty() && !page.keys.is_empty() {
             cursor = None;
         }
-        // An empty page cost the host as much as it gives to one: the client may ask again.
+        // An empty page costs the host as much as a full one, so the reply ends here and the client
+        // may continue.
         if cursor.is_none() || page.keys.is_empty() || examined_bytes >= SCAN_EXAMINED_BYTES {
             break;
         }
@@ -71,7 +74,7 @@ pub(crate) fn scan(
     Ok(reply::page(count, &listed, token.as_deref()))
 }
 
-/// How much of a pattern every named key starts with.
+/// The length of the literal prefix of a pattern.
 fn literal_bytes(pattern: &[u8]) -> usize {
     let special = |byte: &u8| matches!(byte, b'*' | b'?' | b'[' | b'\\');
     pattern.iter().position(special).unwrap_or(pattern.len())
@@ -85,16 +88,16 @@ fn write_token(cursor: &[u8], pattern: &[u8]) -> Vec<u8> {
     token
 }
 
-/// The host's cursor in a token that was made for this pattern.
+/// The host's cursor in a token, if the token belongs to this pattern.
 fn read_token<'a>(token: &'a [u8], pattern: &[u8]) -> Option<&'a [u8]> {
     let (&version, rest) = token.split_first()?;
     let (sum, cursor) = rest.split_first_chunk()?;
     (version == TOKEN_VERSION && *sum == checksum(cursor, pattern)).then_some(cursor)
 }
 
-/// Multiplies and folds both, eight bytes at a time: a cursor may be as long as a key.
+/// Multiplies and folds both, eight bytes at a time, since a cursor may be as long as a key.
 fn checksum(cursor: &[u8], pattern: &[u8]) -> [u8; 8] {
-    // The length tells where one ends and the other begins.
+    // The length separates the two.
     let mut sum = cursor.len() as u64;
     for bytes in [cursor, pattern] {
         for chunk in bytes.chunks(8) {

@@ -1,6 +1,6 @@
-//! What the commands do, in the protocol's order of checks (section 4): authorization, timestamp, fencing
-//! token's form and skew, fence, condition, quota. The host checks authorization and quota where the table
-//! is touched: so a command's first call says what it touches the key for.
+//! Executes commands with the protocol's order of checks (section 4): authorization, timestamp,
+//! form and skew of the fencing token, fence, condition, quota. The host checks authorization and
+//! quota on table accesses, so the first call of a command must name the purpose of its access.
 
 use statehouse_policy::{Access, Bytes, Frame, Host, Outcome, Repeat, Request, Span, Stamp};
 
@@ -8,7 +8,7 @@ use crate::command::{self, Command, Condition, Set, Unreadable};
 use crate::reply::{self, Refusal};
 use crate::{fence, notify, scan};
 
-/// Runs one request.
+/// Executes one request.
 pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     let command = match command::parse(&request.payload, request.dialect) {
         Ok(command) => command,
@@ -52,8 +52,8 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     }
 }
 
-/// Whether a duplicate is owed the first answer (the protocol, section 9). A KEYNOTIFY that registers is
-/// not: it runs again, so that the duplicate's own connection is registered.
+/// Whether a duplicate gets the first reply (the protocol, section 9). A KEYNOTIFY that registers
+/// is executed again, so that the duplicate's connection is registered.
 fn is_remembered(command: &Command) -> bool {
     match command {
         Command::Set(_) | Command::Del { .. } | Command::Vdel { .. } => true,
@@ -62,7 +62,7 @@ fn is_remembered(command: &Command) -> bool {
     }
 }
 
-/// An answer that is no error.
+/// A reply that is no error.
 struct Done {
     reply: Frame,
     version: Option<Stamp>,
@@ -88,8 +88,9 @@ fn run_set(host: &mut impl Host, request: &Request, set: &Set) -> Result<Done, R
             });
         }
     }
-    // The key's fence becomes the highest token it has seen. A token that passed is at least the key's own,
-    // and a key without a fence has none to keep: so it is always this one.
+    // The key's fence becomes the highest token that it has seen. An accepted token is never lower
+    // than the key's fence, and a key without a fence has none to keep, so the new fence is always
+    // this token.
     let fence = token.map(|token| token.to_hlc());
     let expires = set.expiry_ms.map(|ms| request.now.saturating_add(ms));
     let version = host.put(&key, &value, Some(observed), fence.as_ref(), expires)?;
@@ -105,7 +106,7 @@ fn get(host: &mut impl Host, key: Span) -> Result<Done, Refusal> {
             reply: reply::value(key, entry.len),
             version: Some(entry.version),
         },
-        // Without a version: a client in Go reads one as "exists".
+        // Without a version, since a client in Go takes a version as proof that the key exists.
         None => Done {
             reply: reply::absent(),
             version: None,
@@ -113,7 +114,7 @@ fn get(host: &mut impl Host, key: Span) -> Result<Done, Refusal> {
     })
 }
 
-/// DEL, and VDEL where there is a value to compare with.
+/// DEL, and VDEL if there is a value to compare with.
 fn delete(
     host: &mut impl Host,
     request: &Request,
@@ -152,7 +153,7 @@ fn key_notify(
     key: Span,
     stop: bool,
 ) -> Result<Done, Refusal> {
-    // Without a client there is nobody to notify.
+    // Without a client id there is no connection to notify.
     let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
     if !notify::topic_fits(client, key) {
         return Err(Refusal::Syntax);

@@ -1,5 +1,5 @@
-//! Any requests in any order: the policy keeps the contract (the table panics where it does not), every
-//! answer is one whole line or value, and the store is what a map would be.
+//! Random sequences of requests: the policy keeps the contract (otherwise the table panics), every
+//! reply is one complete line or value, and the store behaves like a map.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,7 @@ proptest! {
         table.limit_keys(keys_max);
         let mut now = cases::NOW_MS;
         for mut request in requests {
-            // The store's time never goes back.
+            // The store's time never decreases.
             now = now.max(request.now);
             request.now = now;
             let answer = table.call(&policy, &request);
@@ -96,9 +96,9 @@ proptest! {
                 prop_assert!(bytes.starts_with(b"-ERR"));
                 prop_assert_eq!(answer.repeat, Repeat::Free);
             }
-            // What is notified is framed too.
-            for told in table.take_deliveries() {
-                prop_assert!(told.payload.starts_with(b"*") && told.payload.ends_with(b"\r\n"));
+            // Notifications are framed too.
+            for notification in table.take_deliveries() {
+                prop_assert!(notification.payload.starts_with(b"*") && notification.payload.ends_with(b"\r\n"));
             }
         }
     }

@@ -1,10 +1,11 @@
-//! The transcripts of `cases/`, over the table of the SDK. A host runs the same files over the component.
+//! Runs the transcripts of `cases/` over the table of the SDK. The host runs the same files over
+//! the component.
 
 use statehouse_guest::Standard;
 use statehouse_policy::Policy;
 use statehouse_policy::testing::{Tabled, cases};
 
-/// Runs a transcript; the floor keeps a file that went missing from passing.
+/// Runs a transcript; the minimum of requests keeps a missing or empty file from passing.
 fn run(text: &str, requests_min: usize) {
     let policy = Standard::configure(&[]).expect("it takes no options");
     match cases::run(text, &mut Tabled::new(&policy)) {

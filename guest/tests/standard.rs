@@ -1,4 +1,5 @@
-//! What a transcript cannot say: rights, faults of the host, long scans, and the shape of outcomes.
+//! Behaviour that transcripts cannot express: rights, faults of the host, long scans, and the shape
+//! of outcomes.
 
 use statehouse_guest::Standard;
 use statehouse_policy::testing::cases::{self, request};
@@ -52,7 +53,7 @@ fn an_outcome_names_its_command() {
     assert_eq!(named(&[b"KEYNOTIFY", b"k"]), Some("KEYNOTIFY"));
     assert_eq!(named(&[b"KEYNOTIFY", b"k", b"STOP"]), Some("KEYNOTIFY"));
     assert_eq!(named(&[b"SCAN", b"*"]), Some("SCAN"));
-    // An error of form names it where it was recognized.
+    // An error of form names the command if it was recognized.
     assert_eq!(named(&[b"SET", b"k"]), Some("SET"));
     assert_eq!(named(&[b"GET", b""]), Some("GET"));
     assert_eq!(named(&[b"PING"]), None);
@@ -77,7 +78,7 @@ fn routing_finds_the_key() {
         assert_eq!(routed(words).as_deref(), Some(b"key" as &[u8]));
     }
     assert_eq!(routed(&[b"SCAN", b"key"]), None);
-    // What it does not know is asked of those that may.
+    // Unknown commands have no key to route by.
     assert_eq!(routed(&[b"PING", b"key"]), None);
     assert_eq!(routed(&[b"GET", b""]), None);
     assert_eq!(policy.route(b"*1\r\n"), None);
@@ -103,7 +104,7 @@ fn rights_come_before_timestamp_and_fence() {
         assert_eq!(answer.bytes, denied);
         assert_eq!((answer.version, answer.repeat), (None, Repeat::Same));
     }
-    // The right to read is another one.
+    // The right to read is separate.
     assert_eq!(call(&mut table, &[b"GET", b"k"]).bytes, b"$1\r\nv\r\n");
     assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"k"]).bytes, b"+OK\r\n");
     assert_eq!(
@@ -143,19 +144,19 @@ fn a_quota_forbids_watches() {
 }
 
 #[test]
-fn a_write_onto_an_expired_key_tells_of_its_end_first() {
+fn a_write_to_an_expired_key_notifies_the_expiry_first() {
     let mut table = Table::new(cases::NOW_MS);
     call(&mut table, &[b"SET", b"k", b"v", b"PX", b"10"]);
     call(&mut table, &[b"KEYNOTIFY", b"k"]);
-    // No sweep in between: only the request brings the later time.
+    // There is no sweep in between; only the request brings the later time.
     let later = Request {
         now: cases::NOW_MS + 10,
         ..request(&[b"SET", b"k", b"w", b"NX"])
     };
     let answer = table.call(&policy(), &later);
     assert_eq!(answer.bytes, b"+OK\r\n");
-    let told = table.take_deliveries();
-    let payloads: Vec<&[u8]> = told.iter().map(|told| told.payload.as_slice()).collect();
+    let notified = table.take_deliveries();
+    let payloads: Vec<&[u8]> = notified.iter().map(|it| it.payload.as_slice()).collect();
     assert_eq!(
         payloads,
         [
@@ -164,8 +165,8 @@ fn a_write_onto_an_expired_key_tells_of_its_end_first() {
         ]
     );
     let order = |stamp: Stamp| (stamp.wall, stamp.counter);
-    assert!(order(told[0].version) < order(told[1].version));
-    assert_eq!(Some(told[1].version), answer.version);
+    assert!(order(notified[0].version) < order(notified[1].version));
+    assert_eq!(Some(notified[1].version), answer.version);
 }
 
 #[test]
@@ -185,8 +186,9 @@ fn an_expiry_beyond_all_time_is_the_end_of_time() {
 }
 
 #[test]
-fn a_topic_that_no_packet_can_carry_is_refused() {
-    // 59 bytes before the client and 16 behind it leave 65,460: 32,730 bytes of client id and key.
+fn a_topic_too_long_for_a_packet_is_refused() {
+    // 59 bytes before the client id and 16 after it leave 65,460: 32,730 bytes of client id and
+    // key.
     let prefix = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/".len();
     let suffix = "/command/notify/".len();
     let longest = (65_535 - prefix - suffix) / 2 - "client".len();
@@ -204,7 +206,7 @@ fn a_topic_that_no_packet_can_carry_is_refused() {
         call(&mut table, &[b"KEYNOTIFY", &key, b"STOP"]).bytes,
         error("syntax error")
     );
-    // Any other command takes such a key.
+    // Other commands accept such a key.
     assert_eq!(call(&mut table, &[b"SET", &key, b"v"]).bytes, b"+OK\r\n");
 }
 
@@ -219,14 +221,14 @@ fn a_notification_is_a_head_and_the_stored_value() {
         },
         len: 70_000,
     };
-    let told = policy().notify(&change, Dialect::Sdk);
-    assert_eq!(told.topic_suffix, "/command/notify/0FA0");
+    let notification = policy().notify(&change, Dialect::Sdk);
+    assert_eq!(notification.topic_suffix, "/command/notify/0FA0");
     assert_eq!(
-        told.payload.head,
+        notification.payload.head,
         b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$70000\r\n"
     );
     assert_eq!(
-        told.payload.body,
+        notification.payload.body,
         Body::Stored(Bytes::Span(Span { at: 0, len: 2 }))
     );
 }
@@ -317,7 +319,7 @@ impl Host for Faulty {
 }
 
 #[test]
-fn what_the_host_refuses_is_answered_wherever_it_does() {
+fn a_fault_of_the_host_is_answered_at_every_call() {
     type Row<'a> = (&'a [&'a [u8]], &'a [&'a str], Repeat);
     let commands: [Row<'_>; 7] = [
         (
@@ -370,7 +372,7 @@ fn what_the_host_refuses_is_answered_wherever_it_does() {
     }
 }
 
-/// The keys of a SCAN's answer, and its token.
+/// The keys and the token of a SCAN reply.
 fn page(bytes: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
     fn line<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
         let end = bytes
@@ -404,7 +406,7 @@ fn page(bytes: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
     (keys, token)
 }
 
-/// Scans to the end; gives the keys and the number of requests.
+/// Scans to the end; returns the keys and the number of requests.
 fn scan_all(table: &mut Table, pattern: &[u8]) -> (Vec<Vec<u8>>, usize) {
     let mut keys = Vec::new();
     let mut token: Option<Vec<u8>> = None;
@@ -435,13 +437,13 @@ fn a_long_scan_lists_every_key_once() {
     }
     let (listed, requests) = scan_all(&mut table, b"key*");
     assert_eq!(listed, keys);
-    // 1024 keys are examined at most.
+    // At most 1024 keys are examined per request.
     assert_eq!(requests, 3);
-    // So pages of a pattern that names few keys are short, even empty, with a token.
+    // So pages of a pattern that matches few keys are short, even empty, with a token.
     let (listed, requests) = scan_all(&mut table, b"*2400");
     assert_eq!(listed, [b"key2400"]);
     assert_eq!(requests, 3);
-    // A pattern of one key looks at that one only.
+    // A pattern of one key examines only that key.
     assert_eq!(
         scan_all(&mut table, b"key2400"),
         (vec![b"key2400".to_vec()], 1)
@@ -450,7 +452,7 @@ fn a_long_scan_lists_every_key_once() {
     assert_eq!(scan_all(&mut table, b"key24"), (Vec::new(), 1));
 }
 
-/// Each pattern names one key, and the keys with its literal prefix fill more than one page.
+/// Each pattern matches one key, and the keys with its literal prefix fill more than one page.
 #[test]
 fn scan_of_an_escaped_key_looks_beyond_the_first_page() {
     let mut table = Table::new(cases::NOW_MS);
@@ -471,7 +473,7 @@ fn scan_of_an_escaped_key_looks_beyond_the_first_page() {
         let (listed, _) = scan_all(&mut table, pattern);
         assert_eq!(listed, [key], "{}", pattern.escape_ascii());
     }
-    // An open bracket means itself.
+    // An unclosed bracket is literal.
     call(&mut table, &[b"SET", b"sensor[x", b"v"]);
     assert_eq!(scan_all(&mut table, b"sensor[x").0, [b"sensor[x"]);
 }
@@ -484,7 +486,7 @@ fn a_scan_survives_changes_between_its_pages() {
     }
     let (mut keys, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
     let token = token.expect("more to come");
-    // The last listed key goes, one behind it goes, one before it comes.
+    // Deletes the last listed key and one after it, and sets one before it.
     call(&mut table, &[b"DEL", keys.last().expect("a page has keys")]);
     call(&mut table, &[b"DEL", b"key1400"]);
     call(&mut table, &[b"SET", b"a", b"v"]);
@@ -519,7 +521,7 @@ fn a_token_is_good_for_its_own_pattern_only() {
             refused
         );
     }
-    // It is no secret and no state: it may be used again.
+    // A token is neither secret nor state, so it may be used again.
     let again = call(&mut table, &[b"SCAN", b"key*", &token]).bytes;
     assert_eq!(call(&mut table, &[b"SCAN", b"key*", &token]).bytes, again);
     assert_eq!(page(&again).0.len(), 1100 - 1024);
@@ -542,7 +544,7 @@ fn a_scan_of_long_keys_is_bounded_in_bytes() {
 }
 
 #[test]
-fn a_scan_passes_over_keys_that_the_client_may_not_read() {
+fn a_scan_skips_keys_that_the_client_may_not_read() {
     let mut table = Table::new(cases::NOW_MS);
     let keys: Vec<Vec<u8>> = (0..1500)
         .map(|n| format!("key{n:04}").into_bytes())
@@ -560,9 +562,9 @@ fn a_scan_passes_over_keys_that_the_client_may_not_read() {
 }
 
 #[test]
-fn a_pattern_has_a_size() {
+fn the_size_of_a_pattern_is_limited() {
     let mut table = Table::new(cases::NOW_MS);
-    // What is literal has none of its own.
+    // The literal prefix is not limited.
     let literal = vec![b'a'; 100_000];
     call(&mut table, &[b"SET", &literal, b"v"]);
     assert_eq!(

@@ -1,9 +1,10 @@
-//! Checks that the HTTP listeners share. A proxy may act on another copy of a repeated header than this process does, so
-//! a request must not repeat a header that has one value.
+//! Header checks that the HTTP listeners share. A proxy may act on another copy of a repeated
+//! header than this process does, so a request must not repeat a header that has one value.
 
 use hyper::header::{HeaderMap, HeaderName};
 
-/// Refuses a request in which one of these headers occurs more than once (for Host: RFC 9112 section 3.2).
+/// Refuses a request in which one of these headers occurs more than once (for Host: RFC 9112
+/// section 3.2).
 pub(crate) fn only_once(headers: &HeaderMap, names: &[HeaderName]) -> Result<(), String> {
     let mut names = names.iter();
     match names.find(|name| headers.get_all(*name).iter().nth(1).is_some()) {

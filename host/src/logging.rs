@@ -1,8 +1,10 @@
-//! Log lines on their way to stderr, which somebody reads slowly, or nobody at all.
+//! Writes log lines to stderr on a thread of its own, so that a slow or stalled reader of stderr
+//! never blocks the store.
 //!
-//! What enters: lines of any thread, also of those that hold the store's lock; none of them ever waits. What leaves: the same
-//! lines in their order, from a thread of its own. Lines that find no room are dropped and counted, and a line says so once
-//! there is room again. What was logged before an end, a panic's included, is written before it, where somebody reads it.
+//! Any thread may log, including threads that hold the store's lock, so logging must never wait.
+//! The writer thread keeps the order of lines. Lines that do not fit into the bounded queue are
+//! dropped and counted; one line reports the count when there is room again. Everything that was
+//! logged before an exit or a panic is written before the process ends, if stderr is read.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -17,27 +19,28 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::limits;
 
-/// The thread that writes them.
+/// Name of the writer thread.
 const THREAD: &str = "log";
 
-/// Those on their way to stderr.
+/// The queue of lines for stderr.
 static LINES: OnceLock<Lines> = OnceLock::new();
 
-/// Starts the thread that writes to stderr, once. Where lines and panics go from then on.
+/// Starts the writer thread, once, and directs log lines and panics to it.
 ///
 /// # Errors
-/// There is no further thread or file descriptor.
+///
+/// The system refuses another thread or file descriptor.
 pub fn start() -> io::Result<Lines> {
-    // Not by the lock of `io::stderr`: who prints to it elsewhere may not wait for this thread.
+    // A file of our own: through `io::stderr`, other users of its lock would wait for this thread.
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let lines = Lines::start(stderr, |dropped| {
         tracing::warn!(
             dropped,
-            "log lines were dropped, since nobody read them in time: so many since the start"
+            "log lines were dropped because stderr was not read in time (total since the start)"
         );
     })?;
     let lines = LINES.get_or_init(|| lines).clone();
-    let told = lines.clone();
+    let lines_of_panics = lines.clone();
     panic::set_hook(Box::new(move |panic| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("<unnamed>");
@@ -46,84 +49,87 @@ pub fn start() -> io::Result<Lines> {
             BacktraceStatus::Captured => format!("{backtrace}"),
             _ => String::new(),
         };
-        told.push_last(format!("\nthread '{name}' {panic}\n{backtrace}").as_bytes());
-        // It may be the last thing that this process does.
-        told.flush(limits::LOG_FLUSH_WAIT);
+        lines_of_panics.push_last(format!("\nthread '{name}' {panic}\n{backtrace}").as_bytes());
+        // The process may end right after this hook.
+        lines_of_panics.flush(limits::LOG_FLUSH_WAIT);
     }));
     Ok(lines)
 }
 
-/// A line that says why this process ends, behind what was logged by now.
+/// Logs the reason why this process ends, after all earlier lines.
 pub fn last_words(line: &str) {
     match LINES.get() {
         Some(lines) => lines.push_last(line.as_bytes()),
-        // Where even stderr is gone there is nobody to tell.
+        // If stderr fails too, there is no other place to report to.
         None => _ = io::stderr().write_all(line.as_bytes()),
     }
 }
 
-/// Waits until everything that was logged by now is written, but not for long: it may be that nobody reads stderr.
+/// Waits until all lines logged so far are written, but only for a limited time, since stderr may not
+/// be read at all.
 pub fn flush() {
     if let Some(lines) = LINES.get() {
         lines.flush(limits::LOG_FLUSH_WAIT);
     }
 }
 
-/// Ends the process, with what was logged before.
+/// Flushes the log and ends the process.
 pub fn exit(code: i32) -> ! {
     flush();
     std::process::exit(code)
 }
 
-/// Lines that found no room, since the start.
+/// Number of lines dropped since the start because the queue was full.
 pub fn dropped() -> u64 {
     LINES.get().map_or(0, |lines| lines.lock().dropped)
 }
 
-/// Lines that wait to be written.
+/// A bounded queue of lines for the writer thread.
 #[derive(Clone)]
 pub struct Lines(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// Something waits.
+    /// Notified when lines are queued.
     filled: Condvar,
-    /// More is written.
+    /// Notified when lines were written.
     drained: Condvar,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: Vec<u8>,
-    /// Bytes that ever waited.
+    /// Bytes queued since the start.
     pushed: u64,
-    /// Those of them that the thread took.
+    /// Bytes of `pushed` that the writer thread has taken.
     taken: u64,
-    /// Those of them that it is done with.
+    /// Bytes of `pushed` that the writer thread has written or given up.
     written: u64,
-    /// Lines, not bytes.
+    /// Dropped lines (not bytes) since the start.
     dropped: u64,
-    /// How many of these a line told of.
-    told: u64,
+    /// The value of `dropped` that was last reported.
+    reported: u64,
 }
 
 impl Lines {
-    /// Starts the thread that writes to `out`. It lets `tell` say how many lines were dropped so far, once there is room.
+    /// Starts the thread that writes to `out`. It calls `report` with the number of dropped lines
+    /// once there is room for another line.
     fn start(
         mut out: impl Write + Send + 'static,
-        tell: impl Fn(u64) + Send + 'static,
+        report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<Self> {
         let lines = Self(Arc::default());
         let writer = lines.clone();
-        let mut run = move || writer.write_to(&mut out, &tell);
-        // After a panic it goes on behind what it was at: else nothing would ever be logged again.
+        let mut run = move || writer.write_to(&mut out, &report);
+        // After a panic the loop continues with the next chunk; otherwise nothing would be logged
+        // again.
         let run = move || while panic::catch_unwind(AssertUnwindSafe(&mut run)).is_err() {};
         thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
         Ok(lines)
     }
 
-    /// Nothing that panics is done under it.
+    /// The code under this lock must not panic.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         (self.0.queue.lock()).unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,7 +138,7 @@ impl Lines {
         self.push_within(line, limits::LOG_QUEUE_BYTES_MAX);
     }
 
-    /// What may be the last thing that this process says has room of its own.
+    /// Queues a line that may be the last one of this process; extra room is reserved for it.
     fn push_last(&self, line: &[u8]) {
         let bytes_max = limits::LOG_QUEUE_BYTES_MAX + limits::LOG_LAST_WORDS_BYTES_MAX;
         self.push_within(line, bytes_max);
@@ -150,13 +156,14 @@ impl Lines {
         self.0.filled.notify_one();
     }
 
-    /// Waits until what was pushed by now is written. False where that takes longer.
+    /// Waits until all lines pushed so far are written. Returns false on timeout.
     fn flush(&self, wait: Duration) -> bool {
         let pushed = self.lock().pushed;
         self.wait_for(pushed, wait)
     }
 
-    /// Waits until so many bytes are written. The thread that writes them does not wait for itself.
+    /// Waits until `bytes` are written. The writer thread itself returns at once, since it would
+    /// wait for itself.
     fn wait_for(&self, bytes: u64, wait: Duration) -> bool {
         if thread::current().name() == Some(THREAD) {
             return false;
@@ -167,25 +174,26 @@ impl Lines {
         !waited.timed_out()
     }
 
-    /// Takes what waits, again and again. There is room for a word about what was dropped before it, so it comes behind it.
-    fn write_to(&self, out: &mut impl Write, tell: &impl Fn(u64)) {
-        // While it does, words about that would be one more line that cannot be written.
+    /// Writes queued lines forever. A report of dropped lines follows the lines that were queued
+    /// before it.
+    fn write_to(&self, out: &mut impl Write, report: &impl Fn(u64)) {
+        // While writing fails, a report about dropped lines would only fail as well.
         let mut fails = false;
         loop {
             let (chunk, dropped) = self.take(!fails);
             let written = write(out, &chunk);
             fails = written < chunk.len();
-            let lost = chunk[written..].iter().filter(|it| **it == b'\n').count();
-            self.lock().dropped += lost as u64;
+            let unwritten = chunk[written..].iter().filter(|it| **it == b'\n').count();
+            self.lock().dropped += unwritten as u64;
             if let Some(dropped) = dropped {
-                tell(dropped);
+                report(dropped);
             }
         }
     }
 
-    /// What waits, once something does, where the thread is done with all that it took before; and how many lines were
-    /// dropped by then, where that is to be told and is more than was told.
-    fn take(&self, tells: bool) -> (Vec<u8>, Option<u64>) {
+    /// Marks the previous chunk as written and waits for the next one. Also returns the number of
+    /// dropped lines if `reports` is set and the number has grown since the last report.
+    fn take(&self, reports: bool) -> (Vec<u8>, Option<u64>) {
         let mut queue = self.lock();
         queue.written = queue.taken;
         self.0.drained.notify_all();
@@ -194,13 +202,13 @@ impl Lines {
             queue = filled.unwrap_or_else(PoisonError::into_inner);
         }
         queue.taken = queue.pushed;
-        let dropped = (tells && queue.dropped > queue.told).then_some(queue.dropped);
-        queue.told = dropped.unwrap_or(queue.told);
+        let dropped = (reports && queue.dropped > queue.reported).then_some(queue.dropped);
+        queue.reported = dropped.unwrap_or(queue.reported);
         (std::mem::take(&mut queue.waiting), dropped)
     }
 }
 
-/// Writes until all is out or it fails; how much is out.
+/// Writes until all is written or writing fails; returns the number of bytes written.
 fn write(out: &mut impl Write, chunk: &[u8]) -> usize {
     let mut written = 0;
     while written < chunk.len() {
@@ -208,7 +216,7 @@ fn write(out: &mut impl Write, chunk: &[u8]) -> usize {
             Ok(0) => break,
             Ok(bytes) => written += bytes,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Whoever shares the pipe made it so.
+            // Another process that shares the pipe made it non-blocking.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 thread::sleep(limits::LOG_RETRY_PAUSE);
             }
@@ -226,7 +234,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Takes a line, which is written to it in one piece.
+/// Collects one line, which is written in one call.
 pub struct Line<'a>(&'a Lines);
 
 impl Write for Line<'_> {
@@ -249,7 +257,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const SHORT: Duration = Duration::from_millis(50);
 
-    /// Somebody who reads what was written only when told to.
+    /// A reader that reads only when the test allows it.
     struct Reader {
         go_on: Receiver<io::Result<()>>,
         read: Sender<Vec<u8>>,
@@ -257,7 +265,7 @@ mod tests {
 
     impl Write for Reader {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // A test that is over lets everything through.
+            // At the end of a test all writes succeed.
             self.go_on.recv().unwrap_or(Ok(()))?;
             _ = self.read.send(bytes.to_vec());
             Ok(bytes.len())
@@ -274,13 +282,13 @@ mod tests {
         read: Receiver<Vec<u8>>,
     }
 
-    /// What was dropped is told as a line, as the log does it.
+    /// Reports dropped lines as a line, like the log does.
     fn rig() -> Rig {
         let (go_on, gate) = channel();
         let (reader, read) = channel();
         let (give, given) = channel::<Lines>();
         let itself = OnceLock::new();
-        let tell = move |dropped| {
+        let report = move |dropped| {
             let lines = itself.get_or_init(|| given.recv().unwrap());
             lines.push(format!("{dropped} dropped\n").as_bytes());
         };
@@ -288,13 +296,13 @@ mod tests {
             go_on: gate,
             read: reader,
         };
-        let lines = Lines::start(reader, tell).unwrap();
+        let lines = Lines::start(reader, report).unwrap();
         give.send(lines.clone()).unwrap();
         Rig { lines, go_on, read }
     }
 
     impl Rig {
-        /// The next that is read.
+        /// Returns the next text that the reader gets.
         fn read(&self) -> String {
             self.go_on.send(Ok(())).unwrap();
             String::from_utf8(self.read.recv_timeout(LONG).unwrap()).unwrap()
@@ -304,7 +312,7 @@ mod tests {
             self.lines.lock().dropped
         }
 
-        /// Waits until the thread has taken what there is.
+        /// Waits until the thread has taken all queued lines.
         fn taken(&self) {
             while !self.lines.lock().waiting.is_empty() {
                 thread::sleep(Duration::from_millis(1));
@@ -313,11 +321,11 @@ mod tests {
     }
 
     #[test]
-    fn who_logs_waits_for_nobody_and_what_finds_no_room_is_told_of_when_there_is_some() {
+    fn logging_never_waits_and_dropped_lines_are_reported() {
         let rig = rig();
         rig.lines.push(b"first\n");
         rig.taken();
-        // Nobody reads the first, and behind it there is room for so many.
+        // The first line is not read yet, and behind it there is room for `room` lines.
         let line = [&[b'x'; 1023][..], b"\n"].concat();
         let room = limits::LOG_QUEUE_BYTES_MAX / line.len();
         for _ in 0..room + 7 {
@@ -335,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted_and_told_of_once_that_goes_on() {
+    fn unwritable_lines_are_counted_and_reported_later() {
         let rig = rig();
         let full = || Err(ErrorKind::StorageFull.into());
         rig.lines.push(b"one\n");
@@ -355,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_does_not_wait_for_what_is_logged_after_it_began() {
+    fn a_flush_does_not_wait_for_lines_logged_after_it_began() {
         let rig = rig();
         rig.lines.push(b"one\n");
         rig.taken();
@@ -368,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_find_room_where_lines_find_none() {
+    fn last_words_fit_into_a_full_queue() {
         let rig = rig();
         rig.lines.push(b"first\n");
         rig.taken();
@@ -378,26 +386,26 @@ mod tests {
         rig.lines.push_last(b"why\n");
         rig.lines
             .push_last(&[b'y'; limits::LOG_LAST_WORDS_BYTES_MAX]);
-        assert_eq!(rig.dropped(), 2, "there is an end to that too");
+        assert_eq!(rig.dropped(), 2, "the extra room is bounded too");
         assert_eq!(rig.read(), "first\n");
         assert!(rig.read().ends_with("xwhy\n"));
     }
 
     #[test]
-    fn the_thread_goes_on_after_a_panic_and_never_waits_for_itself() {
-        let (told, tells) = channel();
+    fn the_writer_survives_a_panic_and_never_waits_for_itself() {
+        let (sent, results) = channel();
         let (read, reads) = channel();
         let lines: Arc<OnceLock<Lines>> = Arc::default();
         let itself = lines.clone();
-        let tell = move |_| {
-            told.send(itself.wait().flush(LONG)).unwrap();
+        let report = move |_| {
+            sent.send(itself.wait().flush(LONG)).unwrap();
             panic!("asked to");
         };
         let go_on = channel().1;
-        let lines = lines.get_or_init(|| Lines::start(Reader { go_on, read }, tell).unwrap());
+        let lines = lines.get_or_init(|| Lines::start(Reader { go_on, read }, report).unwrap());
         lines.push(&[b'x'; limits::LOG_QUEUE_BYTES_MAX + 1]);
         lines.push(b"kept\n");
-        assert_eq!(tells.recv_timeout(LONG / 2), Ok(false));
+        assert_eq!(results.recv_timeout(LONG / 2), Ok(false));
         lines.push(b"behind it\n");
         assert!(lines.flush(LONG));
         let read: Vec<_> = reads.try_iter().flatten().collect();
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_waits_for_what_is_being_written() {
+    fn a_flush_waits_for_a_write_in_progress() {
         let rig = rig();
         assert!(rig.lines.flush(SHORT), "there is nothing");
         rig.lines.push(b"last words\n");

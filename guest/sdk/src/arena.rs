@@ -1,14 +1,15 @@
-//! The allocator of a component: what a call needs is laid side by side and forgotten at its end.
+//! The allocator of a component. It places the blocks of a call side by side in a fixed arena, and
+//! reuses the arena for the next call.
 //!
-//! A call of a policy allocates a handful of small blocks (the payload, a few strings, the head of the
-//! reply) and frees all of them before the next call. So a block is taken from the front of a fixed room,
-//! and where the last live block is freed the room is whole again: a few instructions, where the
-//! allocator of the standard library takes some hundred.
+//! A call of a policy allocates a few small blocks (the payload, a few strings, the head of the
+//! reply) and frees all of them before the next call. So the arena takes each block from the front
+//! of its free space, and is empty again when the last live block is freed. That costs a few
+//! instructions; the allocator of the standard library needs some hundred.
 //!
-//! Whatever does not fit goes to that allocator: large blocks, and all that a policy keeps from
-//! `configure`, before which the room is closed. A policy that keeps memory from a later call holds the
-//! room with it. Then the room fills, stays full, and the rest is allocated as if it were not there: slower,
-//! and bounded all the same.
+//! The standard allocator serves all other blocks: large ones, and those that a policy keeps from
+//! `configure`, which runs before the arena opens. A block that a policy keeps from a later call
+//! prevents the reuse of the arena. The arena then fills up, and all further blocks come from the
+//! standard allocator: slower, but with bounded memory.
 
 #![allow(unsafe_code)]
 
@@ -18,30 +19,30 @@ use std::mem::MaybeUninit;
 
 use crate::limits::ARENA_BYTES;
 
-/// Blocks begin and end at multiples of this; what needs more is allocated elsewhere. It suits every
-/// number of WebAssembly but vectors.
+/// Blocks start and end at multiples of this; blocks with a larger alignment are allocated
+/// elsewhere. All numbers of WebAssembly fit, except vectors.
 const UNIT_BYTES: usize = 8;
 
-// A block whose size fits still fits when it is rounded up to whole units.
+// A block whose size fits must still fit when it is rounded up to whole units.
 const _: () = assert!(ARENA_BYTES.is_multiple_of(UNIT_BYTES));
 
-/// One room for the blocks of a call. [`export!`](crate::export) makes it the global allocator.
+/// The arena for the blocks of a call. [`export!`](crate::export) makes it the global allocator.
 #[derive(Debug)]
 #[repr(C, align(8))]
 pub struct Arena {
     room: UnsafeCell<[MaybeUninit<u8>; ARENA_BYTES]>,
-    /// The bytes behind all live blocks, a multiple of the unit. None until the room is opened.
+    /// The bytes after all live blocks, a multiple of the unit. Zero until the arena opens.
     free: Cell<usize>,
-    /// How many blocks are live.
+    /// Number of live blocks.
     live: Cell<usize>,
 }
 
-// SAFETY: without atomics this target has no threads: nothing is ever shared between two.
+// SAFETY: without atomics this target has no threads, so the arena is never shared between threads.
 #[cfg(all(target_arch = "wasm32", not(target_feature = "atomics")))]
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena that is closed: it allocates nothing itself.
+    /// A closed arena: all blocks come from the standard allocator.
     #[must_use]
     #[allow(
         clippy::new_without_default,
@@ -55,14 +56,14 @@ impl Arena {
         }
     }
 
-    /// Opens the room: what is allocated from now on is expected to be freed soon.
+    /// Opens the arena. Later blocks are expected to be freed soon.
     pub fn open(&self) {
         if self.live.get() == 0 {
             self.free.set(ARENA_BYTES);
         }
     }
 
-    /// Where the next block begins.
+    /// The offset of the next block.
     fn used(&self) -> usize {
         ARENA_BYTES - self.free.get()
     }
@@ -71,7 +72,8 @@ impl Arena {
         self.room.get().cast()
     }
 
-    /// Where a block is in the room; nothing sensible, but beyond its end, for one that is not in it.
+    /// The offset of a block in the arena; for other blocks an arbitrary value that is beyond its
+    /// end.
     fn offset(&self, block: *mut u8) -> usize {
         block.addr().wrapping_sub(self.start().addr())
     }
@@ -81,10 +83,11 @@ const fn round_up(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT_BYTES)
 }
 
-// SAFETY: a block is taken from the front of what is free. What is free grows only by the block in front of
-// it, where that is freed or shortened, or to all, where no block is live: so no block overlaps a live one.
-// The room does not move, since the caller keeps the arena where it is while it has blocks of it. Nothing
-// here unwinds. Blocks outside of the room are wholly the business of `System`.
+// SAFETY: a block is taken from the front of the free space. The free space grows only by the block
+// directly before it, when that is freed or shortened, or to the whole arena when no block is live.
+// So no block overlaps a live one. The arena does not move, since the caller keeps it in place
+// while it has live blocks. Nothing here unwinds. Blocks outside of the arena are passed to
+// `System` unchanged.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let free = self.free.get();
@@ -94,17 +97,17 @@ unsafe impl GlobalAlloc for Arena {
         }
         self.free.set(free - round_up(layout.size()));
         self.live.set(self.live.get() + 1);
-        // SAFETY: `free` never exceeds the room, so the sum is within it.
+        // SAFETY: `free` never exceeds the size of the arena, so the sum is within it.
         unsafe { self.start().add(ARENA_BYTES - free) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let at = self.offset(block);
         if at >= ARENA_BYTES {
-            // SAFETY: it is not in the room, so it came from there, with this layout.
+            // SAFETY: the block is not in the arena, so it came from `System` with this layout.
             return unsafe { System.dealloc(block, layout) };
         }
-        // It is in the room, so at least this block is live.
+        // The block is in the arena, so at least one block is live.
         let live = self.live.get() - 1;
         self.live.set(live);
         if live == 0 {
@@ -133,7 +136,8 @@ unsafe impl GlobalAlloc for Arena {
         // SAFETY: the new size is more than the old one, so it is not zero.
         let new_block = unsafe { self.alloc(new_layout) };
         if !new_block.is_null() {
-            // SAFETY: both are at least as long as the old one was, and the new one overlaps no live block.
+            // SAFETY: both blocks are at least as long as the old one, and the new one overlaps no
+            // live block.
             unsafe { new_block.copy_from_nonoverlapping(block, layout.size()) };
             // SAFETY: the caller promises that the block is live and has this layout.
             unsafe { self.dealloc(block, layout) };
@@ -185,7 +189,7 @@ mod tests {
             assert!(!self.at.is_null() && self.at.addr().is_multiple_of(self.layout.align()));
             let kept = self.layout.size().min(size);
             self.layout = Layout::from_size_align(size, self.layout.align()).expect("good");
-            // SAFETY: what was kept is written, the rest is written now.
+            // SAFETY: the kept part is initialized; the rest is initialized here.
             unsafe { self.at.add(kept).write_bytes(self.filling, size - kept) };
             self.check();
         }
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_laid_in_a_closed_room() {
+    fn a_closed_arena_takes_no_block() {
         let arena = Box::new(Arena::new());
         let kept = Block::new(&arena, 8, 8, 1);
         assert!(!kept.is_in(&arena));
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_is_whole_again_after_every_call() {
+    fn the_arena_is_empty_after_every_call() {
         let arena = open();
         for call in 0..3 * ARENA_BYTES {
             let payload = Block::new(&arena, 100, 1, 1);
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_room_is_filled_no_further() {
+    fn a_full_arena_takes_no_block() {
         let arena = open();
         let kept = Block::new(&arena, ARENA_BYTES - 9, 1, 1);
         let last = Block::new(&arena, 8, 8, 2);
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_kept_costs_the_room_and_no_more() {
+    fn a_kept_block_only_prevents_the_reuse_of_the_arena() {
         let arena = open();
         let kept = Block::new(&arena, 64, 8, 1);
         let mut in_the_room = 0;
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_grows_where_it_is() {
+    fn the_last_block_grows_in_place() {
         let arena = open();
         let mut first = Block::new(&arena, 5, 1, 1);
         let mut last = Block::new(&arena, 5, 1, 2);
@@ -289,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_block_touches_another(
+        fn blocks_never_overlap(
             steps in proptest::collection::vec((0..3u8, 0..16usize, 1..9000usize, 0..5u32), 1..200),
         ) {
             let arena = open();

@@ -1,5 +1,5 @@
-//! What wit-bindgen makes of `wit/policy.wit`: the types, the imports, and the macro that exports a
-//! component. Nothing is written by hand here; authors use what the crate root re-exports.
+//! The bindings that wit-bindgen generates from `wit/policy.wit`: the types, the imports, and the
+//! macro that exports a component. Policy authors use the re-exports of the crate root.
 
 #![allow(missing_docs, unreachable_pub, unsafe_code, clippy::all)]
 

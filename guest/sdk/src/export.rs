@@ -1,10 +1,10 @@
-//! From a [`Policy`](crate::Policy) to the exports of a component.
+//! The macro that exports a [`Policy`](crate::Policy) as a component.
 
-/// Makes a type that implements [`Policy`](crate::Policy) the policy of this component, and gives the
-/// component an allocator that is made for calls. Outside of WebAssembly it only looks whether the type is a
-/// policy, so that the crate is tested natively.
+/// Exports a type that implements [`Policy`](crate::Policy) as the policy of this component, and
+/// sets an allocator for short calls. On other targets than WebAssembly it only checks that the
+/// type is a policy, so that the crate can be tested natively.
 ///
-/// The documentation of this crate shows a whole policy with it.
+/// The documentation of this crate shows a complete policy with it.
 #[macro_export]
 macro_rules! export {
     ($policy:ty) => {
@@ -29,8 +29,8 @@ macro_rules! export {
                 static POLICY: Cell<Option<&'static $policy>> = const { Cell::new(None) };
             }
 
-            /// The configured policy. A host that calls before it has configured breaks the contract; the
-            /// trap says so in its backtrace.
+            /// The configured policy. A host that calls before it configures breaks the contract,
+            /// and the call traps; the backtrace then shows this function.
             fn configured() -> &'static $policy {
                 match POLICY.get() {
                     Some(policy) => policy,
@@ -52,9 +52,9 @@ macro_rules! export {
                             "an instance is configured once; make a new one instead",
                         ));
                     }
-                    // It lives as long as the instance does.
+                    // The policy lives as long as the instance.
                     POLICY.set(Some(Box::leak(Box::new(policy))));
-                    // From here on there are calls, which free what they allocate.
+                    // From here on calls free what they allocate.
                     ARENA.open();
                     Ok(())
                 }

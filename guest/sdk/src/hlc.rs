@@ -1,27 +1,28 @@
-//! Clock readings as text: `wall:counter:node`.
+//! HLC timestamps as text: `wall:counter:node`.
 //!
-//! A text enters, a [`Reading`] leaves, and the other way round. The grammar is the protocol's, section 5:
-//! exactly three parts; `wall` (64 bits) and `counter` (32 bits) in decimal digits, padded with zeros or
-//! not; a node that is not empty. The order is wall, counter, node (bytes). Nothing here knows the time.
+//! The grammar is that of the protocol, section 5: exactly three parts; `wall` (64 bits) and
+//! `counter` (32 bits) in decimal digits, with or without leading zeros; a node that is not empty.
+//! Timestamps are ordered by wall, counter and the bytes of the node. This module never reads a
+//! clock.
 
 use std::cmp::Ordering;
 
 use crate::resp::leading_decimal;
 use crate::{Hlc, Stamp};
 
-/// A clock reading whose node is still part of the text it was read from.
+/// A timestamp whose node borrows from the parsed text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reading<'a> {
     /// Milliseconds since the epoch.
     pub wall: u64,
-    /// Distinguishes readings of one millisecond.
+    /// Orders timestamps of the same millisecond.
     pub counter: u32,
-    /// Who read the clock.
+    /// The node that produced the timestamp.
     pub node: &'a str,
 }
 
 impl Reading<'_> {
-    /// The reading without its node.
+    /// The timestamp without its node.
     #[must_use]
     pub fn stamp(&self) -> Stamp {
         Stamp {
@@ -30,7 +31,7 @@ impl Reading<'_> {
         }
     }
 
-    /// The reading with a node of its own.
+    /// The timestamp with an owned node.
     #[must_use]
     pub fn to_hlc(&self) -> Hlc {
         Hlc {
@@ -51,22 +52,23 @@ impl<'a> From<&'a Hlc> for Reading<'a> {
     }
 }
 
-/// The text is not a clock reading.
+/// The text is not a timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Reads `wall:counter:node`.
+/// Parses `wall:counter:node`.
 ///
 /// # Errors
 ///
-/// [`Malformed`] for anything else: another number of parts, a sign, a number that does not fit, no node.
+/// [`Malformed`] for anything else: another number of parts, a sign, a number that is too large, an
+/// empty node.
 pub fn parse(text: &str) -> Result<Reading<'_>, Malformed> {
     let (wall, rest) = part(text.as_bytes())?;
     let (counter, node) = part(rest)?;
     if node.is_empty() || node.contains(&b':') {
         return Err(Malformed);
     }
-    // What is in front of it is ASCII: it is the end of the text, and a text itself.
+    // The text before the node is ASCII, so the node starts at a character boundary.
     let node = text.get(text.len() - node.len()..).ok_or(Malformed)?;
     let counter = u32::try_from(counter).map_err(|_| Malformed)?;
     Ok(Reading {
@@ -76,7 +78,7 @@ pub fn parse(text: &str) -> Result<Reading<'_>, Malformed> {
     })
 }
 
-/// A number and its colon; gives the number and what is behind both.
+/// Parses a number and its colon; returns the number and the rest.
 fn part(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
     match leading_decimal(bytes) {
         Some((number, [b':', rest @ ..])) => Ok((number, rest)),
@@ -84,13 +86,13 @@ fn part(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
     }
 }
 
-/// Writes a reading padded, as clients compare it: 15 digits of wall, 5 of counter.
+/// Formats a timestamp with the padding that clients compare: 15 digits of wall, 5 of counter.
 #[must_use]
 pub fn format(wall: u64, counter: u32, node: &str) -> String {
     format!("{wall:015}:{counter:05}:{node}")
 }
 
-/// Wall, then counter, then the bytes of the node.
+/// Compares by wall, then counter, then the bytes of the node.
 #[must_use]
 pub fn compare(a: &Hlc, b: &Hlc) -> Ordering {
     Reading::from(a).cmp(&Reading::from(b))
@@ -195,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(wall: u64, counter: u32, node in "[^:]{1,20}") {
+        fn a_formatted_timestamp_parses_back(wall: u64, counter: u32, node in "[^:]{1,20}") {
             let text = format(wall, counter, &node);
             prop_assert_eq!(parse(&text), Ok(Reading { wall, counter, node: &node }));
         }

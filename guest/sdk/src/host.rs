@@ -1,42 +1,47 @@
-//! What a policy may ask of the host.
+//! The interface between a policy and its host.
 
 use crate::bindings::statehouse::policy::{log, property, seeded, table, watch};
 use crate::{Access, Bytes, Entry, Fault, Hlc, Level, Page, Stamp};
 
-/// The host as a policy sees it: the imports of the contract, as a trait, so that the same policy runs in
-/// a component over [`Imports`], in tests over a table in memory, and natively in the host's benchmarks.
+/// The imports of the contract as a trait. The same policy runs in a component with [`Imports`], in
+/// tests with a table in memory, and natively in the host's benchmarks.
 ///
-/// A [`Bytes::Span`] names bytes of the current payload. In a component it costs nothing to pass, where
-/// `Bytes::Owned` is copied: prefer it for keys and values. Every call costs about as much as a list.
+/// A [`Bytes::Span`] refers to bytes of the current payload. In a component it is passed without a
+/// copy, while `Bytes::Owned` is copied, so prefer spans for keys and values. Every call costs
+/// about as much as passing a list.
 pub trait Host {
-    /// The entry under `key`, without its value. The first touch of a key says what it is touched for; this
-    /// is where the client's rights are checked. An expired entry is absent.
+    /// The entry of `key`, without its value. The first access to a key names the purpose, and the
+    /// host checks the client's right to it. An expired entry is absent.
     ///
     /// # Errors
     ///
-    /// [`Fault::Denied`] where the client lacks the right, [`Fault::Other`] with a text to answer.
+    /// [`Fault::Denied`] if the client lacks the right, [`Fault::Other`] with the error text of the
+    /// reply.
     fn head(&mut self, key: &Bytes, access: Access) -> Result<Option<Entry>, Fault>;
 
-    /// A part of a value, for policies that look inside; shorter than `len` at the end of the value.
+    /// Part of a value, for policies that examine values; shorter than `len` at the end of the
+    /// value.
     ///
     /// # Errors
     ///
     /// As [`head`](Host::head); needs the right to read.
     fn load(&mut self, key: &Bytes, at: u32, len: u32) -> Result<Option<Vec<u8>>, Fault>;
 
-    /// Whether there is an entry and its value equals `value`. The bytes stay in the host.
+    /// Whether the key has an entry with this value. The stored bytes stay in the host.
     ///
     /// # Errors
     ///
     /// As [`head`](Host::head); needs the right to write.
     fn matches(&mut self, key: &Bytes, value: &Bytes) -> Result<bool, Fault>;
 
-    /// Stages a write and gives its version: the HLC receive update (Kulkarni et al. 2014, figure 5) of the
-    /// store's clock with `observed`. `expires` is a time of the store, not a span.
+    /// Stages a write and returns its version: the HLC receive update (Kulkarni et al. 2014, figure
+    /// 5) of the store's clock with `observed`. `expires` is a point in the store's time, not a
+    /// duration.
     ///
     /// # Errors
     ///
-    /// [`Fault::Quota`] where the table is full; else as [`head`](Host::head), with the right to write.
+    /// [`Fault::Quota`] if the table is full; otherwise as [`head`](Host::head), with the right to
+    /// write.
     fn put(
         &mut self,
         key: &Bytes,
@@ -46,7 +51,7 @@ pub trait Host {
         expires: Option<u64>,
     ) -> Result<Stamp, Fault>;
 
-    /// Stages a deletion; says whether there was an entry.
+    /// Stages a deletion; returns whether the key had an entry.
     ///
     /// # Errors
     ///
@@ -57,40 +62,44 @@ pub trait Host {
     ///
     /// # Errors
     ///
-    /// [`Fault::Other`] where `cursor` is not one that the host gave.
+    /// [`Fault::Other`] if the host did not issue `cursor`.
     fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault>;
 
-    /// Registers the requesting connection for changes of `key`; again is no error.
+    /// Makes the requesting connection a watcher of `key`; repeating it is no error.
     ///
     /// # Errors
     ///
-    /// [`Fault::Quota`] where there are too many; else as [`head`](Host::head), with the right to read.
+    /// [`Fault::Quota`] if there are too many watches; otherwise as [`head`](Host::head), with the
+    /// right to read.
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault>;
 
-    /// Ends a registration; says whether there was one.
+    /// Removes a watch; returns whether there was one.
     ///
     /// # Errors
     ///
     /// As [`head`](Host::head); needs the right to read.
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault>;
 
-    /// A user property of the request that the request itself does not carry: the first of that name.
+    /// A user property of the request that is not a field of [`Request`](crate::Request): the first
+    /// of that name.
     fn property(&mut self, name: &str) -> Option<String>;
 
-    /// Whether a line of this level would be kept.
+    /// Whether the host logs lines of this level.
     fn log_enabled(&mut self, level: Level) -> bool;
 
-    /// Writes a line to the host's log: rate-limited, and silent where a request is run again.
+    /// Writes a line to the host's log. It is rate-limited, and re-executions write nothing.
     fn log(&mut self, level: Level, message: &str);
 
-    /// Adds to a counter of the metrics page.
+    /// Increases a counter on the metrics page.
     fn count(&mut self, name: &str, by: u64);
 
-    /// Bytes derived from the request's identity, the same whenever it is run again. No secret.
+    /// Bytes derived from the request's identity, the same in every re-execution. They are not
+    /// secret.
     fn random(&mut self, len: u32) -> Vec<u8>;
 }
 
-/// The imports of the component. Outside of WebAssembly there is no host behind it and every call panics.
+/// The imports of the component. On other targets than WebAssembly there is no host, and every call
+/// panics.
 #[derive(Debug, Default)]
 pub struct Imports;
 

@@ -1,24 +1,24 @@
-//! What the author of a policy uses.
+//! The SDK for policy authors.
 //!
-//! A policy is the command logic of a Statehouse state store: a WebAssembly component that turns the
-//! payload of one request into table operations and one reply. Its contract is `wit/policy.wit`; this
-//! crate is that contract in Rust, with the parts that every policy would otherwise write again.
+//! A policy is the command logic of a Statehouse state store: a WebAssembly component that turns
+//! the payload of one request into table operations and one reply. Its contract is
+//! `wit/policy.wit`. This crate is that contract in Rust, with the parts that every policy needs.
 //!
-//! * [`Policy`] is what an author implements, and [`export!`] makes a component of it.
-//! * [`Host`] is what a policy may ask for; [`Imports`] is the real one.
-//! * [`resp`] reads and writes RESP3, [`hlc`] reads and writes clock readings.
-//! * [`testing`] (native only) is a table, a clock and watches, so that a policy is tested by plain
-//!   `cargo test`, from code or from transcripts.
+//! * [`Policy`] is the trait that an author implements, and [`export!`] turns it into a component.
+//! * [`Host`] is the interface to the host; [`Imports`] implements it in a component.
+//! * [`resp`] parses and writes RESP3, [`hlc`] parses and writes HLC timestamps.
+//! * [`testing`] (native only) has a table, a clock and watches, so that plain `cargo test` tests a
+//!   policy, from code or from transcripts.
 //!
-//! A policy that keeps a tally, and its test:
+//! A policy that counts in a key, and its test:
 //!
 //! ```
 //! use statehouse_policy::{
-//!     Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Notification, Outcome, Policy, Repeat,
-//!     Request, Span, resp, testing::Table,
+//!     Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Notification, Outcome, Policy,
+//!     Repeat, Request, Span, resp, testing::Table,
 //! };
 //!
-//! /// `TALLY key`: one more stroke under a key; answers how many there are.
+//! /// `TALLY key`: adds a stroke to the value of a key; returns the number of strokes.
 //! struct Tally;
 //!
 //! impl Tally {
@@ -82,8 +82,8 @@
 //! # }
 //! ```
 //!
-//! What enters: the bytes of a request. What leaves: an [`Outcome`]. What never happens here: I/O, time,
-//! randomness; there is no WASI, and all that a policy sees comes through a request or [`Host`].
+//! A policy must do no I/O and must not use time or randomness of its own. There is no WASI, and
+//! all input arrives in the request or through [`Host`].
 
 #![deny(unsafe_code)]
 

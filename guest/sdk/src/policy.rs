@@ -1,29 +1,31 @@
-//! What an author implements.
+//! The trait that a policy implements.
 
 use crate::{Change, Dialect, Host, Info, Notification, Outcome, Request, Span};
 
 /// Command logic. One value lives as long as an instance of the component.
 ///
-/// A policy is a function of what it is given: the same request over the same table must give the same
-/// outcome, on a fresh instance too, because the host runs a duplicate again and owes it the same bytes.
+/// A policy must be deterministic: the same request on the same table must give the same outcome,
+/// on a fresh instance too. The host re-executes redelivered requests on fresh instances, and the
+/// response must have the same bytes.
 pub trait Policy: Sized + 'static {
     /// Name, version and commands, for the host's log and metrics.
     fn describe() -> Info;
 
-    /// Makes the policy from the operator's options.
+    /// Creates the policy from the operator's options.
     ///
     /// # Errors
     ///
-    /// A sentence that says which option is wrong; the host then refuses this policy.
+    /// A sentence that names the wrong option; the host then refuses this policy.
     fn configure(options: &[(String, String)]) -> Result<Self, String>;
 
-    /// Where the key is that a request is about, if it is about one. Asked only where requests are routed
-    /// by key; no table can be reached from here.
+    /// The span of the key that a request concerns, if any. The host calls this only if requests
+    /// are routed by key. The table is not accessible from here.
     fn route(&self, payload: &[u8]) -> Option<Span>;
 
-    /// Runs one request. What it stages through `host` commits together when it returns.
+    /// Executes one request. The writes that it stages through `host` commit together when it
+    /// returns.
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome;
 
-    /// What the watchers of one dialect are told of a change.
+    /// The notification of a change, for the watchers of one dialect.
     fn notify(&self, change: &Change, dialect: Dialect) -> Notification;
 }

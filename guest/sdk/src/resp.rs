@@ -1,8 +1,8 @@
-//! RESP3 as requests and replies use it: arrays of bulk strings, and little more.
+//! RESP3 as far as requests and replies use it: mainly arrays of bulk strings.
 //!
-//! A payload enters [`parse`] and its [`Arguments`] leave, as spans of that payload: no argument is ever
-//! copied. The writers append to the bytes of a reply. The reader is total: every payload gives arguments
-//! or [`Malformed`], in one pass, in constant memory, in a bounded number of steps.
+//! [`parse`] returns [`Arguments`] as spans of the payload, so no argument is copied. The writers
+//! append to the bytes of a reply. The parser must be total: every payload gives arguments or
+//! [`Malformed`], in one pass, in constant memory and a bounded number of steps.
 
 use std::ops::Range;
 
@@ -22,13 +22,13 @@ pub struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// How many bulk strings there are, the verb included. There is at least one.
+    /// Number of bulk strings, including the verb. There is at least one.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Where one is; none beyond the count or beyond [`ARGUMENTS_KEPT`].
+    /// The span of an argument; none beyond the count or beyond [`ARGUMENTS_KEPT`].
     #[must_use]
     pub fn span(&self, index: usize) -> Option<Span> {
         (index < self.count)
@@ -36,13 +36,13 @@ impl<'a> Arguments<'a> {
             .flatten()
     }
 
-    /// One as the host takes it.
+    /// An argument in the form that [`Host`](crate::Host) takes.
     #[must_use]
     pub fn bytes(&self, index: usize) -> Option<Bytes> {
         self.span(index).map(Bytes::Span)
     }
 
-    /// The bytes of one; empty where there is none.
+    /// The bytes of an argument; empty if it does not exist.
     #[must_use]
     pub fn get(&self, index: usize) -> &'a [u8] {
         self.span(index)
@@ -51,27 +51,27 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// The positions that a span names.
+/// The range of positions in a span.
 #[must_use]
 pub fn range(span: Span) -> Range<usize> {
     let at = span.at as usize;
     at..at.saturating_add(span.len as usize)
 }
 
-/// Reads a payload: `*<n>\r\n` and n times `$<length>\r\n<bytes>\r\n`.
+/// Parses a payload: `*<n>\r\n` and n times `$<length>\r\n<bytes>\r\n`.
 ///
 /// # Errors
 ///
-/// [`Malformed`] for everything else: no element, an element that is no bulk string, a length that is not
-/// plain decimal (a sign, a zero in front, a null) or that lies, bytes behind the end. If there are more than
-/// [`ARGUMENTS_CHECKED_MAX`] elements, the rest is taken to be well formed: no command takes so many, so the request is
-/// refused in any case.
+/// [`Malformed`] for everything else: no element, an element that is no bulk string, a length that
+/// is not plain decimal (a sign, a leading zero, a null) or wrong, bytes after the end. If there
+/// are more than [`ARGUMENTS_CHECKED_MAX`] elements, the rest is assumed to be well formed: no
+/// command takes so many, so the request is refused in any case.
 pub fn parse(payload: &[u8]) -> Result<Arguments<'_>, Malformed> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(Malformed);
     }
     let (count, mut rest) = length(payload, b'*')?;
-    // A count that not even empty elements would fill lies.
+    // A count that is too large even for empty elements is wrong.
     if count == 0 || count > rest.len() / BULK_BYTES_MIN {
         return Err(Malformed);
     }
@@ -103,7 +103,7 @@ fn span(at: usize, len: usize) -> Result<Span, Malformed> {
     Ok(Span { at, len })
 }
 
-/// Reads `<kind><digits>\r\n`; gives the number and what is behind it.
+/// Parses `<kind><digits>\r\n`; returns the number and the rest.
 fn length(bytes: &[u8], kind: u8) -> Result<(usize, &[u8]), Malformed> {
     let (value, behind) = match bytes {
         [first, b'0', behind @ ..] if *first == kind => (0, behind),
@@ -111,7 +111,8 @@ fn length(bytes: &[u8], kind: u8) -> Result<(usize, &[u8]), Malformed> {
             let mut value = usize::from(digit - b'0');
             let mut rest = behind;
             while let [digit @ b'0'..=b'9', behind @ ..] = rest {
-                // Longer than any payload: it lies, and another digit may be too much for 32 bits.
+                // Longer than any payload, so the length is wrong; another digit could overflow 32
+                // bits.
                 if value > PAYLOAD_BYTES_MAX {
                     return Err(Malformed);
                 }
@@ -126,7 +127,7 @@ fn length(bytes: &[u8], kind: u8) -> Result<(usize, &[u8]), Malformed> {
     Ok((value, behind))
 }
 
-/// Digits and nothing else; zeros in front are fine, a sign is not (`str::parse` would take `+5`).
+/// Parses digits only; leading zeros are allowed, a sign is not (`str::parse` would accept `+5`).
 #[must_use]
 pub fn decimal(digits: &[u8]) -> Option<u64> {
     match leading_decimal(digits)? {
@@ -135,15 +136,15 @@ pub fn decimal(digits: &[u8]) -> Option<u64> {
     }
 }
 
-/// The number at the front and what is behind it; none where there is no digit, or too many.
+/// The leading number and the rest; none without a digit, or if the number overflows.
 pub(crate) fn leading_decimal(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    /// Below it, any digit more fits 64 bits.
+    /// Below this, one more digit always fits into 64 bits.
     const TENTH: u64 = u64::MAX / 10;
     let mut value = 0u64;
     let mut rest = bytes;
     while let [digit @ b'0'..=b'9', behind @ ..] = rest {
         let digit = u64::from(digit - b'0');
-        // A comparison instead of a checked product, which takes 128 bits where a word has 32.
+        // Compares instead of using a checked product, which needs 128 bits on a 32-bit target.
         if value >= TENTH && (value > TENTH || digit > u64::MAX % 10) {
             return None;
         }
@@ -164,16 +165,16 @@ pub fn push_head(out: &mut Vec<u8>, kind: u8, number: u64) {
     out.extend_from_slice(line(kind, number, &mut [0; LINE_BYTES_MAX]));
 }
 
-/// A kind, the twenty digits of 64 bits, a line break.
+/// A kind, the twenty digits of a 64-bit number, a line break.
 const LINE_BYTES_MAX: usize = 23;
 
-/// Writes a line from its end, since a number's last digit comes first.
+/// Writes a line backwards, since division yields the last digit of a number before the others.
 fn line(kind: u8, mut number: u64, room: &mut [u8; LINE_BYTES_MAX]) -> &[u8] {
     let mut at = LINE_BYTES_MAX - 2;
     room[at..].copy_from_slice(b"\r\n");
     loop {
         at -= 1;
-        // A remainder of ten is one digit.
+        // A remainder of division by ten is one digit.
         room[at] = b'0' + (number % 10) as u8;
         number /= 10;
         if number == 0 {
@@ -192,7 +193,8 @@ pub fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends `-ERR <text>\r\n`. A line break in the text would end the reply early: it becomes a space.
+/// Appends `-ERR <text>\r\n`. A line break in the text would end the reply early, so it becomes a
+/// space.
 pub fn push_error(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(b"-ERR ");
     out.extend(text.bytes().map(|byte| {
@@ -205,7 +207,7 @@ pub fn push_error(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A whole request, as a client sends it: for tests, tools and examples.
+/// A complete request as a client sends it, for tests, tools and examples.
 #[must_use]
 pub fn request(arguments: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -262,7 +264,7 @@ mod tests {
             payload[last] = b'x';
             assert_eq!(parse(&payload).is_ok(), count > ARGUMENTS_CHECKED_MAX);
             payload.truncate(last);
-            assert!(parse(&payload).is_err(), "the count lies");
+            assert!(parse(&payload).is_err(), "the count is wrong");
         }
     }
 
@@ -280,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Bytes that look like RESP, so that the reader is led far in.
+    /// Bytes that resemble RESP, so that the parser gets far.
     fn likely() -> impl Strategy<Value = Vec<u8>> {
         let part = prop_oneof![
             Just(b"\r\n".to_vec()),
@@ -297,7 +299,7 @@ mod tests {
         proptest::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
     }
 
-    /// The same grammar, read the slow and obvious way: split, re-encode, compare.
+    /// A slow reference parser of the same grammar: split, re-encode, compare.
     fn is_well_formed(payload: &[u8]) -> bool {
         parse(payload).is_ok_and(|arguments| {
             arguments.count() > ARGUMENTS_KEPT || {
@@ -314,12 +316,12 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_is_all_there_was(payload in likely()) {
+        fn a_parsed_payload_is_consumed_completely(payload in likely()) {
             prop_assert_eq!(parse(&payload).is_ok(), is_well_formed(&payload));
         }
 
         #[test]
-        fn what_is_written_is_read(
+        fn a_written_request_parses_back(
             words in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..30), 1..=ARGUMENTS_KEPT),
         ) {
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
@@ -329,7 +331,7 @@ mod tests {
             for (index, word) in words.iter().enumerate() {
                 prop_assert_eq!(arguments.get(index), *word);
             }
-            // Nothing may be missing, nothing may follow.
+            // Neither a missing nor an extra byte is accepted.
             for len in 0..payload.len() {
                 prop_assert!(parse(&payload[..len]).is_err());
             }

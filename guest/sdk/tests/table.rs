@@ -1,5 +1,5 @@
-//! The table for tests keeps the contract: what is staged is seen and committed, rights are those of the
-//! client, hidden keys are the policy's own, and a transcript that does not hold says where.
+//! The table for tests keeps the contract: staged writes are visible and commit, the client's
+//! rights apply, hidden keys belong to the policy, and a failing transcript names its line.
 
 use statehouse_policy::testing::{Right, Table, Tabled, cases};
 use statehouse_policy::{
@@ -7,8 +7,8 @@ use statehouse_policy::{
     Policy, Repeat, Request, Span, resp,
 };
 
-/// Counts, in a hidden key, how often it was called; stores what the property `value` says under the key
-/// that the payload is, and answers with the key.
+/// Counts its calls in a hidden key. Stores the property `value` under the key in the payload, and
+/// answers with the key.
 struct Counting;
 
 impl Policy for Counting {
@@ -41,7 +41,7 @@ impl Policy for Counting {
         let calls = [calls.as_slice(), b"i"].concat();
         host.put(&counter, &Bytes::Owned(calls.clone()), None, None, None)
             .expect("no quota");
-        // Staged, and seen at once.
+        // A staged write is visible at once.
         assert_eq!(
             host.load(&counter, 1, 1),
             Ok(Some(calls.iter().skip(1).take(1).copied().collect()))
@@ -77,7 +77,7 @@ impl Policy for Counting {
     }
 
     fn notify(&self, _: &Change, _: Dialect) -> Notification {
-        unreachable!("nobody watches")
+        unreachable!("no key is watched")
     }
 }
 
@@ -121,7 +121,7 @@ fn hidden_keys_are_the_policys_own() {
 
     let request = request(b"");
     let mut host = table.begin(&request);
-    // The client's `counter` is another key, and not for it to touch.
+    // The client's key `counter` is another key, to which it has no right.
     assert_eq!(
         host.head(&owned(b"counter"), Access::Read),
         Err(Fault::Denied)
@@ -136,7 +136,7 @@ fn hidden_keys_are_the_policys_own() {
 }
 
 #[test]
-fn what_is_staged_is_seen_and_gone_with_the_transaction() {
+fn staged_writes_are_visible_until_the_transaction_drops() {
     let mut table = Table::new(1000);
     let request = request(b"");
     let mut host = table.begin(&request);
@@ -154,7 +154,7 @@ fn what_is_staged_is_seen_and_gone_with_the_transaction() {
     assert_eq!(host.delete(&key), Ok(true));
     assert_eq!(host.delete(&key), Ok(false));
     assert_eq!(host.head(&key, Access::Read), Ok(None));
-    // An entry that ends now is not there any more.
+    // An entry that expires now is absent.
     host.put(&key, &value, None, None, Some(1000))
         .expect("no quota");
     assert_eq!(host.head(&key, Access::Read), Ok(None));
@@ -174,7 +174,7 @@ fn what_is_staged_is_seen_and_gone_with_the_transaction() {
 }
 
 #[test]
-fn a_quota_counts_what_is_there() {
+fn a_quota_counts_existing_entries() {
     let mut table = Table::new(1000);
     table.limit_keys(1);
     let request = request(b"");
@@ -194,7 +194,7 @@ fn a_quota_counts_what_is_there() {
 }
 
 #[test]
-fn random_bytes_are_those_of_the_request() {
+fn random_bytes_depend_only_on_the_request() {
     let mut table = Table::new(1000);
     let mut draw = |payload: &[u8]| {
         let request = request(payload);
@@ -234,7 +234,7 @@ fn a_time_beyond_the_skew_is_a_trap() {
 }
 
 #[test]
-fn a_transcript_that_does_not_hold_says_where() {
+fn a_failing_transcript_names_its_line() {
     let run = |text: &str| cases::run(text, &mut Tabled::new(&Counting));
     assert_eq!(
         run("# nothing\n\n== a case\n>> k\n< free - 1:k\\r\\n\n"),
@@ -257,7 +257,7 @@ fn a_transcript_that_does_not_hold_says_where() {
         ),
         (">> k\n>> k", "has no `<`"),
         (">> k", "at the end"),
-        ("! topic 1:2 x", "nobody was notified"),
+        ("! topic 1:2 x", "there was no notification"),
         ("dialect klingon", "is no dialect"),
         ("now soon", "is no number"),
         ("what", "begins no line"),
@@ -266,7 +266,7 @@ fn a_transcript_that_does_not_hold_says_where() {
         (">> \\x1", "two digits"),
         (">> \\xzz", "is no byte"),
     ] {
-        let error = run(text).expect_err("it does not hold");
+        let error = run(text).expect_err("the transcript fails");
         assert!(error.contains(reason), "{text:?} says {error:?}");
     }
     let words = resp::request(&[b"a b", b"", b"\0\\"]);

@@ -1,7 +1,8 @@
-//! Who was refused, and why: for the log and the metrics.
+//! Logs and counts refusals.
 //!
-//! What enters: refusals, as many as hostile clients care to provoke. What leaves: log lines (target `statehouse::audit`), of
-//! each kind a bounded number in a second and then how many were left out, and counts. It holds no name that a client chose.
+//! Hostile clients can provoke any number of refusals. So each kind has a limited number of log
+//! lines (target `statehouse::audit`) per second, and then one line with the number of omitted
+//! ones. It must never keep a name that a client chose, since these are unbounded.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -11,49 +12,50 @@ use std::time::{Duration, Instant};
 
 use crate::limits;
 
-/// Where refusals are found in the log, and acts of the administration.
+/// The log target of refusals and of admin API calls.
 pub const TARGET: &str = "statehouse::audit";
 
-/// Something that was refused.
+/// A refused action.
 pub struct Refused<'a> {
-    /// What somebody wanted: a word that is known beforehand, since it becomes a label of a metric.
+    /// The attempted action: one of a fixed set of words, since it becomes a metric label.
     pub what: &'static str,
-    /// Where they are.
+    /// The address of the client.
     pub peer: Option<SocketAddr>,
-    /// The client id; empty where none was said.
+    /// The client id; empty if none was sent.
     pub client: &'a str,
-    /// The user, where one was said or found.
+    /// The user, if one was given or derived.
     pub user: Option<&'a str>,
-    /// Why not.
+    /// The reason.
     pub why: &'a dyn Display,
 }
 
-/// Which lines share a bound.
+/// The key of a rate limit: lines of one kind share it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     by: By,
-    /// Known by an address alone: whoever has not been let in. It costs nothing to be one of them.
+    /// Whether the client is unauthenticated and known by its address alone. Anyone can be in this
+    /// group.
     is_stranger: bool,
     what: &'static str,
 }
 
-/// Who refused. The broker and the rules use the same words for what somebody wanted.
+/// The component that refused. The broker and the rules use the same words for actions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum By {
-    /// The broker, which counts by itself.
+    /// The broker, which keeps its own counts.
     Broker,
-    /// Anybody else.
+    /// Any other component.
     Store,
 }
 
-/// The lines of this second, by their kind, and counts since the start, by what was wanted.
+/// The rate limits of log lines by kind, and the counts since the start by action.
 #[derive(Default)]
 pub struct Audit {
     lines: Mutex<BTreeMap<Kind, Written>>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// Of one kind, so that a loud client hides nothing of another.
+/// The rate limit of one kind, so that a flood of one kind hides no line of another.
 #[derive(Default)]
 struct Written {
     second: Option<Instant>,
@@ -62,13 +64,13 @@ struct Written {
 }
 
 impl Audit {
-    /// Counts a refusal, and logs it where this second has room for another line.
+    /// Counts a refusal, and logs it if this second has room for another line.
     pub fn refused(&self, refused: &Refused<'_>) {
         self.count(refused.what);
         self.log(By::Store, refused);
     }
 
-    /// Logs a refusal of the broker, which has counted it, in the same way.
+    /// Logs a refusal by the broker, which has already counted it.
     pub fn refused_by_broker(&self, refused: &Refused<'_>) {
         self.log(By::Broker, refused);
     }
@@ -78,9 +80,9 @@ impl Audit {
             return;
         };
         if left_out > 0 {
-            tracing::warn!(target: TARGET, what = refused.what, left_out, "more was refused than is logged");
+            tracing::warn!(target: TARGET, what = refused.what, left_out, "some refusals were not logged");
         }
-        // Both may be as long as a CONNECT, and hold what would look like another line.
+        // Both may be as long as a CONNECT packet, and could imitate a log line.
         let shown = |name: &str| {
             let end = name.floor_char_boundary(limits::AUDIT_NAME_BYTES_MAX);
             name[..end].escape_debug().to_string()
@@ -104,7 +106,7 @@ impl Audit {
         *locked(&self.counts).entry(what).or_default() += 1;
     }
 
-    /// The number of lines that were left out before this one, or none where this one is.
+    /// The number of lines omitted before this one, or none if this line must be omitted too.
     fn room(&self, kind: Kind, now: Instant) -> Option<u64> {
         let mut kinds = locked(&self.lines);
         let written = kinds.entry(kind).or_default();
@@ -121,7 +123,7 @@ impl Audit {
         Some(std::mem::take(&mut written.left_out))
     }
 
-    /// How often each was refused, but for those that the broker counts.
+    /// The number of refusals by action, without those that the broker counts.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let counts = locked(&self.counts);
         counts.iter().map(|(what, count)| (*what, *count)).collect()
@@ -138,7 +140,7 @@ impl Kind {
     }
 }
 
-/// Counting does not panic.
+/// Code under these locks does not panic.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_whole_and_logged_in_part() {
+    fn a_flood_is_counted_in_full_and_logged_in_part() {
         let audit = Audit::default();
         let now = Instant::now();
         let max = u64::from(limits::AUDIT_LINES_PER_SECOND_MAX);
@@ -167,9 +169,9 @@ mod tests {
             audit.count("connect");
             audit.room(connect, now)
         };
-        let said = (0..max + 7).filter_map(|_| room(now));
+        let rooms = (0..max + 7).filter_map(|_| room(now));
         assert_eq!(
-            said.collect::<Vec<_>>(),
+            rooms.collect::<Vec<_>>(),
             vec![0; limits::AUDIT_LINES_PER_SECOND_MAX as usize]
         );
         let later = now + Duration::from_secs(1);
@@ -180,9 +182,10 @@ mod tests {
         assert_eq!(audit.counts(), [("connect", max + 9), ("publish", 1)]);
     }
 
-    /// A peer that sent garbage hid all lines about clients that no rule lets connect.
+    /// Regression: a client that sent garbage hid all lines about clients that no rule lets
+    /// connect.
     #[test]
-    fn a_flood_hides_nothing_else_least_of_all_one_of_strangers() {
+    fn a_flood_hides_no_lines_of_another_kind() {
         let audit = Audit::default();
         let now = Instant::now();
         let peer = Some("192.0.2.1:7");

@@ -2,51 +2,54 @@
 
 use std::path::PathBuf;
 
-/// Who may connect, all checked but the files.
+/// The checked access settings; the files are not read yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
     /// The users file.
     pub users: Option<PathBuf>,
-    /// Whether clients that show nothing are let in although others authenticate.
+    /// Whether clients without credentials are accepted although an authentication method is
+    /// configured.
     pub allow_anonymous: bool,
-    /// Who the owners of certificates are.
+    /// How client certificates are mapped to users.
     pub certificate_users: Option<CertificateUsers>,
-    /// What clients may do.
+    /// The rules file.
     pub rules: Option<PathBuf>,
-    /// Whose tokens are taken.
+    /// Which tokens are accepted.
     pub tokens: Option<TokenConfig>,
     /// Whether a listener asks clients for certificates.
     pub client_certificates: bool,
 }
 
-/// Who the owner of a client certificate is.
+/// How client certificates are mapped to users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateUsers {
-    /// The user of its Common Name.
+    /// The user is the Common Name.
     CommonName,
-    /// Who this file says.
+    /// This file maps subjects to users.
     File(PathBuf),
 }
 
-/// Whose tokens are taken.
+/// Which tokens are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenConfig {
-    /// The file with the keys.
+    /// The file with the public keys.
     pub keys: PathBuf,
-    /// Whom they have to be made for: one of these.
+    /// The accepted audiences.
     pub audiences: Vec<String>,
-    /// Who has to have made them; empty for anybody with a key.
+    /// The accepted issuers; empty accepts any issuer with one of the keys.
     pub issuers: Vec<String>,
 }
 
 impl AccessConfig {
-    /// Whether it says anything of who may connect. Rules are for clients of another broker too.
+    /// Whether any setting concerns connections. Rules do not count: they also apply to clients of
+    /// a foreign broker.
     #[must_use]
     pub fn is_about_connecting(&self) -> bool {
         self.authenticates() || self.certificate_users.is_some() || self.allow_anonymous
     }
 
-    /// Whether clients can show who they are, so that those who do not are refused unless they are allowed.
+    /// Whether an authentication method is configured. Anonymous clients are then refused unless
+    /// they are allowed.
     #[must_use]
     pub fn authenticates(&self) -> bool {
         self.users.is_some() || self.tokens.is_some() || self.client_certificates

@@ -1,20 +1,19 @@
-//! A small file that others read at any time.
+//! Replaces a small file that other processes may read at any time.
 //!
-//! Input: a path and the new content. Output: the file, which is the old one or the new one for
-//! every concurrent reader. It is not durable when this returns; [`sync_name`] and a
-//! sync of the file make it so.
+//! Every concurrent reader finds the complete old file or the complete new one. The new file is not
+//! durable until the caller has synced it and called [`sync_name`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Puts `bytes` where `path` is, with `mode` as far as the umask allows.
+/// Replaces `path` by a file with this content, with `mode` as far as the umask allows.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, bytes, mode, |_| Ok(()))
 }
 
-/// The same, with something to do to the new file before anybody sees it.
+/// Like [`replace`], with a step `f` on the new file before it becomes visible.
 pub fn replace_with(
     path: &Path,
     bytes: &[u8],
@@ -23,7 +22,8 @@ pub fn replace_with(
 ) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    // What is left of an earlier time goes, and a link that somebody put there is not followed.
+    // Removes a file that an earlier attempt left, and must not follow a link planted by another
+    // user.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,9 +1,9 @@
-//! Files that are read again while the store runs: certificates, users, rules, settings.
+//! Reloads files while the store runs: certificates, users, rules, settings.
 //!
-//! What enters: paths, how to read them, a look every second and SIGHUP. What leaves: the last value that was good. A file
-//! that turns bad is logged and counted, and never takes the good value's place. Files are looked at rather than watched by
-//! notifications of the system, which do not cross containers and network file systems. One that was written to this very
-//! moment waits for the next look.
+//! Each value keeps its last good version: a bad file is logged and counted, and must never replace
+//! a good value. Files are polled every second and on SIGHUP, since file notifications do not cross
+//! containers and network file systems. A file that was modified within the last moments is left to
+//! the next poll, since it may still be written to.
 
 use std::fmt::Display;
 use std::fs;
@@ -19,24 +19,25 @@ use tokio::signal::unix::Signal;
 
 use crate::limits;
 
-/// Why a file cannot be read. Its text is a sentence for the operator.
+/// Why a file cannot be read. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system says no.
+    /// The system refused.
     #[error("cannot read {0}: {1}")]
     Read(PathBuf, io::Error),
-    /// A directory, a pipe or a device: reading might never end.
+    /// A directory, a pipe or a device; reading it might never end.
     #[error("cannot read {0}: it is not a regular file")]
     Kind(PathBuf),
-    /// More than anybody needs.
-    #[error("{0} is larger than {1} bytes, so it is not what belongs there")]
+    /// The file is larger than its limit.
+    #[error("{0} is larger than {1} bytes, the limit for this file")]
     Size(PathBuf, u64),
 }
 
-/// The bytes of a file, at most `bytes_max` of them.
+/// The content of a file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// Where it cannot be read, is no regular file, or is larger.
+///
+/// If the file cannot be read, is no regular file, or is larger.
 pub fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let failed = |error| FileError::Read(path.to_owned(), error);
     if !fs::metadata(path).map_err(failed)?.is_file() {
@@ -53,50 +54,54 @@ pub fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// A value made of files.
+/// A value that is read from files and reloaded when they change.
 pub struct Watched<T> {
     what: &'static str,
     files: Vec<PathBuf>,
     read: Box<dyn Fn() -> Result<T, String> + Send + Sync>,
     value: RwLock<Arc<T>>,
-    /// The files as they were before they were last read, whatever became of that.
+    /// The stamps of the files from just before the last read, whether or not that succeeded.
     seen: Mutex<Vec<Option<Stamp>>>,
-    /// Looks in a row at which they had changed and were written to.
-    put_off: AtomicU64,
+    /// Consecutive polls at which the files had changed but were possibly still being written.
+    postponed: AtomicU64,
     taken: AtomicU64,
     refused: AtomicU64,
 }
 
-/// Files as they are before they are read: what is written meanwhile is found at the next look.
+/// The stamps of files, taken before they are read, so that the next poll finds later writes.
 pub struct Files {
     paths: Vec<PathBuf>,
     seen: Vec<Option<Stamp>>,
 }
 
 impl Files {
-    /// Looks at them, and waits a moment where somebody is writing: what is read at a start should be what was meant.
+    /// Takes the stamps. If a file is possibly being written, waits a moment first, so that a start
+    /// does not read half a file.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let mut seen = stamps(&paths);
-        if !are_settled(&seen, SystemTime::now()) {
+        if !are_stable(&seen, SystemTime::now()) {
             thread::sleep(limits::RELOAD_SETTLED);
             seen = stamps(&paths);
         }
-        if !are_settled(&seen, SystemTime::now()) {
-            // Read again at the next look.
+        if !are_stable(&seen, SystemTime::now()) {
+            // Makes the next poll read the files again.
             seen = Vec::new();
         }
         Self { paths, seen }
     }
 }
 
-/// What changes when a file does. A file that is exchanged by a link to another one has another number.
+/// Inode, length and time of modification (seconds, nanoseconds). A file that a rename or a changed
+/// link replaces has another inode.
 type Stamp = (u64, u64, i64, i64);
 
 impl<T: Send + Sync + 'static> Watched<T> {
-    /// Reads the value for the first time. `what` names it in log lines and metrics, in the plural: "rules".
+    /// Reads the value for the first time. `what` names it in log lines and metrics, in the plural:
+    /// "rules".
     ///
     /// # Errors
-    /// Those of `read`: a store does not start with a bad file.
+    ///
+    /// Those of `read`: a store must not start with a bad file.
     pub fn open<E: Display>(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -107,7 +112,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         Ok(Self::following(what, files, value, read))
     }
 
-    /// Follows files whose value has been read already, after they were looked at.
+    /// Watches files whose value was already read, after `files` took their stamps.
     pub fn following<E: Display>(
         what: &'static str,
         files: Files,
@@ -120,7 +125,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
             read: Box::new(move || read().map_err(|error| error.to_string())),
             value: RwLock::new(Arc::new(value)),
             seen: Mutex::new(files.seen),
-            put_off: AtomicU64::new(0),
+            postponed: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         })
@@ -133,7 +138,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
 
     /// The last good value.
     pub fn current(&self) -> Arc<T> {
-        // Nothing panics while it is written; the old value would be as good as any.
+        // A panic under this lock leaves the old value, which is valid.
         let value = self.value.read().unwrap_or_else(PoisonError::into_inner);
         value.clone()
     }
@@ -141,27 +146,28 @@ impl<T: Send + Sync + 'static> Watched<T> {
 
 /// A [`Watched`] of any type.
 trait Reload: Send + Sync {
-    /// Reads the files again where they changed, or in any case. True: there is another value.
-    fn look(&self, in_any_case: bool, now: &dyn Fn() -> SystemTime) -> bool;
+    /// Reads the files again if they changed, or if `forced`. Returns whether the value was
+    /// replaced.
+    fn look(&self, forced: bool, now: &dyn Fn() -> SystemTime) -> bool;
     fn count(&self) -> Count;
 }
 
 impl<T: Send + Sync + 'static> Reload for Watched<T> {
-    fn look(&self, in_any_case: bool, now: &dyn Fn() -> SystemTime) -> bool {
+    fn look(&self, forced: bool, now: &dyn Fn() -> SystemTime) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before they are read: what is written meanwhile is found at the next look.
+        // The stamps are taken before the files are read, so that the next poll finds later writes.
         let stamps = stamps(&self.files);
-        if *seen == stamps && !in_any_case {
+        if *seen == stamps && !forced {
             return false;
         }
-        let settled = are_settled(&stamps, now());
-        let put_off = || self.put_off.fetch_add(1, Ordering::Relaxed);
-        if !settled && !in_any_case && put_off() < limits::RELOAD_PUT_OFF_MAX {
+        let stable = are_stable(&stamps, now());
+        let postponed = || self.postponed.fetch_add(1, Ordering::Relaxed);
+        if !stable && !forced && postponed() < limits::RELOAD_PUT_OFF_MAX {
             return false;
         }
-        self.put_off.store(0, Ordering::Relaxed);
-        // What is read before it has settled is read again.
-        *seen = if settled { stamps } else { Vec::new() };
+        self.postponed.store(0, Ordering::Relaxed);
+        // Files that may still be written to are read again at the next poll.
+        *seen = if stable { stamps } else { Vec::new() };
         let what = self.what;
         match (self.read)() {
             Ok(value) => {
@@ -172,7 +178,7 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
             }
             Err(error) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::error!("{what}: {error}; what was read before stays in force");
+                tracing::error!("{what}: {error}; the previous value stays in force");
                 false
             }
         }
@@ -195,13 +201,15 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(stamp).collect()
 }
 
-/// Whether their last writes are a while ago. `now` is behind the look at them: a write after that is found at the next look.
-fn are_settled(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
-    stamps.iter().flatten().all(|stamp| is_settled(stamp, now))
+/// Whether the last writes are old enough. `now` must be read after the stamps, so that the next
+/// poll finds later writes.
+fn are_stable(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
+    stamps.iter().flatten().all(|stamp| is_stable(stamp, now))
 }
 
-/// Whether its last write is a while ago, or was made by a clock that is not ours.
-fn is_settled(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
+/// Whether the last write is old enough, or its time is in the future, so that another clock made
+/// it.
+fn is_stable(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
         return true;
     };
@@ -210,18 +218,18 @@ fn is_settled(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
     age.is_none_or(|age| age >= limits::RELOAD_SETTLED)
 }
 
-/// How often a value was read again.
+/// How often a value was reloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// Which value.
+    /// The name of the value.
     pub what: &'static str,
-    /// Times that it was taken.
+    /// Successful reloads.
     pub taken: u64,
-    /// Times that the files were bad, and the value stayed.
+    /// Failed reloads, after which the previous value stayed in force.
     pub refused: u64,
 }
 
-/// All values that are read again.
+/// All values that are reloaded.
 #[derive(Default)]
 pub struct Reloads {
     entries: Vec<Entry>,
@@ -233,7 +241,7 @@ struct Entry {
 }
 
 impl Reloads {
-    /// Adds one. `then` is called after each time that there is another value, on a thread that may block.
+    /// Adds a value. `then` is called after each replacement, on a thread that may block.
     pub fn add<T: Send + Sync + 'static>(
         &mut self,
         watched: &Arc<Watched<T>>,
@@ -245,33 +253,33 @@ impl Reloads {
         });
     }
 
-    /// How often each was read again.
+    /// The counts of each value.
     pub fn counts(&self) -> impl Iterator<Item = Count> {
         self.entries.iter().map(|entry| entry.watched.count())
     }
 
-    /// Looks every second, and at each SIGHUP, until it is dropped.
+    /// Polls every second and at each SIGHUP, until it is dropped.
     pub async fn run(self: Arc<Self>, mut hangup: Signal) {
         loop {
-            let told = tokio::select! {
-                told = hangup.recv() => told.is_some(),
+            let hung_up = tokio::select! {
+                signal = hangup.recv() => signal.is_some(),
                 () = tokio::time::sleep(limits::RELOAD_POLL_INTERVAL) => false,
             };
-            if told {
-                tracing::info!("SIGHUP: reading files again");
+            if hung_up {
+                tracing::info!("SIGHUP: reloading files");
             }
             let all = self.clone();
-            // Reading blocks, and so may what follows.
-            let looked = tokio::task::spawn_blocking(move || all.look(told));
+            // Reading blocks, and the callbacks may block too.
+            let looked = tokio::task::spawn_blocking(move || all.look(hung_up));
             if let Err(error) = looked.await {
-                tracing::error!(%error, "reading files again failed: that is a bug");
+                tracing::error!(%error, "reloading files failed: this is a bug");
             }
         }
     }
 
-    fn look(&self, in_any_case: bool) {
+    fn look(&self, forced: bool) {
         for entry in &self.entries {
-            if entry.watched.look(in_any_case, &SystemTime::now) {
+            if entry.watched.look(forced, &SystemTime::now) {
                 (entry.then)();
             }
         }
@@ -282,7 +290,7 @@ impl Reloads {
 mod tests {
     use super::*;
 
-    /// A number in a file, and how often it was read again.
+    /// A number in a file.
     fn number(path: &Path) -> Result<Arc<Watched<u32>>, String> {
         let read = {
             let path = path.to_owned();
@@ -295,7 +303,7 @@ mod tests {
         Watched::open("numbers", vec![path.to_owned()], read)
     }
 
-    /// Writes a file, `turn` seconds after 1970.
+    /// Writes a file with `turn` seconds after 1970 as its time of modification.
     fn write(path: &Path, text: &str, turn: u64) {
         fs::write(path, text).unwrap();
         let file = fs::File::options().write(true).open(path).unwrap();
@@ -304,24 +312,24 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_is_read_once_and_a_bad_one_leaves_the_value() {
+    fn a_changed_file_is_read_once_and_a_bad_one_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         write(&path, "1", 1);
         let watched = number(&path).unwrap();
-        let told = Arc::new(AtomicU64::new(0));
+        let notified = Arc::new(AtomicU64::new(0));
         let mut reloads = Reloads::default();
         reloads.add(&watched, {
-            let told = told.clone();
+            let notified = notified.clone();
             move || {
-                told.fetch_add(1, Ordering::Relaxed);
+                notified.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let look = |in_any_case| {
-            reloads.look(in_any_case);
+        let look = |forced| {
+            reloads.look(forced);
             let count = reloads.counts().next().unwrap();
-            let told = told.load(Ordering::Relaxed);
-            assert_eq!(told, count.taken);
+            let notified = notified.load(Ordering::Relaxed);
+            assert_eq!(notified, count.taken);
             (*watched.current(), count.taken, count.refused)
         };
         assert_eq!(look(false), (1, 0, 0));
@@ -330,7 +338,7 @@ mod tests {
         assert_eq!(look(false), (22, 1, 0));
         write(&path, "three", 3);
         assert_eq!(look(false), (22, 1, 1));
-        // Said once, not every second.
+        // It is logged once, not every second.
         assert_eq!(look(false), (22, 1, 1));
         fs::remove_file(&path).unwrap();
         assert_eq!(look(false), (22, 1, 2));
@@ -340,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_takes_the_place_of_is_seen_although_length_and_time_are_the_same() {
+    fn a_replaced_file_of_equal_length_and_time_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("it"), directory.path().join("other"));
         for (path, text) in [(&path, "1"), (&other, "2")] {
@@ -353,25 +361,25 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_may_still_be_written_to_waits_for_the_next_look() {
+    fn a_file_that_was_just_written_waits_for_the_next_poll() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         write(&path, "1", 1);
         let watched = number(&path).unwrap();
-        let look = |in_any_case, milliseconds| {
+        let look = |forced, milliseconds| {
             let now = SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
-            (watched.look(in_any_case, &|| now), *watched.current())
+            (watched.look(forced, &|| now), *watched.current())
         };
         write(&path, "2", 10);
         assert_eq!(look(false, 10_010), (false, 1));
         assert_eq!(look(false, 10_100), (true, 2));
         assert_eq!(look(false, 10_100), (false, 2));
-        // Who asks for it gets it at once, and again at the next look.
+        // A forced reload reads it at once, and the next poll reads it again.
         write(&path, "3", 20);
         assert_eq!(look(true, 20_010), (true, 3));
         assert_eq!(look(false, 20_100), (true, 3));
         assert_eq!(look(false, 20_100), (false, 3));
-        // Where somebody writes again and again it is read at last.
+        // A file that is written continually is read in the end.
         let mut waits = 0;
         while !look(false, 30_000 + waits * 1_000).0 {
             waits += 1;
@@ -381,13 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reading_fails_with_what_is_wrong() {
+    fn the_first_read_fails_with_the_reason() {
         let directory = tempfile::tempdir().unwrap();
-        let says = |path: &Path| number(path).err().unwrap();
+        let error_of = |path: &Path| number(path).err().unwrap();
         let path = directory.path().join("number");
-        assert!(says(&path).starts_with("cannot read /"));
-        assert!(says(directory.path()).ends_with("it is not a regular file"));
+        assert!(error_of(&path).starts_with("cannot read /"));
+        assert!(error_of(directory.path()).ends_with("it is not a regular file"));
         fs::write(&path, "123456789").unwrap();
-        assert!(says(&path).contains("is larger than 8 bytes"));
+        assert!(error_of(&path).contains("is larger than 8 bytes"));
     }
 }

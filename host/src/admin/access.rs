@@ -1,9 +1,9 @@
-//! Who may use the administration: over TCP whoever shows a token that only the owner of the data directory can read.
+//! Authenticates requests to the admin API: over TCP by a token that only the owner of the data
+//! directory can read.
 //!
-//! What enters: the head of a request. What leaves: nothing, or a refusal. Being on this machine is not enough: other
-//! accounts are on it, and so are the pages that somebody's browser shows. Through a socket of the file system comes nobody
-//! but its owner and root, as with those of container engines, and no page: there a token would only be a second key beside
-//! the same door.
+//! Being on the same machine must not suffice, because of other accounts and of web pages in a
+//! local browser. A Unix socket admits only its owner and root, and no web page, so it needs no
+//! token.
 
 use std::fs;
 use std::io;
@@ -19,46 +19,48 @@ use crate::headers::only_once;
 use crate::limits;
 use statehouse_files::atomic::replace;
 
-/// Bytes of a token that is made here.
+/// Bytes of a generated token.
 const TOKEN_BYTES: usize = 32;
 
-/// What the file `admin` in the data directory holds while a store runs.
+/// The content of the file `admin` in the data directory of a running store.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Door {
-    /// Where the administration listens.
+pub struct Endpoint {
+    /// Where the admin API listens.
     pub url: String,
-    /// What to show there; nothing at a socket of the file system.
+    /// The bearer token; absent for a Unix socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
 }
 
-impl Door {
-    /// Where the file is.
+impl Endpoint {
+    /// The path of the file.
     pub fn path(data: &Path) -> PathBuf {
         data.join("admin")
     }
 
-    /// Reads it.
+    /// Reads the file.
     pub fn read(data: &Path) -> io::Result<Self> {
         let path = Self::path(data);
         if fs::metadata(&path)?.len() > limits::ADMIN_FILE_BYTES_MAX {
-            return Err(io::Error::other("it is too large to be one"));
+            return Err(io::Error::other(
+                "the file is larger than an admin file can be",
+            ));
         }
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// Writes it for its owner's eyes only.
+    /// Writes the file, readable by its owner only.
     pub fn write(&self, data: &Path) -> io::Result<()> {
         replace(&Self::path(data), &serde_json::to_vec(self)?, 0o600)
     }
 
-    /// Nobody listens any more.
+    /// Removes the file, when the admin API stops.
     pub fn remove(data: &Path) -> io::Result<()> {
         fs::remove_file(Self::path(data))
     }
 }
 
-/// A token that nobody can guess.
+/// Generates a random token.
 pub fn new_token() -> io::Result<String> {
     let mut bytes = [0; TOKEN_BYTES];
     getrandom::fill(&mut bytes).map_err(|error| {
@@ -67,12 +69,11 @@ pub fn new_token() -> io::Result<String> {
     Ok(blake3::hash(&bytes).to_hex().to_string())
 }
 
-/// Looks at every request before anything else does.
+/// Checks every request before it is processed.
 pub(super) struct Access {
-    /// Of the token, so that comparing takes as long for a nearly right one as for a wrong one. None where being able to connect
-    /// is enough.
+    /// Hash of the token, compared in constant time. None if the ability to connect suffices.
     token: Option<blake3::Hash>,
-    /// Whether only this machine reaches the address.
+    /// Whether the address is reachable from this machine only.
     loopback: bool,
 }
 
@@ -84,12 +85,13 @@ impl Access {
         }
     }
 
-    /// Refuses a request that repeats a header of which the code would read only the first. This applies to probes too.
+    /// Refuses a request that repeats a header of which the code would read only the first. Probes
+    /// are checked too.
     pub(super) fn check_form(headers: &HeaderMap) -> Result<(), String> {
         only_once(headers, &[HOST, ORIGIN, AUTHORIZATION, CONTENT_LENGTH])
     }
 
-    /// Why this request is not even looked at.
+    /// Why this request is refused.
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
         let Some(token) = self.token else {
             return Ok(());
@@ -97,22 +99,23 @@ impl Access {
         if headers.contains_key(ORIGIN) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "a request of a web page: browsers have no business here",
+                "requests of web pages are refused: the Origin header is not allowed",
             ));
         }
-        // A name that leads to this machine only for a moment would make a page's requests look like its own.
+        // DNS rebinding: a page's own name may resolve to this machine, so its requests would look
+        // same-origin.
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
         if self.loopback && !host.is_some_and(is_loopback) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "the Host header names no address of loopback",
+                "the Host header must name a loopback address",
             ));
         }
         let shown = headers
             .get(AUTHORIZATION)
             .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         match shown {
-            // The comparison of two hashes does not end early.
+            // Hashes compare in constant time.
             Some(shown) if blake3::hash(shown) == token => Ok(()),
             Some(_) => Err((
                 StatusCode::UNAUTHORIZED,
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_token_on_loopback_from_no_page() {
+    fn only_the_token_is_accepted_and_web_pages_are_refused() {
         let access = Access::new(
             Some("secret"),
             &AdminPlace::Tcp(([127, 0, 0, 1], 8080).into()),
@@ -186,7 +189,7 @@ mod tests {
             status(&[host(), right.clone(), page.clone()]),
             Err(StatusCode::FORBIDDEN)
         );
-        // Where others may come from it has the names that they know.
+        // Beyond loopback any Host header is accepted.
         let access = Access::new(
             Some("secret"),
             &AdminPlace::Tcp(([0, 0, 0, 0], 8080).into()),
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_has_several_names() {
+    fn all_names_of_loopback_are_accepted() {
         for host in [
             "localhost",
             "LOCALHOST:1",
@@ -244,21 +247,26 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_its_owners() {
+    fn only_the_owner_can_read_the_file() {
         let data = tempfile::tempdir().unwrap();
         for token in [new_token().unwrap(), new_token().unwrap()] {
-            let door = Door {
+            let endpoint = Endpoint {
                 url: "http://127.0.0.1:1".into(),
                 token: Some(token.clone()),
             };
-            door.write(data.path()).unwrap();
-            let mode = fs::metadata(Door::path(data.path())).unwrap().permissions();
+            endpoint.write(data.path()).unwrap();
+            let mode = fs::metadata(Endpoint::path(data.path()))
+                .unwrap()
+                .permissions();
             assert_eq!(mode.mode() & 0o777, 0o600);
-            assert_eq!(Door::read(data.path()).unwrap().token, Some(token.clone()));
+            assert_eq!(
+                Endpoint::read(data.path()).unwrap().token,
+                Some(token.clone())
+            );
             assert_eq!(token.len(), 64);
         }
         assert_ne!(new_token().unwrap(), new_token().unwrap());
-        Door::remove(data.path()).unwrap();
-        assert!(Door::read(data.path()).is_err());
+        Endpoint::remove(data.path()).unwrap();
+        assert!(Endpoint::read(data.path()).is_err());
     }
 }

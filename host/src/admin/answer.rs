@@ -1,4 +1,4 @@
-//! Answers: a status and JSON, or text.
+//! Responses of the admin API: a status and JSON, or text.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -12,7 +12,7 @@ use crate::ship::ShipError;
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
-/// Why there is no better answer.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
@@ -55,11 +55,11 @@ impl From<ShipError> for Refusal {
     }
 }
 
-/// A document.
+/// A JSON response.
 pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
     match serde_json::to_vec(document) {
         Ok(body) => with(status, "application/json", body),
-        // What is answered here has no keys but strings, so this does not happen.
+        // All keys in these documents are strings, so this cannot fail.
         Err(error) => with(
             StatusCode::INTERNAL_SERVER_ERROR,
             "text/plain",
@@ -68,7 +68,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
     }
 }
 
-/// Any body.
+/// A response with any body.
 pub(super) fn with(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;

@@ -1,26 +1,29 @@
-//! What can be asked of the administration.
+//! The endpoints of the admin API.
 //!
 //! ```text
-//! GET    /v1/policies                the store's name, all loaded policies, and who answers what
-//! POST   /v1/policies                load one; the body is its file
-//! DELETE /v1/policies/WHICH          unload one
-//! POST   /v1/policies/WHICH/promote  let it answer
-//! POST   /v1/rollback                let the one before it answer again
-//! GET    /v1/shadow                  how the candidate compares
+//! GET    /v1/policies                the store's name, all loaded policies, and their roles
+//! POST   /v1/policies                load a policy; the body is its file
+//! DELETE /v1/policies/WHICH          unload a policy
+//! POST   /v1/policies/WHICH/promote  make it the active policy
+//! POST   /v1/rollback                reactivate the previous policy
+//! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
-//! PUT    /v1/canary                  {"policy": WHICH, "rule": {"percent": 5}}, or "clients" or "keys" with a pattern
+//! PUT    /v1/canary                  {"policy": WHICH, "rule": {"percent": 5}}; the rule may also
+//!                                    be "clients" or "keys" with a pattern
 //! DELETE /v1/canary
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
-//! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: whether it may, and what decides
+//! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
 //! GET    /metrics                    OpenMetrics
-//! GET    /livez                      whether the process answers; for everybody
-//! GET    /readyz                     whether requests are answered as they should, and if not (503) why; for everybody
+//! GET    /livez                      whether the process answers; no token needed
+//! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
+//!                                    token needed
 //! ```
 //!
-//! WHICH is a digest (at least six digits of it), a name, NAME@VERSION, or `builtin`. Errors are {"error": "..."}.
+//! WHICH is a digest (at least six digits), a name, NAME@VERSION, or `builtin`. Errors are
+//! {"error": "..."}.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -51,7 +54,8 @@ pub(super) struct Api {
     access: Access,
     gate: Arc<Gate>,
     sources: Sources,
-    /// One module at a time is read and compiled: each may take as much memory as a policy may have bytes.
+    /// Modules are read and compiled one at a time, since each may take as much memory as the
+    /// largest policy.
     loading: Mutex<()>,
 }
 
@@ -119,19 +123,19 @@ impl Api {
                 Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer(),
             ));
         }
-        // A body that was not read to its end cannot be followed by another request.
+        // A refused request may have an unread body, so its connection is closed after the answer.
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = self.route(request).await;
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
             let status = answer.status().as_u16();
-            tracing::info!(target: audit::TARGET, %method, path, status, "the administration was asked");
+            tracing::info!(target: audit::TARGET, %method, path, status, "admin request");
         }
         Ok(answer)
     }
 
-    /// What supervisors ask without a token: it tells nothing of what is kept.
+    /// Health probes, which need no token because they reveal no stored data.
     fn probe(&self, request: &Request<Incoming>) -> Option<Answer> {
         if request.method() != Method::GET {
             return None;
@@ -151,7 +155,7 @@ impl Api {
         let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
             .map(|segment| path::decode(segment).and_then(|it| String::from_utf8(it).ok()))
             .collect();
-        let segments = segments.ok_or_else(|| bad("the path is not UTF-8 in percent signs"))?;
+        let segments = segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method().clone();
         let done = || Ok(json(StatusCode::OK, &json!({})));
@@ -178,7 +182,7 @@ impl Api {
                 self.blocking(|api| {
                     api.control().diff().ok_or_else(|| {
                         let error =
-                            "nothing is compared: name a candidate with `statehouse policy shadow`";
+                            "no comparison is running: start one with `statehouse policy shadow`";
                         Refusal::new(StatusCode::NOT_FOUND, error)
                     })
                 })
@@ -224,8 +228,7 @@ impl Api {
             }
             (&Method::POST, ["v1", "authz"]) => {
                 let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
-                let on = path::decode(&ask.on)
-                    .ok_or_else(|| bad("`on` is not in letters, digits and percent signs"))?;
+                let on = path::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }
@@ -250,11 +253,11 @@ impl Api {
                     ..,
                 ],
             ) => {
-                let error = format!("{method} is no method of {}", uri.path());
+                let error = format!("the method {method} is not allowed for {}", uri.path());
                 Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error))
             }
             _ => {
-                let error = format!("there is nothing at {}", uri.path());
+                let error = format!("there is no resource at {}", uri.path());
                 Err(Refusal::new(StatusCode::NOT_FOUND, error))
             }
         }
@@ -263,7 +266,7 @@ impl Api {
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
         let size = request.body().size_hint().lower();
         if size > limits::POLICY_FILE_BYTES_MAX {
-            // Before anything of it is read.
+            // Refused before any of the body is read.
             return Err(too_large(limits::POLICY_FILE_BYTES_MAX));
         }
         let _one = self.loading.lock().await;
@@ -271,7 +274,7 @@ impl Api {
         self.blocking(move |api| Ok(api.gate.load(&file)?)).await
     }
 
-    /// Runs what may take seconds where nobody waits for the thread, and answers with what it gives.
+    /// Runs work that may take seconds on a blocking thread, and answers with its result.
     async fn blocking<T, F>(self: &Arc<Self>, f: F) -> Result<Answer, Refusal>
     where
         T: serde::Serialize + Send + 'static,
@@ -280,7 +283,7 @@ impl Api {
         let api = self.clone();
         let done = tokio::task::spawn_blocking(move || f(&api)).await;
         let given = done.map_err(|_| {
-            let error = "the administration has a bug here, and nothing was answered: see the log";
+            let error = "the request failed because of a bug in the admin API: see the log";
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
         })??;
         Ok(json(StatusCode::OK, &given))
@@ -291,7 +294,7 @@ impl Api {
     }
 }
 
-/// The connection ends behind this answer.
+/// Closes the connection after this answer.
 fn last(mut answer: Answer) -> Answer {
     let close = HeaderValue::from_static("close");
     answer.headers_mut().insert(CONNECTION, close);
@@ -303,7 +306,7 @@ fn bad(error: impl Into<String>) -> Refusal {
 }
 
 fn too_large(max: u64) -> Refusal {
-    let error = format!("the body is larger than {max} bytes, which is the most there may be");
+    let error = format!("the body is larger than the limit of {max} bytes");
     Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error)
 }
 
@@ -313,29 +316,28 @@ fn selector(which: &str) -> Result<Selector, Refusal> {
 
 fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
     path::value(uri.query(), "prefix")
-        .ok_or_else(|| bad("name the prefix: /v1/routes?prefix=PREFIX, with percent signs for what is no letter or digit"))
+        .ok_or_else(|| bad("name the prefix, percent-encoded: /v1/routes?prefix=PREFIX"))
 }
 
-/// How many clients are to be named.
+/// The requested number of clients.
 fn clients(uri: &hyper::Uri) -> Result<usize, Refusal> {
-    let said = path::value(uri.query(), "clients").map(String::from_utf8);
-    let count = said.map_or(Some(0), |it| it.ok()?.parse().ok());
+    let value = path::value(uri.query(), "clients").map(String::from_utf8);
+    let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count
         .filter(|it| *it <= limits::ADMIN_CLIENTS_MAX)
         .ok_or_else(|| {
             let max = limits::ADMIN_CLIENTS_MAX;
-            bad(format!("`clients` is how many to name: 0 to {max}"))
+            bad(format!("`clients` must be a number from 0 to {max}"))
         })
 }
 
-/// A JSON document.
+/// Parses the body as JSON.
 async fn read<T: DeserializeOwned>(
     request: Request<Incoming>,
     bytes_max: u64,
 ) -> Result<T, Refusal> {
     let body = body(request, bytes_max).await?;
-    serde_json::from_slice(&body)
-        .map_err(|error| bad(format!("the body is not as it has to be: {error}")))
+    serde_json::from_slice(&body).map_err(|error| bad(format!("the body is not valid: {error}")))
 }
 
 async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
@@ -344,7 +346,7 @@ async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refus
     match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
-        Ok(Err(error)) => Err(bad(format!("the body did not arrive: {error}"))),
+        Ok(Err(error)) => Err(bad(format!("the body could not be read: {error}"))),
         Err(_) => Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
             "the body did not arrive in time",

@@ -1,7 +1,6 @@
-//! What somebody may do in the running store: its rules, and its limits, as they are now.
+//! Explains what a client may do in the running store, by its current rules and limits.
 //!
-//! What enters: who wants what. What leaves: what decides it, for `statehouse authz explain`. Nothing is done, and nobody's
-//! standing changes by being asked about.
+//! For `statehouse authz explain`. Asking has no side effects.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,62 +13,61 @@ use statehouse_access::explain::{Explanation, Question, Wanted};
 use statehouse_access::rules::Principal;
 use statehouse_core::store::Peer;
 
-/// Who wants what.
+/// A question: may this client do that?
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ask {
     /// The client id.
     pub(crate) client: String,
-    /// Who it is; where that is not said, whoever is connected with this id.
+    /// The client's identity; if absent, that of the connected client with this id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) who: Option<Who>,
-    /// What it wants to do.
+    /// The action.
     pub(crate) command: Wanted,
-    /// The key, the topic or the topic filter, with percent signs for what is no letter or digit; nothing where it is about
-    /// connecting.
+    /// The key, the topic or the topic filter, percent-encoded; empty for CONNECT.
     #[serde(default)]
     pub(crate) on: String,
 }
 
-/// What is known of a client besides its id.
+/// The identity of a client apart from its id.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Who {
-    /// Its user.
+    /// The user.
     #[serde(default)]
     pub(crate) user: Option<Box<str>>,
-    /// What a certificate or a token says of it.
+    /// The attributes of its certificate or token.
     #[serde(default)]
     pub(crate) attributes: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What decides.
+/// The decision and its reasons.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Told {
-    /// The file of the rules, where there are any.
+pub(crate) struct Decision {
+    /// The rules file, if rules are configured.
     pub(crate) rules: Option<PathBuf>,
     /// Whether a client with this id is connected.
     pub(crate) connected: bool,
-    /// Who it was taken for.
+    /// The identity that the decision is based on.
     pub(crate) who: Who,
-    /// What the rules say.
+    /// The decision by the rules.
     pub(crate) explanation: Explanation,
-    /// The limit that would refuse it at present, whatever rules say.
+    /// The limit that would refuse the action at present, regardless of the rules.
     pub(crate) limit: Option<String>,
-    /// A share that may refuse it. The store does not say how much of it the client's owner holds.
+    /// The sessions that the client's owner may have. The store does not report how many it has.
     #[serde(default)]
     pub(crate) note: Option<String>,
 }
 
-impl Told {
-    /// Whether it would be done.
+impl Decision {
+    /// Whether the action would succeed.
     pub(crate) fn is_allowed(&self) -> bool {
         self.explanation.allowed && self.limit.is_none()
     }
 }
 
-/// Finds out. `on` is what is named, as bytes.
-pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Told {
+/// Evaluates the question. `on` is the decoded key, topic or filter.
+pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
     let standing = (sources.broker.as_ref()).and_then(|broker| broker.standing(&ask.client));
     let origin = standing.as_ref().and_then(|it| it.origin.as_ref());
     let who = ask.who.unwrap_or_else(|| {
@@ -104,7 +102,7 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Told {
     let note = (sources.broker.as_ref())
         .filter(|_| limit.is_none() && standing.is_none() && ask.command == Wanted::Connect)
         .and_then(share);
-    Told {
+    Decision {
         rules: sources.access.rules_file(),
         connected: origin.is_some(),
         who,
@@ -114,19 +112,19 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Told {
     }
 }
 
-/// Who has a share of the sessions.
+/// How messages describe the owner of sessions.
 const OWNER: &str = "its owner (its user, or the address of anonymous clients)";
 
-/// The share of sessions, if an owner can have used it up.
+/// The sessions of one owner, if an owner can have used them up.
 fn share(broker: &Broker) -> Option<String> {
     let (share, sessions) = (broker.session_share(), broker.stats().sessions);
     let max = broker.limits().sessions_max;
     (share <= sessions).then(|| {
-        format!("{OWNER} may have {share} of max_sessions, which is {max}, at present: it is refused if it would have more")
+        format!("{OWNER} may have {share} of the {max} sessions (max_sessions) at present, and is refused beyond that")
     })
 }
 
-/// The limit of the broker that would refuse it.
+/// The limit of the broker that would refuse the action.
 fn at_the_broker(
     broker: &Broker,
     standing: Option<&Standing>,
@@ -139,14 +137,14 @@ fn at_the_broker(
             let stats = broker.stats();
             if stats.sessions >= limits.sessions_max {
                 return Some(format!(
-                    "there are max_sessions, which is {}: another one begins only if an empty one without a connection can end, and if {OWNER} has no more than {} with it",
+                    "the store has max_sessions ({}) sessions: a new one needs an empty disconnected session to replace, and {OWNER} may have at most {} sessions with it",
                     limits.sessions_max,
                     broker.session_share()
                 ));
             }
             (stats.connections >= limits.connections_max).then(|| {
                 format!(
-                    "there are max_connections, which is {}",
+                    "the store has max_connections ({}) connections",
                     limits.connections_max
                 )
             })
@@ -155,7 +153,7 @@ fn at_the_broker(
             let max = limits.subscriptions_per_session_max;
             let is_new = standing.filters.iter().all(|filter| **filter != *on);
             (is_new && standing.filters.len() >= max)
-                .then(|| format!("it has max_client_subscriptions, which is {max}"))
+                .then(|| format!("the client has max_client_subscriptions ({max}) subscriptions"))
         }
         _ => None,
     }

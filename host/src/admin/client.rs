@@ -1,6 +1,5 @@
-//! Asking a running store's administration.
-//!
-//! What enters: the way in, and a request. What leaves: a status and JSON. It is for commands: one connection for each request.
+//! The HTTP client with which commands call the admin API of a running store, with one connection
+//! per request.
 
 use std::io;
 use std::time::Duration;
@@ -13,31 +12,31 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value as Json;
 use tokio::net::{TcpStream, UnixStream};
 
-use super::access::Door;
+use super::access::Endpoint;
 use super::listener::Stream;
 use crate::limits;
 
-/// How long it may take to connect: the store is on this machine or behind a tunnel.
+/// Limit for connecting; the store is on this machine or behind a tunnel.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks, and waits for the answer.
+/// Sends a request and waits for the response.
 pub(crate) async fn ask(
-    door: &Door,
+    endpoint: &Endpoint,
     method: Method,
     path: &str,
     body: Vec<u8>,
 ) -> io::Result<(StatusCode, Json)> {
-    let (socket, host) = tokio::time::timeout(CONNECT_TIMEOUT, connect(&door.url)).await??;
+    let (socket, host) = tokio::time::timeout(CONNECT_TIMEOUT, connect(&endpoint.url)).await??;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
         .await
         .map_err(io::Error::other)?;
-    // It ends with the sender; what goes wrong on it is told to whoever waits for the answer.
+    // This task ends when the sender is dropped; the sender reports its errors.
     tokio::spawn(connection);
     let mut request = Request::builder()
         .method(method)
         .uri(path)
         .header(HOST, host);
-    if let Some(token) = &door.token {
+    if let Some(token) = &endpoint.token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request
@@ -54,12 +53,12 @@ pub(crate) async fn ask(
         .map_err(io::Error::other)?
         .to_bytes();
     let document = serde_json::from_slice(&body).map_err(|_| {
-        io::Error::other("what answers there is no administration of a state store")
+        io::Error::other("the response is not JSON, so this is not the admin API of a state store")
     })?;
     Ok((status, document))
 }
 
-/// A connection, and the name of what it leads to.
+/// Connects, and returns the value of the Host header.
 async fn connect(url: &str) -> io::Result<(Box<dyn Stream>, &str)> {
     if let Some(path) = url.strip_prefix("unix:") {
         return Ok((Box::new(UnixStream::connect(path).await?), "localhost"));

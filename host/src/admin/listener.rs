@@ -1,7 +1,7 @@
-//! Who comes to the administration: over TCP, or through a socket in the file system.
+//! Accepts connections to the admin API, over TCP or a Unix socket.
 //!
-//! What enters: the place. What leaves: connections. A socket's file is its owner's alone before anybody can connect; one that a
-//! killed store left is replaced, and one at which somebody listens is not.
+//! The socket file must have mode 600 before a client can connect. A stale file of a killed store
+//! is replaced; a socket with a listener must never be replaced.
 
 use std::fs;
 use std::future::Future;
@@ -23,17 +23,17 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// A place that is taken. Who connects waits until it is accepted.
+/// A bound listener. Clients that connect wait until they are accepted.
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix {
-        /// Goes before the socket is closed: until then no other file has its number.
+        /// Dropped before the socket closes: until then no other file can have its inode.
         file: SocketFile,
         listener: UnixListener,
     },
 }
 
-/// The file of a socket: its path and its number.
+/// The file of a socket: path, device and inode.
 pub(super) struct SocketFile {
     path: PathBuf,
     number: Number,
@@ -43,7 +43,7 @@ pub(super) struct SocketFile {
 type Number = (u64, u64);
 
 impl Listener {
-    /// Takes the place. Within a runtime.
+    /// Binds the address, within a runtime.
     pub(super) fn bind(place: &AdminPlace) -> io::Result<Self> {
         match place {
             AdminPlace::Tcp(address) => {
@@ -59,8 +59,8 @@ impl Listener {
                     path: path.clone(),
                     number: number(path)?,
                 };
-                // Nobody can connect before it is listened at, which is at once: others take a socket without a listener for
-                // what a killed store left.
+                // No client can connect before `listen`. It follows at once, since other processes
+                // take a socket without a listener for a stale one.
                 fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
                 let listener = socket.listen(limits::ADMIN_BACKLOG)?;
                 Ok(Self::Unix { file, listener })
@@ -68,7 +68,7 @@ impl Listener {
         }
     }
 
-    /// Where it is, with the port that the system chose.
+    /// The bound address, with the port that the system chose.
     pub(super) fn place(&self) -> io::Result<AdminPlace> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(AdminPlace::Tcp),
@@ -76,7 +76,8 @@ impl Listener {
         }
     }
 
-    /// The next connection, and the address of its client; all that come through a socket of the file system have the same.
+    /// The next connection and its client address; connections over a Unix socket share one
+    /// address.
     pub(super) async fn accept(&self) -> io::Result<(Box<dyn Stream>, IpAddr)> {
         match self {
             Self::Tcp(listener) => {
@@ -96,7 +97,7 @@ fn number(path: &Path) -> io::Result<Number> {
     Ok((about.dev(), about.ino()))
 }
 
-/// Removes what a killed store left at this path.
+/// Removes a stale socket at this path.
 fn clear(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -105,7 +106,7 @@ fn clear(path: &Path) -> io::Result<()> {
     };
     let taken = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     if !found.file_type().is_socket() {
-        return taken("what is there is no socket, and is left alone");
+        return taken("the existing file is no socket, so it is not replaced");
     }
     match is_listened_at(path)? {
         true => taken("another process listens there"),
@@ -113,14 +114,15 @@ fn clear(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a process listens at this socket. It may have stopped and accept nobody, so this does not wait for it.
+/// Whether a process listens at this socket. The process may be stopped and never accept, so this
+/// does not wait.
 fn is_listened_at(path: &Path) -> io::Result<bool> {
     let connecting = pin!(UnixSocket::new_stream()?.connect(path));
     match connecting.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(_)) | Poll::Pending => Ok(true),
         Poll::Ready(Err(error)) => match error.kind() {
             io::ErrorKind::ConnectionRefused => Ok(false),
-            // As many wait there as may (unix(7): EAGAIN).
+            // The backlog of the listener is full (unix(7): EAGAIN).
             io::ErrorKind::WouldBlock => Ok(true),
             _ => Err(error),
         },
@@ -129,7 +131,8 @@ fn is_listened_at(path: &Path) -> io::Result<bool> {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it, and another store have taken the place.
+        // Another process may have removed the file, and another store may have bound the same
+        // path.
         if number(&self.path).is_ok_and(|it| it == self.number)
             && let Err(error) = fs::remove_file(&self.path)
         {
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_its_owners_and_goes_with_the_listener() {
+    async fn a_socket_is_private_and_removed_with_its_listener() {
         let directory = tempfile::tempdir().unwrap();
         let (path, place) = place(&directory);
         let listener = Listener::bind(&place).unwrap();
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_store_left_is_replaced_and_nothing_else() {
+    async fn only_the_socket_of_a_killed_store_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let (path, place) = place(&directory);
         fs::write(&path, "mine").unwrap();
@@ -178,10 +181,10 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"mine");
         fs::remove_file(&path).unwrap();
 
-        // Taken from the first moment, although nobody accepts yet.
+        // The path is taken from the start, although nothing accepts connections yet.
         let first = Listener::bind(&place).unwrap();
         assert!(refused(&place).contains("another process"));
-        // As if it had been killed: the file stays, and nobody listens.
+        // Like after a kill: the file stays without a listener.
         let Listener::Unix { listener, file } = first else {
             panic!("it is a socket");
         };
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_of_another_store_that_took_the_place_stays() {
+    async fn the_socket_file_of_another_store_stays() {
         let directory = tempfile::tempdir().unwrap();
         let (path, place) = place(&directory);
         let first = Listener::bind(&place).unwrap();
@@ -204,13 +207,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_has_stopped_and_accepts_nobody_is_not_waited_for() {
+    async fn a_stopped_process_is_detected_without_waiting() {
         let directory = tempfile::tempdir().unwrap();
         let (path, place) = place(&directory);
         let socket = UnixSocket::new_stream().unwrap();
         socket.bind(&path).unwrap();
         let _stopped = socket.listen(0).unwrap();
-        // Each look takes a place in its backlog.
+        // Each attempt takes a slot in its backlog.
         for _ in 0..4 {
             assert!(refused(&place).contains("another process"));
         }

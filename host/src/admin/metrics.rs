@@ -1,7 +1,6 @@
-//! Metrics as text: OpenMetrics 1.0.
+//! Renders metrics as OpenMetrics 1.0 text.
 //!
-//! What enters: sums. What leaves: one page. It is written here and not by a crate, since every number is counted
-//! elsewhere already: a registry would only be a second copy.
+//! It uses no metrics crate: all values are counted elsewhere, and a registry would duplicate them.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -18,7 +17,7 @@ use crate::transport::foreign::Figures;
 use statehouse_core::policy::Role;
 use statehouse_files::watch::Count;
 
-/// All metrics.
+/// The page of all metrics.
 pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &Sources) -> String {
     let Sources { server, broker, .. } = sources;
     let limits = broker.as_ref().map(Broker::limits);
@@ -33,7 +32,7 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
     log(&mut page, logging::dropped());
     if let Some(broker) = broker {
         clients(&mut page, &broker.stats());
-        told(&mut page, &broker.refusals());
+        refusals_by_the_broker(&mut page, &broker.refusals());
     }
     if let Some(link) = server.link() {
         connection(&mut page, &link);
@@ -55,7 +54,7 @@ fn store(page: &mut Page, stats: &Stats) {
         ),
         (
             "refused",
-            "Messages on a request topic that were none, or refused",
+            "Messages on a request topic that were malformed or refused",
             stats.refused,
         ),
         (
@@ -73,46 +72,42 @@ fn store(page: &mut Page, stats: &Stats) {
             "Policy calls that failed",
             stats.policy_failures,
         ),
-        (
-            "swaps",
-            "Times that another policy became the active one",
-            stats.swaps,
-        ),
+        ("swaps", "Changes of the active policy", stats.swaps),
         (
             "duplicates",
-            "Requests that came again and were answered as before",
+            "Duplicate requests that were answered as before",
             stats.duplicates,
         ),
         (
             "duplicates_different",
-            "Of these, where running the policy again gave another answer",
+            "Duplicate requests for which re-execution gave another answer",
             stats.duplicates_different,
         ),
         (
             "told_again",
-            "Of these, handled by an earlier run, whose notifications were sent again",
+            "Duplicate requests of an earlier run whose notifications were sent again",
             stats.told_again,
         ),
         (
             "not_told_again",
-            "Of these, handled by an earlier run, whose notifications could not be sent again",
+            "Duplicate requests of an earlier run whose notifications could not be sent again",
             stats.not_told_again,
         ),
         (
             "forgotten",
-            "Requests forgotten although they might come again",
+            "Remembered requests removed although a redelivery was possible",
             stats.forgotten,
         ),
     ];
     page.counters(&counters);
     let gauges = [
-        (
-            "remembered",
-            "Requests that are remembered",
-            stats.remembered,
-        ),
+        ("remembered", "Remembered requests", stats.remembered),
         ("keys", "Keys", stats.keys),
-        ("key_bytes", "What the keys weigh, in bytes", stats.bytes),
+        (
+            "key_bytes",
+            "Accounted size of the keys and values, in bytes",
+            stats.bytes,
+        ),
         ("watches", "Watches", stats.watches),
         (
             "clock_behind_ms",
@@ -121,14 +116,14 @@ fn store(page: &mut Page, stats: &Stats) {
         ),
         (
             "disk_full",
-            "1 while writes are refused, since the disk has no room for them",
+            "1 while writes are refused because the disk is full",
             stats.disk_full.into(),
         ),
     ];
     page.gauges(&gauges);
 }
 
-/// What the settings allow.
+/// Limits in force.
 fn in_force(page: &mut Page, limits: &[(&str, u64)]) {
     page.family("limit", "gauge", "Limits in force, by their settings");
     for (setting, value) in limits {
@@ -136,13 +131,13 @@ fn in_force(page: &mut Page, limits: &[(&str, u64)]) {
     }
 }
 
-/// What nobody could read.
+/// Log lines that could not be written.
 fn log(page: &mut Page, dropped: u64) {
-    let what = "Log lines for which there was no room, since nobody read them in time";
+    let what = "Log lines dropped because stderr was not read in time";
     page.counters(&[("log_dropped", what, dropped)]);
 }
 
-/// Who was kept out.
+/// Refusals of access.
 fn access(page: &mut Page, refused: &[(&str, u64)]) {
     if refused.is_empty() {
         return;
@@ -150,24 +145,20 @@ fn access(page: &mut Page, refused: &[(&str, u64)]) {
     page.family(
         "access_refused",
         "counter",
-        "What clients were refused, by what they wanted or by the limit that was reached",
+        "Refusals, by the attempted action or the limit that was reached",
     );
     for (what, count) in refused {
         page.sample("access_refused_total", &[("what", *what)], count);
     }
 }
 
-/// Files that are read again.
+/// Reloaded files.
 fn files(page: &mut Page, reloads: impl Iterator<Item = Count>) {
     let mut reloads = reloads.peekable();
     if reloads.peek().is_none() {
         return;
     }
-    page.family(
-        "reloads",
-        "counter",
-        "Times that changed files were read again, and taken or refused",
-    );
+    page.family("reloads", "counter", "Reloads of changed files, by result");
     for Count {
         what,
         taken,
@@ -181,7 +172,7 @@ fn files(page: &mut Page, reloads: impl Iterator<Item = Count>) {
     }
 }
 
-/// The embedded broker. Wide numbers fit: memory is not that large.
+/// The embedded broker. All counts fit into 64 bits.
 fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
     page.gauges(&[
         (
@@ -201,7 +192,7 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
         ),
         (
             "queued_bytes",
-            "Messages that wait for a client or its acknowledgement, in bytes",
+            "Messages queued for clients or awaiting their acknowledgement, in bytes",
             broker.queued_bytes as u64,
         ),
         (
@@ -212,7 +203,7 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
         ("retained", "Retained messages", broker.retained as u64),
         (
             "retained_bytes",
-            "The same in bytes",
+            "Retained messages, in bytes",
             broker.retained_bytes as u64,
         ),
     ]);
@@ -225,36 +216,36 @@ fn clients(page: &mut Page, broker: &statehouse_mqtt::Stats) {
         ),
         (
             "dropped",
-            "Messages dropped: expired, over the bound of a queue, too large for their client, refused at QoS 0",
+            "Messages dropped: expired, over the limit of a queue, too large for their client, refused at QoS 0",
             broker.dropped,
         ),
         (
             "throttled",
-            "PUBLISHes refused because their client, or all together, had sent too many in a second",
+            "PUBLISHes refused by the rate limit of one client or of all clients",
             broker.throttled,
         ),
         (
             "disconnected",
-            "Connections ended for a violation of the protocol or a bound",
+            "Connections ended for a violation of the protocol or a limit",
             broker.disconnected,
         ),
         (
             "turned_away",
-            "Sockets closed at once because there were too many",
+            "Sockets closed at once because too many were open",
             broker.turned_away,
         ),
     ]);
 }
 
-/// What clients were told, by reason codes of MQTT 5.
-fn told(page: &mut Page, refusals: &[RefusalCount]) {
+/// Refusals by the broker, by reason code of MQTT 5.
+fn refusals_by_the_broker(page: &mut Page, refusals: &[RefusalCount]) {
     if refusals.is_empty() {
         return;
     }
     page.family(
         "mqtt_refused",
         "counter",
-        "What the broker refused to clients, by what they wanted and the reason of MQTT 5 that they were told",
+        "Refusals by the broker, by the attempted action and the MQTT 5 reason code that was sent",
     );
     for RefusalCount {
         what,
@@ -277,32 +268,32 @@ fn connection(page: &mut Page, link: &Figures) {
     page.counters(&[
         (
             "broker_connections",
-            "Connections to the broker that were made",
+            "Connections made to the broker",
             link.connections,
         ),
         (
             "broker_malformed",
-            "Messages on a request topic that were no MQTT messages",
+            "Malformed messages on a request topic",
             link.malformed,
         ),
         (
             "broker_refused",
-            "Answers and notifications that the broker did not take",
+            "Responses and notifications that the broker refused",
             link.refused,
         ),
         (
             "broker_unheard",
-            "Notifications that nobody had subscribed to",
+            "Notifications without a subscriber",
             link.unheard,
         ),
         (
             "broker_lost",
-            "Notifications lost because the broker was away for too long",
+            "Notifications lost because the broker was unreachable for too long",
             link.lost,
         ),
         (
             "broker_dropped",
-            "Messages at QoS 0 dropped because too much was on its way out",
+            "Messages at QoS 0 dropped because too many messages were being sent",
             link.dropped,
         ),
     ]);
@@ -314,23 +305,23 @@ fn connection(page: &mut Page, link: &Figures) {
         ),
         (
             "broker_outstanding",
-            "Answers and notifications that the broker has not taken yet",
+            "Responses and notifications that the broker has not acknowledged yet",
             link.outstanding,
         ),
         (
             "broker_outstanding_bytes",
-            "What these weigh, in bytes",
+            "Responses and notifications that the broker has not acknowledged yet, in bytes",
             link.outstanding_bytes,
         ),
         (
             "broker_unacknowledged",
-            "Messages of the broker that are not acknowledged yet",
+            "Messages from the broker that the store has not acknowledged yet",
             link.unacknowledged,
         ),
     ]);
 }
 
-/// The numbers of one policy, each with a further label or none.
+/// The values of a metric for one policy, each with an extra label or none.
 type Values<'a> = &'a dyn Fn(&PolicyView) -> Vec<(Option<(&'static str, String)>, u64)>;
 
 fn policies(page: &mut Page, policies: &[PolicyView]) {
@@ -353,27 +344,22 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
             }
         }
     };
-    each(
-        "policy_role",
-        "gauge",
-        "What a policy is there for",
-        &|policy| {
-            let roles = policy.roles.iter();
-            roles.map(|role| (Some(("role", word(role))), 1)).collect()
-        },
-    );
+    each("policy_role", "gauge", "The roles of a policy", &|policy| {
+        let roles = policy.roles.iter();
+        roles.map(|role| (Some(("role", word(role))), 1)).collect()
+    });
     each(
         "policy_requests",
         "counter",
-        "Requests that a policy was given",
+        "Requests handled by a policy",
         &|policy| vec![(None, policy.done.requests)],
     );
     each(
         "policy_command_requests",
         "counter",
-        "Requests by the command that the policy names",
+        "Requests by the command that the policy reports",
         &|policy| {
-            // A policy may give two commands one name, and a page may not have a sample twice.
+            // A policy may use one name for two commands, and a page must not repeat a sample.
             let mut commands = BTreeMap::<_, u64>::new();
             for it in &policy.commands {
                 *commands.entry(&it.name).or_default() += it.requests;
@@ -387,7 +373,7 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
     each(
         "policy_call_failures",
         "counter",
-        "Calls that failed, by what went wrong",
+        "Failed policy calls, by kind of failure",
         &|policy| {
             let it = &policy.done.failures;
             let kinds = [
@@ -404,19 +390,19 @@ fn policies(page: &mut Page, policies: &[PolicyView]) {
     each(
         "policy_fuel_mean",
         "gauge",
-        "Fuel that a request burnt on average",
+        "Mean fuel of a request",
         &|policy| vec![(None, policy.done.fuel_mean)],
     );
     each(
         "policy_fuel_max",
         "gauge",
-        "Fuel that the costliest request burnt",
+        "Maximum fuel of a request",
         &|policy| vec![(None, policy.done.fuel_max)],
     );
     each(
         "policy_impure",
         "counter",
-        "Sampled requests that a fresh instance answered otherwise",
+        "Sampled requests that a fresh instance answered differently",
         &|policy| vec![(None, policy.done.impure)],
     );
 }
@@ -425,7 +411,7 @@ fn compared(page: &mut Page, report: &ShadowReport) {
     page.family(
         "shadow_requests",
         "gauge",
-        "Requests of the comparison in shadow that goes on, or of the last one, by result",
+        "Requests of the current or last comparison in shadow, by result",
     );
     let digest = report.policy.digest.short();
     for (result, count) in [
@@ -446,18 +432,18 @@ fn compared(page: &mut Page, report: &ShadowReport) {
     }
 }
 
-/// A role as JSON names it.
+/// The name of a role in JSON.
 fn word(role: &Role) -> String {
     let value = serde_json::to_value(role).unwrap_or_default();
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The text so far.
+/// A page under construction.
 #[derive(Default)]
 struct Page(String);
 
 impl Page {
-    /// Each with its name, what it says, and its value.
+    /// Adds counters, each with its name, help text and value.
     fn counters(&mut self, counters: &[(&str, &str, u64)]) {
         for (name, help, value) in counters {
             self.family(name, "counter", help);
@@ -465,7 +451,7 @@ impl Page {
         }
     }
 
-    /// The same of what there is at the moment.
+    /// Adds gauges in the same form.
     fn gauges(&mut self, gauges: &[(&str, &str, u64)]) {
         for (name, help, value) in gauges {
             self.family(name, "gauge", help);
@@ -473,7 +459,7 @@ impl Page {
         }
     }
 
-    /// The head of a family.
+    /// Writes the header of a metric family.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "# TYPE statehouse_{name} {kind}");
@@ -487,7 +473,7 @@ impl Page {
             self.0.push(if index == 0 { '{' } else { ',' });
             self.0.push_str(label);
             self.0.push_str("=\"");
-            // A policy chooses its name: it must not be able to write a line of its own.
+            // A policy chooses its own name, which must not be able to inject a line.
             for c in value.chars() {
                 match c {
                     '\\' => self.0.push_str("\\\\"),
@@ -512,7 +498,7 @@ mod tests {
     use crate::control::CommandView;
     use statehouse_core::policy::{Digest, Done};
 
-    /// Whoever reads a page with a sample twice throws all of it away.
+    /// Scrapers reject a page that repeats a sample.
     #[test]
     fn two_commands_of_one_name_are_one_sample() {
         let commands = [1, 2].map(|requests| CommandView {

@@ -1,8 +1,8 @@
-//! The administration: HTTP, for those who may read the data directory or have been given a token.
+//! The admin API: HTTP/1.1 for operators who can read the data directory or have a token.
 //!
-//! What enters: HTTP/1.1 requests, bounded in number, size and time. What leaves: JSON, or metrics as text. It
-//! decides nothing: policies are shipped and steered through [`Gate`], as on every other way. It never waits on the path of a
-//! request to the store, and what takes long (compiling) runs on a thread of its own.
+//! Connections are limited in number, size and time. All changes of policies go through [`Gate`],
+//! like on the other delivery paths. The admin API must never block requests to the store, so slow
+//! work such as compiling runs on a separate thread.
 
 mod access;
 mod answer;
@@ -24,8 +24,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use statehouse_mqtt::Broker;
 use tokio::sync::Semaphore;
 
-pub use access::{Door, new_token};
-pub(crate) use authz::{Ask, Told, Who};
+pub use access::{Endpoint, new_token};
+pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
 pub(crate) use path::encode;
 pub(crate) use usage::Usage;
@@ -45,21 +45,21 @@ use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
 
-/// What the administration tells of, beside policies.
+/// The parts that the admin API reports on, apart from policies.
 pub struct Sources {
     /// The store.
     pub server: Arc<Server>,
-    /// Its own broker, where it has one.
+    /// The embedded broker, if that is the one in use.
     pub broker: Option<Broker>,
-    /// What clients may do.
+    /// Authentication and authorization.
     pub access: Arc<AccessControl>,
-    /// Files that are read again.
+    /// The files that are reloaded.
     pub reloads: Arc<Reloads>,
-    /// Who was refused.
+    /// The refusals.
     pub audit: Arc<Audit>,
 }
 
-/// An administration that can be reached, but does not answer yet.
+/// An admin API that has its address but does not answer yet.
 pub struct Admin {
     listener: Listener,
     place: AdminPlace,
@@ -67,8 +67,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Takes the place, within a runtime. Without a token whoever can connect is let in, so that it has to be a socket of the file
-    /// system.
+    /// Binds the address, within a runtime. Without a token every client that can connect is
+    /// admitted, so the place must then be a Unix socket.
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
         let listener = Listener::bind(place)?;
         Ok(Self {
@@ -78,15 +78,15 @@ impl Admin {
         })
     }
 
-    /// How to come in.
-    pub fn door(&self) -> Door {
-        Door {
+    /// The address and the token.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint {
             url: self.place.to_string(),
             token: self.token.clone(),
         }
     }
 
-    /// Answers until it is dropped.
+    /// Serves requests until it is dropped.
     pub async fn run(self, gate: Arc<Gate>, sources: Sources) {
         let listener = self.listener;
         let api = Arc::new(Api::new(
@@ -100,7 +100,7 @@ impl Admin {
             let (socket, client) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "the administration cannot accept a connection");
+                    tracing::warn!(%error, "the admin API cannot accept a connection");
                     tokio::time::sleep(limits::ADMIN_ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -126,9 +126,9 @@ impl Admin {
                 match ended {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => {
-                        tracing::debug!(%error, "a connection of the administration broke");
+                        tracing::debug!(%error, "a connection to the admin API failed");
                     }
-                    Err(_) => tracing::debug!("a connection of the administration was too slow"),
+                    Err(_) => tracing::debug!("a connection to the admin API was too slow"),
                 }
             });
         }

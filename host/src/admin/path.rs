@@ -1,6 +1,6 @@
-//! Paths of URLs: segments and queries, with any bytes in them as percent signs and digits (RFC 3986).
+//! Paths and queries of URLs with percent-encoded bytes (RFC 3986).
 
-/// Bytes as one segment, or as one value of a query.
+/// Encodes bytes as one path segment, or as one value of a query.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
@@ -14,7 +14,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that a segment stands for; none where a percent sign is followed by anything but two digits.
+/// Decodes a segment; none if a percent sign is not followed by two hexadecimal digits.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -25,13 +25,13 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
         }
         let mut digit = || char::from(rest.next()?).to_digit(16);
         let (high, low) = (digit()?, digit()?);
-        // Two hex digits are a byte.
+        // Two hexadecimal digits always fit into a byte.
         bytes.push(u8::try_from(high * 16 + low).ok()?);
     }
     Some(bytes)
 }
 
-/// A value of a query.
+/// A decoded value of a query.
 pub(super) fn value(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
     query?
         .split('&')
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_comes_back() {
+    fn every_byte_round_trips() {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(decode(&encode(&all)), Some(all));
         assert_eq!(encode(b"standard@1.0.0"), "standard@1.0.0");

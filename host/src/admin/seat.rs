@@ -1,8 +1,8 @@
-//! Which connections of the administration may stay.
+//! Limits the connections of the admin API.
 //!
-//! A connection whose first request has not come takes one of many places, and loses it to newer connections. An operator's
-//! connection, which has shown the token, takes one of few seats and keeps it. Probes need no seat, so neither half-sent
-//! requests nor operators can keep a supervisor from `/livez`.
+//! A connection without a request holds one of many places, and loses it to newer connections. A
+//! connection that has presented the token takes one of a few operator seats and keeps it. Probes
+//! need no seat, so neither slow connections nor operators can block `/livez`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::listener::handshakes::Place;
 
-/// What one connection holds.
+/// The place and the seat of one connection.
 pub(super) struct Seat {
     place: Place,
     operators: Arc<Semaphore>,
@@ -26,19 +26,18 @@ impl Seat {
         }
     }
 
-    /// Waits until a newer connection has the place.
+    /// Waits until a newer connection takes the place.
     pub(super) async fn lost(&self) {
         self.place.lost().await;
     }
 
-    /// The head of a request has come. Its answer is short, and the last of the connection unless
-    /// an operator sent it, so it gives its place
-    /// back.
+    /// A request head has arrived, so the connection releases its place: the response is short, and
+    /// the last one unless an operator sent the request.
     pub(super) fn arrived(&self) {
         self.place.leave();
     }
 
-    /// An operator has sent the request. False if other operators have all seats.
+    /// Takes a seat for an operator's request. False if other operators hold all seats.
     pub(super) fn take(&self) -> bool {
         if self.taken.get().is_some() {
             return true;
@@ -46,7 +45,7 @@ impl Seat {
         let Ok(permit) = self.operators.clone().try_acquire_owned() else {
             return false;
         };
-        // Requests of one connection come one after the other.
+        // The requests of one connection are sequential.
         self.taken.set(permit).is_ok()
     }
 }

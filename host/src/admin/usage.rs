@@ -1,53 +1,51 @@
-//! How much of the store is taken, and by whom, for `statehouse usage`.
-//!
-//! What enters: how many clients are to be named. What leaves: sums beside their bounds, and those who own the most.
+//! Reports how many keys and bytes each client owns, with the limits, for `statehouse usage`.
 
 use serde::{Deserialize, Serialize};
 
 use super::Sources;
 
-/// What is taken.
+/// The usage of the store.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Usage {
-    /// Keys of all.
+    /// Keys of all clients.
     pub(crate) keys: Taken,
-    /// What they weigh, in bytes.
+    /// Accounted bytes of all keys.
     pub(crate) bytes: Taken,
-    /// Keys that one client may own.
+    /// The limit of keys of one client.
     pub(crate) max_client_keys: u64,
-    /// Bytes that one client may own.
+    /// The limit of bytes of one client.
     pub(crate) max_client_bytes: u64,
-    /// Clients that own anything.
+    /// Number of clients that own at least one key.
     pub(crate) owners: u64,
-    /// Those of them that own the most bytes, the heaviest first.
+    /// The clients that own the most bytes, in descending order.
     pub(crate) clients: Vec<Owner>,
 }
 
-/// How much there is of something, and may be.
+/// A usage and its limit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
-    /// At present.
+    /// The current usage.
     pub(crate) used: u64,
-    /// The bound.
+    /// The limit.
     pub(crate) max: u64,
 }
 
-/// A client that owns something.
+/// A client that owns keys.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Owner {
-    /// Its client id; of a client of a foreign broker that does not say it, nothing.
+    /// The client id; empty for a client of a foreign broker that does not give it.
     pub(crate) client: Box<str>,
-    /// Keys that it wrote last.
+    /// Keys that the client wrote last.
     pub(crate) keys: u64,
-    /// What they weigh, in bytes.
+    /// Accounted bytes of these keys.
     pub(crate) bytes: u64,
-    /// Whether it is connected; where the broker is a foreign one, nobody knows.
+    /// Whether the client is connected; unknown behind a foreign broker.
     pub(crate) connected: Option<bool>,
-    /// Who it is then, where it said so.
+    /// The user of the connection, if it has one.
     pub(crate) user: Option<Box<str>>,
 }
 
-/// Finds out, and names at most so many clients.
+/// The usage, with at most `clients` clients listed.
 pub(super) fn usage(sources: &Sources, clients: usize) -> Usage {
     let quota = sources.server.quota();
     let taken = sources.server.usage(clients);

@@ -1,7 +1,7 @@
-//! The administration of a store that `serve` runs: the HTTP listener, the watched directory, orders over MQTT.
+//! The ways to deliver policies to a store that `serve` runs: the admin API, the watched directory,
+//! signed orders over MQTT.
 //!
-//! What enters: settings, and the way to load policies. What leaves: tasks, until the store stops. A store whose
-//! administration does not come up for want of a file still serves its clients.
+//! A store must still serve its clients if the admin API fails to write its file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,29 +9,30 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Door, Sources, new_token};
+use crate::admin::{Admin, Endpoint, Sources, new_token};
 use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
 use crate::limits;
 use crate::ship::{Drop, Gate, PolicyOrders};
 
-/// What is ready to run.
+/// The parts before they run.
 pub(super) struct Administration {
     admin: Option<Admin>,
-    /// Where the file goes that lets commands in.
+    /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
     drop: Option<Drop>,
     gate: Arc<Gate>,
     orders: Arc<PolicyOrders>,
 }
 
-/// What runs.
+/// The running parts.
 pub(super) struct Running {
     tasks: Vec<JoinHandle<()>>,
-    door: Option<PathBuf>,
+    /// The data directory with the file `admin` of this run.
+    published_in: Option<PathBuf>,
 }
 
 impl Administration {
-    /// Takes the address and looks at the directory. Within a runtime.
+    /// Binds the address and checks the watched directory. Runs within a runtime.
     pub(super) fn open(
         config: &Config,
         gate: Arc<Gate>,
@@ -42,7 +43,7 @@ impl Administration {
         let drop = config.policy_drop.as_ref().map(|(directory, action)| {
             anyhow::ensure!(
                 directory.is_dir(),
-                "the drop directory {} is no directory: make it, or name another with --policy-drop",
+                "the drop directory {} does not exist or is not a directory: create it, or name another with --policy-drop",
                 directory.display()
             );
             Ok(Drop::new(directory.clone(), *action, gate.clone()))
@@ -56,22 +57,22 @@ impl Administration {
         })
     }
 
-    /// Runs everything. Orders over MQTT come through the embedded broker only.
+    /// Starts all parts. Orders over MQTT arrive only through the embedded broker.
     pub(super) fn start(self, sources: Sources) -> Running {
         let broker = sources.broker.clone();
         let mut tasks = Vec::new();
-        let mut door = None;
+        let mut published_in = None;
         if let Some(admin) = self.admin {
-            let way_in = admin.door();
+            let endpoint = admin.endpoint();
             if let Some(data) = self.data {
-                match way_in.write(&data) {
-                    Ok(()) => door = Some(data),
+                match endpoint.write(&data) {
+                    Ok(()) => published_in = Some(data),
                     Err(error) => {
-                        tracing::error!(%error, "the file `admin` cannot be written: commands do not find this store");
+                        tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");
                     }
                 }
             }
-            tracing::info!("the administration listens on {}", way_in.url);
+            tracing::info!("the administration listens on {}", endpoint.url);
             tasks.push(tokio::spawn(admin.run(self.gate, sources)));
         }
         if let Some(drop) = self.drop {
@@ -80,7 +81,10 @@ impl Administration {
         if let Some(broker) = broker {
             tasks.push(tokio::spawn(self.orders.run(broker)));
         }
-        Running { tasks, door }
+        Running {
+            tasks,
+            published_in,
+        }
     }
 }
 
@@ -92,7 +96,7 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
         AdminPlace::Unix(_) => {
             if std::env::var_os(ADMIN_TOKEN).is_some() {
                 tracing::warn!(
-                    "{ADMIN_TOKEN} is set and not asked for: who may open the socket {place} is let in without it"
+                    "{ADMIN_TOKEN} is set but not used: every account that may open the socket {place} is admitted without it"
                 );
             }
             None
@@ -104,19 +108,19 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
     };
     let admin = Admin::bind(place, token).with_context(|| {
         format!(
-            "the administration cannot listen on {place}: name another place with --admin, or `off`"
+            "the admin API cannot listen on {place}: choose another address with --admin, or `off`"
         )
     })?;
     Ok(Some(admin))
 }
 
-/// What has to be shown over TCP; none where nobody could learn it.
+/// The token for TCP; none if no client could learn it.
 fn token(keeps: bool) -> anyhow::Result<Option<String>> {
     match std::env::var(ADMIN_TOKEN) {
         Ok(token) => {
             anyhow::ensure!(
                 token.len() >= limits::ADMIN_TOKEN_BYTES_MIN,
-                "{ADMIN_TOKEN} has {} bytes, and a token at least {}: it can be guessed",
+                "{ADMIN_TOKEN} has {} bytes, but a token needs at least {}, since a shorter one can be guessed",
                 token.len(),
                 limits::ADMIN_TOKEN_BYTES_MIN
             );
@@ -125,7 +129,7 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
         Err(_) if keeps => Ok(Some(new_token()?)),
         Err(_) => {
             tracing::info!(
-                "the administration is off: nothing is kept on disk, so that nobody could read a token there. {ADMIN_TOKEN} gives it one, and a socket (--admin unix:PATH) needs none"
+                "the administration is off: a store in memory has no data directory for a token. Set one in {ADMIN_TOKEN}, or use a socket (--admin unix:PATH), which needs none"
             );
             Ok(None)
         }
@@ -133,13 +137,14 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
 }
 
 impl Running {
-    /// Ends everything. The file goes, so that commands say at once that no store runs.
+    /// Stops all parts and removes the file `admin`, so that commands report at once that no store
+    /// runs.
     pub(super) fn stop(self) {
         for task in self.tasks {
             task.abort();
         }
-        if let Some(data) = self.door
-            && let Err(error) = Door::remove(&data)
+        if let Some(data) = self.published_in
+            && let Err(error) = Endpoint::remove(&data)
         {
             tracing::warn!(%error, "the file `admin` cannot be removed");
         }

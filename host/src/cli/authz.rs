@@ -1,7 +1,7 @@
-//! `statehouse authz`: what rules let whom do, and whether a file of rules is one.
+//! `statehouse authz`: explains authorization decisions and checks rules files.
 //!
-//! What enters: somebody, and what they want; the rules of a running store, or a file of them. What leaves: the rule that
-//! decides, with its line, or the limit; where none does, rules that come near.
+//! Prints the rule that decides, with its line, or the limit; if no rule decides, it prints rules
+//! that nearly match.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -12,29 +12,29 @@ use hyper::Method;
 use serde_json::json;
 
 use super::output::{self, Exit, Failure, printable};
-use super::store::{Store, strange};
-use crate::admin::{Ask, Told, Who, encode};
+use super::store::{Store, unexpected};
+use crate::admin::{Ask, Decision, Who, encode};
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
 
-/// Say which rule decides what somebody may do
+/// Explain which rule decides what a client may do, or check a rules file
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse authz explain press-4 SET press-4/speed            # asks the store that runs in statehouse-data
+  statehouse authz explain press-4 SET press-4/speed            # asks the store running in statehouse-data
   statehouse authz explain any GET limits --user operator --attribute building=17
   statehouse authz explain press-4 SUBSCRIBE 'sensors/+/temperature' --rules rules.toml
   statehouse authz check rules.toml
   statehouse serve --rules rules.toml
 
-A running store goes by the rules that it has read last, and by its limits; of a client that is connected it knows the user and
-the attributes. With --rules only that file is looked at, and no store has to run.
+A running store applies its current rules and limits, and knows the user and the attributes of a connected client.
+With --rules only that file is evaluated, and no store needs to run.
 
-Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. They only allow: what no rule allows is
-denied. A store that runs with them takes changes over within a second or two.
+Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. Rules can only allow: an action that no
+rule allows is denied. A running store reloads its rules within two seconds.
 
-Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file can be used. 2 a file that cannot be used,
-or usage.")]
+Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file is valid. Of both: 2 usage or an invalid
+file.")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -42,11 +42,11 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Say whether somebody may do something, and which rule says so
+    /// Explain whether a client may do something, and which rule decides
     Explain(ExplainArgs),
-    /// Read a file of rules, count them, and point at what can never match
+    /// Parse a rules file, count its rules, and report rules that can never match
     Check {
-        /// The file
+        /// The rules file
         file: PathBuf,
     },
 }
@@ -56,23 +56,26 @@ struct ExplainArgs {
     /// The client id
     client: String,
 
-    /// What it wants to do. A SCAN lists the keys that may be read
+    /// The action. SCAN lists only the keys that the client may read
     #[arg(value_enum, ignore_case = true)]
     command: Wanted,
 
-    /// The key: any bytes. With PUBLISH the topic, with SUBSCRIBE the topic filter, with CONNECT nothing
+    /// The key: any bytes. With PUBLISH the topic, with SUBSCRIBE the topic filter, with CONNECT
+    /// nothing
     key: Option<OsString>,
 
-    /// The user that it logs in as, or that its certificate or token names [default: that of the connected client]
+    /// The user name, from a login, a certificate or a token [default: that of the connected
+    /// client]
     #[arg(long, value_name = "NAME")]
     user: Option<Box<str>>,
 
-    /// What its certificate or token says besides; may be given more than once
+    /// An attribute from its certificate or token; may be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = attribute)]
     attribute: Vec<(Box<str>, Box<str>)>,
 
-    /// A file of rules, to look at without a store
-    // Not STATEHOUSE_RULES, which is of serve: who has it set would never ask the store.
+    /// A rules file to evaluate instead of asking a running store
+    // Does not read STATEHOUSE_RULES, which belongs to serve: an exported variable would keep this
+    // command from asking the store.
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
 
@@ -87,7 +90,7 @@ fn attribute(text: &str) -> Result<(Box<str>, Box<str>), String> {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.command {
         Command::Explain(args) => explain(args).await,
@@ -121,7 +124,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
     let on = match (&args.key, args.command) {
         (None, Wanted::Connect) => &b""[..],
         (Some(_), Wanted::Connect) => {
-            return Err(Failure::usage("CONNECT is about no key: leave it out"));
+            return Err(Failure::usage("CONNECT takes no key: remove it"));
         }
         (None, _) => {
             return Err(Failure::usage(
@@ -130,43 +133,43 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
         }
         (Some(key), _) => key.as_bytes(),
     };
-    let told = match &args.rules {
+    let decision = match &args.rules {
         Some(file) => by_file(args, file, on)?,
         None => by_store(args, on).await?,
     };
     let text = match args.store.json {
         true => {
             json!({
-                "allowed": told.is_allowed(),
-                "connected": told.connected,
-                "user": told.who.user,
-                "attributes": told.who.attributes,
-                "rules": told.rules,
-                "explanation": told.explanation,
-                "limit": told.limit,
-                "note": told.note,
+                "allowed": decision.is_allowed(),
+                "connected": decision.connected,
+                "user": decision.who.user,
+                "attributes": decision.who.attributes,
+                "rules": decision.rules,
+                "explanation": decision.explanation,
+                "limit": decision.limit,
+                "note": decision.note,
             })
             .to_string()
                 + "\n"
         }
-        false => in_words(args, &told, on),
+        false => in_words(args, &decision, on),
     };
     output::emit(text.as_bytes())?;
-    Ok(match told.is_allowed() {
+    Ok(match decision.is_allowed() {
         true => Exit::Done,
         false => Exit::Negative,
     })
 }
 
-/// By a file alone.
-fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Told, Failure> {
+/// Decides by a rules file alone.
+fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failure> {
     let rules = open(file)?;
     let who = Principal {
         client: &args.client,
         user: args.user.as_deref(),
         attributes: &args.attribute,
     };
-    Ok(Told {
+    Ok(Decision {
         rules: Some(file.to_owned()),
         connected: false,
         explanation: explain::explain(&rules, &who, Question::of(args.command, on)),
@@ -179,8 +182,8 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Told, Failure> 
     })
 }
 
-/// By what the running store says.
-async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Told, Failure> {
+/// Asks the running store.
+async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
     let is_said = args.user.is_some() || !args.attribute.is_empty();
     let ask = Ask {
         client: args.client.clone(),
@@ -191,12 +194,12 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Told, Failure> {
         command: args.command,
         on: encode(on),
     };
-    let body = serde_json::to_vec(&ask).map_err(strange)?;
+    let body = serde_json::to_vec(&ask).map_err(unexpected)?;
     let answer = args.store.send(Method::POST, "/v1/authz", body).await?;
-    serde_json::from_value(answer).map_err(strange)
+    serde_json::from_value(answer).map_err(unexpected)
 }
 
-fn in_words(args: &ExplainArgs, told: &Told, on: &[u8]) -> String {
+fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
     let question = Question::of(args.command, on);
     let verb = match question.action {
         Action::Connect => "connect",
@@ -210,38 +213,38 @@ fn in_words(args: &ExplainArgs, told: &Told, on: &[u8]) -> String {
         on => format!("{verb} {}", printable(on)),
     };
     let name = printable(args.client.as_bytes());
-    let file = told.rules.as_deref().unwrap_or(Path::new("rules"));
+    let file = decision.rules.as_deref().unwrap_or(Path::new("rules"));
     let mut text = String::new();
-    let it = &told.explanation;
+    let it = &decision.explanation;
     _ = match (&it.why, it.rules, it.allowed) {
         (Some(Why::Rule(place)), ..) => {
             writeln!(text, "allowed: {} lets {name} {what}", shown(file, place))
         }
         (Some(Why::OwnTopic), ..) => writeln!(
             text,
-            "allowed: {name} may {what}, since rules let it touch keys and this is where only it hears of them"
+            "allowed: {name} may {what}, since rules let it access keys, and only this client's notifications are published there"
         ),
         (None, true, _) => writeln!(text, "denied: no rule lets {name} {what}"),
         (None, false, true) => writeln!(
             text,
-            "allowed: the store has no rules, so whoever is let in may {what}"
+            "allowed: the store has no rules, so every connected client may {what}"
         ),
         (None, false, false) => writeln!(
             text,
-            "denied: {name} may not {what}, since answers to other clients go there and the store has no rules that say who may"
+            "denied: {name} may not {what}, since responses to other clients are published there, and the store has no rules that allow it"
         ),
     };
     if !it.allowed && it.rules {
         near(&mut text, file, it, question.action);
     }
-    if let Some(limit) = &told.limit {
+    if let Some(limit) = &decision.limit {
         _ = writeln!(text, "denied at present: {}", printable(limit.as_bytes()));
     }
-    if let Some(note) = &told.note {
+    if let Some(note) = &decision.note {
         _ = writeln!(text, "note: {}", printable(note.as_bytes()));
     }
     if args.rules.is_none() {
-        standing(&mut text, &name, told);
+        standing(&mut text, &name, decision);
     }
     if question.action != Action::Connect && !it.may_connect {
         _ = writeln!(
@@ -252,24 +255,24 @@ fn in_words(args: &ExplainArgs, told: &Told, on: &[u8]) -> String {
     text
 }
 
-/// Who a running store took it for.
-fn standing(text: &mut String, name: &str, told: &Told) {
-    let user = match &told.who.user {
+/// The identity that the decision is based on.
+fn standing(text: &mut String, name: &str, decision: &Decision) {
+    let user = match &decision.who.user {
         Some(user) => format!("the user {}", printable(user.as_bytes())),
         None => "no user".to_owned(),
     };
     let mut who = user;
-    for (name, value) in &told.who.attributes {
+    for (name, value) in &decision.who.attributes {
         let pair = format!("{name}={value}");
         _ = write!(who, ", {}", printable(pair.as_bytes()));
     }
-    _ = match told.connected {
+    _ = match decision.connected {
         true => writeln!(text, "{name} is connected; asked about as {who}"),
         false => writeln!(text, "{name} is not connected; asked about as {who}"),
     };
 }
 
-/// What it would take, and rules that come near.
+/// What a rule would have to allow, and rules that nearly match.
 fn near(text: &mut String, file: &Path, it: &Explanation, action: Action) {
     let takes = match action {
         Action::Connect => "brokerResources with the method Connect",
@@ -310,7 +313,7 @@ mod tests {
     use super::Args;
 
     #[test]
-    fn who_has_the_variables_of_serve_still_asks_the_store() {
+    fn the_variables_of_serve_do_not_disable_the_store() {
         let command = Args::augment_args(Command::new("authz"));
         let explain = command.find_subcommand("explain").unwrap();
         let rules = explain.get_arguments().find(|it| it.get_id() == "rules");

@@ -1,6 +1,5 @@
-//! Where the clients of a store that `serve` runs are: at the embedded broker, or with the store at a foreign one.
-//!
-//! What enters: settings, and a store. What leaves: lines that say where clients find it, and its end.
+//! Connects a served store to its clients: through the embedded broker, or as a client of a foreign
+//! broker.
 
 use std::io;
 use std::sync::Arc;
@@ -19,34 +18,34 @@ use statehouse_access::Authorizer;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
 
-/// Exit code of a store whose session another client took over (EX_PROTOCOL of sysexits.h): whoever supervises it should
-/// not start it again.
+/// Exit code of a store whose MQTT session was taken over (EX_PROTOCOL of sysexits.h). A service
+/// manager should not restart it.
 const EXIT_TAKEN_OVER: u8 = 76;
 
-/// What is ready before the data is touched.
-pub(super) enum Entrance {
-    /// Addresses that were taken.
+/// What is prepared before the data directory is opened.
+pub(super) enum PreparedTransport {
+    /// Bound listeners.
     Listening(Listeners),
-    /// What a connection needs, but for the client id.
+    /// The options of the connection to a foreign broker, without the client id.
     Attaching(Box<Options>),
 }
 
-/// Where clients are.
+/// The broker between the store and its clients.
 pub(super) enum Clients {
-    /// Their broker is this one.
+    /// The embedded broker.
     Embedded(Broker),
-    /// They and the store are clients of another.
+    /// A foreign broker, to which the store and its clients are connected.
     Foreign(Box<Attached>),
 }
 
-/// What it takes to be a client oneself.
+/// The store's own connection to a foreign broker.
 pub(super) struct Attached {
     foreign: Arc<Foreign>,
     config: ForeignConfig,
     client_id: String,
 }
 
-/// Clients can come.
+/// The running tasks that serve clients.
 pub(super) struct Open {
     clients: Clients,
     tasks: Vec<JoinHandle<()>>,
@@ -54,9 +53,9 @@ pub(super) struct Open {
     lines: Vec<String>,
 }
 
-impl Entrance {
-    /// Takes the addresses, where there are some, and reads the certificates: who connects from now on waits until the store
-    /// is ready.
+impl PreparedTransport {
+    /// Binds the listeners, if any, and reads the certificates. Clients that connect from now on
+    /// wait until the store is ready.
     pub(super) fn prepare(config: &Config) -> anyhow::Result<Self> {
         match &config.transport {
             TransportChoice::Embedded(listen) => Ok(Self::Listening(Listeners::bind(listen)?)),
@@ -67,7 +66,8 @@ impl Entrance {
         }
     }
 
-    /// Lets its certificates be read again. Whose certificate is no longer good is disconnected from the broker.
+    /// Reloads the certificates. The broker then disconnects clients whose certificate is no longer
+    /// valid.
     pub(super) fn reload_with(&self, reloads: &mut Reloads, broker: Option<&Broker>) {
         if let (Self::Listening(listeners), Some(broker)) = (self, broker.cloned()) {
             listeners.reload_with(reloads, move || broker.recheck());
@@ -95,7 +95,7 @@ impl Clients {
         }))
     }
 
-    /// The embedded broker.
+    /// The embedded broker, if that is the one in use.
     pub(super) fn broker(&self) -> Option<&Broker> {
         match self {
             Self::Embedded(broker) => Some(broker),
@@ -103,10 +103,10 @@ impl Clients {
         }
     }
 
-    /// Lets clients in, or goes where they are.
+    /// Starts to accept clients, or connects to the foreign broker.
     pub(super) fn open(
         self,
-        entrance: Entrance,
+        transport: PreparedTransport,
         server: &Arc<Server>,
         audit: &Arc<Audit>,
     ) -> io::Result<Open> {
@@ -116,8 +116,8 @@ impl Clients {
             link: None,
             lines: Vec::new(),
         };
-        match (&open.clients, entrance) {
-            (Clients::Embedded(broker), Entrance::Listening(listeners)) => {
+        match (&open.clients, transport) {
+            (Clients::Embedded(broker), PreparedTransport::Listening(listeners)) => {
                 for opened in listeners.open(broker, audit)? {
                     open.lines.push(opened.line);
                     open.tasks.push(tokio::spawn(opened.accepting));
@@ -126,7 +126,7 @@ impl Clients {
                 let timers = async move { broker.run_timers().await };
                 open.tasks.push(tokio::spawn(timers));
             }
-            (Clients::Foreign(attached), Entrance::Attaching(options)) => {
+            (Clients::Foreign(attached), PreparedTransport::Attaching(options)) => {
                 let Attached {
                     foreign,
                     config,
@@ -145,16 +145,21 @@ impl Clients {
                 let aging = async move { foreign.age_watches(|| server.watching()).await };
                 open.tasks.push(tokio::spawn(aging));
             }
-            // Both are made of one setting.
-            _ => return Err(io::Error::other("no way for clients to come")),
+            // Both values come from one setting.
+            _ => {
+                return Err(io::Error::other(
+                    "the transport and the broker do not match: this is a bug",
+                ));
+            }
         }
         Ok(open)
     }
 }
 
 impl Open {
-    /// Waits until clients can be served, and says where. None where that will not be.
-    pub(super) async fn where_from(&self) -> Option<&[String]> {
+    /// Waits until clients can be served and returns the lines that say where. None if the
+    /// connection ended.
+    pub(super) async fn addresses(&self) -> Option<&[String]> {
         if let Clients::Foreign(attached) = &self.clients {
             let mut phase = attached.foreign.phase();
             let phase = phase.wait_for(|phase| *phase != Phase::Waiting).await;
@@ -165,7 +170,7 @@ impl Open {
         Some(&self.lines)
     }
 
-    /// How it is learnt that clients have gone, where that is not seen.
+    /// How disconnected clients are detected, if the broker is a foreign one.
     pub(super) async fn presence(&self) -> Option<String> {
         let Clients::Foreign(attached) = &self.clients else {
             return None;
@@ -178,7 +183,7 @@ impl Open {
         Some(format!("presence: {line}"))
     }
 
-    /// Waits until clients cannot be served any more, for ever where nothing but the store decides that.
+    /// Waits until clients cannot be served any more. With the embedded broker that never happens.
     pub(super) async fn ended(&self) -> Failure {
         let Clients::Foreign(attached) = &self.clients else {
             return std::future::pending().await;
@@ -187,7 +192,7 @@ impl Open {
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
         let why = match ended.await.as_deref() {
             Ok(Phase::Ended(End::TakenOver(why))) => why.clone(),
-            _ => "the connection ended by itself: that is a bug".to_owned(),
+            _ => "the connection to the broker ended without a reason: this is a bug".to_owned(),
         };
         let client = attached.client_id.escape_debug();
         let broker = &attached.config.broker;
@@ -199,14 +204,14 @@ impl Open {
         )
     }
 
-    /// Lets nobody in any more, and waits a little until clients have what is theirs.
+    /// Stops accepting clients, and waits a limited time until queued messages are sent.
     pub(super) async fn shutdown(self) {
         match &self.clients {
             Clients::Embedded(broker) => broker.shutdown(limits::SHUTDOWN_GRACE).await,
             Clients::Foreign(attached) => attached.foreign.shutdown(limits::SHUTDOWN_GRACE).await,
         }
         if let Some(link) = self.link {
-            // It ends by itself, soon after.
+            // The link ends soon after its shutdown was requested.
             _ = tokio::time::timeout(2 * statehouse_link::limits::CLOSE_WAIT, link).await;
         }
         for task in self.tasks {

@@ -1,4 +1,4 @@
-//! `statehouse completions`: what a shell needs to complete commands and flags.
+//! `statehouse completions`: prints shell completions of commands and flags.
 
 use clap::Command;
 use clap_complete::Shell;
@@ -13,7 +13,7 @@ Examples:
   statehouse completions zsh > ~/.zfunc/_statehouse
   statehouse completions fish > ~/.config/fish/completions/statehouse.fish")]
 pub(super) struct Args {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 

@@ -1,5 +1,4 @@
-//! What the commands share that look into a data directory: where it is, how its store is named, and how
-//! what goes wrong there ends a command.
+//! Options and output shared by the commands that read a data directory.
 
 use std::path::PathBuf;
 
@@ -9,11 +8,11 @@ use statehouse_core::clock::{Fence, wall_ms};
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_offline::PastError;
 
-/// Which directory.
+/// The option --data.
 #[derive(Debug, clap::Args)]
 pub(super) struct Data {
-    /// The data directory of the store: the directory itself is read, on this machine, without a lock, also
-    /// beside a running server
+    /// The data directory of the store. It is read directly, on this machine and without a lock,
+    /// even while a server runs
     #[arg(
         id = "data",
         long = "data",
@@ -24,10 +23,10 @@ pub(super) struct Data {
     pub(super) path: PathBuf,
 }
 
-/// How the store calls itself in versions.
+/// The option --node.
 #[derive(Debug, clap::Args)]
 pub(super) struct Node {
-    /// The name of the store in versions
+    /// The node name of the store in versions
     #[arg(
         id = "node",
         long = "node",
@@ -53,7 +52,7 @@ impl From<PastError> for Failure {
     }
 }
 
-/// A place in a journal or a point in time.
+/// A log position or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     LogPosition(u64),
@@ -73,17 +72,17 @@ impl std::str::FromStr for Place {
     }
 }
 
-/// A fencing token as it came, for JSON. Its node is whatever a client made of it.
+/// A fencing token as the client sent it, for JSON. Its node may hold any characters.
 pub(super) fn fence_json(fence: &Fence) -> String {
     format!("{:015}:{:05}:{}", fence.wall, fence.counter, fence.node)
 }
 
-/// A fencing token as a person can read it.
+/// A fencing token for people, with escapes.
 pub(super) fn fence(fence: &Fence) -> String {
     printable(fence_json(fence).as_bytes())
 }
 
-/// Bytes of any length on one line.
+/// The start of a byte string, on one line.
 pub(super) fn excerpt(bytes: &[u8]) -> String {
     match bytes.get(..EXCERPT_BYTES) {
         Some(beginning) if bytes.len() > EXCERPT_BYTES => format!("{}…", printable(beginning)),
@@ -91,7 +90,7 @@ pub(super) fn excerpt(bytes: &[u8]) -> String {
     }
 }
 
-/// What fits on a line.
+/// Maximum bytes of an excerpt.
 const EXCERPT_BYTES: usize = 64;
 
 /// A count and its noun.
@@ -102,7 +101,7 @@ pub(super) fn count(number: u64, noun: &str) -> String {
     }
 }
 
-/// A policy in words: what it calls itself is its own choice.
+/// The name of a policy for people; a policy chooses its own name, so it is escaped.
 pub(super) fn policy(policy: &PolicyRecord) -> String {
     let digest = &policy.digest.to_hex()[..8];
     let (name, version) = (policy.name.as_bytes(), policy.version.as_bytes());
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fencing_token_in_json_is_the_one_that_came() {
+    fn a_fencing_token_in_json_is_unchanged() {
         let token = Fence {
             wall: 7,
             counter: 1,

@@ -11,7 +11,7 @@ use super::remote::Remote;
 
 /// Delete a key
 ///
-/// Exit code 1 where there is no such key.
+/// Exit code 1 if the key does not exist.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -21,7 +21,7 @@ pub(super) struct Args {
     /// The key: any bytes
     key: OsString,
 
-    /// The version of the lock that protects the key
+    /// The fencing token: the version of the lock that protects the key
     #[arg(long, value_name = "VERSION")]
     fencing_token: Option<Version>,
 

@@ -1,4 +1,4 @@
-//! `statehouse doctor`: checks a data directory and says in words what it found.
+//! `statehouse doctor`: checks a data directory and reports what it found.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,11 @@ use statehouse_offline::{Checkup, Opening, Past, Reach, Salvaged};
 
 /// Check a data directory and say what is in it
 ///
-/// Every file is read, every record and block decoded, every policy's module compared with its name. The disk is
-/// measured: what the files take, what is free, and whether the store refuses writes for want of room. Nothing is
-/// changed and no lock is taken: it also runs beside a server, or on a directory that a start refuses. Exit code 1
-/// where something is wrong.
+/// Reads every file, decodes every record and block, and compares every policy module with its
+/// digest. Measures the disk: the size of the files, the free space, and whether the store refuses
+/// writes because the disk is full. Changes nothing and takes no lock, so it also runs while a
+/// server uses the directory, and on a directory that a start refuses. Exit code 1 if it finds a
+/// problem.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,15 +34,15 @@ pub(super) struct Args {
     )]
     directory: PathBuf,
 
-    /// Write everything that can still be read, up to the damage, to a backup
+    /// Write everything that is readable, up to the damage, to a backup
     #[arg(long, value_name = "FILE")]
     salvage: Option<PathBuf>,
 
-    /// Let --salvage replace the file where there is one
+    /// Let --salvage replace an existing file
     #[arg(long, requires = "salvage")]
     force: bool,
 
-    /// Print what was found as a JSON object
+    /// Print the findings as a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -72,12 +73,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     match (checkup.is_well(), failed) {
         (true, None) => Ok(Exit::Done),
-        // All that was asked for beside the findings.
+        // The salvage failed, and nothing else is wrong.
         (true, Some(error)) => Err(error.into()),
         (false, failed) => {
-            // The findings count.
+            // The findings decide the exit code.
             if let Some(error) = failed {
-                notice(&format!("nothing could be saved: {error}"));
+                notice(&format!("the salvage failed: {error}"));
             }
             Ok(Exit::Negative)
         }
@@ -86,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 
 fn in_words(directory: &Path, it: &Checkup) -> String {
     let mut text = format!("{}\n\n", directory.display());
-    // The policies' modules are told of below, one by one.
+    // The modules of policies are listed below, one by one.
     let is_file = |file: &&FileReport| file.kind != Kind::Other || file.name != "policies";
     for file in it.files.iter().filter(is_file) {
         text.push_str(&format!("  {}\n", file_text(file)));
@@ -139,7 +140,7 @@ fn disk_text(it: &DiskUse) -> String {
     text.push_str(&format!("; free {}\n", bytes(it.free)));
     text.push_str(match it.refuses_writes {
         true => {
-            "the store refuses writes with so little room: free some of the disk, or remove keys\n"
+            "the store refuses writes because the disk is full: free disk space, or remove keys\n"
         }
         false => "there is room for writes\n",
     });
@@ -161,12 +162,12 @@ fn disk_json(it: &DiskUse) -> Json {
 fn reach_text(reach: &Reach) -> String {
     if reach.base == LogPosition::NONE {
         return format!(
-            "the history goes back to the beginning of the store, {} ago",
+            "the history reaches back to the beginning of the store, {} ago",
             data::count(reach.end.0, "record")
         );
     }
     format!(
-        "the history goes back to {}, record {}; states are exact from record {} on",
+        "the history reaches back to {}, record {}; states are exact from record {} on",
         utc(reach.base_ms),
         reach.base.0 + 1,
         reach.exact
@@ -197,7 +198,7 @@ fn file_text(file: &FileReport) -> String {
     format!("{name}  {what}, {bytes}{records}: {}", file.verdict)
 }
 
-/// What a person can do.
+/// The next steps for the operator.
 fn advice(directory: &Path, it: &Checkup) -> String {
     let directory = directory.display();
     if it.holds_nothing() {
@@ -209,7 +210,7 @@ fn advice(directory: &Path, it: &Checkup) -> String {
             "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
         ),
         Ok(_) => format!(
-            "\nWhat next: the store can start and has its newest state. Take a backup now with `statehouse snapshot FILE --data {directory}`, and look at the disk: what was damaged once may be again.\n"
+            "\nWhat next: the store can start and has its newest state. Take a backup now with `statehouse snapshot FILE --data {directory}`, and check the disk: it may damage more data.\n"
         ),
     }
 }
@@ -222,13 +223,13 @@ fn rescued(file: &Path, it: &Salvaged) -> String {
     );
     if let Some(end) = it.blurred_up_to {
         text.push_str(&format!(
-            "The log beside the snapshot is lost: each key is as of some moment before record {end}, not all of the same one.\n"
+            "The log that completes the snapshot is lost: each key is as of some record before {end}, and not all are as of the same record.\n"
         ));
     }
     text.push_str(if it.whole {
         "Nothing is missing in it.\n"
     } else {
-        "What came later is lost. Make a data directory of it with `statehouse restore`.\n"
+        "What came later is lost. Create a data directory from the backup with `statehouse restore`.\n"
     });
     text
 }

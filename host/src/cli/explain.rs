@@ -1,4 +1,4 @@
-//! `statehouse explain`: what becomes of one request, without sending it.
+//! `statehouse explain`: shows how the store would handle a request, without sending it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +15,13 @@ use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read};
 use statehouse_testkit::{Answer, Harness, Reads, array};
 
-/// Show what becomes of a request: decision, effects, what it rests on, notifications, fuel and time
+/// Show how a request is handled: decision, effects, read set, notifications, fuel and time
 ///
-/// The request runs in memory, over an empty table, or over that of a backup or of a data directory, and changes
-/// neither. It runs twice, on a used and on a fresh instance; where these differ, that is said.
+/// The request runs in memory, over an empty table or over the table of a backup or a data
+/// directory, and changes neither. It runs twice, on a used and on a fresh instance, and any
+/// difference is reported.
 ///
-/// Exit code 4 where the answer is an error, 1 where the policy fails.
+/// Exit code 4 if the response is an error, 1 if the policy fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +30,7 @@ Examples:
   statehouse explain --policy setpoint.wasm --watch room/temperature -- SET room/temperature hot
   statehouse explain --snapshot backup.statehouse --fencing-token 001696374425000:00001:StateStore -- SET valve open")]
 pub(super) struct Args {
-    /// The words of the request
+    /// The arguments of the request
     #[arg(required = true, last = true, value_name = "WORD")]
     words: Vec<OsString>,
 
@@ -42,31 +43,32 @@ pub(super) struct Args {
     )]
     policy: PathBuf,
 
-    /// The table of this backup, as `statehouse snapshot` writes it
+    /// Use the table of this backup, as `statehouse snapshot` writes it
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     snapshot: Option<PathBuf>,
 
-    /// The table of this data directory, which is read without a lock, also beside a running server
+    /// Use the table of this data directory, which is read without a lock, even while a server runs
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Who asks
+    /// The client id
     #[arg(long, value_name = "ID", default_value = "me")]
     client: String,
 
-    /// The time of the store, such as 2026-11-21T03:00:00Z; never before that of the table [default: now]
+    /// The store's time, such as 2026-11-21T03:00:00Z; never earlier than that of the table
+    /// [default: now]
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
-    /// The client's clock, or `none` [default: the store's time]
+    /// The timestamp of the client, or `none` [default: the store's time]
     #[arg(long, value_name = "VERSION")]
     timestamp: Option<String>,
 
-    /// The version of the lock that protects the key
+    /// The fencing token: the version of the lock that protects the key
     #[arg(long, value_name = "VERSION")]
     fencing_token: Option<String>,
 
-    /// How the client speaks: sdk, documents or preview
+    /// The protocol dialect of the client: sdk, documents or preview
     #[arg(long, value_name = "NAME", default_value = "sdk", value_parser = dialect)]
     dialect: Dialect,
 
@@ -74,7 +76,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = property)]
     property: Vec<(String, String)>,
 
-    /// Somebody watches this key: shows what watchers would be told; may be given more than once
+    /// Let another client watch this key, and show its notifications; may be given more than once
     #[arg(long, value_name = "KEY")]
     watch: Vec<OsString>,
 
@@ -122,13 +124,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         let answer = watcher.send(&[b"KEYNOTIFY", key.as_bytes()]);
         if answer.watched.is_empty() {
             return Err(Failure::usage(format!(
-                "the policy lets nobody watch {} by KEYNOTIFY: it answers {}",
+                "the policy refuses KEYNOTIFY for {}: it answers {}",
                 printable(key.as_bytes()),
                 printable(&answer.payload)
             )));
         }
     }
-    // The first call of an instance does more than later ones, and a store's instances are used.
+    // The first call of an instance does extra work, and the instances of a store have already
+    // served calls.
     let words: Vec<&[u8]> = args.words.iter().map(|word| word.as_bytes()).collect();
     let mut client = harness.client(&args.client).dialect(args.dialect);
     if let Some(timestamp) = &args.timestamp {
@@ -155,7 +158,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-/// Who watches for --watch.
+/// The client id of the watcher for --watch.
 const WATCHER: &str = "watcher";
 
 fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String {
@@ -195,8 +198,8 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     row(
         "a duplicate",
         match it.same_for_duplicate {
-            true => "is owed this very answer, whatever has happened since",
-            false => "is owed nothing: it runs again on what is there then",
+            true => "is owed this very answer, regardless of later changes",
+            false => "is executed again on the current state",
         },
     );
     for (at, write) in it.swept.iter().enumerate() {
@@ -219,7 +222,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     effects.extend(
         it.unwatched
             .iter()
-            .map(|key| format!("{client} watches {} no more", excerpt(key))),
+            .map(|key| format!("{client} stops watching {}", excerpt(key))),
     );
     if effects.is_empty() {
         effects.push("none".into());
@@ -227,12 +230,12 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     for (at, effect) in effects.iter().enumerate() {
         row(if at == 0 { "effects" } else { "" }, effect);
     }
-    // What spans of the request mean.
+    // The payload that spans refer to.
     let payload = array(words);
     match &it.reads {
         Reads::Anything => row(
             "rests on",
-            "the whole table: a page of keys, a quota, or more keys than are noted",
+            "the whole table: a page of keys, a quota, or more keys than are recorded",
         ),
         Reads::Keys(reads) if reads.is_empty() => row("rests on", "nothing but the request"),
         Reads::Keys(reads) => {
@@ -247,17 +250,20 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     if it.notifications.is_empty() {
         row("notifications", "none");
     }
-    for (at, told) in it.notifications.iter().enumerate() {
+    for (at, notification) in it.notifications.iter().enumerate() {
         let name = if at == 0 { "notifications" } else { "" };
         row(
             name,
             &format!(
-                "{} hears {}",
-                printable(told.client.as_bytes()),
-                excerpt(&told.payload)
+                "{} receives {}",
+                printable(notification.client.as_bytes()),
+                excerpt(&notification.payload)
             ),
         );
-        row("", &format!("on {}", excerpt(told.topic.as_bytes())));
+        row(
+            "",
+            &format!("on {}", excerpt(notification.topic.as_bytes())),
+        );
     }
     row("fuel", &it.fuel.to_string());
     row(
@@ -270,7 +276,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     if let Some(hidden) = &it.hidden_state {
         row(
             "hidden state",
-            &format!("the policy keeps something between requests: {hidden}"),
+            &format!("the policy keeps state between requests: {hidden}"),
         );
     }
     text
@@ -280,7 +286,7 @@ fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
     let key = read.key.resolve(payload).map_or("a key".into(), excerpt);
     let hidden = if read.hidden { "hidden " } else { "" };
     match &read.entry {
-        None => format!("{hidden}{key}, which is not there"),
+        None => format!("{hidden}{key}, which does not exist"),
         Some(entry) => {
             let mut text = format!(
                 "{hidden}{key}, which holds {} ({}), version {}",
@@ -301,7 +307,7 @@ fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
 
 fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
     let node = harness.node();
-    // What spans of the request mean.
+    // The payload that spans refer to.
     let payload = array(words);
     let keys = |keys: &[Key]| -> Vec<Json> { keys.iter().map(|key| json_bytes(key)).collect() };
     let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
@@ -326,8 +332,8 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
     let notifications: Vec<Json> = it
         .notifications
         .iter()
-        .map(|told| {
-            json!({ "client": told.client, "topic": told.topic, "payload": json_bytes(&told.payload) })
+        .map(|notification| {
+            json!({ "client": notification.client, "topic": notification.topic, "payload": json_bytes(&notification.payload) })
         })
         .collect();
     let policy = harness.policy();

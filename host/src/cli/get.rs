@@ -1,4 +1,4 @@
-//! `statehouse get`: the value of a key, as it is or as it was.
+//! `statehouse get`: prints the current or a past value of a key.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -16,18 +16,18 @@ use statehouse_offline::{AsOf, Moment, Past};
 
 /// Print the value of a key
 ///
-/// The bytes go to stdout as they are; a newline follows only on a terminal. Exit code 1 where
-/// there is no such key.
+/// Writes the bytes unchanged to stdout; a newline follows only on a terminal. Exit code 1 if the
+/// key does not exist.
 ///
-/// With --as-of no server is asked: the data directory itself is read, on this machine, without a lock, also
-/// beside a running server. It reaches as far back as `statehouse history` does.
+/// With --as-of it reads the data directory instead of asking a server, on this machine and without
+/// a lock, even while a server runs. It reaches as far back as `statehouse history`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse get room/temperature
   statehouse get firmware > firmware.bin
   statehouse get room/temperature --json
-  statehouse get no-such-key || echo \"there is none\"
+  statehouse get no-such-key || echo \"not found\"
   statehouse get room/temperature --as-of 2026-11-21T03:00:00Z
   statehouse get room/temperature --as-of 10m
   statehouse get room/temperature --as-of 001696374425000:00001:StateStore")]
@@ -42,8 +42,8 @@ pub(super) struct Args {
     #[command(flatten)]
     remote: Remote,
 
-    /// The value as it was with this version, or at this time: a version as --with-version prints it, a time
-    /// such as 2026-11-21T03:00:00Z, or how long ago, such as 10m
+    /// The value at this version or time: a version as --with-version prints it, a time such as
+    /// 2026-11-21T03:00:00Z, or how long ago, such as 10m
     #[arg(long, value_name = "VERSION|TIME", value_parser = moment, help_heading = "The past")]
     as_of: Option<Moment>,
 
@@ -91,7 +91,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What the key was at a moment: its value and its version.
+/// The value and version of the key at a moment.
 fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, String)>, Failure> {
     if let Moment::Time(ms) = moment
         && ms > wall_ms()
@@ -109,25 +109,26 @@ fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, Str
         }
         AsOf::Absent => Ok(None),
         AsOf::TooOld { since_ms } => Err(Failure::usage(format!(
-            "what the key was then is not kept any more: the history in {} reaches back to {}. Ask for a later time, or look into an older backup; `serve --history-retention` and `--history-bytes` say how much is kept",
+            "the value at that time is not kept any more: the history in {} reaches back to {}. Give a later time, or read an older backup; `serve --history-retention` and `--history-bytes` set how much is kept",
             args.data.path.display(),
             time::utc(since_ms)
         ))),
         AsOf::NotYet(last) => Err(Failure::usage(format!(
-            "no version as late as that was given: the last one in {} is {}",
+            "no version as late as that was assigned: the last one in {} is {}",
             args.data.path.display(),
             printable(last.display(node).to_string().as_bytes())
         ))),
     }
 }
 
-/// Reads what --as-of names. The node of a version does not matter: a store gives no version twice.
+/// Parses --as-of. The node of a version does not matter, since a store never assigns a version
+/// twice.
 fn moment(text: &str) -> Result<Moment, String> {
     let mut parts = text.splitn(3, ':');
     let (wall, counter) = (parts.next().unwrap_or_default(), parts.next());
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if let Some(counter) = counter
-        // Anything shorter is a time of day without its date.
+        // A shorter number is a time of day without a date.
         && wall.len() >= WALL_DIGITS_MIN
         && digits(wall)
         && digits(counter)
@@ -140,7 +141,7 @@ fn moment(text: &str) -> Result<Moment, String> {
     })
 }
 
-/// Milliseconds since 1970 have had more digits than this since January 1970.
+/// Milliseconds since 1970 have had at least this many digits since January 1970.
 const WALL_DIGITS_MIN: usize = 10;
 
 #[cfg(test)]
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_times_are_told_apart() {
+    fn versions_and_times_are_distinguished() {
         let version = |wall, counter| Ok(Moment::Version(Stamp { wall, counter }));
         assert_eq!(
             moment("001696374425000:00001:StateStore"),

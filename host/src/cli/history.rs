@@ -1,4 +1,4 @@
-//! `statehouse history`: what became of a key.
+//! `statehouse history`: prints the recorded changes of a key.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -13,9 +13,9 @@ use statehouse_offline::{Change, History, Past, What};
 
 /// Print the recorded changes of a key, the newest first
 ///
-/// Reads the data directory itself, on this machine, without a lock, also beside a running server. How far back
-/// it reaches is the server's --history-retention and --history-bytes, and is said at the end. Exit code 1 where
-/// nothing is known of the key.
+/// Reads the data directory, on this machine and without a lock, even while a server runs. The
+/// server's --history-retention and --history-bytes decide how far back it reaches; the last line
+/// reports it. Exit code 1 if nothing is known of the key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,11 +26,12 @@ pub(super) struct Args {
     /// The key: any bytes
     key: OsString,
 
-    /// Print at most this many changes, the last ones
+    /// Print at most this many changes, the latest ones
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
-    /// Print a JSON object for each change, one on a line; bytes that are not UTF-8 as {"base64": ...}
+    /// Print a JSON object for each change, one per line; bytes that are not UTF-8 as {"base64":
+    /// ...}
     #[arg(long)]
     json: bool,
 
@@ -132,7 +133,7 @@ fn in_json(key: &[u8], change: &Change, node: &str) -> Json {
             object["event"] = json!("set");
             object["value"] = json_bytes(value);
             object["bytes"] = json!(bytes);
-            // `get --as-of` gives the whole.
+            // `get --as-of` prints the whole value.
             object["truncated"] = json!(value.len() < *bytes);
             let fence = fence.as_ref();
             object["fencing_token"] = json!(fence.map(data::fence_json));
@@ -144,7 +145,7 @@ fn in_json(key: &[u8], change: &Change, node: &str) -> Json {
     object
 }
 
-/// How far back this reaches.
+/// How far back the history reaches.
 fn beginning(history: &History, key: &[u8], node: &str) -> String {
     let changes = data::count(history.count, "change");
     let since = match history.since_ms {
@@ -158,7 +159,7 @@ fn beginning(history: &History, key: &[u8], node: &str) -> String {
     };
     let before = match (&history.before, history.since_ms) {
         (Some(entry), _) => format!("; before that {}", value_of(entry, node)),
-        (None, Some(_)) => "; what was before is not kept".to_owned(),
+        (None, Some(_)) => "; earlier changes are not kept".to_owned(),
         (None, None) => String::new(),
     };
     format!("{changes} of {} {since}{older}{before}\n", printable(key))

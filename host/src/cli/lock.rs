@@ -1,5 +1,5 @@
-//! `statehouse lock`: runs a command while holding a lock. Enters: a lock's name and a command.
-//! Leaves: the command's exit code. It never lets the command run on once the lease is lost.
+//! `statehouse lock`: runs a command while it holds a lock, and exits with the command's exit code.
+//! The command must never continue to run after the lease is lost.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -16,46 +16,48 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::output::{Exit, Failure, notice, printable};
 use super::remote::Remote;
 
-/// A command that has lost its lock gets this long after SIGTERM, then SIGKILL: another holder may
-/// be at work already.
+/// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
+/// another holder may already run.
 const TERMINATE_GRACE: Duration = Duration::from_secs(10);
 
-/// How long to try to release a lock whose lease has ended: a late renewal may have taken it again.
+/// The time to try to release a lock whose lease has ended, since a late renewal may have acquired
+/// it again.
 const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
 
-/// Longest pause between attempts to renew a lease that is running out.
+/// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Run a command while holding a lock
 ///
-/// Waits for the lock, holds it with a lease that is renewed as long as the command runs, and
-/// releases it afterwards. The exit code is the command's (128 + the signal that killed it); 1 where
-/// --wait is over before, 126 or 127 where the command cannot be run. Where the lease is lost, the
-/// command gets SIGTERM and the exit code is 3.
+/// Waits for the lock, renews its lease while the command runs, and releases it afterwards. The
+/// exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126 or
+/// 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM and the exit
+/// code is 3.
 ///
-/// The command finds the lock's name in STATEHOUSE_LOCK and the fencing token in
-/// STATEHOUSE_FENCING_TOKEN. What it writes with that token, no earlier holder can overwrite.
+/// The command gets the lock's name in STATEHOUSE_LOCK and the fencing token in
+/// STATEHOUSE_FENCING_TOKEN. Earlier holders cannot overwrite what the command writes with that
+/// token.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse lock nightly -- ./backup.sh
-  statehouse lock nightly --wait 0s -- ./backup.sh || echo \"it runs elsewhere\"
+  statehouse lock nightly --wait 0s -- ./backup.sh || echo \"runs on another machine\"
   statehouse lock valve -- sh -c \\
     'statehouse set valve/position open --fencing-token \"$STATEHOUSE_FENCING_TOKEN\"'")]
 pub(super) struct Args {
-    /// The name of the lock, which is a key of the store
+    /// The name of the lock: a key of the store
     name: OsString,
 
-    /// How long the lock outlives this program, if the machine or the network fails
+    /// How long the lock stays held if this program, the machine or the network fails
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     lease: Duration,
 
-    /// How long to wait for the lock [default: for ever]
+    /// How long to wait for the lock [default: without limit]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     wait: Option<Duration>,
 
-    /// The name of the holder, the value of the key [default: the client id]. Two with the same name
-    /// hold the lock together
+    /// The name of the holder, stored as the value of the key [default: the client id]. Two holders
+    /// with the same name hold the lock together
     #[arg(long, value_name = "NAME")]
     holder: Option<OsString>,
 
@@ -68,13 +70,13 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    // From here on the signals are ours, so that none leaves the lock behind.
+    // Signals are caught from here on, so that none leaves the lock held.
     let mut signals = Signals::listen()?;
     let client = args.remote.connect_for(args.lease).await?;
     let Some(mut lock) = acquire(&client, &args, &mut signals).await? else {
         client.close().await;
         return Err(Failure::negative(format!(
-            "the lock {} is held by another or the store answers too slowly, and the time to wait is over",
+            "the lock {} was not acquired in time: it is held by another client, or the store answers too slowly",
             printable(args.name.as_bytes())
         )));
     };
@@ -105,7 +107,7 @@ async fn acquire(
     tokio::select! {
         lock = client.lock(name, options) => Ok(lock?),
         signal = signals.next() => {
-            // The request that takes the lock may be on its way: this one comes after it.
+            // A request that acquires the lock may be in flight; this one is executed after it.
             let _ = client.vdel(name, holder, None).await;
             Err(Failure::new(128 + signal.number, "interrupted while waiting for the lock"))
         }
@@ -113,7 +115,7 @@ async fn acquire(
 }
 
 fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
-    // clap does not let it be empty.
+    // clap requires at least one argument.
     let (program, arguments) = args
         .command
         .split_first()
@@ -124,7 +126,7 @@ fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
         .env("STATEHOUSE_FENCING_TOKEN", lock.fencing_token().to_string())
         .spawn()
         .map_err(|error| {
-            // As shells do.
+            // The exit codes that shells use.
             let code = match error.kind() {
                 io::ErrorKind::NotFound => 127,
                 _ => 126,
@@ -136,29 +138,29 @@ fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
 
 async fn release(lock: Lock) {
     if lock.held_until() <= Instant::now() {
-        // Probably nothing is left to release, or nobody can be reached.
+        // There is probably nothing to release, or the store is unreachable.
         let _ = timeout(RELEASE_LOST_WAIT, lock.release()).await;
     } else if let Err(error) = lock.release().await {
         notice(&format!(
-            "the lock is not released, but ends with its lease: {error}"
+            "the lock could not be released and ends with its lease: {error}"
         ));
     }
 }
 
-/// Waits for the command, while the lease is renewed and signals are passed on.
+/// Waits for the command, renews the lease and forwards signals.
 async fn supervise(
     mut child: Child,
     lock: &mut Lock,
     lease: Duration,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let kept = keep(lock, lease);
+    let kept = renew_until_lost(lock, lease);
     tokio::pin!(kept);
     loop {
         tokio::select! {
             status = child.wait() => return Ok(Exit::Code(exit_code(status?))),
             signal = signals.next() => {
-                // Ctrl-C on a terminal reaches the command without our help, and twice is too much.
+                // A terminal sends Ctrl-C to the command itself; forwarding it would send it twice.
                 if signal.name != "INT" || !io::stdin().is_terminal() {
                     send(&child, signal.name).await;
                 }
@@ -173,9 +175,9 @@ async fn supervise(
     }
 }
 
-/// Renews the lease whenever a third of what is left of it has passed: where an answer was late, that
-/// is less than a third of the lease. Returns, with the reason, only when the lock is lost.
-async fn keep(lock: &mut Lock, lease: Duration) -> String {
+/// Renews the lease whenever a third of its remaining time has passed. After a late answer that is
+/// less than a third of the lease. Returns, with the reason, only when the lock is lost.
+async fn renew_until_lost(lock: &mut Lock, lease: Duration) -> String {
     loop {
         let left = lock.held_until().saturating_duration_since(Instant::now());
         sleep(left / 3).await;
@@ -197,19 +199,19 @@ async fn keep(lock: &mut Lock, lease: Duration) -> String {
     }
 }
 
-/// SIGTERM, and SIGKILL where that is not heard.
+/// Sends SIGTERM, and SIGKILL if the command does not end in time.
 async fn stop(child: &mut Child) {
     send(child, "TERM").await;
     if timeout(TERMINATE_GRACE, child.wait()).await.is_err() {
-        // It fails only for a process that is gone.
+        // This fails only if the process has already ended.
         let _ = child.kill().await;
     }
 }
 
-/// Sends a signal by the shell's own `kill`: the standard library has none, and this program no
-/// unsafe code to call the system's.
+/// Sends a signal by the shell's `kill`: the standard library cannot send signals, and this program
+/// contains no unsafe code that could.
 async fn send(child: &Child, signal: &str) {
-    // Without an id it has ended, and been waited for.
+    // A process without an id has ended and was waited for.
     let Some(id) = child.id() else { return };
     let sent = Command::new("sh")
         .args([

@@ -1,4 +1,4 @@
-//! `statehouse man`: manual pages, made of what --help says.
+//! `statehouse man`: writes manual pages from the help texts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::output::{Exit, Failure};
 Examples:
   statehouse man /usr/local/share/man/man1 && man statehouse-serve")]
 pub(super) struct Args {
-    /// Where to; it is made where it is not there
+    /// The directory; it is created if it does not exist
     directory: PathBuf,
 }
 

@@ -1,7 +1,8 @@
 //! The command line: one file per command.
 //!
-//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store. A server that has to stop
-//! ends with 74 where its disk failed, and with 70 where it lost its state to a mistake of its own (sysexits.h).
+//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store. A
+//! server exits with 74 if its disk failed, and with 70 if it lost its state because of a bug
+//! (sysexits.h).
 
 mod administration;
 mod authz;
@@ -63,14 +64,14 @@ Examples:
   statehouse serve --listen 127.0.0.1:1884 --policy my-policy.wasm
   STATEHOUSE_LISTEN=127.0.0.1:0 statehouse serve --log json
 
-Every setting but --config can stand in the file that --config names, under its name with underscores:
+The file that --config names may contain every other setting, under its name with underscores:
   listen = [\"127.0.0.1:1883\", \"[::1]:1883\"]
   max_keys = 100000
-Flags win over environment variables, these over the file.
+Flags take precedence over environment variables, and these over the file.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or a data directory that cannot be used, 3 an address that cannot be
-listened on, 74 the disk failed, 70 a mistake of its own lost its state. After 74 and 70 it is to be started again: what
-is on disk is recovered.")]
+Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 an address that cannot be listened
+on, 74 the disk failed, 70 a bug lost the state in memory. After 74 and 70 start the store again: it recovers everything
+that is durable.")]
     Serve(Box<Flags>),
     Get(get::Args),
     Set(set::Args),
@@ -96,7 +97,7 @@ is on disk is recovered.")]
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    // The command line of a child is not for people.
+    // A child process that compiles policies has arguments of its own, which clap must not parse.
     if let Some(code) = statehouse_precompiled::child() {
         return code;
     }

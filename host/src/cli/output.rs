@@ -1,5 +1,5 @@
-//! What the client commands print, and how they end. Enters: results. Leaves: bytes on stdout,
-//! sentences on stderr, exit codes. It never mixes the two streams.
+//! Output and exit codes of the client commands. Results go to stdout and messages to stderr; the
+//! two must never mix.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -12,23 +12,23 @@ use statehouse_client::Error;
 const EXIT_NEGATIVE: u8 = 1;
 /// Exit code: the command line cannot be used.
 const EXIT_USAGE: u8 = 2;
-/// Exit code: no store, no answer, or not the answer of a store.
+/// Exit code: the store is unreachable, does not answer, or is not a state store.
 const EXIT_TRANSPORT: u8 = 3;
 /// Exit code: the store refused.
 const EXIT_REFUSED: u8 = 4;
 
-/// How a command ends that did what it should.
+/// The result of a command that worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exit {
     /// Done.
     Done,
     /// Not found, or not applied.
     Negative,
-    /// Whatever the command under a lock ended with.
+    /// The exit code of the command that `lock` ran.
     Code(u8),
 }
 
-/// How a command ends that could not: an exit code and a sentence for stderr.
+/// The result of a command that failed: an exit code and a message for stderr.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     code: u8,
@@ -36,7 +36,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// What was asked for is not there, or did not happen.
+    /// The key or entry does not exist, or the operation was not applied.
     pub(super) fn negative(message: impl Into<String>) -> Self {
         Self::new(EXIT_NEGATIVE, message)
     }
@@ -46,7 +46,7 @@ impl Failure {
         Self::new(EXIT_USAGE, message)
     }
 
-    /// The store cannot be reached, or the connection to it is not good enough any more.
+    /// The store cannot be reached, or the connection failed.
     pub(super) fn transport(message: impl Into<String>) -> Self {
         Self::new(EXIT_TRANSPORT, message)
     }
@@ -56,12 +56,12 @@ impl Failure {
         Self::new(EXIT_REFUSED, message)
     }
 
-    /// The sentence.
+    /// The message.
     pub(super) fn message(&self) -> &str {
         &self.message
     }
 
-    /// How a command ends by it.
+    /// The exit code of the process.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
@@ -87,7 +87,7 @@ impl From<Error> for Failure {
             Error::Timeout(_) => {
                 "Is a state store running there? --timeout allows for a slow one. The request may have taken effect"
             }
-            Error::Protocol(_) => "Is it a state store, and one of this protocol?",
+            Error::Protocol(_) => "Is it a state store that speaks this version of the protocol?",
             _ => "",
         };
         let mut message = error.to_string();
@@ -99,7 +99,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What a person can do about a text of the protocol, section 4.
+/// Advice for an error text of the protocol, section 4.
 fn refusal_advice(text: &str) -> &'static str {
     if text.starts_with("a fencing token is required") {
         "Give one with --fencing-token: the version of the lock that protects the key"
@@ -146,13 +146,13 @@ pub(super) fn report(failure: &Failure) -> ExitCode {
     failure.exit_code()
 }
 
-/// A sentence for people, on stderr.
+/// Writes a message for people to stderr.
 pub(super) fn notice(sentence: &str) {
-    // Where even stderr is gone there is nobody to tell.
+    // If stderr fails too, there is no other place to report to.
     let _ = io::stderr().write_all(line(sentence).as_bytes());
 }
 
-/// The same as a line.
+/// The message as a complete line.
 pub(super) fn line(sentence: &str) -> String {
     let full_stop = if sentence.ends_with(['.', '?']) {
         ""
@@ -162,8 +162,8 @@ pub(super) fn line(sentence: &str) -> String {
     format!("statehouse: {sentence}{full_stop}\n")
 }
 
-/// Writes to stdout. False where nobody reads it any more, as after `| head -1`: then the command
-/// has done enough.
+/// Writes to stdout. Returns false if stdout was closed, as by `| head -1`; the command may then
+/// stop.
 pub(super) fn emit(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -175,12 +175,12 @@ pub(super) fn emit(bytes: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-/// Writes one JSON object on a line of its own.
+/// Writes a JSON object as one line.
 pub(super) fn emit_json(object: &Json) -> Result<bool, Failure> {
     emit(format!("{object}\n").as_bytes())
 }
 
-/// Bytes in JSON: a string where they are UTF-8, else `{"base64": "..."}`.
+/// Bytes in JSON: a string if they are UTF-8, else `{"base64": "..."}`.
 pub(super) fn json_bytes(bytes: &[u8]) -> Json {
     match std::str::from_utf8(bytes) {
         Ok(text) => json!(text),
@@ -188,7 +188,8 @@ pub(super) fn json_bytes(bytes: &[u8]) -> Json {
     }
 }
 
-/// Bytes on one line for people: what is not printable UTF-8, and the backslash, as escapes.
+/// Bytes on one line for people. Escapes the backslash and all characters that are not printable
+/// UTF-8.
 pub(super) fn printable(bytes: &[u8]) -> String {
     let mut line = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stays_a_line() {
+    fn printable_bytes_stay_on_one_line() {
         assert_eq!(printable("21°".as_bytes()), "21°");
         assert_eq!(printable(b"a\nb\\\x1b[2J\xff"), "a\\nb\\\\\\u{1b}[2J\\xff");
     }

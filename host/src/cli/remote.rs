@@ -1,4 +1,4 @@
-//! What all client commands share: where the store is, who asks, and connecting to it.
+//! Options that all client commands share, and the connection to the store.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 use super::output::Failure;
 use crate::config::{BrokerUrl, read_password};
 
-/// The name of the variable with the password, for who does not want it in a file.
+/// Environment variable with the password, as an alternative to a file.
 const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 
-/// Where the store is.
+/// The address of the store.
 #[derive(Debug, clap::Args)]
 struct Address {
     /// Name or address of the store's host
@@ -29,11 +29,11 @@ struct Address {
     port: u16,
 }
 
-/// What there is to do where no store is.
+/// Advice if the store is unreachable.
 pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
 
-/// Who asks.
+/// The credentials of the user.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Account {
@@ -41,20 +41,21 @@ pub(super) struct Account {
     #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
     user: Option<String>,
 
-    /// A file with the password; without it STATEHOUSE_PASSWORD has it
+    /// A file with the password [default: STATEHOUSE_PASSWORD]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
 }
 
-/// Who asks, and how to know who answers.
+/// The credentials of the user and the certificates of the connection.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Credentials {
-    /// Certificates (PEM) that the one of mqtts:// or wss:// is checked against [default: those of the system]
+    /// CA certificates (PEM) that the server's certificate is verified against, for mqtts:// or
+    /// wss:// [default: the system's]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CA")]
     ca: Option<PathBuf>,
 
-    /// A certificate of one's own (PEM), for a store that asks for one
+    /// A client certificate (PEM), if the store asks for one
     #[arg(
         long,
         value_name = "FILE",
@@ -63,7 +64,7 @@ pub(super) struct Credentials {
     )]
     cert: Option<PathBuf>,
 
-    /// The key of this certificate (PEM)
+    /// The private key of this certificate (PEM)
     #[arg(
         id = "own_key",
         long = "cert-key",
@@ -78,7 +79,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Files of certificates, where they are of use for this URL.
+    /// The certificate files; refused if this URL is unencrypted.
     pub(super) fn tls(&self, url: &BrokerUrl) -> Result<Option<Tls>, Failure> {
         let tls = Tls {
             ca: self.ca.clone(),
@@ -88,12 +89,12 @@ impl Credentials {
             true => Ok(Some(tls)),
             false if tls == Tls::default() => Ok(None),
             false => Err(Failure::usage(format!(
-                "certificates are for encrypted connections, and {url} is none: name the store with --url mqtts://HOST:PORT, or wss://"
+                "certificates require an encrypted connection, but {url} is unencrypted: name the store with --url mqtts://HOST:PORT, or wss://"
             ))),
         }
     }
 
-    /// User and password, of the flags before those of the URL.
+    /// User and password; flags take precedence over the URL.
     pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
         let password = url.password.as_ref().map(|it| it.0.as_str());
         self.account.login(url.user.as_deref(), password)
@@ -101,7 +102,7 @@ impl Credentials {
 }
 
 impl Account {
-    /// User and password, where nothing else is said those that are given here.
+    /// User and password; flags take precedence over the arguments.
     pub(super) fn login(
         &self,
         user: Option<&str>,
@@ -117,9 +118,9 @@ impl Account {
         let password = own.or_else(|| password.map(str::to_owned));
         let user = self.user.clone().or_else(|| user.map(str::to_owned));
         Ok(match (user, password) {
-            // MQTT 5 lets a password stand alone (section 3.1.2.9); rumqttc does not.
+            // MQTT 5 allows a password without a user (section 3.1.2.9); rumqttc does not.
             (None, Some(_)) => {
-                let why = "there is a password and no user: give --user NAME";
+                let why = "there is a password but no user: give --user NAME";
                 return Err(Failure::usage(why));
             }
             (None, None) => None,
@@ -131,10 +132,11 @@ impl Account {
     }
 }
 
-/// Where the store is, and who asks there.
+/// The address of the store, and the credentials.
 #[derive(Debug, clap::Args)]
-pub(super) struct Way {
-    /// Where the store is, in one: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); goes before --host and --port
+pub(super) struct Target {
+    /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
+    /// precedence over --host and --port
     #[arg(
         long,
         value_name = "URL",
@@ -150,8 +152,8 @@ pub(super) struct Way {
     pub(super) credentials: Credentials,
 }
 
-impl Way {
-    /// Where the store is, whichever way that was said.
+impl Target {
+    /// The URL of the store, from either form.
     pub(super) fn url(&self) -> BrokerUrl {
         match &self.url {
             Some(url) => url.clone(),
@@ -160,38 +162,39 @@ impl Way {
     }
 }
 
-/// Options of every command that speaks with a store.
+/// Options of every command that connects to a store.
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
     #[command(flatten)]
-    way: Way,
+    target: Target,
 
     /// MQTT client id [default: statehouse- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]
     client_id: Option<String>,
 
-    /// How long to wait for the connection, and for each answer
+    /// How long to wait for the connection, and for each response
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
           help_heading = "Connection")]
     timeout: Duration,
 
-    /// Print results as JSON objects, one on a line; bytes that are not UTF-8 as {"base64": ...}
+    /// Print results as JSON objects, one per line; bytes that are not UTF-8 as {"base64": ...}
     #[arg(long)]
     pub(super) json: bool,
 }
 
 impl Remote {
-    /// Connects for one request: the broker need not keep the session longer than it may take.
+    /// Connects for one request: the broker keeps the session only as long as the request may take.
     pub(super) async fn connect(&self) -> Result<Client, Failure> {
         self.connect_for(self.timeout).await
     }
 
-    /// Connects for long: the broker keeps the session over an interruption of this length.
+    /// Connects for a longer time: the broker keeps the session during an interruption of this
+    /// length.
     pub(super) async fn connect_for(&self, interruption: Duration) -> Result<Client, Failure> {
-        let url = self.way.url();
+        let url = self.target.url();
         let options = Options {
-            tls: self.way.credentials.tls(&url)?,
-            login: self.way.credentials.login(&url)?,
+            tls: self.target.credentials.tls(&url)?,
+            login: self.target.credentials.login(&url)?,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,

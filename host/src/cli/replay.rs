@@ -1,4 +1,4 @@
-//! `statehouse replay`: recorded requests, run again and compared.
+//! `statehouse replay`: replays recorded requests and compares the results.
 
 use std::path::PathBuf;
 
@@ -18,14 +18,15 @@ use statehouse_offline::{
 use statehouse_testkit::read_policy;
 use statehouse_wal::LogPosition;
 
-/// Run recorded requests again and print every difference
+/// Replay recorded requests and print every difference
 ///
-/// Every request that changed something or was refused is run once more on what it saw, by the policy version
-/// that handled it, or all of them by the one of --policy. Answers and writes are compared byte for byte; nothing
-/// is stored. A request is not comparable where the policy asks what was not recorded (who watched, another user
-/// property, random bytes), or where the policy that handled it is gone. Exit code 1 where something differs.
+/// Replays every request that changed something or was refused, on its recorded read set, with the
+/// policy version that handled it, or with the policy of --policy. Compares responses and writes
+/// byte for byte, and stores nothing. A request is not comparable if the policy reads input that
+/// was not recorded (watchers, another user property, random bytes), or if the policy that handled
+/// it is missing. Exit code 1 if a difference is found.
 ///
-/// Reads the data directory itself, on this machine, without a lock, also beside a running server.
+/// Reads the data directory, on this machine and without a lock, even while a server runs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,11 +34,12 @@ Examples:
   statehouse replay --policy new-policy.wasm --from 1h
   statehouse replay --policy new-policy.wasm --from 2026-11-21T03:00:00Z --to 2026-11-21T04:00:00Z --json")]
 pub(super) struct Args {
-    /// The first record: its number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m
+    /// The first record: its number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as
+    /// 10m
     #[arg(long, value_name = "RECORD|TIME")]
     from: Option<Place>,
 
-    /// The last record, likewise
+    /// The last record, in the same form
     #[arg(long, value_name = "RECORD|TIME")]
     to: Option<Place>,
 
@@ -45,8 +47,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Most fuel that the policy of --policy may burn for one request, as `serve` would let it. What a policy handled before
-    /// it can always handle again [default: 4000000; 50000 to 40000000]
+    /// Maximum fuel of one request with the policy of --policy, like that of `serve`. Requests that
+    /// the recorded policies handled are not limited by it [default: 4000000; range 50000 to
+    /// 40000000]
     #[arg(
         long,
         value_name = "FUEL",
@@ -59,7 +62,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u64,
 
-    /// Print a JSON object for each difference, and one for the summary, one on a line
+    /// Print a JSON object for each difference and one for the summary, one per line
     #[arg(long)]
     json: bool,
 
@@ -95,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     if replayed.shortened {
         notice(&format!(
-            "the history does not reach back that far: the replay begins at record {}",
+            "the history does not reach back that far: the replay starts at record {}",
             replayed.from
         ));
     }
@@ -110,13 +113,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-/// Prints what differs as it is found.
+/// Prints differences as they are found.
 struct Printer<'a> {
     args: &'a Args,
     progress: Progress,
     /// Differences that may still be printed.
     left: u64,
-    /// Standard output cannot be written to.
+    /// The error of standard output, if any.
     failed: Option<Failure>,
 }
 
@@ -141,7 +144,7 @@ impl Observer for Printer<'_> {
         };
         match printed {
             Ok(true) => {}
-            // Nobody reads on, but the exit code is still asked for.
+            // Standard output was closed, but the replay continues for its exit code.
             Ok(false) => self.left = 0,
             Err(failure) => self.failed = Some(failure),
         }
@@ -185,7 +188,7 @@ fn difference_text(it: &Difference<'_>, node: &str) -> String {
     text
 }
 
-/// A request on one line.
+/// The request on one line.
 fn request(payload: &[u8]) -> String {
     match words(payload) {
         Some(words) if !words.is_empty() => {
@@ -349,7 +352,7 @@ mod tests {
     use statehouse_core::store::Change;
 
     #[test]
-    fn a_write_in_json_has_its_token_as_it_came() {
+    fn a_write_in_json_has_its_token_unchanged() {
         let fence = Fence {
             wall: 7,
             counter: 1,
@@ -357,7 +360,7 @@ mod tests {
         };
         let entry = Entry::new(b"k", b"v", Stamp::default(), Some(&fence), None);
         let write = Write::of(Change::Set(entry));
-        let said = write_json(&write, "StateStore");
-        assert_eq!(said["fencing_token"], "000000000000007:00001:a\\b");
+        let object = write_json(&write, "StateStore");
+        assert_eq!(object["fencing_token"], "000000000000007:00001:a\\b");
     }
 }

@@ -1,4 +1,4 @@
-//! `statehouse restore`: a data directory of a backup.
+//! `statehouse restore`: creates a data directory from a backup.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use super::snapshot;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::restore;
 
-/// Make a data directory of a backup
+/// Create a data directory from a backup
 ///
-/// Every byte of the backup is checked before anything is written. The data directory must be empty or absent: it
-/// is locked meanwhile, and one that holds a store already is refused and not changed. Then start the store
-/// there with `statehouse serve --data DIR`.
+/// Checks every byte of the backup before it writes anything. The data directory must be empty or
+/// absent. It is locked during the restore; a directory that holds a store is refused and not
+/// changed. Then start the store there with `statehouse serve --data DIR`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// The backup, as `statehouse snapshot` writes it
     file: PathBuf,
 
-    /// Print what is in it as a JSON object
+    /// Print the content as a JSON object
     #[arg(long)]
     json: bool,
 

@@ -1,4 +1,4 @@
-//! `statehouse scan`: the keys that match a pattern.
+//! `statehouse scan`: lists the keys that match a pattern.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -10,13 +10,13 @@ use serde_json::json;
 use super::output::{Exit, Failure, emit, json_bytes, printable};
 use super::remote::Remote;
 
-/// A scan of many pages should survive a short interruption.
+/// How long the broker keeps the session of an interrupted scan.
 const SCAN_INTERRUPTION: Duration = Duration::from_secs(30);
 
 /// List the keys that match a pattern
 ///
-/// One key on a line. On a terminal, what is not printable is escaped; elsewhere the bytes are as
-/// they are, so that keys with a newline in them need -0 or --json. Exit code 1 where none matches.
+/// One key per line. On a terminal, unprintable characters are escaped; otherwise the bytes are
+/// unchanged, so keys that contain a newline need -0 or --json. Exit code 1 if no key matches.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,7 +25,7 @@ Examples:
   statehouse scan 'sensor-[0-9]?'
   statehouse scan -0 'old/*' | xargs -0 -n 1 statehouse del")]
 pub(super) struct Args {
-    /// A glob: * any bytes, ? one byte, [a-z] and [!a-z] one of a set, \ takes the next byte as it is
+    /// A glob: * any bytes, ? one byte, [a-z] and [!a-z] one byte of a set, \ escapes the next byte
     #[arg(default_value = "*")]
     pattern: OsString,
 

@@ -1,4 +1,4 @@
-//! `statehouse serve`: runs a state store until it is told to stop.
+//! `statehouse serve`: runs a state store until a signal stops it.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::administration::Administration;
-use super::clients::{Clients, Entrance, Open};
+use super::clients::{Clients, Open, PreparedTransport};
 use super::output::{self, Failure};
 use super::service_manager;
 use super::signals::Signals;
@@ -41,17 +41,18 @@ use statehouse_precompiled::Modules;
 pub(super) fn run(flags: Flags) -> ExitCode {
     let file = flags.config.clone();
     let usage = |error: anyhow::Error| Failure::usage(format!("{error:#}"));
-    let transport = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
+    let transport_failure = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
     let ended = config::load(flags)
         .map_err(|error| usage(error.into()))
         .and_then(|(mut config, followed)| {
             start_logging(&config).map_err(usage)?;
-            tell_bounds(file.as_deref().filter(|_| followed.is_none()));
-            // First what fails soonest: a store that cannot listen touches no data.
-            let mut entrance = Entrance::prepare(&config).map_err(transport)?;
+            log_default_limits(file.as_deref().filter(|_| followed.is_none()));
+            // Binds the listeners before recovery, so that a store that cannot listen touches no
+            // data.
+            let mut transport = PreparedTransport::prepare(&config).map_err(transport_failure)?;
             let runtime = runtime(config.threads)
                 .context("cannot start the threads that serve connections")
-                .map_err(transport)?;
+                .map_err(transport_failure)?;
             let started = {
                 let _within = runtime.enter();
                 start(&config, followed).map_err(usage)?
@@ -59,20 +60,20 @@ pub(super) fn run(flags: Flags) -> ExitCode {
             let Some(started) = started else {
                 return Ok(());
             };
-            // Its turn may have come after months: passwords and certificates change.
+            // A standby may take over after months, so passwords and certificates are read again.
             if let TransportChoice::Foreign(foreign) = &mut config.transport
                 && foreign.standby
             {
                 let read = foreign.read_password();
                 read.map_err(|error| usage(error.into()))?;
-                entrance = Entrance::prepare(&config).map_err(transport)?;
+                transport = PreparedTransport::prepare(&config).map_err(transport_failure)?;
             }
-            let served = runtime.block_on(serve(entrance, started));
-            // A policy may just be compiled, which nobody waits for any more.
+            let served = runtime.block_on(serve(transport, started));
+            // A policy may still be compiling; nothing waits for the result any more.
             runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
             served
         });
-    // Behind the log. Where nobody reads that, a sentence would wait for ever.
+    // Goes through the log queue, since a direct write would block if stderr is not read.
     if let Err(failure) = &ended {
         logging::last_words(&output::line(failure.message()));
     }
@@ -80,7 +81,8 @@ pub(super) fn run(flags: Flags) -> ExitCode {
     ended.map_or_else(|failure| failure.exit_code(), |()| ExitCode::SUCCESS)
 }
 
-/// What serves clients. One thread serves them by itself, and nobody is woken for it.
+/// The runtime that serves clients. With one thread it is single-threaded, which saves the wake-up
+/// of another thread.
 fn runtime(threads: usize) -> io::Result<Runtime> {
     let mut builder = match threads {
         1 => runtime::Builder::new_current_thread(),
@@ -107,26 +109,28 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says what default bounds are parts of, and of a settings file that nobody reads again.
-fn tell_bounds(read_once: Option<&Path>) {
+/// Logs the memory that default limits are fractions of, and a settings file that will not be
+/// reloaded.
+fn log_default_limits(read_once: Option<&Path>) {
     match config::memory_bytes() {
         Some(bytes) => tracing::info!(
-            "{} MiB of memory, which default bounds are parts of",
+            "default limits are derived from {} MiB of memory",
             bytes >> 20
         ),
         None => tracing::warn!(
-            "neither /proc/meminfo nor a control group says how much memory there is: default bounds are those of a large machine, so set max_bytes and max_total_queue_bytes"
+            "neither /proc/meminfo nor a control group reports the memory: the default limits are those of a large machine, so set max_bytes and max_total_queue_bytes"
         ),
     }
     if let Some(file) = read_once {
         tracing::info!(
-            "{} is no regular file: it was read once, and other bounds count from the next start on",
+            "{} is not a regular file: it was read once, and changed limits take effect at the next start",
             file.display()
         );
     }
 }
 
-/// An engine that keeps machine code below a data directory, where there is one. A store in memory keeps nothing.
+/// An engine that caches machine code below a data directory, if there is one. A store in memory
+/// caches none.
 fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
     let mut engine = Engine::new()?;
     if let Some(data) = data {
@@ -154,12 +158,13 @@ struct Started {
     audit: Arc<Audit>,
     reloads: Reloads,
     promise: String,
-    /// The journal, to be closed at the end.
+    /// The journal, to close at the end.
     disk: Option<Arc<Disk>>,
     signals: Option<Signals>,
 }
 
-/// Recovers what was recorded, and puts the parts together, within a runtime. None where a standby is told to stop before its turn comes.
+/// Recovers the state and connects the parts. Runs within a runtime. None if a standby is stopped
+/// before it takes over.
 fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
@@ -261,10 +266,10 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
             server.attach(Arc::new(Embedded::new(broker.clone())));
             server.retain_sessions(&broker.sessions());
             access.watch(&mut reloads, {
-                let (broker, again) = (broker.clone(), recheck(&access, &server));
+                let (broker, recheck_watches) = (broker.clone(), recheck(&access, &server));
                 move || {
                     broker.recheck();
-                    again();
+                    recheck_watches();
                 }
             });
             Clients::Embedded(broker)
@@ -272,10 +277,10 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
         TransportChoice::Foreign(foreign) => {
             let rules = access.rules().cloned();
             let clients = Clients::foreign(&server, foreign, name, rules);
-            let again = recheck(&access, &server);
-            // Watches are kept over a restart, and rules may be others by now.
-            again();
-            access.watch(&mut reloads, again);
+            let recheck_watches = recheck(&access, &server);
+            // Watches survive a restart, and the rules may have changed since.
+            recheck_watches();
+            access.watch(&mut reloads, recheck_watches);
             server.tell_of_ends(&ends);
             clients
         }
@@ -284,7 +289,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     if let Some(bounds) = followed {
         let (server, broker) = (server.clone(), clients.broker().cloned());
         reloads.add(&bounds.clone(), move || {
-            take(&bounds.current(), &server, broker.as_ref());
+            apply(&bounds.current(), &server, broker.as_ref());
         });
     }
     Ok(Some(Started {
@@ -301,7 +306,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     }))
 }
 
-/// The name of this store: the target of signed orders, and the MQTT client id at a foreign broker.
+/// The name of this store: the target of signed orders, and its MQTT client id at a foreign broker.
 fn store_name(
     transport: &TransportChoice,
     recovered: Option<&Recovered>,
@@ -319,8 +324,8 @@ fn store_name(
     Ok(name)
 }
 
-/// Takes other bounds into force, and says which.
-fn take(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
+/// Applies changed limits and logs them.
+fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
     let in_force = || config::named(&server.quota(), broker.map(Broker::limits).as_deref());
     let before = in_force();
     server.set_bounds(bounds.quota, bounds.supervision);
@@ -336,11 +341,11 @@ fn take(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
         .iter()
         .filter(|(name, _)| !after.iter().any(|it| it.0 == *name))
     {
-        tracing::info!("{name} bounds nothing from now on");
+        tracing::info!("{name} is unlimited from now on");
     }
 }
 
-/// Ends the watches that rules forbid by now.
+/// Ends the watches that the current rules forbid.
 fn recheck(
     access: &AccessControl,
     server: &Arc<Server>,
@@ -353,20 +358,22 @@ fn recheck(
     }
 }
 
-/// Waits for the data directory. None where the process is told to stop before.
+/// Waits for the data directory. None if a signal stops the process before.
 fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recovered>> {
     let directory = storage.directory.display();
     let waits = || {
         let line = format!("standby: {directory} is in use by another process; waiting");
         service_manager::ready(&line);
         if let Err(error) = print(&[line]) {
-            tracing::warn!(%error, "nobody can be told that this standby waits");
+            tracing::warn!(%error, "cannot print that this standby waits");
         }
     };
-    Ok(storage::stand_by(storage, waits, || signals.came())?)
+    Ok(storage::stand_by(storage, waits, || {
+        signals.received_any()
+    })?)
 }
 
-async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
+async fn serve(transport: PreparedTransport, started: Started) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| Failure::transport(format!("{error:#}"));
     let Started {
         server,
@@ -380,16 +387,16 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
         disk,
         signals,
     } = started;
-    // Not before: a start that takes long ends at once with the signal.
+    // Only now: until here a signal ends the process at once, even during a long recovery.
     let signals = match signals {
         Some(signals) => signals,
         None => Signals::start().map_err(failed)?,
     };
     let broker = clients.broker().cloned();
-    entrance.reload_with(&mut reloads, broker.as_ref());
-    let open = clients.open(entrance, &server, &audit)?;
+    transport.reload_with(&mut reloads, broker.as_ref());
+    let open = clients.open(transport, &server, &audit)?;
 
-    // Before anybody is told that the store is ready, since commands look for its file.
+    // Started before the store reports that it is ready, since commands look for the file `admin`.
     let reloads = Arc::new(reloads);
     let administration = administration.start(Sources {
         server: server.clone(),
@@ -410,7 +417,7 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     let reloading = tokio::spawn(reloads.run(hangup));
     let watching = tokio::spawn(service_manager::watch(server.clone()));
     let serving = async {
-        match tell(&open).await {
+        match announce(&open).await {
             Ok(()) => open.ended().await,
             Err(error) => error.into(),
         }
@@ -430,9 +437,9 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     watching.abort();
     server.stop();
     if let Some(disk) = disk {
-        // Nothing that was acknowledged depends on it, but the next start is quicker for it.
+        // Acknowledged writes do not depend on this; it makes the next start faster.
         if let Err(error) = disk.journal().close() {
-            tracing::error!(%error, "the journal did not close");
+            tracing::error!(%error, "the journal could not be closed");
         }
     }
     let stats = server.stats();
@@ -451,15 +458,15 @@ async fn serve(entrance: Entrance, started: Started) -> Result<(), Failure> {
     for policy in server.policies().1 {
         let counters = policy.counters.all();
         if !counters.is_empty() {
-            tracing::info!(%policy, ?counters, "what the policy counted");
+            tracing::info!(%policy, ?counters, "counters of the policy");
         }
     }
     served
 }
 
-/// Says that clients can come, once they can.
-async fn tell(open: &Open) -> io::Result<()> {
-    if let Some(lines) = open.where_from().await {
+/// Reports that clients can connect, once they can.
+async fn announce(open: &Open) -> io::Result<()> {
+    if let Some(lines) = open.addresses().await {
         print(lines)?;
         print(open.presence().await.as_slice())?;
         print(&["ready".to_owned()])?;
@@ -468,7 +475,7 @@ async fn tell(open: &Open) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines for whoever started the store.
+/// Prints lines on standard output.
 fn print(lines: &[String]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for line in lines {
@@ -477,7 +484,7 @@ fn print(lines: &[String]) -> io::Result<()> {
     out.flush()
 }
 
-/// Who answers requests, a line for each.
+/// One line for each policy that answers requests.
 fn answering(listing: &Listing) -> Vec<String> {
     let name = |digest: &Digest| {
         let found = listing.policies.iter().find(|it| it.digest == *digest);

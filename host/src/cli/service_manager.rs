@@ -1,7 +1,8 @@
-//! What a service manager is told (sd_notify(3)): that the store is ready, that it lives, that it ends.
+//! Notifies the service manager (sd_notify(3)) when the store is ready, while it lives, and when it
+//! stops.
 //!
-//! In comes what happens to the process; out go datagrams to the socket that `NOTIFY_SOCKET` names. Without that variable
-//! nothing happens. A manager that cannot be told is logged, and stops nothing.
+//! Sends datagrams to the socket that `NOTIFY_SOCKET` names, and does nothing without that
+//! variable. A failed notification is logged and must never stop the store.
 
 use std::sync::Arc;
 
@@ -9,18 +10,20 @@ use sd_notify::NotifyState::{self, Ready, Status, Stopping, Watchdog};
 
 use crate::server::Server;
 
-/// Clients can come. A standby is ready too: what it waits for may take months, and no start does.
+/// Clients can connect. A standby is ready too, since it may wait for months and a manager limits
+/// the time of a start.
 pub(super) fn ready(status: &str) {
     notify(&[Ready, Status(status)]);
 }
 
-/// The process ends by itself.
+/// The process stops on its own.
 pub(super) fn stopping() {
     notify(&[Stopping, Status("stopping")]);
 }
 
-/// Says that the store lives, twice in each interval of `WATCHDOG_USEC`, for as long as it does: threads that serve clients run
-/// this, and the lock that every request passes is to be had. Ends at once where no manager asks.
+/// Notifies the watchdog twice in each interval of `WATCHDOG_USEC`. It stops notifying if the
+/// threads that serve clients block, or if the lock that every request takes is never released.
+/// Returns at once if no watchdog is enabled.
 pub(super) async fn watch(server: Arc<Server>) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
@@ -36,6 +39,6 @@ pub(super) async fn watch(server: Arc<Server>) {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager that NOTIFY_SOCKET names cannot be told");
+        tracing::warn!(%error, "cannot notify the service manager that NOTIFY_SOCKET names");
     }
 }

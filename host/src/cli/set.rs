@@ -1,4 +1,4 @@
-//! `statehouse set`: gives a key a value.
+//! `statehouse set`: sets a key to a value.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -13,28 +13,28 @@ use super::remote::Remote;
 
 /// Set a key to a value
 ///
-/// Exit code 1 where --nx or --nex forbids it.
+/// Exit code 1 if --nx or --nex prevents it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse set room/temperature 21.5
   statehouse set room/temperature 21.5 --ttl 10s
   statehouse set firmware < firmware.bin
-  statehouse set leader \"$HOSTNAME\" --nx || echo \"another one leads\"
+  statehouse set leader \"$HOSTNAME\" --nx || echo \"another host leads\"
   statehouse set valve open --fencing-token 001696374425000:00001:StateStore")]
 pub(super) struct Args {
     /// The key: any bytes
     key: OsString,
 
-    /// The value: any bytes. Read from stdin where it is absent or `-`
+    /// The value: any bytes. Read from stdin if it is absent or `-`
     #[arg(allow_negative_numbers = true)]
     value: Option<OsString>,
 
-    /// Only where there is no such key
+    /// Only if the key does not exist
     #[arg(long, conflicts_with = "nex")]
     nx: bool,
 
-    /// Only where there is no such key, or it has this very value
+    /// Only if the key does not exist or has this value
     #[arg(long)]
     nex: bool,
 
@@ -47,11 +47,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     ttl: Option<Duration>,
 
-    /// The version of the lock that protects the key
+    /// The fencing token: the version of the lock that protects the key
     #[arg(long, value_name = "VERSION")]
     fencing_token: Option<Version>,
 
-    /// Print the version that the value got
+    /// Print the version that was assigned to the value
     #[arg(long)]
     with_version: bool,
 
@@ -90,7 +90,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         }
     } else {
         notice(&format!(
-            "not applied: {} has a value already, of version {}",
+            "not applied: {} already has a value, of version {}",
             printable(key),
             set.version
         ));
@@ -104,7 +104,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 
 fn from_stdin() -> Result<Vec<u8>, Failure> {
     let mut value = Vec::new();
-    // One byte more than could ever be sent: then it is refused here, and not read to the end.
+    // One byte over the limit shows that the value is too long, without reading all of it.
     let read_max = PACKET_BYTES_MAX as u64 + 1;
     io::stdin()
         .lock()

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT, waited for on a thread of its own.
+//! Waits for SIGTERM and SIGINT on a thread of its own.
 
 use std::thread;
 
@@ -6,13 +6,13 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Whether the process is told to stop.
+/// Whether a signal asks the process to stop.
 pub(super) struct Signals {
-    told: watch::Receiver<Option<&'static str>>,
+    received: watch::Receiver<Option<&'static str>>,
 }
 
 impl Signals {
-    /// From now on a signal does not end the process by itself.
+    /// Starts to wait. From now on a signal does not end the process on its own.
     pub(super) fn start() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -25,7 +25,7 @@ impl Signals {
                 signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,
             )
         };
-        let (tell, told) = watch::channel(None);
+        let (send, received) = watch::channel(None);
         let wait = move || {
             let signal = runtime.block_on(async {
                 tokio::select! {
@@ -33,26 +33,26 @@ impl Signals {
                     _ = interrupt.recv() => "SIGINT",
                 }
             });
-            // Nobody listens where the start failed meanwhile.
-            _ = tell.send(Some(signal));
+            // The receiver is dropped if the start has failed.
+            _ = send.send(Some(signal));
         };
         thread::Builder::new()
             .name("signals".to_owned())
             .spawn(wait)
             .context("cannot start the thread that waits for signals")?;
-        Ok(Self { told })
+        Ok(Self { received })
     }
 
-    /// Whether one has come.
-    pub(super) fn came(&self) -> bool {
-        self.told.borrow().is_some()
+    /// Whether a signal has arrived.
+    pub(super) fn received_any(&self) -> bool {
+        self.received.borrow().is_some()
     }
 
-    /// Waits for one, and says which.
+    /// Waits for a signal and returns its name.
     pub(super) async fn wait(&self) -> &'static str {
-        let mut told = self.told.clone();
-        // It ends with a word: the thread that gives it lives as long as the process.
-        let said = told.wait_for(Option::is_some).await;
-        said.ok().and_then(|it| *it).unwrap_or_default()
+        let mut received = self.received.clone();
+        // The sender never closes the channel: its thread lives as long as the process.
+        let name = received.wait_for(Option::is_some).await;
+        name.ok().and_then(|it| *it).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! `statehouse snapshot`: a backup in one file.
+//! `statehouse snapshot`: writes a backup into one file.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ use super::time::utc;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Contents, ModuleState, Past};
 
-/// Write a backup of the store to one file
+/// Write a backup of the store into one file
 ///
-/// Keys with versions, fences and expiry, MQTT sessions with what waits for them, requests that may come again,
-/// and the policies: everything that `statehouse restore` needs. The file appears under its name when it is whole
-/// and on disk.
+/// The backup holds keys with versions, fences and expiry, MQTT sessions with their queued
+/// messages, remembered requests, and the policies: everything that `statehouse restore` needs. The
+/// file gets its name only when it is complete and durable.
 ///
-/// Reads the data directory itself, on this machine, without a lock, also beside a running server: what was
-/// answered by now is in the backup (under `--durability interval` a moment later).
+/// Reads the data directory, on this machine and without a lock, even while a server runs. The
+/// backup contains every acknowledged write (under `--durability interval` a moment later).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,11 +27,11 @@ pub(super) struct Args {
     /// The file to write
     file: PathBuf,
 
-    /// Replace the file where there is one
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 
-    /// Print what is in it as a JSON object
+    /// Print the content as a JSON object
     #[arg(long)]
     json: bool,
 
@@ -46,18 +46,18 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// A file that is there is not overwritten by mistake.
+/// Refuses to overwrite an existing file without --force.
 pub(super) fn check_free(file: &std::path::Path, force: bool) -> Result<(), Failure> {
     if !force && file.symlink_metadata().is_ok() {
         return Err(Failure::usage(format!(
-            "{} is there already: --force replaces it",
+            "{} already exists: --force replaces it",
             file.display()
         )));
     }
     Ok(())
 }
 
-/// Says what a backup holds.
+/// Prints the content of a backup.
 pub(super) fn report(
     verb: &str,
     place: &std::path::Path,
@@ -80,9 +80,9 @@ pub(super) fn report(
     Ok(())
 }
 
-/// What a store holds, in a line.
+/// The content of a store, on one line.
 pub(super) fn contents_text(it: &Contents) -> String {
-    // Only behind a foreign broker there are any.
+    // Watches are recorded only behind a foreign broker.
     let watches = match it.watches {
         0 => String::new(),
         1 => "1 watch, ".to_owned(),
@@ -103,7 +103,7 @@ pub(super) fn contents_text(it: &Contents) -> String {
     )
 }
 
-/// The same in JSON.
+/// The content of a store in JSON.
 pub(super) fn contents_json(it: &Contents) -> Json {
     let policies = it.policies.iter().map(|module| {
         let mut policy = data::policy_json(&module.policy);
@@ -126,7 +126,7 @@ pub(super) fn contents_json(it: &Contents) -> Json {
     })
 }
 
-/// What became of a module.
+/// The state of a policy's module.
 pub(super) fn state_text(state: &ModuleState) -> String {
     match state {
         ModuleState::Whole => "its module is whole".into(),

@@ -1,8 +1,6 @@
-//! Tables in plain text.
-//!
-//! What enters: rows of cells, the first of them the head. What leaves: lines of equal columns.
+//! Formats rows as a plain text table with aligned columns. The first row is the header.
 
-/// Lines of these rows. The first `left` columns begin at the same place, the others end there.
+/// The lines of the table. The first `left` columns are left-aligned, the others right-aligned.
 pub(super) fn of<const COLUMNS: usize>(rows: &[[String; COLUMNS]], left: usize) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());

@@ -1,5 +1,5 @@
-//! Points in time as people write and read them. Enters: text such as `2026-11-21T03:00:00Z` or `10m` (ago).
-//! Leaves: milliseconds since 1970, and text in UTC. It never asks for a time zone: none is assumed but UTC.
+//! Parses and prints points in time. The input is text such as `2026-11-21T03:00:00Z` or `10m`
+//! (ago); times without an offset are UTC. The local time zone is never used.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use statehouse_client::parse_duration;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// Years that are read and written. Four digits, as RFC 3339 has them.
+/// The last year that is supported; RFC 3339 has four digits.
 const YEAR_MAX: i64 = 9999;
 
 /// Milliseconds since 1970 as `2026-11-21T03:00:00.000Z`.
@@ -23,7 +23,7 @@ pub(super) fn utc(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
-/// A date, a date and time, or how long ago; `now_ms` is the time it is.
+/// Parses a date, a date and time, or how long ago; `now_ms` is the current time.
 pub(super) fn parse(text: &str, now_ms: u64) -> Option<u64> {
     if let Ok(ago) = parse_duration(text) {
         let ago_ms = u64::try_from(Duration::as_millis(&ago)).unwrap_or(u64::MAX);
@@ -81,7 +81,8 @@ impl Cursor<'_> {
         self.digits(2).filter(|value| *value < end)
     }
 
-    /// `HH:MM[:SS[.fraction]]`, then nothing, `Z` or an offset; in milliseconds of the day in UTC.
+    /// `HH:MM[:SS[.fraction]]`, then nothing, `Z` or an offset. Returns milliseconds of the day in
+    /// UTC.
     fn clock(&mut self) -> Option<i64> {
         let hour = self.below(24)?;
         self.literal(b':')?;
@@ -89,7 +90,8 @@ impl Cursor<'_> {
         let mut ms = hour * 3_600_000 + minute * 60_000;
         if self.0.first() == Some(&b':') {
             self.take();
-            // A leap second is the first moment of the next minute to every clock here.
+            // A leap second becomes the first moment of the next minute, since system clocks do not
+            // count it.
             ms += self.below(61)? * 1000;
             if self.0.first() == Some(&b'.') {
                 self.take();
@@ -112,7 +114,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Digits of a second; those behind the third are dropped.
+    /// The fraction of a second; digits after the third are dropped.
     fn fraction(&mut self) -> Option<i64> {
         let count = self.0.iter().take_while(|it| it.is_ascii_digit()).count();
         let (digits, rest) = self.0.split_at(count);
@@ -127,8 +129,8 @@ impl Cursor<'_> {
     }
 }
 
-// The two directions of Howard Hinnant's `chrono-Compatible Low-Level Date Algorithms`: years begin in March,
-// so that the leap day is the last of its year.
+// Both directions follow Howard Hinnant's `chrono-Compatible Low-Level Date Algorithms`. Years
+// begin in March, so that the leap day is the last day of a year.
 
 /// Days since 1970 of a date of the Gregorian calendar.
 fn days(year: i64, month: i64, day: i64) -> i64 {
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_of_four_centuries_comes_back() {
+    fn every_day_of_four_centuries_round_trips() {
         let mut last = days(1999, 12, 31);
         for year in 2000..2400 {
             for month in 1..=12 {
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_of_one_moment() {
+    fn all_forms_of_a_time_parse_alike() {
         let moment = 1_795_230_000_000;
         for text in [
             "2026-11-21T03:00:00Z",
@@ -210,11 +212,11 @@ mod tests {
         assert_eq!(parse("2026-11-21", 0), Some(moment - 3 * 3_600_000));
         assert_eq!(parse("2026-11-21T03:00:00.5Z", 0), Some(moment + 500));
         assert_eq!(parse("10m", moment), Some(moment - 600_000));
-        assert_eq!(parse("1ms", 0), Some(0), "not before 1970");
+        assert_eq!(parse("1ms", 0), Some(0), "times before 1970 are clamped");
     }
 
     #[test]
-    fn what_is_no_moment() {
+    fn invalid_times_are_refused() {
         for text in [
             "",
             "now",

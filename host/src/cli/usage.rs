@@ -1,24 +1,24 @@
-//! `statehouse usage`: how much of a running store is taken, and by whom.
+//! `statehouse usage`: shows how much of a running store is used, and by which clients.
 
 use hyper::Method;
 
 use super::output::{Exit, Failure, emit, emit_json, printable};
-use super::store::{Store, strange};
+use super::store::{Store, unexpected};
 use super::table;
 use crate::admin::Usage;
 
 /// Show how many keys and bytes a running store holds, and which clients own the most
 ///
-/// A key belongs to the client that wrote it last. Bytes are those of keys and values, with 128 for each, as max_bytes and
-/// max_client_bytes count them; what is used holds those of the owners themselves too, and of keys that policies keep for
-/// themselves.
+/// A key belongs to the client that wrote it last. Bytes are those of keys and values plus 128 for
+/// each entry, as max_bytes and max_client_bytes count them. The total also includes the names of
+/// the owners and the hidden keys of policies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse usage
   statehouse usage --clients 500 --json")]
 pub(super) struct Args {
-    /// How many clients to name, those that own the most bytes first; 2000 at most
+    /// How many clients to list, those that own the most bytes first; at most 2000
     #[arg(long, value_name = "N", default_value_t = 20)]
     clients: usize,
 
@@ -32,7 +32,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     if args.store.json {
         emit_json(&answer)?;
     } else {
-        let usage = serde_json::from_value(answer).map_err(strange)?;
+        let usage = serde_json::from_value(answer).map_err(unexpected)?;
         emit(text(&usage).as_bytes())?;
     }
     Ok(Exit::Done)
@@ -94,7 +94,7 @@ fn owners(count: u64) -> String {
     }
 }
 
-/// A name in a table, which whoever bears it has chosen: `--json` has more of it.
+/// A name in a table, shortened since clients choose it; `--json` prints the whole name.
 fn cell(name: &str) -> String {
     let whole = printable(name.as_bytes());
     match whole.char_indices().nth(CELL_CHARS_MAX) {
@@ -111,7 +111,7 @@ mod tests {
     use crate::admin::{Owner, Taken};
 
     #[test]
-    fn sums_come_first_and_then_who_owns_the_most() {
+    fn totals_precede_the_largest_owners() {
         let owner = |client: &str, user: Option<&str>, keys| Owner {
             client: client.into(),
             keys,

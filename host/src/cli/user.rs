@@ -1,6 +1,4 @@
-//! `statehouse user`: who may log in.
-//!
-//! What enters: names and passwords. What leaves: a users file, which a store that runs takes over within a second or two.
+//! `statehouse user`: edits a users file, which a running store reloads within two seconds.
 
 use std::fs;
 use std::io::{self, IsTerminal, Read};
@@ -14,7 +12,7 @@ use crate::limits;
 use statehouse_access::users::{self, Users, check_name};
 use statehouse_files::atomic::{replace_with, sync_name};
 
-/// Say who may log in with a name and a password
+/// Manage the users that may log in with a name and a password
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,10 +22,10 @@ Examples:
   statehouse user remove press-4 --users users
   statehouse serve --users users
 
-The file holds a line NAME:HASH for each user, with Argon2id hashes, and never a password. A store that runs with it takes
-changes over within a second or two: whose password changed, or who was removed, is disconnected.
+The file contains a line NAME:HASH for each user, with an Argon2id hash, and never a password. A running store reloads it
+within two seconds, and disconnects users that were removed or whose password changed.
 
-Exit codes: 0 done, 1 there is no such user, 2 usage or a file that cannot be used.")]
+Exit codes: 0 done, 1 the user does not exist, 2 usage or an unusable file.")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -35,13 +33,13 @@ pub(super) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Add a user, or give one another password
+    /// Add a user, or change a user's password
     Add {
         /// The user's name
         name: String,
         #[command(flatten)]
         file: File,
-        /// Read the password from standard input, up to the end of its first line
+        /// Read the password from standard input: its first line
         #[arg(long)]
         password_stdin: bool,
     },
@@ -66,7 +64,7 @@ struct File {
     users: PathBuf,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let usage = |error: &dyn std::fmt::Display| Failure::usage(error.to_string());
     match &args.command {
@@ -76,7 +74,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             password_stdin,
         } => {
             check_name(name).map_err(|error| usage(&error))?;
-            // Before anybody types a password for nothing.
+            // The file is checked before a user types a password in vain.
             let mut lines = Lines::read(&file.users)?;
             let password = match password_stdin {
                 true => piped_password(),
@@ -115,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 fn piped_password() -> io::Result<String> {
     let mut text = String::new();
     let stdin = io::stdin().lock();
-    // A line end may follow; more is not a password.
+    // A line end may follow the password; more bytes are never needed.
     let most = limits::PASSWORD_BYTES_MAX as u64 + 2;
     stdin.take(most).read_to_string(&mut text)?;
     Ok(text.lines().next().unwrap_or_default().to_owned())
@@ -127,7 +125,7 @@ fn typed_password(name: &str) -> io::Result<String> {
         return Err(io::Error::other(text));
     }
     let first = rpassword::prompt_password(format!("Password of {name}: "))?;
-    let second = rpassword::prompt_password("The same again: ")?;
+    let second = rpassword::prompt_password("Repeat the password: ")?;
     match first == second {
         true => Ok(first),
         false => Err(io::Error::other(
@@ -147,16 +145,17 @@ fn check_password(password: &str) -> Result<(), Failure> {
     }
 }
 
-/// The file as it stands, comments included.
+/// The lines of the file, including comments.
 struct Lines {
     path: PathBuf,
     lines: Vec<String>,
-    /// Whose it is and who may read it; none of a new one.
+    /// The metadata of the old file, whose owner and mode the new one gets; none if the file is
+    /// new.
     before: Option<fs::Metadata>,
 }
 
 impl Lines {
-    /// Reads a file that a store would take, or none.
+    /// Reads the file, which must be valid for a store or absent.
     fn read(path: &Path) -> Result<Self, Failure> {
         let path = path.to_owned();
         let before = match fs::metadata(&path) {
@@ -199,7 +198,7 @@ impl Lines {
         self.lines.iter().position(is_user)
     }
 
-    /// True: the user is new.
+    /// Sets a user's hash. Returns true if the user is new.
     fn set(&mut self, name: &str, hash: &str) -> bool {
         let line = format!("{name}:{hash}");
         match self.find(name) {
@@ -212,7 +211,7 @@ impl Lines {
         false
     }
 
-    /// False: there is none.
+    /// Removes a user. Returns false if there is none.
     fn remove(&mut self, name: &str) -> bool {
         let found = self.find(name);
         if let Some(at) = found {
@@ -221,7 +220,7 @@ impl Lines {
         found.is_some()
     }
 
-    /// Puts the new file in the old one's place, for the same eyes.
+    /// Replaces the file and keeps its owner and mode.
     fn write(&self) -> Result<(), Failure> {
         let mut text = self.lines.join("\n");
         if !text.is_empty() {
@@ -234,14 +233,15 @@ impl Lines {
         let written = replace_with(&self.path, text.as_bytes(), mode, |file| {
             if let Some(before) = &self.before {
                 let now = file.metadata()?;
-                // Whoever runs the store has to read it when an administrator has changed it.
+                // The account of the store must still be able to read it after an administrator has
+                // changed it.
                 if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
                     fchown(file, Some(before.uid()), Some(before.gid()))?;
                 }
             }
             file.sync_all()
         });
-        // Without it a power cut brings a removed user back.
+        // Without this, a removed user could reappear after a power cut.
         let written = written.and_then(|()| sync_name(&self.path));
         written.map_err(|error| {
             let path = self.path.display();

@@ -1,4 +1,4 @@
-//! `statehouse vdel`: deletes a key where it has a certain value.
+//! `statehouse vdel`: deletes a key if it has a given value.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,9 +9,9 @@ use statehouse_client::{VdelResult, Version};
 use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
 
-/// Delete a key, but only where it has this value
+/// Delete a key if it has this value
 ///
-/// Exit code 1 where it has another one, or there is no such key.
+/// Exit code 1 if it has another value, or does not exist.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -21,11 +21,11 @@ pub(super) struct Args {
     /// The key: any bytes
     key: OsString,
 
-    /// The value that it must have: any bytes
+    /// The expected value: any bytes
     #[arg(allow_negative_numbers = true)]
     value: OsString,
 
-    /// The version of the lock that protects the key
+    /// The fencing token: the version of the lock that protects the key
     #[arg(long, value_name = "VERSION")]
     fencing_token: Option<Version>,
 

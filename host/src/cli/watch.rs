@@ -1,4 +1,4 @@
-//! `statehouse watch`: the changes of keys, as they happen.
+//! `statehouse watch`: prints changes of keys as they happen.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -11,19 +11,19 @@ use tokio::sync::mpsc;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
 
-/// The broker keeps the session over an interruption of this length.
+/// How long the broker keeps the session of an interrupted watch.
 const INTERRUPTION: Duration = Duration::from_secs(60);
 
-/// Events between the watches and the printer. Few: what is not printed yet waits in the client,
-/// which bounds it by bytes.
+/// Capacity of the channel from the watches to the printer. It is small, since the client limits
+/// queued events by bytes.
 const EVENTS_MAX: usize = 16;
 
-/// Print the changes of keys, as they happen
+/// Print changes of keys as they happen
 ///
-/// A line per change: the event, the key, the version and, of a set, the value, with tabs between
-/// them; what is not printable is escaped. A line `gap` says that changes may be missing before it:
-/// the connection was lost for a while, or the output was read too slowly. Ends with Ctrl-C, or
-/// after --count changes.
+/// One line per change, separated by tabs: the event, the key, the version and, for a set, the
+/// value. Unprintable characters are escaped. A line `gap` means that changes may be missing before
+/// it, because the connection was lost for a while or the output was read too slowly. Ends on
+/// Ctrl-C, or after --count changes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<OsString>,
 
-    /// End after this many changes
+    /// Exit after this many changes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
@@ -52,7 +52,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         let events = events.clone();
         tokio::spawn(async move {
             let key = key.into_vec();
-            // Ends with the printer.
+            // Ends when the printer drops the receiver.
             while events.send((key.clone(), watch.next().await)).await.is_ok() {}
         });
     }
@@ -106,7 +106,7 @@ fn line(key: &[u8], event: &WatchEvent) -> String {
         }
         WatchEvent::Deleted { version } => format!("deleted\t{key}\t{version}\n"),
         WatchEvent::Gap(cause) => format!("gap\t{key}\t{}\n", cause_name(*cause)),
-        // The client may learn events that this command does not know.
+        // A later version of the client may have other events.
         _ => format!("unknown\t{key}\n"),
     }
 }

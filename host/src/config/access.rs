@@ -1,6 +1,7 @@
-//! Who may connect, and what they may do: users, tokens, certificates, rules.
+//! The settings of authentication and authorization: users, tokens, certificates, rules.
 //!
-//! What enters: flags, and the same keys of the file. What leaves: [`AccessConfig`], whose files are not read yet.
+//! Combines flags with the same keys of the file and yields an [`AccessConfig`], whose files are
+//! not read yet.
 
 pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use std::path::PathBuf;
@@ -10,32 +11,35 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// What `serve` takes about who may connect.
+/// The access settings of `serve`.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
-    /// Users and hashes of their passwords, as `statehouse user` writes them. Who is in it may connect with name and password
+    /// A file of users and password hashes, as `statehouse user` writes it. These users may connect
+    /// with name and password
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
     pub users: Option<PathBuf>,
 
-    /// Let clients in that show nothing, although others authenticate
+    /// Accept clients without credentials although an authentication method is configured
     #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
     pub allow_anonymous: bool,
 
-    /// Who the owner of a client certificate is: `cn` takes the Common Name as user, a file (TOML) gives users and attributes
-    /// to subjects
+    /// How to map client certificates to users: `cn` takes the Common Name as the user, a file
+    /// (TOML) maps subjects to users and attributes
     #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
     pub certificate_users: Option<PathBuf>,
 
-    /// Rules (TOML) of what clients may do: then all is denied that none of them allows. `statehouse authz` explains them
+    /// Authorization rules (TOML): with them everything is denied that no rule allows. `statehouse
+    /// authz` explains the rules
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
     pub rules: Option<PathBuf>,
 
-    /// Public keys (a JWKS file) of whoever signs service account tokens; clients show these by the method K8S-SAT
+    /// Public keys (a JWKS file) that verify service account tokens; clients send these with the
+    /// authentication method K8S-SAT
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
     pub token_keys: Option<PathBuf>,
 
-    /// Whom tokens have to be made for (`aud`); may be given more than once
+    /// An accepted audience (`aud`) of tokens; may be given more than once
     #[arg(
         long,
         value_name = "NAME",
@@ -44,7 +48,7 @@ pub struct AccessFlags {
     )]
     pub token_audience: Vec<String>,
 
-    /// Who has to have made them (`iss`); may be given more than once
+    /// An accepted issuer (`iss`) of tokens; may be given more than once [default: any issuer]
     #[arg(
         long,
         value_name = "URL",
@@ -54,7 +58,7 @@ pub struct AccessFlags {
     pub token_issuer: Vec<String>,
 }
 
-/// The same as keys of the file.
+/// The same settings as keys of the file.
 #[derive(Deserialize, Debug, Default)]
 pub(super) struct AccessKeys {
     pub(super) users: Option<PathBuf>,
@@ -67,7 +71,7 @@ pub(super) struct AccessKeys {
 }
 
 impl AccessFlags {
-    /// Puts flags over keys.
+    /// Puts flags over keys of the file.
     pub(super) fn over(self, keys: AccessKeys) -> Result<AccessConfig, ConfigError> {
         let list = |flags: Vec<String>, keys: Option<Vec<String>>| match flags.is_empty() {
             true => keys.unwrap_or_default(),
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_file_and_a_file_named_cn_can_still_be_named() {
+    fn flags_override_the_file_and_a_file_may_be_named_cn() {
         let owners = |flag: Option<&str>, key: &str| {
             let flags = AccessFlags {
                 certificate_users: flag.map(Into::into),
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_show_something_has_to() {
+    fn authentication_is_required_once_a_method_is_configured() {
         let config = |edit: fn(&mut AccessConfig)| {
             let mut config = AccessConfig::default();
             edit(&mut config);

@@ -1,7 +1,4 @@
-//! Where the administration listens.
-//!
-//! What enters: the text of a flag or a key. What leaves: an address and port, or the absolute path of a socket, or that it is
-//! off.
+//! The address of the admin API: an address and port, the absolute path of a Unix socket, or `off`.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,16 +8,16 @@ use std::str::FromStr;
 use super::values::socket_address;
 use crate::limits;
 
-/// Where the administration listens; none where it is off.
+/// The address of the admin API; none if it is off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminAddress(pub Option<AdminPlace>);
 
-/// A place to listen at.
+/// Where the admin API listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminPlace {
-    /// An address and port: whoever comes has to show a token.
+    /// An address and port: clients must present a token.
     Tcp(SocketAddr),
-    /// A socket in the file system, by its absolute path: whoever may open it is let in.
+    /// The absolute path of a Unix socket: every account that may open it is admitted.
     Unix(PathBuf),
 }
 
@@ -47,12 +44,13 @@ impl FromStr for AdminAddress {
     }
 }
 
-/// The absolute path of a socket, since commands look for it from elsewhere.
+/// The absolute path of a socket, since commands run in other working directories.
 pub(crate) fn socket_path(path: &str) -> Result<PathBuf, String> {
     let max = limits::ADMIN_SOCKET_PATH_BYTES_MAX;
     match path::absolute(path) {
         _ if path.is_empty() || path.ends_with('/') || path.contains('\0') => Err(
-            "unix: is followed by the path of a socket, such as unix:/run/statehouse/admin".into(),
+            "unix: must be followed by the path of a socket, such as unix:/run/statehouse/admin"
+                .into(),
         ),
         Ok(absolute) if absolute.as_os_str().len() > max => Err(format!(
             "the path of a socket has at most {max} bytes, and {} has {}: choose a shorter one",
@@ -60,7 +58,7 @@ pub(crate) fn socket_path(path: &str) -> Result<PathBuf, String> {
             absolute.as_os_str().len()
         )),
         Ok(absolute) => Ok(absolute),
-        Err(error) => Err(format!("{path} leads nowhere: {error}")),
+        Err(error) => Err(format!("the path {path} cannot be resolved: {error}")),
     }
 }
 
@@ -78,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_named_by_a_path_that_the_system_can_hold() {
+    fn a_socket_path_must_fit_into_the_systems_limit() {
         let place = |text: &str| {
             text.parse::<AdminAddress>()
                 .map(|AdminAddress(place)| place)

@@ -1,7 +1,7 @@
-//! What clients may take of a store: bounds that may change while it runs.
+//! The limits of clients, which may change while the store runs.
 //!
-//! What enters: flags, and the same keys of the file. What leaves: [`Bounds`] that fit together. A bound that is lowered
-//! refuses what is new and takes away nothing that is there.
+//! Combines flags with the same keys of the file and yields consistent [`Bounds`]. A lowered limit
+//! refuses new entries, but must never remove existing ones.
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 
@@ -10,97 +10,101 @@ use super::{ConfigError, Fuel, KeyBytes, PacketBytes};
 use crate::limits;
 use statehouse_core::store::{Quota, Supervision};
 
-/// What `serve` takes about how much there may be.
+/// The limit settings of `serve`.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitFlags {
-    /// Most keys that the store holds
+    /// Maximum number of keys in the store
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
     pub max_keys: Option<NonZeroU64>,
 
-    /// Most bytes of keys and values, each entry counted with 128 more [default: three eighths of the memory, 512 MiB at most]
+    /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three eighths
+    /// of the memory, at most 512 MiB]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
     pub max_bytes: Option<NonZeroU64>,
 
-    /// Most keys of one client: a key belongs to who wrote it last [default: three quarters of those of the store]
+    /// Maximum number of keys of one client; a key belongs to the client that wrote it last
+    /// [default: three quarters of the store's limit]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_KEYS")]
     pub max_client_keys: Option<NonZeroU64>,
 
-    /// Most bytes of the keys of one client and their values, counted as those of the store [default: three quarters of these, and
-    /// no less than the longest key and value]
+    /// Maximum bytes of one client's keys and values, counted like the store's [default: three
+    /// quarters of the store's limit, at least the longest key and value]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_CLIENT_BYTES")]
     pub max_client_bytes: Option<NonZeroU64>,
 
-    /// Longest key
+    /// Maximum length of a key
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
     pub max_key_bytes: Option<KeyBytes>,
 
-    /// Longest value
+    /// Maximum length of a value
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
     pub max_value_bytes: Option<NonZeroU64>,
 
-    /// Most keys that all clients together watch, each counted for each of its watchers [default: 1000000]
+    /// Maximum number of watches; a key counts once for each of its watchers [default: 1000000]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_WATCHES")]
     pub max_watches: Option<NonZeroU64>,
 
-    /// Most keys that one client watches [default: 10000]
+    /// Maximum number of keys that one client watches [default: 10000]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
     pub max_client_watches: Option<NonZeroU64>,
 
-    /// Most fuel that one request burns, beside 64 for each byte of it: a SET burns some 1600 [default: 4000000; 50000 to
-    /// 40000000]
+    /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600 [default:
+    /// 4000000; range 50000 to 40000000]
     #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
     pub max_fuel: Option<Fuel>,
 
-    /// Longest MQTT packet
+    /// Maximum length of an MQTT packet
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
     pub max_packet_bytes: Option<PacketBytes>,
 
-    /// Most bytes that wait for one client before it is disconnected [default: an eighth of those of all, 16 MiB at most, and
-    /// no less than a packet]
+    /// Maximum bytes queued for one client before it is disconnected [default: an eighth of
+    /// --max-total-queue-bytes, at most 16 MiB, at least one packet]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
     pub max_queue_bytes: Option<NonZeroU64>,
 
-    /// Most bytes that wait for all clients together; what waits for absent ones may be half of it [default:
-    /// an eighth of the memory, 512 MiB at most]
+    /// Maximum bytes queued for all clients together; sessions of disconnected clients may use half
+    /// of it [default: an eighth of the memory, at most 512 MiB]
     #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
     pub max_total_queue_bytes: Option<NonZeroU64>,
 
-    /// Most connections at once
+    /// Maximum number of connections
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
     pub max_connections: Option<NonZeroU64>,
 
-    /// Most sessions, with those of clients that are away [default: one for each 128 KiB of memory, 20000 at most]
+    /// Maximum number of sessions, including those of disconnected clients [default: one for each
+    /// 128 KiB of memory, at most 20000]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
     pub max_sessions: Option<NonZeroU64>,
 
-    /// Most subscriptions of one client [default: 1024]
+    /// Maximum number of subscriptions of one client [default: 1024]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
     pub max_client_subscriptions: Option<NonZeroU64>,
 
-    /// Most messages that one client may have sent at QoS 1 and 2 and not seen acknowledged, requests among them: its Receive
-    /// Maximum. A connection keeps what it was told [default: 1024]
+    /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including requests:
+    /// its Receive Maximum. An existing connection keeps the value that it was sent [default: 1024]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
     pub max_client_in_flight: Option<NonZeroU16>,
 
-    /// Most messages that one client may publish in a second, requests among them; one more is refused with 0x97, quota
-    /// exceeded [default: any number]
+    /// Maximum number of messages that one client may publish per second, including requests;
+    /// further ones are refused with 0x97, quota exceeded [default: unlimited]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
     pub max_client_rate: Option<NonZeroU32>,
 
-    /// Most messages that all clients together may publish in a second; one more is refused with 0x97 [default: any number]
+    /// Maximum number of messages that all clients together may publish per second; further ones
+    /// are refused with 0x97 [default: unlimited]
     #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
     pub max_rate: Option<NonZeroU32>,
 }
 
-/// Bounds that fit together.
+/// Limits that are consistent with each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Of the table, its watches and each request.
+    /// Limits of the table, of watches and of each request.
     pub quota: Quota,
-    /// Of the embedded broker.
+    /// Limits of the embedded broker.
     pub broker: statehouse_mqtt::Limits,
-    /// Of policies that answer.
+    /// Limits of the active policies.
     pub supervision: Supervision,
 }
 
@@ -130,7 +134,8 @@ impl LimitFlags {
         }
     }
 
-    /// What they come to; `attached` where clients are those of a foreign broker, which queues by bounds of its own.
+    /// The resulting limits. `attached`: the store is behind a foreign broker, which limits its own
+    /// queues.
     pub(super) fn load(
         self,
         attached: bool,
@@ -167,14 +172,14 @@ impl LimitFlags {
         let of_total = |total: usize| total / limits::CLIENT_PARTS_OF_TOTAL;
         let queue_bytes_max = size(
             self.max_queue_bytes,
-            // A packet has to fit, and so an answer with the longest value.
+            // At least one packet must fit, so that a response with the longest value fits.
             of_total(queue_bytes_total_max)
                 .max(packet_bytes_max + limits::ENVELOPE_BYTES as usize)
                 .min(default.queue_bytes_max),
         );
         statehouse_mqtt::Limits {
             packet_bytes_max,
-            // A buffer that grows may be twice as large as what is in it.
+            // A growing buffer may have twice the capacity of its content.
             packet_bytes_total_max: part(2, default.packet_bytes_total_max)
                 .max(packet_bytes_max.saturating_mul(2)),
             output_bytes_total_max: part(1, default.output_bytes_total_max).max(packet_bytes_max),
@@ -218,7 +223,8 @@ impl LimitFlags {
             true => u64::MAX,
             false => broker.queue_bytes_max as u64,
         };
-        // Where only the packet or the queue was made smaller, keys and values follow.
+        // If only the packet or the queue limit is lowered, the default limits of keys and values
+        // follow.
         let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
         let value_bytes_max =
             limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
@@ -253,7 +259,7 @@ impl LimitFlags {
     }
 }
 
-/// Bounds in force, each under the name of its setting; those of the broker where it is the store's own.
+/// The limits in force by setting name; those of the broker only if it is the embedded one.
 pub(crate) fn named(
     quota: &Quota,
     broker: Option<&statehouse_mqtt::Limits>,
@@ -270,7 +276,7 @@ pub(crate) fn named(
         ("max_fuel", quota.fuel_max),
     ];
     if let Some(broker) = broker {
-        // Memory is not that large.
+        // Lossless: memory sizes fit into 64 bits.
         let bytes = |it: usize| it as u64;
         all.extend([
             ("max_packet_bytes", bytes(broker.packet_bytes_max)),
@@ -288,7 +294,7 @@ pub(crate) fn named(
             ("max_client_rate", broker.publishes_per_second_max),
             ("max_rate", broker.publishes_per_second_total_max),
         ];
-        // Zero is no bound.
+        // Zero means unlimited.
         let rates = rates.into_iter().filter(|(_, rate)| *rate > 0);
         all.extend(rates.map(|(name, rate)| (name, rate.into())));
     }

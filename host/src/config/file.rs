@@ -1,7 +1,5 @@
-//! The configuration file, as it is written.
-//!
-//! What enters: a path, and its text. What leaves: the keys that stand there, each of the type that its flag has, or an error that names
-//! the line. It decides nothing.
+//! Parses the configuration file into optional settings of the same types as the flags. An error
+//! names the line.
 
 use std::fs;
 use std::io::{self, Read};
@@ -20,7 +18,7 @@ use super::{
 use crate::limits;
 use statehouse_files::watch::read_file;
 
-/// The file. Unknown keys are errors, since a misspelt setting that does nothing is worse than none.
+/// The keys of the file. Unknown keys are errors, since a misspelled setting would have no effect.
 #[derive(Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
@@ -97,7 +95,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// What it says of listeners.
+    /// Takes the listener settings.
     pub(super) fn listeners(&mut self) -> ListenFlags {
         ListenFlags {
             listen: self.listen.take().unwrap_or_default(),
@@ -111,7 +109,7 @@ impl File {
         }
     }
 
-    /// What it says of how much there may be.
+    /// The limit settings.
     pub(super) fn limits(&self) -> LimitFlags {
         LimitFlags {
             max_keys: self.max_keys,
@@ -135,7 +133,7 @@ impl File {
         }
     }
 
-    /// What it says of who may connect.
+    /// Takes the access settings.
     pub(super) fn access(&mut self) -> AccessKeys {
         AccessKeys {
             users: self.users.take(),
@@ -148,7 +146,7 @@ impl File {
         }
     }
 
-    /// What it says of a foreign broker.
+    /// Takes the settings of a foreign broker.
     pub(super) fn foreign(&mut self) -> ForeignFlags {
         ForeignFlags {
             broker: self.broker.take(),
@@ -181,14 +179,15 @@ pub(super) fn text(path: &Path) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// The text of a file that is read once more. A pipe would block whoever reads the other files again.
+/// The text of a regular file that is read again. Another pipe read would block the thread that
+/// reloads files.
 pub(super) fn text_again(path: &Path) -> Result<String, ConfigError> {
     let bytes = read_file(path, limits::CONFIG_FILE_BYTES_MAX)?;
     String::from_utf8(bytes)
         .map_err(|error| ConfigError::Read(path.to_owned(), io::Error::other(error)))
 }
 
-/// What it says.
+/// Parses the text.
 pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| ConfigError::File(path.to_owned(), Box::new(error)))
 }

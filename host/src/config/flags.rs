@@ -1,6 +1,5 @@
-//! What `serve` takes as flags and environment variables.
-//!
-//! What enters: what clap reads. What leaves: what was given, each value by itself; it decides nothing.
+//! The flags and environment variables of `serve`, as clap parses them. Each value is checked
+//! alone; checks that concern several values are elsewhere.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -12,20 +11,21 @@ use super::{
     ListenFlags, LogFormat, Node, Span, Threads,
 };
 
-/// What `statehouse serve` accepts as flags, environment variables and, under the same names with
-/// underscores, as keys of the file.
+/// Settings of `statehouse serve`: flags, environment variables and, under the same names with
+/// underscores, keys of the file.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Flags {
-    /// A policy (.wasm component or core module), or `builtin` for the standard one; without this the policy
-    /// that the data directory was last used with. A file that the host itself rolled back is held ready, and answers
-    /// again after `statehouse policy promote`
+    /// The active policy: a .wasm component or core module, or `builtin` for the standard policy
+    /// [default: the policy that the data directory last used]. A policy that the host rolled back
+    /// is only loaded; it becomes active again by `statehouse policy promote`
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
     pub policy: Option<PathBuf>,
 
-    /// Where the administration listens, for `statehouse policy` and for metrics, or `off`. Port 0 takes a free one; the file
-    /// `admin` in the data directory says which, with a token that is new at each start. Metrics are scraped, and other machines
-    /// come in, with a token of yours in STATEHOUSE_ADMIN_TOKEN. A socket of the file system (unix:/run/statehouse/admin) is for
-    /// the store's own account and for root, without a token [default: 127.0.0.1:0]
+    /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
+    /// chooses a free port. The file `admin` in the data directory holds the address and a token
+    /// that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for metrics
+    /// scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no token; only
+    /// the store's own account and root can connect to it [default: 127.0.0.1:0]
     #[arg(
         long,
         value_name = "ADDR:PORT|unix:PATH",
@@ -34,8 +34,9 @@ pub struct Flags {
     )]
     pub admin: Option<AdminAddress>,
 
-    /// A public key (a file, or its digits) whose owner may ship policies; may be given more than once. Without one every
-    /// policy is taken that reaches the store, and no order over MQTT
+    /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
+    /// than once. Without such keys the store accepts every policy from the admin API and the
+    /// watched directory, and no orders over MQTT
     #[arg(
         long,
         value_name = "KEY",
@@ -45,11 +46,12 @@ pub struct Flags {
     )]
     pub trusted_keys: Vec<String>,
 
-    /// Take unsigned policies although there are trusted keys; orders over MQTT need their signature all the same
+    /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
+    /// signature
     #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
     pub allow_unsigned: bool,
 
-    /// A directory that is watched: policies (*.wasm) that appear there are loaded
+    /// A directory to watch: policies (*.wasm) that appear there are loaded
     #[arg(
         long,
         value_name = "DIR",
@@ -58,7 +60,7 @@ pub struct Flags {
     )]
     pub policy_drop: Option<PathBuf>,
 
-    /// What becomes of them [default: load]
+    /// What to do with policies from the watched directory [default: load]
     #[arg(
         long,
         value_name = "ACTION",
@@ -67,7 +69,8 @@ pub struct Flags {
     )]
     pub policy_drop_action: Option<DropAction>,
 
-    /// Failed requests among its last 1000 that roll a policy back; 0 tolerates all [default: 10]
+    /// Roll a policy back after this many failed requests among its last 1000; 0 means never
+    /// [default: 10]
     #[arg(
         long,
         value_name = "N",
@@ -76,7 +79,8 @@ pub struct Flags {
     )]
     pub guard_failures: Option<u32>,
 
-    /// Fuel of a request, on average over the last 1000, that rolls a policy back; 0 tolerates all [default: 0]
+    /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means never
+    /// [default: 0]
     #[arg(
         long,
         value_name = "FUEL",
@@ -85,8 +89,8 @@ pub struct Flags {
     )]
     pub guard_fuel: Option<u64>,
 
-    /// One of so many requests runs again on a fresh instance, to find hidden state (above 50000 requests per second no more than
-    /// at 50000); 0 means none [default: 1024]
+    /// Re-execute one of every N requests on a fresh instance to detect hidden state (above 50000
+    /// requests per second, no more than at 50000); 0 means none [default: 1024]
     #[arg(
         long,
         value_name = "N",
@@ -95,11 +99,11 @@ pub struct Flags {
     )]
     pub purity_sample: Option<u32>,
 
-    /// Let each answer carry the user property policy=NAME@DIGEST
+    /// Add the user property policy=NAME@DIGEST to each response
     #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
     pub policy_property: bool,
 
-    /// Where everything is kept; one process at a time can use a directory [default: statehouse-data]
+    /// The data directory; only one process at a time can use it [default: statehouse-data]
     #[arg(
         long,
         value_name = "DIR",
@@ -108,7 +112,7 @@ pub struct Flags {
     )]
     pub data: Option<PathBuf>,
 
-    /// When a write is on disk [default: always]
+    /// When a write becomes durable [default: always]
     #[arg(
         long,
         value_name = "WHEN",
@@ -117,7 +121,8 @@ pub struct Flags {
     )]
     pub durability: Option<Durability>,
 
-    /// How much a power cut may lose under --durability interval [default: 1s]
+    /// The longest period of writes that a power cut may lose with --durability interval [default:
+    /// 1s]
     #[arg(
         long,
         value_name = "TIME",
@@ -126,7 +131,8 @@ pub struct Flags {
     )]
     pub sync_interval: Option<Span>,
 
-    /// Wait this long for more writes to share a flush: spares flash, costs latency [default: 0ms]
+    /// Wait this long for more writes to share a flush; spares flash memory, adds latency [default:
+    /// 0ms]
     #[arg(
         long,
         value_name = "TIME",
@@ -144,7 +150,7 @@ pub struct Flags {
     )]
     pub history_retention: Option<Span>,
 
-    /// Most bytes on disk that are kept for history alone [default: 268435456]
+    /// Maximum bytes on disk that are kept only for history [default: 268435456]
     #[arg(
         long,
         value_name = "BYTES",
@@ -153,7 +159,8 @@ pub struct Flags {
     )]
     pub history_bytes: Option<u64>,
 
-    /// The longest an answered request is remembered, to answer a redelivery alike [default: 10m]
+    /// How long an answered request is remembered at most, so that a redelivery gets the same
+    /// response [default: 10m]
     #[arg(
         long,
         value_name = "TIME",
@@ -162,7 +169,8 @@ pub struct Flags {
     )]
     pub duplicate_window: Option<Span>,
 
-    /// Most requests that are remembered beyond the last ones of live sessions [default: 100000]
+    /// Maximum number of remembered requests, beyond the latest ones of live sessions [default:
+    /// 100000]
     #[arg(
         long,
         value_name = "N",
@@ -171,7 +179,8 @@ pub struct Flags {
     )]
     pub max_duplicates: Option<NonZeroU64>,
 
-    /// Most bytes of them [default: a thirty-second of the memory, 64 MiB at most]
+    /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64
+    /// MiB]
     #[arg(
         long,
         value_name = "BYTES",
@@ -184,45 +193,45 @@ pub struct Flags {
     #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
     pub accept_clock: bool,
 
-    /// A TOML file with any of these settings. Limits in it may change while the store runs: it is read again within a second or
-    /// two
+    /// A TOML file with any of these settings. The file is reloaded within two seconds of a change,
+    /// and its limits then apply to the running store
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// How log lines look on standard error
+    /// Format of log lines on standard error
     #[arg(long, value_name = "FORMAT", env = "STATEHOUSE_LOG")]
     pub log: Option<LogFormat>,
 
-    /// What is logged: a level, or directives such as `warn,statehouse=debug`
+    /// The log filter: a level, or directives such as `warn,statehouse=debug`
     #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
     pub log_filter: Option<String>,
 
-    /// The form of the protocol on the current topic; `auto` chooses by each request's properties
+    /// The protocol dialect on the current topic; `auto` chooses by the properties of each request
     #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
     pub dialect: Option<DialectSetting>,
 
-    /// The name of this store in versions
+    /// The node name of this store in versions
     #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
     pub node: Option<Node>,
 
-    /// Threads that serve clients: more share the work of sockets and packets, and wait for each other where the store
-    /// decides [default: half of the cores, 4 at most]
+    /// Threads that serve clients. More threads share the work of sockets and packets, but decide
+    /// requests one at a time [default: half of the cores, at most 4]
     #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
     pub threads: Option<Threads>,
 
-    /// How much there may be.
+    /// Limits of clients.
     #[command(flatten)]
     pub limits: LimitFlags,
 
-    /// Where clients connect.
+    /// Listeners.
     #[command(flatten)]
     pub listeners: ListenFlags,
 
-    /// Who may connect.
+    /// Authentication and authorization.
     #[command(flatten)]
     pub access: AccessFlags,
 
-    /// Instead of listening.
+    /// The foreign broker, instead of listeners.
     #[command(flatten)]
     pub foreign: ForeignFlags,
 }

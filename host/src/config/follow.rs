@@ -1,9 +1,9 @@
-//! The settings file, read at the start and again while the store runs.
+//! The settings file: loaded at the start, and reloaded when it changes.
 //!
-//! What enters: the flags of the start, and the file each time that it changes. What leaves: the settings at the start, and
-//! from then on the bounds that are in force by both, flags and environment over the file as at the start. A file that no
-//! store would start with changes nothing. What else changed in it waits for the next start, and a warning names it. What is no
-//! regular file, such as a pipe, is read once and never again.
+//! Flags and environment variables take precedence over the file on each reload. Only limits change
+//! in a running store; a warning names other changed keys, which take effect at the next start. A
+//! file that a start would refuse must never change anything. A file that is not regular, such as a
+//! pipe, is read only once.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::bounds::Bounds;
 use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
 use statehouse_files::watch::{Files, Watched};
 
-/// Keys of the file that count as soon as they change.
+/// Keys of the file that take effect as soon as they change.
 const LIVE: [&str; 21] = [
     "max_keys",
     "max_bytes",
@@ -38,48 +38,48 @@ const LIVE: [&str; 21] = [
     "purity_sample",
 ];
 
-/// The bounds of a settings file that is followed; none where there is no file, or no regular one.
+/// The limits of a settings file that is watched; none without a file, or if it is not regular.
 pub type Followed = Option<Arc<Watched<Bounds>>>;
 
-/// The settings, and the bounds among them that follow the file; none where the flags name no file that can be read again.
+/// The settings, and their limits as a watched value if the flags name a regular file.
 ///
 /// # Errors
 /// Those of [`Config::load`].
 pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     let Some(path) = flags.config.clone().filter(|path| {
-        // One that is not there is an error of the first reading.
+        // A missing file is an error of the first read.
         fs::metadata(path).is_ok_and(|about| about.is_file())
     }) else {
         return Ok((Config::load(flags)?, None));
     };
     let files = Files::look(vec![path.clone()]);
-    // Once for both: what is read a second time may be something else.
+    // Both parse the same text, since a second read may return other content.
     let text = file::text_again(&path)?;
     let config = Config::of(flags.clone(), file::parse(&path, &text)?)?.with_secrets()?;
-    let again = Again::new(path.clone(), flags, file::parse(&path, &text)?, &config);
+    let rereader = Rereader::new(path.clone(), flags, file::parse(&path, &text)?, &config);
     let bounds = config.bounds.clone();
-    let followed = Watched::following("settings", files, bounds, move || again.read());
+    let followed = Watched::following("settings", files, bounds, move || rereader.read());
     Ok((config, Some(followed)))
 }
 
-/// How the file is read again.
-struct Again {
+/// Rereads the file.
+struct Rereader {
     path: PathBuf,
-    /// Those of the start, with what stays as it was then.
+    /// The flags of the start, with the settings that must not change.
     flags: Flags,
-    /// What the file said at the start.
+    /// The keys of the file at the start.
     started: toml::Table,
     /// Whether the store is a client of a foreign broker.
     attached: bool,
 }
 
-impl Again {
+impl Rereader {
     fn new(path: PathBuf, mut flags: Flags, started: toml::Table, config: &Config) -> Self {
         let attached = matches!(config.transport, TransportChoice::Foreign(_));
         if attached {
-            // The link told it to the broker, and keys and values have to fit.
-            let told = config.bounds.broker.packet_bytes_max;
-            flags.limits.max_packet_bytes = Some(PacketBytes(told));
+            // The link announced this limit to the broker, and keys and values must fit into it.
+            let announced = config.bounds.broker.packet_bytes_max;
+            flags.limits.max_packet_bytes = Some(PacketBytes(announced));
         }
         Self {
             path,
@@ -93,31 +93,32 @@ impl Again {
         let text = file::text_again(&self.path)?;
         let keys = file::parse(&self.path, &text)?;
         let file = file::parse(&self.path, &text)?;
-        let waiting = waiting(&self.started, &keys, self.attached);
-        if !waiting.is_empty() {
+        let pending = pending(&self.started, &keys, self.attached);
+        if !pending.is_empty() {
             tracing::warn!(
-                "{}: what it says by now of {} counts from the next start on",
+                "{}: the new value of {} counts from the next start on",
                 self.path.display(),
-                waiting.join(", ")
+                pending.join(", ")
             );
         }
         Ok(Config::of(self.flags.clone(), file)?.bounds)
     }
 }
 
-/// Keys that changed and do not count yet. The packets of a link to a foreign broker keep their size.
-fn waiting<'a>(started: &'a toml::Table, now: &'a toml::Table, attached: bool) -> Vec<&'a str> {
+/// Keys that changed and take effect at the next start. The packet limit of a link to a foreign
+/// broker stays as announced.
+fn pending<'a>(started: &'a toml::Table, now: &'a toml::Table, attached: bool) -> Vec<&'a str> {
     let live = |key: &&str| LIVE.contains(key) && !(attached && *key == "max_packet_bytes");
-    let gone = started.keys().filter(|key| !now.contains_key(*key));
+    let removed = started.keys().filter(|key| !now.contains_key(*key));
     let others = now
         .iter()
         .filter(|(key, value)| started.get(*key) != Some(value));
-    let mut waiting: Vec<&str> = (others.map(|(key, _)| key).chain(gone))
+    let mut pending: Vec<&str> = (others.map(|(key, _)| key).chain(removed))
         .map(String::as_str)
         .filter(|key| !live(key))
         .collect();
-    waiting.sort_unstable();
-    waiting
+    pending.sort_unstable();
+    pending
 }
 
 #[cfg(test)]
@@ -133,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_and_waits_for_a_start_is_named() {
+    fn changed_keys_that_need_a_restart_are_named() {
         let started = table("node = \"a\"\nlog = \"text\"\nmax_keys = 1\nmax_bytes = 1\n");
         let now = table("node = \"b\"\ndata = \"elsewhere\"\nmax_keys = 2\nmax_watches = 3\n");
-        assert_eq!(waiting(&started, &now, false), ["data", "log", "node"]);
-        assert_eq!(waiting(&started, &started, false), [""; 0]);
+        assert_eq!(pending(&started, &now, false), ["data", "log", "node"]);
+        assert_eq!(pending(&started, &started, false), [""; 0]);
         let now = table("node = \"a\"\nlog = \"text\"\nmax_packet_bytes = 5000\n");
-        assert_eq!(waiting(&started, &now, false), [""; 0]);
-        assert_eq!(waiting(&started, &now, true), ["max_packet_bytes"]);
+        assert_eq!(pending(&started, &now, false), [""; 0]);
+        assert_eq!(pending(&started, &now, true), ["max_packet_bytes"]);
     }
 
     fn flags(path: &Path) -> Flags {
@@ -161,15 +162,15 @@ mod tests {
         assert!(followed.is_none());
     }
 
-    /// How a file is read again that says this at the start.
-    fn again(path: &Path, text: &str) -> Again {
+    /// A reader of a file whose content was `text` at the start.
+    fn again(path: &Path, text: &str) -> Rereader {
         fs::write(path, text).unwrap();
         let config = Config::load(flags(path)).unwrap();
-        Again::new(path.to_owned(), flags(path), table(text), &config)
+        Rereader::new(path.to_owned(), flags(path), table(text), &config)
     }
 
     #[test]
-    fn what_takes_the_place_of_the_file_and_is_none_is_not_read() {
+    fn a_file_replaced_by_a_non_regular_one_is_not_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("statehouse.toml");
         let again = again(&path, "max_keys = 5\n");
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_that_has_gone_keeps_no_bound_from_changing() {
+    fn limits_are_reloaded_if_the_password_file_is_missing() {
         let directory = tempfile::tempdir().unwrap();
         let (path, password) = (
             directory.path().join("statehouse.toml"),
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_foreign_broker_values_keep_to_the_packets_of_the_start() {
+    fn the_packet_limit_behind_a_foreign_broker_is_fixed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("statehouse.toml");
         let read = |broker: &str| {
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_counts_at_once_is_one_of_the_file() {
+    fn every_live_key_is_a_key_of_the_file() {
         for key in LIVE {
             let text = format!("{key} = 60000\n");
             let read = file::parse::<file::File>("statehouse.toml".as_ref(), &text);

@@ -1,7 +1,8 @@
-//! The settings of a store behind a foreign broker: where it is, who the store is there, and how it is watched.
+//! The settings of a store behind a foreign broker: its address, the store's credentials, and how
+//! the store detects disconnected clients.
 //!
-//! What enters: flags, and the same keys of the file. What leaves: a [`ForeignConfig`] with every value checked, or a
-//! sentence that says what is missing. A password is never shown.
+//! Combines flags with the same keys of the file and yields a [`ForeignConfig`] of checked values,
+//! or an error that names what is missing. It must never print a password.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,15 +14,15 @@ use super::url::{BrokerUrl, Secret, read_password};
 use super::{ConfigError, Durability, Span, time};
 use crate::limits;
 
-/// The name of the variable with the password, for who does not want it in a file.
+/// Environment variable with the password, as an alternative to a file.
 const PASSWORD: &str = "STATEHOUSE_BROKER_PASSWORD";
 
-/// What `serve` accepts about a foreign broker.
+/// The settings of `serve` for a foreign broker.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Foreign broker")]
 pub struct ForeignFlags {
-    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts://,
-    /// or ws:// and wss:// with a path
+    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT],
+    /// mqtts://, or ws:// and wss:// with a path
     #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
     pub broker: Option<BrokerUrl>,
 
@@ -29,40 +30,43 @@ pub struct ForeignFlags {
     #[arg(long, value_name = "NAME", env = "STATEHOUSE_BROKER_USER")]
     pub broker_user: Option<String>,
 
-    /// A file with the password; without it STATEHOUSE_BROKER_PASSWORD has it, or the URL
+    /// A file with the password [default: STATEHOUSE_BROKER_PASSWORD, or the password in the URL]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_PASSWORD_FILE")]
     pub broker_password_file: Option<PathBuf>,
 
-    /// Certificates (PEM) that the broker's is checked against [default: those of the system]
+    /// CA certificates (PEM) that the broker's certificate is verified against [default: the
+    /// system's]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CA")]
     pub broker_ca: Option<PathBuf>,
 
-    /// The store's own certificate (PEM), with --broker-key
+    /// The client certificate (PEM) of the store, with --broker-key
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CERT")]
     pub broker_cert: Option<PathBuf>,
 
-    /// The key of this certificate (PEM)
+    /// The private key of --broker-cert (PEM)
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_KEY")]
     pub broker_key: Option<PathBuf>,
 
-    /// MQTT client id of the store [default: one that is made once and kept in the data directory]
+    /// MQTT client id of the store [default: generated once and kept in the data directory]
     #[arg(long, value_name = "ID", env = "STATEHOUSE_BROKER_CLIENT_ID")]
     pub broker_client_id: Option<ClientId>,
 
-    /// Most requests that the broker sends before the first of them is acknowledged; they take so many times
-    /// max_packet_bytes of memory at most [default: 64]
+    /// Maximum number of unacknowledged requests from the broker; they use at most this many times
+    /// max_packet_bytes of memory [default: 64]
     #[arg(long, value_name = "N", env = "STATEHOUSE_BROKER_WINDOW")]
     pub broker_window: Option<Window>,
 
-    /// The broker is asked whether it is there when nothing was heard for so long [default: 15s]
+    /// Ping the broker after this time without a packet from it [default: 15s]
     #[arg(long, value_name = "TIME", env = "STATEHOUSE_BROKER_KEEP_ALIVE")]
     pub broker_keep_alive: Option<Span>,
 
-    /// How the store learns that a client has gone, so that its watches end [default: auto]
+    /// How the store detects that a client has disconnected, so that its watches end [default:
+    /// auto]
     #[arg(long, value_name = "KIND", env = "STATEHOUSE_PRESENCE")]
     pub presence: Option<PresenceKind>,
 
-    /// End the watches of a client that has neither asked nor taken a notification for so long [default: never]
+    /// End the watches of a client that for this long sent no request and received no notification
+    /// [default: never]
     #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
     pub watch_ttl: Option<Span>,
 
@@ -74,38 +78,39 @@ pub struct ForeignFlags {
 /// The settings of a store behind a foreign broker.
 #[derive(Clone, Debug)]
 pub struct ForeignConfig {
-    /// Where the broker is.
+    /// The address of the broker.
     pub broker: BrokerUrl,
-    /// The user name there.
+    /// The user name at the broker.
     pub user: Option<String>,
-    /// The password there.
+    /// The password at the broker.
     pub password: Option<Secret>,
-    /// A file with the certificates that the broker's is checked against; without it those of the system.
+    /// CA certificates for the broker's certificate; without it the system's.
     pub ca: Option<PathBuf>,
-    /// Files with a certificate of the store and its key.
+    /// The client certificate and private key of the store.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// The file that the password is from.
+    /// The file that holds the password.
     pub password_file: Option<PathBuf>,
-    /// The client id, where it is given; else the one that is kept in the data directory.
+    /// The configured client id; otherwise the one in the data directory is used.
     pub client_id: Option<String>,
-    /// Whether a later run has the same client id, and with it the session.
+    /// Whether a later run has the same client id, and therefore the same session.
     pub keeps_client_id: bool,
     /// The Receive Maximum that the store announces (MQTT 5 section 3.1.2.11.3).
     pub window: u16,
     /// The Keep Alive, in whole seconds.
     pub keep_alive: Duration,
-    /// How it is learnt that a client has gone.
+    /// How the store detects disconnected clients.
     pub presence: PresenceKind,
-    /// How long a watch lives without a sign of life.
+    /// How long a watch lives without a request or a received notification.
     pub watch_ttl: Option<Duration>,
-    /// Wait for the data directory.
+    /// Wait until the data directory is free.
     pub standby: bool,
 }
 
 impl ForeignConfig {
-    /// Reads the password's file, where there is one. Since the last time it may have changed.
+    /// Reads the password file again, if there is one, since it may have changed.
     ///
     /// # Errors
+    ///
     /// [`ConfigError::Password`].
     pub fn read_password(&mut self) -> Result<(), ConfigError> {
         if let Some(path) = &self.password_file {
@@ -136,7 +141,7 @@ impl FromStr for ClientId {
     }
 }
 
-/// How many requests may be on their way to the store.
+/// How many requests may be unacknowledged at the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window(pub u16);
 
@@ -154,7 +159,7 @@ impl FromStr for Window {
     }
 }
 
-/// How the store learns that a client has gone.
+/// How the store detects that a client has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PresenceKind {
@@ -162,12 +167,12 @@ pub enum PresenceKind {
     #[value(alias = "mosquitto")]
     #[serde(alias = "mosquitto")]
     Auto,
-    /// Only by notifications that nobody takes
+    /// Only by notifications that have no subscriber
     Off,
 }
 
 impl ForeignFlags {
-    /// These, and where there is none, those of the file.
+    /// These settings; a setting that is absent is taken from the file.
     pub(super) fn over(self, file: Self) -> Self {
         Self {
             broker: self.broker.or(file.broker),
@@ -185,7 +190,7 @@ impl ForeignFlags {
         }
     }
 
-    /// A setting that means nothing without a broker.
+    /// The first setting that requires a broker.
     fn stray(&self) -> Option<&'static str> {
         let given = [
             (self.broker_user.is_some(), "broker_user"),
@@ -204,7 +209,7 @@ impl ForeignFlags {
         given.next().map(|(_, name)| name)
     }
 
-    /// The checked settings; none where no broker is named.
+    /// The checked settings, or none if no broker is configured.
     pub(super) fn load(self, durability: Durability) -> Result<Option<ForeignConfig>, ConfigError> {
         let Some(broker) = self.broker else {
             return match self.stray() {
@@ -223,7 +228,7 @@ impl ForeignFlags {
         if !broker.scheme.tls && (self.broker_ca.is_some() || certificate.is_some()) {
             return Err(ConfigError::CertificateWithoutTls(broker));
         }
-        // A file wins over both; it is read later.
+        // A password file takes precedence over both; it is read later.
         let password = std::env::var(PASSWORD).ok().map(Secret);
         let password = password.or_else(|| broker.password.clone());
         let user = self.broker_user.or_else(|| broker.user.clone());
@@ -249,7 +254,7 @@ impl ForeignFlags {
             keeps_client_id: durability != Durability::Memory || self.broker_client_id.is_some(),
             client_id: self.broker_client_id.map(|ClientId(id)| id),
             window: (self.broker_window).map_or(limits::BROKER_WINDOW_DEFAULT, |Window(n)| n),
-            // MQTT counts in seconds.
+            // MQTT counts the Keep Alive in seconds.
             keep_alive: Duration::from_secs(keep_alive_ms / 1000),
             presence: self.presence.unwrap_or(PresenceKind::Auto),
             watch_ttl: watch_ttl_ms.map(Duration::from_millis),
@@ -285,14 +290,14 @@ mod tests {
         config.read_password().unwrap();
         assert_eq!(config.user.as_deref(), Some("me"));
         assert_eq!(config.password, Some(Secret("se cret".into())));
-        // A standby takes over after a long time.
+        // A standby may take over long after it read the password.
         std::fs::write(file.path(), "changed\n").unwrap();
         config.read_password().unwrap();
         assert_eq!(config.password, Some(Secret("changed".into())));
     }
 
     #[test]
-    fn a_client_id_that_is_nowhere_is_not_had_again() {
+    fn a_generated_client_id_in_memory_is_not_kept() {
         let keeps = |client_id: Option<&str>, durability| {
             let flags = ForeignFlags {
                 broker: Some(parsed("mqtt://broker")),

@@ -1,7 +1,7 @@
-//! The settings of the listeners: where clients connect, over what, and what certificates are shown and asked for.
+//! The settings of the listeners: addresses, protocols, and the certificates on both sides.
 //!
-//! What enters: flags, and the same keys of the file. What leaves: a [`ListenConfig`] with every value checked, or a
-//! sentence that says which settings to add. It opens no file.
+//! Combines flags with the same keys of the file and yields a [`ListenConfig`] of checked values,
+//! or an error that names the settings to add. It opens no file.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,12 +15,13 @@ use super::url::Scheme;
 use super::values::socket_address;
 use crate::limits;
 
-/// What `serve` accepts about listeners.
+/// The listener settings of `serve`.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Listeners")]
 pub struct ListenFlags {
-    /// Where to listen: ADDR:PORT, or mqtt://, mqtts:// (TLS), ws:// (WebSocket) or wss:// before it; may be given more than
-    /// once. Port 0 takes a free one. Not with --broker [default: mqtt://127.0.0.1:1883]
+    /// Where to listen: ADDR:PORT, optionally with mqtt://, mqtts:// (TLS), ws:// (WebSocket) or
+    /// wss:// in front; may be given more than once. Port 0 chooses a free port. Not with --broker
+    /// [default: mqtt://127.0.0.1:1883]
     #[arg(
         long,
         value_name = "URL",
@@ -29,23 +30,25 @@ pub struct ListenFlags {
     )]
     pub listen: Vec<Listen>,
 
-    /// Listen beyond loopback without TLS, or although nobody has to authenticate
+    /// Listen beyond loopback without TLS or without authentication
     #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
-    /// The certificate (PEM) that mqtts:// and wss:// show, with those that lead to its root behind it
+    /// The certificate (PEM) for mqtts:// and wss://, followed by its intermediate certificates
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
 
-    /// The key of this certificate (PEM)
+    /// The private key of --tls-cert (PEM)
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
 
-    /// Certificates (PEM) of those whose clients' certificates are accepted; with it clients are asked for one
+    /// CA certificates (PEM) that client certificates are verified against; the server then
+    /// requests a certificate from each client
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Revoked certificates of clients (CRL, PEM); may be given more than once. Then each of --tls-client-ca needs its list
+    /// Revoked client certificates (CRL, PEM); may be given more than once. Each CA in
+    /// --tls-client-ca then needs its list
     #[arg(
         long,
         value_name = "FILE",
@@ -54,12 +57,12 @@ pub struct ListenFlags {
     )]
     pub tls_client_crl: Vec<PathBuf>,
 
-    /// Let nobody in over TLS who has no certificate
+    /// Refuse TLS clients that have no certificate
     #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
     pub tls_client_required: bool,
 
-    /// A site whose pages may connect over WebSocket, such as https://panel.example; may be given more than once
-    /// [default: pages of the same host]
+    /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may be
+    /// given more than once [default: pages of the same host]
     #[arg(
         long,
         value_name = "ORIGIN",
@@ -69,19 +72,19 @@ pub struct ListenFlags {
     pub ws_origin: Vec<Origin>,
 }
 
-/// Why nobody can be listened to. Its text is a sentence for the operator.
+/// Why the listeners cannot be set up. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ListenError {
-    /// An address that others can reach, and nothing that keeps them out.
+    /// A listener that other machines can reach, without TLS or authentication.
     #[error(
         "{listener} can be reached from other machines, and {why}. Add {missing}; or listen on 127.0.0.1 or [::1]; or accept the risk with --insecure (in the file: insecure = true)"
     )]
     Insecure {
         /// The listener.
         listener: Listen,
-        /// What is wrong with that.
+        /// The problem.
         why: &'static str,
-        /// The flags that would mend it.
+        /// The flags that fix it.
         missing: String,
     },
     /// TLS without a certificate.
@@ -92,17 +95,17 @@ pub enum ListenError {
         /// The flags that are missing.
         missing: &'static str,
     },
-    /// A setting of TLS, and no TLS.
+    /// A TLS setting, but no TLS listener.
     #[error(
         "{0} is about TLS, and no listener has it: add --listen mqtts://ADDR:PORT, or leave it out"
     )]
     WithoutTls(&'static str),
-    /// A setting about clients' certificates that nobody is asked for.
+    /// A setting about client certificates, but clients are not asked for one.
     #[error(
-        "{0} is about certificates of clients, and they are asked for none: add --tls-client-ca FILE"
+        "{0} is about client certificates, but clients are asked for none: add --tls-client-ca FILE"
     )]
     WithoutClientCa(&'static str),
-    /// A setting of WebSocket, and none.
+    /// A WebSocket setting, but no WebSocket listener.
     #[error(
         "ws_origin is about WebSocket, and no listener is: add --listen ws://ADDR:PORT, or leave it out"
     )]
@@ -112,31 +115,31 @@ pub enum ListenError {
 /// The settings of the listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenConfig {
-    /// Where, and over what.
+    /// The listeners, with their protocols.
     pub listeners: Vec<Listen>,
-    /// Certificates, where a listener needs them.
+    /// The certificate files, if a listener uses TLS.
     pub tls: Option<TlsFiles>,
-    /// The sites whose pages may connect; where there is none, those of the host that they ask for.
+    /// Origins whose pages may connect over WebSocket; if empty, pages of the requested host.
     pub ws_origins: Vec<Origin>,
 }
 
-/// Where certificates are.
+/// The files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The chain that is shown, the own one first.
+    /// The certificate chain of the server, its own certificate first.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// Who may have issued those of clients. None: they are asked for none.
+    /// The CAs of client certificates. `None`: clients are asked for no certificate.
     pub client_ca: Option<PathBuf>,
-    /// Which of these are revoked.
+    /// The revocation lists of client certificates.
     pub client_crls: Vec<PathBuf>,
-    /// Whether a client needs one.
+    /// Whether a client must present a certificate.
     pub client_required: bool,
 }
 
 impl TlsFiles {
-    /// All of them.
+    /// All of these files.
     #[must_use]
     pub fn all(&self) -> Vec<PathBuf> {
         let mut all = vec![self.certificate.clone(), self.key.clone()];
@@ -149,9 +152,9 @@ impl TlsFiles {
 /// A listener: `mqtts://127.0.0.1:8883`. Without a scheme it is mqtt; `localhost` is 127.0.0.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// What it speaks.
+    /// The protocol.
     pub scheme: Scheme,
-    /// Where it is.
+    /// The address and port.
     pub address: SocketAddr,
 }
 
@@ -188,7 +191,7 @@ impl FromStr for Listen {
     }
 }
 
-/// A site: scheme, host and port, as browsers name it (RFC 6454 section 6.2).
+/// An origin: scheme, host and port, as browsers send it (RFC 6454 section 6.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(pub String);
 
@@ -217,7 +220,7 @@ impl FromStr for Origin {
 }
 
 impl ListenFlags {
-    /// These, and where there is none, those of the file.
+    /// These settings; a setting that is absent is taken from the file.
     pub(super) fn over(self, file: Self) -> Self {
         let many = |flag: Vec<_>, file| if flag.is_empty() { file } else { flag };
         Self {
@@ -240,7 +243,7 @@ impl ListenFlags {
         }
     }
 
-    /// The checked settings, where clients have to show so much.
+    /// Checks the settings against the configured authentication.
     pub(super) fn load(self, access: &AccessConfig) -> Result<ListenConfig, ListenError> {
         let mut listeners = self.listen;
         if listeners.is_empty() {
@@ -254,7 +257,8 @@ impl ListenFlags {
             (!self.tls_client_crl.is_empty(), "tls_client_crl"),
             (self.tls_client_required, "tls_client_required"),
         ];
-        // Before it is said that somebody without TLS can be reached, since that may be what was forgotten.
+        // Checked before the refusal of listeners without TLS, since a missing TLS listener may be
+        // the cause.
         let given = about_tls.into_iter().find(|(is_given, _)| *is_given);
         if let (None, Some((_, name))) = (encrypted, given) {
             return Err(ListenError::WithoutTls(name));
@@ -270,7 +274,8 @@ impl ListenFlags {
             return Err(ListenError::WithoutWebSocket);
         }
         let open = listeners.iter().filter(|it| !it.address.ip().is_loopback());
-        // Over TLS, which is all that may be open, a certificate that is required lets nobody be anonymous.
+        // All reachable listeners may use TLS; a required certificate then excludes anonymous
+        // clients.
         let authenticates =
             self.tls_client_required || (access.authenticates() && !access.allow_anonymous);
         for listener in open.filter(|_| !self.insecure) {
@@ -302,7 +307,7 @@ impl ListenFlags {
     }
 }
 
-/// Refuses a listener that others can reach, where it is not encrypted or nobody has to authenticate.
+/// The error for a reachable listener that is unencrypted or needs no authentication.
 fn insecure(listener: Listen, authenticates: bool, certificate: bool) -> Result<(), ListenError> {
     let users = "--users FILE (or --token-keys FILE with --token-audience NAME, or --tls-client-ca FILE), without --allow-anonymous";
     let encrypted = Listen {
@@ -324,11 +329,11 @@ fn insecure(listener: Listen, authenticates: bool, certificate: bool) -> Result<
             users.to_owned(),
         ),
         (false, true) => (
-            "whoever is on the way could read passwords and change what is sent",
+            "an attacker on the network could read passwords and change messages",
             format!("TLS: --listen {encrypted}{files}"),
         ),
         (false, false) => (
-            "every client could read and write everything without authentication, and whoever is on the way too",
+            "every client, and any attacker on the network, could read and write everything without authentication",
             format!("TLS: --listen {encrypted}{files}, and {users}"),
         ),
     };

@@ -1,17 +1,15 @@
-//! How much memory there is, which default bounds are parts of.
-//!
-//! What enters: what the system says of the machine, and of the control groups that this process is in. What leaves: parts of
-//! it, in bytes. Where the system says nothing, memory is no bound.
+//! The memory of the machine, or of this process's control groups if that is less. Default
+//! limits are fractions of it; if the system reports none, they are the largest defaults.
 
 use std::fs;
 use std::path::Path;
 
-/// Memory that this process may take, in bytes.
+/// Memory that this process may use, in bytes, if known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory(Option<u64>);
 
 impl Memory {
-    /// That of this machine, or of the control group with the least.
+    /// The memory of this machine, or of its most limited control group.
     pub(super) fn here() -> Self {
         let machine = fs::read_to_string("/proc/meminfo");
         let groups = fs::read_to_string("/proc/self/cgroup");
@@ -22,18 +20,19 @@ impl Memory {
         Self(machine.into_iter().chain(group).min())
     }
 
-    /// So much.
+    /// A given amount.
     #[cfg(test)]
     pub(super) fn of(bytes: u64) -> Self {
         Self(Some(bytes))
     }
 
-    /// It; none where the system does not say.
+    /// The amount in bytes, or none if the system does not report it.
     pub(super) fn bytes(self) -> Option<u64> {
         self.0
     }
 
-    /// So many thirty-second parts of it, and no more than `most` bytes.
+    /// `thirty_seconds` thirty-seconds of the memory, at most `most` bytes. If the memory is
+    /// unknown, `most`.
     pub(super) fn part(self, thirty_seconds: u64, most: u64) -> u64 {
         self.0.map_or(most, |bytes| {
             (bytes / 32).saturating_mul(thirty_seconds).min(most)
@@ -50,7 +49,7 @@ fn total(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The least bound of the groups that /proc/self/cgroup names (cgroups(7)), and of those above them.
+/// The lowest limit among the groups in /proc/self/cgroup (cgroups(7)) and their ancestors.
 fn least(root: &Path, groups: &str) -> Option<u64> {
     let bounds = groups.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_of_what_there_is_and_never_more_than_fits_any_machine() {
+    fn a_part_is_a_fraction_of_memory_up_to_the_maximum() {
         let gateway = Memory::of(256 << 20);
         assert_eq!(gateway.part(12, 512 << 20), 96 << 20);
         assert_eq!(gateway.part(12, 10), 10);
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_says_how_much_it_has() {
+    fn total_memory_is_parsed() {
         let text = "MemTotal:         250000 kB\nMemFree:           1000 kB\n";
         assert_eq!(total(text), Some(250_000 * 1024));
         assert_eq!(total("MemFree: 1 kB\n"), None);
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_all_groups_above_counts() {
+    fn the_lowest_limit_of_all_ancestor_groups_applies() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         let write = |group: &str, file: &str, text: &str| {
@@ -106,7 +105,7 @@ mod tests {
         assert_eq!(least(root, in_one), Some(300));
         write("system.slice/store.service", "memory.max", "200\n");
         assert_eq!(least(root, in_one), Some(200));
-        // The first version, beside other controllers.
+        // Control groups v1, next to other controllers.
         write("memory/store", "memory.limit_in_bytes", "100\n");
         let in_several = "7:pids:/store\n6:cpu,memory:/store\n";
         assert_eq!(least(root, in_several), Some(100));

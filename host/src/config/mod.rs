@@ -1,7 +1,8 @@
-//! The configuration of `serve`: flags over environment over a TOML file over defaults.
+//! The configuration of `serve`. Flags take precedence over environment variables, these over a
+//! TOML file, and that over defaults.
 //!
-//! What enters: what clap read of flags and environment, and the text of a file. What leaves: a
-//! [`Config`] with every value checked, or an error that names the line and says what is allowed.
+//! Yields a [`Config`] whose values are all checked, or an error that names the line and the
+//! allowed values.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -43,25 +44,27 @@ pub use values::{
 use file::File;
 use memory::Memory;
 
-/// The variable with the administration's token, where it is to be known before the start. Not a flag, since others see these.
+/// The environment variable that sets the admin API's token. There is no flag for it, since other
+/// accounts can see the flags of a process.
 pub(crate) const ADMIN_TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
 
-/// The memory that default bounds are parts of, in bytes; none where the system does not say.
+/// The memory that default limits are fractions of, in bytes; none if the system does not report
+/// it.
 pub(crate) fn memory_bytes() -> Option<u64> {
     Memory::here().bytes()
 }
 
-/// Where clients are.
+/// How clients reach the store.
 #[derive(Debug)]
 pub enum TransportChoice {
-    /// They connect here.
+    /// They connect to the embedded broker.
     Embedded(ListenConfig),
-    /// They, and the store, are clients of a foreign broker.
+    /// They and the store are clients of a foreign broker.
     Foreign(Box<ForeignConfig>),
 }
 
 impl TransportChoice {
-    /// Whose broker it is.
+    /// The kind of broker.
     pub fn mode(&self) -> Mode {
         match self {
             Self::Embedded(_) => Mode::Embedded,
@@ -70,45 +73,45 @@ impl TransportChoice {
     }
 }
 
-/// The settings of a server, all checked.
+/// The checked settings of a server.
 #[derive(Debug)]
 pub struct Config {
-    /// Where clients are.
+    /// How clients reach the store.
     pub transport: TransportChoice,
-    /// Who may connect here.
+    /// Authentication and authorization.
     pub access: AccessConfig,
-    /// Which policy is to answer.
+    /// The policy to start with.
     pub policy: PolicyChoice,
-    /// Where the administration listens, if it does.
+    /// Where the admin API listens, if it is on.
     pub admin: Option<AdminPlace>,
-    /// Whose policies are taken: public keys, or files with them.
+    /// Trusted public keys of policy signatures, or files with them.
     pub trusted_keys: Vec<String>,
-    /// Whether unsigned policies are taken too.
+    /// Whether unsigned policies are accepted too.
     pub allow_unsigned: bool,
-    /// The directory that is watched for policies, and what becomes of them.
+    /// The watched policy directory, and what to do with its policies.
     pub policy_drop: Option<(PathBuf, DropAction)>,
-    /// Whether each answer says which policy gave it.
+    /// Whether each response carries the policy property.
     pub policy_property: bool,
-    /// What is kept, and how.
+    /// Persistence settings.
     pub storage: Storage,
-    /// How log lines look.
+    /// The format of log lines.
     pub log: LogFormat,
-    /// What is logged.
+    /// The log filter.
     pub log_filter: String,
     /// A dialect forced on the current topic.
     pub dialect: Option<Dialect>,
-    /// The store's name in versions.
+    /// The node name of the store in versions.
     pub node: String,
-    /// What clients may take, at the start.
+    /// The limits at the start.
     pub bounds: Bounds,
-    /// How many threads serve clients.
+    /// Number of threads that serve clients.
     pub threads: usize,
 }
 
-/// Which policy is to answer.
+/// The policy to start with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyChoice {
-    /// The one that answered last; in a new data directory the built-in one.
+    /// The last active one; in a new data directory the built-in one.
     Last,
     /// The built-in one.
     BuiltIn,
@@ -116,31 +119,32 @@ pub enum PolicyChoice {
     File(PathBuf),
 }
 
-/// What is kept over a restart, and how.
+/// Persistence settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// The data directory.
     pub directory: PathBuf,
-    /// When a write is on disk.
+    /// When a write becomes durable.
     pub durability: Durability,
-    /// The longest between two flushes, in milliseconds, where not every write waits for one.
+    /// The longest interval between two flushes, in milliseconds, unless every write waits for a
+    /// flush.
     pub sync_interval_ms: u64,
     /// How long a flush waits for more writes, in milliseconds.
     pub commit_delay_ms: u64,
-    /// How old history may become, in milliseconds.
+    /// Maximum age of history, in milliseconds.
     pub history_ms: u64,
-    /// How large it may become.
+    /// Maximum bytes of history.
     pub history_bytes: u64,
-    /// What is remembered of answered requests.
+    /// How long and how many answered requests are remembered.
     pub duplicates: Retention,
-    /// What recovery may hold of the sessions of clients.
+    /// The limits within which recovery restores sessions.
     pub sessions: statehouse_mqtt::Limits,
-    /// Start with a clock that went back.
+    /// Start although the clock is behind the last recorded time.
     pub accept_clock: bool,
 }
 
 impl Config {
-    /// Puts the sources together.
+    /// Combines all sources.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let file = match &flags.config {
             Some(path) => file::parse(path, &file::text(path)?)?,
@@ -149,7 +153,7 @@ impl Config {
         Self::of(flags, file)?.with_secrets()
     }
 
-    /// What is in other files that the settings need from the start.
+    /// Reads the secrets that the settings need from the start.
     fn with_secrets(mut self) -> Result<Self, ConfigError> {
         if let TransportChoice::Foreign(foreign) = &mut self.transport {
             foreign.read_password()?;
@@ -157,7 +161,7 @@ impl Config {
         Ok(self)
     }
 
-    /// Reads no file, so that bounds can be read again when others have gone.
+    /// Reads no other file, so that limits can be reloaded if other files are missing.
     fn of(flags: Flags, mut file: File) -> Result<Self, ConfigError> {
         let durability = flags
             .durability
@@ -248,9 +252,11 @@ impl Config {
                     memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT),
                 ),
                 per_session: match foreign {
-                    // Nothing tells when a client cannot send a request again any more.
+                    // A foreign broker does not reveal when a client can no longer resend a
+                    // request.
                     Some(_) => 0,
-                    // Where a run before told clients more than either, the journal says so.
+                    // An earlier run may have announced a larger Receive Maximum; the journal
+                    // records it.
                     None => {
                         let least = limits::RECEIVE_MAX_REMEMBERED_MIN;
                         bounds.broker.receive_max.max(least).into()
@@ -303,7 +309,7 @@ impl Config {
     }
 }
 
-/// A setting of time with a default, its name and its bounds in milliseconds and in words.
+/// A duration with its default, its name and its limits in milliseconds and with units.
 fn time(
     set: Option<Span>,
     default_ms: u64,

@@ -16,7 +16,7 @@ fn file(text: &str) -> Result<Config, ConfigError> {
 fn nothing_given_is_a_loopback_store() {
     let config = Config::load(Flags::default()).unwrap();
     let TransportChoice::Embedded(listen) = config.transport else {
-        panic!("nobody named a broker");
+        panic!("no broker was configured");
     };
     assert_eq!(listen.listeners, [Listen::default()]);
     assert_eq!(listen.tls, None);
@@ -51,7 +51,7 @@ fn flags_win_over_the_file() {
 
 #[test]
 fn errors_name_the_line() {
-    for (text, line, says) in [
+    for (text, line, expected) in [
         (
             "max_keys = 5\nmaxbytes = 7\n",
             2,
@@ -75,7 +75,7 @@ fn errors_name_the_line() {
         let error = file(text).unwrap_err().to_string();
         assert_eq!(error, error.trim_end(), "something may follow it");
         assert!(
-            error.contains(&format!("line {line},")) && error.contains(says),
+            error.contains(&format!("line {line},")) && error.contains(expected),
             "{error}"
         );
     }
@@ -117,9 +117,10 @@ fn a_clock_can_be_accepted_in_the_file() {
     assert!(!file("").unwrap().storage.accept_clock);
 }
 
-/// The run before may have told clients as much as by default, whatever the file says by now. What is more is in the journal.
+/// An earlier run may have announced up to the default, whichever value the file has now. The journal
+/// records larger values.
 #[test]
-fn as_much_is_remembered_of_a_client_as_one_may_have_been_told() {
+fn remembered_requests_cover_the_announced_receive_maximum() {
     for (most, remembered) in [(10, 1024), (1024, 1024), (3000, 3000)] {
         let config = file(&format!("max_client_in_flight = {most}\n")).unwrap();
         assert_eq!(config.bounds.broker.receive_max, most);
@@ -128,12 +129,12 @@ fn as_much_is_remembered_of_a_client_as_one_may_have_been_told() {
 }
 
 #[test]
-fn behind_a_broker_nothing_is_listened_on() {
+fn a_store_behind_a_broker_does_not_listen() {
     let config = file(
         "broker = \"mqtt://me@gateway:1884\"\nbroker_window = 8\nbroker_keep_alive = \"5s\"\nwatch_ttl = \"1h\"\nmax_queue_bytes = 1\n",
     );
     let config = config.unwrap();
-    // Only time and space decide there how long a request is remembered.
+    // Behind a foreign broker, only time and space limit how long a request is remembered.
     assert_eq!(config.storage.duplicates.per_session, 0);
     let TransportChoice::Foreign(foreign) = config.transport else {
         panic!("a broker is named");
@@ -146,9 +147,9 @@ fn behind_a_broker_nothing_is_listened_on() {
 }
 
 #[test]
-fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
+fn contradictory_broker_settings_are_refused() {
     let broker = "broker = \"mqtt://gateway\"\n";
-    for (text, says) in [
+    for (text, expected) in [
         ("listen = [\"127.0.0.1:0\"]\n", "not both"),
         ("standby = true\ndurability = \"memory\"\n", "standby"),
         ("broker_cert = \"a\"\n", "both or none"),
@@ -162,7 +163,7 @@ fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
         ("kick = \"dynsec\"\n", "unknown field `kick`"),
     ] {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
-        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
     for text in [
         "standby = true\n",
@@ -175,7 +176,7 @@ fn settings_of_a_broker_that_do_not_fit_together_are_refused() {
 }
 
 #[test]
-fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
+fn defaults_fit_the_memory_of_a_small_gateway() {
     let bounds = |flags: LimitFlags| {
         let memory = Memory::of(256 << 20);
         flags.load(false, Supervision::default(), memory).unwrap()
@@ -188,7 +189,7 @@ fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
     assert_eq!(broker.subscription_bytes_total_max, 16 << 20);
     assert_eq!(broker.state_bytes_total_max, 8 << 20);
     assert_eq!(broker.sessions_max, 2048);
-    // One client leaves room for others.
+    // One client leaves room for other clients.
     assert_eq!(quota.watch_bytes_per_connection_max(), 2 << 20);
     assert_eq!(broker.queue_bytes_max, 4 << 20);
     assert_eq!(broker.retained_bytes_max, 2 << 20);
@@ -197,11 +198,15 @@ fn a_small_gateway_gets_bounds_that_it_has_memory_for() {
         max_bytes: NonZeroU64::new(1 << 30),
         ..LimitFlags::default()
     });
-    assert_eq!(set.quota.bytes_max, 1 << 30, "who says otherwise knows why");
+    assert_eq!(
+        set.quota.bytes_max,
+        1 << 30,
+        "a configured limit overrides the default"
+    );
 }
 
 #[test]
-fn a_client_may_have_waiting_what_its_longest_value_needs_however_little_memory_there_is() {
+fn a_queue_holds_the_longest_value_on_a_small_machine() {
     let bounds = |flags: LimitFlags| {
         let memory = Memory::of(16 << 20);
         flags.load(false, Supervision::default(), memory).unwrap()
@@ -219,7 +224,7 @@ fn a_client_may_have_waiting_what_its_longest_value_needs_however_little_memory_
 }
 
 #[test]
-fn where_there_is_memory_enough_a_client_may_take_what_it_may_anywhere() {
+fn a_large_machine_gets_the_largest_defaults() {
     let memory = Memory::of(8 << 30);
     let bounds = LimitFlags::default().load(false, Supervision::default(), memory);
     let Bounds { quota, broker, .. } = bounds.unwrap();

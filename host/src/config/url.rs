@@ -1,7 +1,4 @@
-//! The URL of a broker, and the secret that may stand in it.
-//!
-//! What enters: text of an operator. What leaves: where a broker is and what it speaks, or a sentence that says what is wrong
-//! and repeats no password.
+//! The URL of a broker and its password. Errors and logs must never contain the password.
 
 use std::fmt;
 use std::io::Read;
@@ -11,17 +8,17 @@ use std::str::FromStr;
 use super::ConfigError;
 use crate::limits;
 
-/// What is spoken at an address.
+/// The protocol at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// WebSocket (MQTT 5 section 6), or the bytes themselves.
+    /// WebSocket (MQTT 5 section 6) instead of plain TCP.
     pub websocket: bool,
     /// TLS.
     pub tls: bool,
 }
 
 impl Scheme {
-    /// As it stands in a URL.
+    /// The scheme in a URL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match (self.websocket, self.tls) {
@@ -40,7 +37,7 @@ impl Scheme {
         all.find(|it| it.name() == name)
     }
 
-    /// The port where nobody names another.
+    /// The default port.
     fn port(self) -> u16 {
         match (self.websocket, self.tls) {
             (false, false) => 1883,
@@ -51,7 +48,7 @@ impl Scheme {
     }
 }
 
-/// What must not be seen.
+/// A secret that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -61,25 +58,25 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where a broker is.
+/// The address of a broker, with optional credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerUrl {
-    /// What is spoken there.
+    /// The protocol.
     pub scheme: Scheme,
-    /// A name or an address, without brackets.
+    /// A host name or an IP address, without brackets.
     pub host: String,
     /// The TCP port.
     pub port: u16,
-    /// The path of a WebSocket, with its slash; empty without one.
+    /// The path of a WebSocket URL, with its slash; empty without one.
     pub path: String,
-    /// The user that stands there.
+    /// The user in the URL.
     pub user: Option<String>,
-    /// The password that stands there.
+    /// The password in the URL.
     pub password: Option<Secret>,
 }
 
 impl BrokerUrl {
-    /// MQTT over plain TCP, without user and password.
+    /// MQTT over plain TCP, without credentials.
     #[must_use]
     pub fn plain(host: &str, port: u16) -> Self {
         let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
@@ -98,7 +95,7 @@ impl BrokerUrl {
 }
 
 impl fmt::Display for BrokerUrl {
-    /// The URL without user and password, which belong in no log.
+    /// The URL without credentials, so that it may be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (
             scheme,
@@ -117,19 +114,19 @@ impl FromStr for BrokerUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // The text may hold a password: no error repeats it.
+        // The text may hold a password, so no error may repeat it.
         let invalid = |what: &str| {
             Err(format!(
-                "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, or ws:// or wss:// with a path, and with USER:PASSWORD@ before HOST if need be"
+                "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, or ws:// or wss:// with a path, optionally with USER:PASSWORD@ before HOST"
             ))
         };
         let parts = text.split_once("://");
         let Some((scheme, rest)) =
             parts.and_then(|(name, rest)| Some((Scheme::named(name)?, rest)))
         else {
-            return invalid("it begins with none of mqtt://, mqtts://, ws:// and wss://");
+            return invalid("it begins with none of mqtt://, mqtts://, ws:// or wss://");
         };
-        // A password may hold a slash: the path begins behind it.
+        // A password may contain a slash, so the path is searched behind it.
         let login_end = rest.rfind('@').map_or(0, |at| at + 1);
         let slash = rest[login_end..].find('/').map(|at| login_end + at);
         let (rest, path) = rest.split_at(slash.unwrap_or(rest.len()));
@@ -137,7 +134,7 @@ impl FromStr for BrokerUrl {
             (true, "") => "/",
             (true, path) => path,
             (false, "" | "/") => "",
-            (false, _) => return invalid("there is more than host and port"),
+            (false, _) => return invalid("unexpected text after the host and port"),
         };
         let (login, place) = match rest.rsplit_once('@') {
             Some((login, place)) => (Some(login), place),
@@ -146,13 +143,13 @@ impl FromStr for BrokerUrl {
         if place.contains(['?', '#'])
             || path.contains(|c: char| c.is_whitespace() || c.is_control())
         {
-            return invalid("there is more than host and port");
+            return invalid("unexpected text after the host and port");
         }
         let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
             Some((host, "")) => (host, None),
             Some((host, port)) => match port.strip_prefix(':') {
                 Some(port) => (host, Some(port)),
-                None => return invalid("its port is not one"),
+                None => return invalid("the port is invalid"),
             },
             None => match place.split_once(':') {
                 Some((_, port)) if port.contains(':') => {
@@ -163,12 +160,12 @@ impl FromStr for BrokerUrl {
             },
         };
         if host.is_empty() || host.contains(char::is_whitespace) {
-            return invalid("it names no host");
+            return invalid("the host is missing");
         }
         let port = match port.map(u16::from_str) {
             None => scheme.port(),
             Some(Ok(port @ 1..)) => port,
-            Some(_) => return invalid("its port is not one"),
+            Some(_) => return invalid("the port is invalid"),
         };
         let (user, password) = match login.map(|it| it.split_once(':').unwrap_or((it, ""))) {
             None => (None, None),
@@ -178,7 +175,7 @@ impl FromStr for BrokerUrl {
                     (!password.is_empty()).then_some(Secret(password)),
                 ),
                 _ => {
-                    return invalid("its user or password has a % that begins no hexadecimal byte");
+                    return invalid("the user or password has a % without two hexadecimal digits");
                 }
             },
         };
@@ -193,7 +190,7 @@ impl FromStr for BrokerUrl {
     }
 }
 
-/// Percent-encoding (RFC 3986 section 2.1) undone.
+/// Decodes percent-encoding (RFC 3986 section 2.1).
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -212,9 +209,10 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The password of a file: its first line, since editors end it with a line break.
+/// The password in a file: its first line, since editors add a line break.
 ///
 /// # Errors
+///
 /// [`ConfigError::Password`].
 pub fn read_password(path: &Path) -> Result<Secret, ConfigError> {
     let failed = |error| ConfigError::Password(path.to_owned(), error);
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_yields_address_and_protocol() {
         for (text, shown) in [
             ("mqtt://broker", "mqtt://broker:1883"),
             ("mqtts://broker/", "mqtts://broker:8883"),
@@ -256,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_may_say_who() {
+    fn a_url_may_contain_credentials() {
         let url = parsed("mqtt://m%40e:a%3Ab@c:d@broker");
         assert_eq!(url.user.as_deref(), Some("m@e"));
         assert_eq!(url.password, Some(Secret("a:b@c:d".into())));
@@ -266,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_without_repeating_it() {
+    fn an_invalid_url_is_refused_without_printing_it() {
         for text in [
             "broker:1883",
             "http://broker",

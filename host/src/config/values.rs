@@ -1,4 +1,4 @@
-//! The values of settings: what each may be, said in the same words for a flag and for the file.
+//! The types of settings, which parse flags and keys of the file with the same error texts.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,41 +23,41 @@ pub(super) fn socket_address(text: &str) -> Option<SocketAddr> {
     }
 }
 
-/// What becomes of a policy that appears in the drop directory.
+/// What to do with a policy that appears in the watched directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DropAction {
-    /// It is held ready
+    /// Load it
     Load,
-    /// It is compared with the one that answers
+    /// Load it and compare it with the active policy
     Shadow,
-    /// It answers
+    /// Load it and make it the active policy
     Promote,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people
+    /// Readable text
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// Which form of the protocol the current topic speaks.
+/// The protocol dialect of the current topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DialectSetting {
-    /// By each request's properties
+    /// Chosen by the properties of each request
     Auto,
-    /// As the official client libraries parse it
+    /// The dialect that the official client libraries parse
     Sdk,
-    /// As the published article prints it
+    /// The dialect that the published article prints
     Documents,
 }
 
-/// The node of this store's versions.
+/// The node name in this store's versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node(pub(super) String);
 
@@ -80,7 +80,7 @@ impl FromStr for PacketBytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Below the first nothing works any more.
+        // A smaller limit would exclude ordinary requests.
         match text.parse() {
             Ok(bytes @ 1_024..=limits::PACKET_BYTES_MAX_MAX) => Ok(Self(bytes)),
             _ => Err(format!(
@@ -114,7 +114,7 @@ impl FromStr for KeyBytes {
 pub struct Fuel(u64);
 
 impl Fuel {
-    /// In units of wasmtime, of which an instruction burns about one.
+    /// In wasmtime's units; an instruction uses about one.
     pub fn get(self) -> u64 {
         self.0
     }
@@ -133,7 +133,7 @@ impl FromStr for Fuel {
         match text.parse() {
             Ok(fuel @ limits::FUEL_PER_CALL_MIN..=limits::FUEL_PER_CALL_MAX) => Ok(Self(fuel)),
             _ => Err(format!(
-                "a request may burn {} to {} units of fuel",
+                "the fuel limit of a request must be {} to {}",
                 limits::FUEL_PER_CALL_MIN,
                 limits::FUEL_PER_CALL_MAX
             )),
@@ -152,7 +152,7 @@ impl FromStr for Threads {
         match text.parse() {
             Ok(count @ 1..=limits::SERVE_THREADS_MAX) => Ok(Self(count)),
             _ => Err(format!(
-                "clients are served by 1 to {} threads",
+                "the number of threads must be 1 to {}",
                 limits::SERVE_THREADS_MAX
             )),
         }
@@ -166,19 +166,19 @@ impl Default for Threads {
     }
 }
 
-/// When a write is on disk.
+/// When a write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// Before its answer leaves: nothing that was acknowledged is ever lost
+    /// Before its response is sent: no acknowledged write is ever lost
     Always,
-    /// Within the time that --sync-interval says: a power cut may lose that much
+    /// Within --sync-interval: a power cut may lose the writes of that time
     Interval,
-    /// Never: a restart forgets everything
+    /// Never: a restart loses everything
     Memory,
 }
 
-/// A length of time.
+/// A duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
@@ -223,7 +223,8 @@ deserialize_by_parsing!(
     Window
 );
 
-/// Reads a string or a number of the file through `FromStr`, so that flags and file say the same of a bad value.
+/// Parses a string or a number of the file through `FromStr`, so that flags and file give the same
+/// errors.
 struct Parse<T>(std::marker::PhantomData<T>);
 
 impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {

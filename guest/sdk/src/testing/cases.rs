@@ -1,29 +1,29 @@
-//! Transcripts: requests, and the bytes that answer them.
+//! Transcripts: requests with their expected responses.
 //!
-//! The same files are run over a [`Table`](super::Table) in a policy's own tests and over a component by a
-//! host: whatever implements [`Subject`]. A transcript is read line by line:
+//! The same files run in a policy's own tests, over a [`Table`](super::Table), and in a host, over
+//! a component; both implement [`Subject`]. A transcript is read line by line:
 //!
 //! ```text
 //! # A comment.
-//! == a title              a new case: an empty store at 1700000000000 ms, dialect sdk, client `client`,
-//!                         `ts 1700000000000:0:client`, no `ft`
+//! == a title              a new case: an empty store at 1700000000000 ms, dialect sdk,
+//!                         client `client`, `ts 1700000000000:0:client`, no `ft`
 //! quota 2                 at most two keys; before the first request of a case
-//! dialect documents       of the requests that follow, as the next three are
+//! dialect documents       applies to later requests, like the next three
 //! client other            `-` for none
 //! ts 1:2:node             the request's timestamp; `-` for none, `\e` for an empty one
 //! ft 1:2:node             the fencing token, likewise
-//! now 1700000005000       time passes, and what is expired by then is removed
+//! now 1700000005000       advances the time and removes expired keys
 //! disconnect other        a client's connection ends
 //! > SET key value         a request: an array of bulk strings
 //! >> *1\r\n$4\r\nPING     a request: these bytes
-//! < same 1:2 +OK\r\n      its answer: what a duplicate is owed (same, free), the version (wall:counter,
-//!                         `-` for none, `*` for any), the bytes
-//! ! TOPIC 1:2 *2\r\n…     a notification since the last request: all are listed, those of one
-//!                         change in any order
+//! < same 1:2 +OK\r\n      the response: how a duplicate is answered (same, free), the version
+//!                         (wall:counter, `-` for none, `*` for any), the bytes
+//! ! TOPIC 1:2 *2\r\n…     a notification since the last request; all must be listed, those of
+//!                         one change in any order
 //! ```
 //!
-//! In words and bytes `\r`, `\n`, `\0`, `\\`, `\xNN` mean what they mean in Rust, `\s` is a space and `\e`
-//! is nothing. In the last part of a line a space is a space.
+//! In words and bytes, `\r`, `\n`, `\0`, `\\` and `\xNN` have the same meaning as in Rust, `\s` is
+//! a space and `\e` is empty. In the last part of a line a space is a space.
 
 use crate::testing::{Answer, Delivery};
 use crate::{Dialect, Repeat, Request, Stamp, resp};
@@ -31,25 +31,25 @@ use crate::{Dialect, Repeat, Request, Stamp, resp};
 /// The time at which every case begins.
 pub const NOW_MS: u64 = 1_700_000_000_000;
 
-/// What a transcript is run against.
+/// A store that a transcript runs against.
 pub trait Subject {
-    /// Begins a case: an empty store at a time, with no watch.
+    /// Begins a case: an empty store at a time, without watches.
     fn begin(&mut self, now_ms: u64, keys_max: Option<usize>);
-    /// Time passes, and what is expired by then is removed.
+    /// Advances the time and removes expired keys.
     fn advance(&mut self, now_ms: u64);
-    /// Runs one request.
+    /// Executes one request.
     fn call(&mut self, request: &Request) -> Answer;
-    /// A client's connection ends.
+    /// Ends a client's connection.
     fn disconnect(&mut self, client: &str);
-    /// The notifications since the last call of this.
+    /// The notifications since the last call.
     fn deliveries(&mut self) -> Vec<Delivery>;
 }
 
-/// Runs a transcript; gives the number of requests in it.
+/// Runs a transcript; returns the number of its requests.
 ///
 /// # Errors
 ///
-/// The number of the first line that does not hold, what it says, and what came instead.
+/// The number of the first line that fails, its content, and the actual result.
 pub fn run(text: &str, subject: &mut impl Subject) -> Result<usize, String> {
     let mut script = Script::new(subject);
     for (index, line) in text.lines().enumerate() {
@@ -62,7 +62,7 @@ pub fn run(text: &str, subject: &mut impl Subject) -> Result<usize, String> {
         })?;
     }
     script
-        .settle()
+        .check_consumed()
         .map_err(|error| format!("at the end (case `{}`): {error}", script.title))?;
     Ok(script.requests)
 }
@@ -71,7 +71,7 @@ struct Script<'a, S> {
     subject: &'a mut S,
     title: String,
     keys_max: Option<usize>,
-    /// Whether the case has begun, which it does with its first step that needs a store.
+    /// Whether the case has begun. The first step that needs a store begins it.
     begun: bool,
     request: Request,
     answer: Option<Answer>,
@@ -99,7 +99,7 @@ impl<'a, S: Subject> Script<'a, S> {
             "" | "#" => return Ok(()),
             "<" => return self.expect_answer(rest),
             "!" => return self.expect_delivery(rest),
-            _ => self.settle()?,
+            _ => self.check_consumed()?,
         }
         match word {
             "==" => {
@@ -159,7 +159,7 @@ impl<'a, S: Subject> Script<'a, S> {
             Repeat::Free => "free",
             Repeat::Same => "same",
         };
-        // A deletion that nobody watches may take a version or not: `*` is for what follows one.
+        // `*` accepts any version: a deletion without watchers may or may not consume one.
         let any = expected.split(' ').nth(1) == Some("*") && answer.version.is_some();
         let version = if any {
             "*".to_owned()
@@ -172,9 +172,9 @@ impl<'a, S: Subject> Script<'a, S> {
         )
     }
 
-    /// Watchers of one change are told in any order, changes in theirs.
+    /// The watchers of one change are notified in any order; changes keep their order.
     fn expect_delivery(&mut self, expected: &str) -> Result<(), String> {
-        let first = self.deliveries.front().ok_or("nobody was notified")?;
+        let first = self.deliveries.front().ok_or("there was no notification")?;
         let mut change = self
             .deliveries
             .iter()
@@ -188,8 +188,8 @@ impl<'a, S: Subject> Script<'a, S> {
         }
     }
 
-    /// Nothing is left that the transcript does not mention.
-    fn settle(&mut self) -> Result<(), String> {
+    /// Checks that the transcript mentions every answer and notification.
+    fn check_consumed(&mut self) -> Result<(), String> {
         if let Some(answer) = self.answer.take() {
             return Err(format!(
                 "the request before has no `<`: {}",
@@ -203,7 +203,7 @@ impl<'a, S: Subject> Script<'a, S> {
     }
 }
 
-/// A request of these words by the client `client`, as the first one of a case.
+/// A request with these words by the client `client`, like the first one of a case.
 #[must_use]
 pub fn request(words: &[&[u8]]) -> Request {
     Request {

@@ -1,10 +1,11 @@
-//! The store's hybrid logical clock, as a function of what it is given.
+//! The store's hybrid logical clock as a pure function.
 
 use crate::Stamp;
 use crate::limits::COUNTER_END;
 
-/// The receive update of a hybrid logical clock (Kulkarni et al. 2014, figure 5): a version greater than
-/// `clock` and than `observed`, at `now` or later. Without `observed` it is the update of a local event.
+/// The receive update of a hybrid logical clock (Kulkarni et al. 2014, figure 5): a version greater
+/// than `clock` and `observed`, at `now` or later. Without `observed` it is the update for a local
+/// event.
 #[must_use]
 pub fn receive(clock: Stamp, observed: Option<Stamp>, now_ms: u64) -> Stamp {
     let observed = observed.unwrap_or(Stamp {
@@ -36,14 +37,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_above_all_that_is_known() {
-        // The store's time is ahead of everything.
+    fn a_version_is_greater_than_clock_and_observed() {
+        // The store's time is ahead of both.
         assert_eq!(receive(stamp(5, 7), Some(stamp(6, 9)), 10), stamp(10, 0));
         // The store's clock is ahead.
         assert_eq!(receive(stamp(20, 7), Some(stamp(6, 9)), 10), stamp(20, 8));
         // The request is ahead.
         assert_eq!(receive(stamp(5, 7), Some(stamp(20, 9)), 10), stamp(20, 10));
-        // Both at once, either counter higher.
+        // Equal walls: the higher counter decides.
         assert_eq!(receive(stamp(20, 7), Some(stamp(20, 9)), 10), stamp(20, 10));
         assert_eq!(receive(stamp(20, 9), Some(stamp(20, 7)), 20), stamp(20, 10));
         assert_eq!(receive(stamp(20, 9), None, 10), stamp(20, 10));
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_never_reaches_what_a_signed_word_cannot_hold() {
+    fn a_counter_fits_into_a_signed_word() {
         let last = COUNTER_END - 1;
         assert_eq!(receive(stamp(20, last - 1), None, 0), stamp(20, last));
         assert_eq!(receive(stamp(20, last), None, 0), stamp(21, 0));

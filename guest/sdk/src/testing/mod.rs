@@ -1,12 +1,12 @@
 //! A host for tests: a table, a clock and watches in memory, native only.
 //!
-//! A [`Table`] does what `wit/policy.wit` says of the host, without I/O, durability or duplicates: time is
-//! what a test says it is. [`Table::call`] runs a policy over it and gives the bytes of the answer;
-//! [`Transaction`] is the [`Host`](crate::Host) that the policy sees. [`cases`] runs transcripts, over a
-//! `Table` or over anything else that can answer requests, such as a real host.
+//! A [`Table`] behaves as `wit/policy.wit` requires of the host, but without I/O, durability or
+//! deduplication; the test sets the time. [`Table::call`] executes a request by a policy and
+//! returns the bytes of the response. [`Transaction`] is the [`Host`](crate::Host) that the policy
+//! uses. [`cases`] runs transcripts, over a `Table` or over any other store such as a real host.
 //!
-//! Breaking the contract (a span outside of the payload, an observed time beyond the skew) panics here,
-//! where it is a trap in production.
+//! A breach of the contract (a span outside of the payload, an observed time beyond the skew)
+//! panics here; in production it traps.
 
 pub mod cases;
 mod clock;

@@ -1,4 +1,4 @@
-//! The table, the watches and the clock of a test, and a policy run over them.
+//! A table with watches and a clock in memory, and the execution of a policy on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::{
     Body, Bytes, Change, Dialect, Event, Frame, Hlc, Level, Outcome, Policy, Request, Stamp, resp,
 };
 
-/// What a rule may deny.
+/// A right that a test may deny.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
     /// GET, KEYNOTIFY, SCAN.
@@ -17,7 +17,7 @@ pub enum Right {
     Write,
 }
 
-/// An entry as it is kept. A hidden one lives beside the others, under a name of its own.
+/// A stored entry. Hidden entries share the map, under names of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stored {
     pub(super) value: Vec<u8>,
@@ -32,10 +32,10 @@ impl Stored {
     }
 }
 
-/// Whether a key is hidden, and the key.
+/// Whether the key is hidden, and the key.
 pub(super) type Name = (bool, Vec<u8>);
 
-/// What one request changed, with the value that its notification carries.
+/// A change by one request, with the value for its notification.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) change: Change,
@@ -59,25 +59,25 @@ pub struct Table {
     deliveries: Vec<Delivery>,
 }
 
-/// The answer to a request as it goes out.
+/// The response to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The payload.
     pub bytes: Vec<u8>,
-    /// The version property, where there is one.
+    /// The version property, if the response has one.
     pub version: Option<Stamp>,
-    /// What a duplicate is owed.
+    /// How a duplicate is answered.
     pub repeat: crate::Repeat,
     /// Index of the command for metrics.
     pub command: Option<u16>,
 }
 
-/// A notification as it goes out.
+/// A published notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// Whom it goes to.
+    /// The client that receives it.
     pub client: String,
-    /// Where it goes.
+    /// The topic it is published on.
     pub topic: String,
     /// The version property.
     pub version: Stamp,
@@ -107,33 +107,33 @@ impl Table {
         }
     }
 
-    /// Allows this many entries.
+    /// Limits the number of entries.
     pub fn limit_keys(&mut self, keys_max: usize) {
         self.keys_max = Some(keys_max);
     }
 
-    /// Allows this many watches.
+    /// Limits the number of watches.
     pub fn limit_watches(&mut self, watches_max: usize) {
         self.watches_max = Some(watches_max);
     }
 
-    /// Denies a right on a key to everybody.
+    /// Denies all clients a right on a key.
     pub fn deny(&mut self, right: Right, key: &[u8]) {
         self.denied.insert((right, key.to_vec()));
     }
 
-    /// Gives later requests a user property.
+    /// Adds a user property to later requests.
     pub fn set_property(&mut self, name: &str, value: &str) {
         self.properties.push((name.to_owned(), value.to_owned()));
     }
 
-    /// What the policy has logged.
+    /// The lines that the policy has logged.
     #[must_use]
     pub fn lines(&self) -> &[(Level, String)] {
         &self.lines
     }
 
-    /// What the policy has counted under a name.
+    /// The value of a counter of the policy.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
@@ -144,18 +144,19 @@ impl Table {
         std::mem::take(&mut self.deliveries)
     }
 
-    /// A client's connection ends, and its watches with it.
+    /// Ends a client's connection and its watches.
     pub fn disconnect(&mut self, client: &str) {
         self.watches.retain(|(_, watcher), _| watcher != client);
     }
 
-    /// What a policy sees during a request. Dropped, it changes nothing; see [`Table::call`].
+    /// The [`Host`](crate::Host) for one request. It changes nothing if it is dropped; see
+    /// [`Table::call`].
     pub fn begin<'a>(&'a mut self, request: &'a Request) -> Transaction<'a> {
         self.now_ms = self.now_ms.max(request.now);
         Transaction::new(self, request)
     }
 
-    /// Runs a policy for one request and commits what it staged.
+    /// Executes one request by a policy and commits its writes.
     pub fn call(&mut self, policy: &impl Policy, request: &Request) -> Answer {
         let mut transaction = self.begin(request);
         let Outcome {
@@ -175,7 +176,7 @@ impl Table {
         }
     }
 
-    /// Lets time pass; what is expired by then is removed, and its watchers are told.
+    /// Advances the time, removes expired keys and notifies their watchers.
     pub fn advance(&mut self, policy: &impl Policy, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
         let expired: Vec<Name> = self
@@ -212,18 +213,21 @@ impl Table {
                 if *key != change.key {
                     continue;
                 }
-                let told = policy.notify(&change, dialect);
-                let payload = splice(&told.payload, &change.key, |key| {
+                let notification = policy.notify(&change, dialect);
+                let payload = splice(&notification.payload, &change.key, |key| {
                     assert_eq!(
                         key, change.key,
-                        "a notification carries its own key's value"
+                        "a notification may only contain the value of its own key"
                     );
                     value.clone()
                 });
                 let name: String = client.bytes().map(|byte| format!("{byte:02X}")).collect();
                 self.deliveries.push(Delivery {
                     client: client.clone(),
-                    topic: format!("{}{name}{}", told.topic_prefix, told.topic_suffix),
+                    topic: format!(
+                        "{}{name}{}",
+                        notification.topic_prefix, notification.topic_suffix
+                    ),
                     version: change.version,
                     payload,
                 });
@@ -232,7 +236,7 @@ impl Table {
     }
 }
 
-/// The bytes that a [`Bytes`] names in the bytes of the current call.
+/// Resolves a [`Bytes`] in the bytes of the current call.
 pub(super) fn resolve<'a>(bytes: &'a Bytes, call: &'a [u8]) -> &'a [u8] {
     match bytes {
         Bytes::Span(span) => match call.get(resp::range(*span)) {
@@ -246,7 +250,7 @@ pub(super) fn resolve<'a>(bytes: &'a Bytes, call: &'a [u8]) -> &'a [u8] {
     }
 }
 
-/// `head`, then the body, then CRLF where there is a body.
+/// `head`, then the body, then CRLF if there is a body.
 fn splice(frame: &Frame, call: &[u8], stored: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let mut out = frame.head.clone();
     match &frame.body {
@@ -258,7 +262,7 @@ fn splice(frame: &Frame, call: &[u8], stored: impl FnOnce(&[u8]) -> Vec<u8>) -> 
     out
 }
 
-/// A policy over a table, for [`cases::run`](crate::testing::cases::run).
+/// A policy with a table, for [`cases::run`](crate::testing::cases::run).
 #[derive(Debug)]
 pub struct Tabled<'a, P> {
     policy: &'a P,
@@ -267,7 +271,7 @@ pub struct Tabled<'a, P> {
 }
 
 impl<'a, P: Policy> Tabled<'a, P> {
-    /// Over an empty table.
+    /// Starts with an empty table.
     pub fn new(policy: &'a P) -> Self {
         Self {
             policy,

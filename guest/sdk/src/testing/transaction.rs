@@ -1,4 +1,5 @@
-//! The host that a policy sees during one request: reads through staged writes, commits or does not.
+//! The host that a policy uses during one request. Reads see staged writes, which commit together
+//! or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +10,19 @@ use crate::{
     Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Stamp,
 };
 
-/// Bytes of the keys of one page, beyond its first.
+/// Maximum bytes of the keys of one page, apart from its first key.
 const PAGE_BYTES_MAX: usize = 64 * 1024;
 
-/// One request's view of a [`Table`].
+/// The view that one request has of a [`Table`].
 #[derive(Debug)]
 pub struct Transaction<'a> {
     table: &'a mut Table,
     request: &'a Request,
     clock: Stamp,
-    /// What was written; none for a deletion.
+    /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
     watches: BTreeMap<Vec<u8>, Option<Dialect>>,
-    /// The keys that were touched as the policy's own.
+    /// The keys that were accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
     seed: u64,
@@ -41,7 +42,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Makes everything real that was staged; gives what watchers are to be told.
+    /// Applies all staged changes; returns those that need notifications.
     pub(super) fn commit(self) -> Vec<Pending> {
         let table = self.table;
         table.clock = self.clock;
@@ -61,7 +62,7 @@ impl<'a> Transaction<'a> {
         self.pending
     }
 
-    /// The value that a reply carries.
+    /// The value that is spliced into a reply.
     pub(super) fn stored(&self, key: &[u8]) -> Vec<u8> {
         let readable = self.allow(key, Right::Read).is_ok() && !self.hidden.contains(key);
         assert!(
@@ -99,14 +100,14 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// The next version of the store.
+    /// Assigns the next version of the store.
     fn stamp(&mut self, observed: Option<Stamp>) -> Stamp {
         self.clock = receive(self.clock, observed, self.table.now_ms);
         self.clock
     }
 
-    /// Tells watchers of a change, unless the key is the policy's own.
-    fn tell(&mut self, event: Event, name: &Name, version: Stamp, value: &[u8]) {
+    /// Records a change for notification, unless the key is hidden.
+    fn record_change(&mut self, event: Event, name: &Name, version: Stamp, value: &[u8]) {
         let (hidden, key) = name;
         if !hidden {
             let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
@@ -123,7 +124,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// How many entries there would be.
+    /// The number of entries after a commit.
     fn entry_count(&self) -> usize {
         let now = self.table.now_ms;
         let kept = self
@@ -210,16 +211,17 @@ impl Host for Transaction<'_> {
         {
             return Err(Fault::Quota);
         }
-        // An expired entry that no sweep has met yet: its end comes before its successor.
+        // An expired entry that no sweep has removed yet: its expiry is notified before the new
+        // value.
         let expired = !self.staged.contains_key(&name)
             && self.live(&name).is_none()
             && self.table.entries.contains_key(&name);
         if expired {
             let version = self.stamp(None);
-            self.tell(Event::Expired, &name, version, b"");
+            self.record_change(Event::Expired, &name, version, b"");
         }
         let version = self.stamp(observed);
-        self.tell(Event::Set, &name, version, &value);
+        self.record_change(Event::Set, &name, version, &value);
         let stored = Stored {
             value,
             version,
@@ -237,7 +239,7 @@ impl Host for Transaction<'_> {
             return Ok(false);
         }
         let version = self.stamp(None);
-        self.tell(Event::Deleted, &name, version, b"");
+        self.record_change(Event::Deleted, &name, version, b"");
         self.staged.insert(name, None);
         Ok(true)
     }
@@ -270,7 +272,7 @@ impl Host for Transaction<'_> {
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault> {
         let key = self.key(key);
         self.allow(&key, Right::Read)?;
-        assert!(self.request.client.is_some(), "a watch belongs to a client");
+        assert!(self.request.client.is_some(), "a watch needs a client");
         let full = self
             .table
             .watches_max
@@ -312,7 +314,7 @@ impl Host for Transaction<'_> {
     }
 
     fn random(&mut self, len: u32) -> Vec<u8> {
-        // SplitMix64 from the request's bytes and the calls so far: the same whenever it is run again.
+        // SplitMix64 of the request's bytes and the calls so far: the same in every re-execution.
         let payload = self.request.payload.iter();
         self.seed = payload.fold(self.seed.wrapping_add(1), |seed, &byte| {
             (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

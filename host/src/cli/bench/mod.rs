@@ -1,4 +1,4 @@
-//! `statehouse bench`: how much a running store does, and how long it takes for it.
+//! `statehouse bench`: measures the throughput and latency of a running store.
 
 mod picture;
 mod report;
@@ -21,8 +21,8 @@ use self::sweep::Sweep;
 use super::data::count;
 use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
-use super::remote::{START_ONE, Way};
-use crate::admin::Door;
+use super::remote::{START_ONE, Target};
+use crate::admin::Endpoint;
 use crate::config::BrokerUrl;
 use crate::limits;
 use statehouse_loadgen::{
@@ -30,47 +30,49 @@ use statehouse_loadgen::{
     put_on, socket_listener,
 };
 
-/// Requests of each connection at once while keys are set before a run and removed after it.
+/// Requests in flight on each connection while keys are set before a run and removed after it.
 const FILL_IN_FLIGHT: u16 = 16;
 
-/// Connections that do this.
+/// Connections that set and remove keys.
 const FILL_CONNECTIONS: usize = 16;
 
-/// Measure a running store: requests per second, and how long they take
+/// Measure the throughput and latency of a running store
 ///
-/// Some connections send GETs and SETs of keys by chance, check every answer, and count. By default each sends its next
-/// request when the last one is answered (a closed loop), which shows how much the store does. With --rate requests are
-/// due at fixed times whatever the store does (an open loop), and latency counts from when a request was due, which shows
-/// how long users wait at that load.
+/// Connections send GETs and SETs of random keys, check every response, and count. By default each
+/// connection sends its next request after the response to the last one (a closed loop), which
+/// measures the store's throughput. With --rate, requests are due at fixed times regardless of the
+/// store (an open loop), and latency counts from the due time, which shows how long users wait at
+/// that load.
 ///
-/// All keys are set before, and removed at the end; their names begin with `bench/`. Whether writes reach the disk is a
-/// setting of the store (`serve --durability`). The client takes a core, or half of them where there are more: run it on
-/// another machine to measure a store at its limit.
+/// All keys are set before the run and removed after it; their names begin with `bench/`. The
+/// store's `serve --durability` decides whether writes reach the disk. The client uses one core, or
+/// half of the cores if there are more: run it on another machine to measure a store at its limit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse bench                                        # 50 clients, one request at a time
   statehouse bench --reads 0 --in-flight 16               # writes only, sixteen at a time
-  statehouse bench --rate 20000                           # how long does a request take at 20 000 a second?
-  statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # one change, a thousand watchers
-  statehouse bench --sweep rate=5000,10000,20000,40000 --svg curve.svg   # where does it bend?
+  statehouse bench --rate 20000                           # latency at 20 000 requests per second
+  statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # a thousand watchers of one key
+  statehouse bench --sweep rate=5000,10000,20000,40000 --svg curve.svg   # latency over throughput
   statehouse bench --sweep connections=1,10,100,1000 --json figures.json
   statehouse bench --url mqtts://gateway:8883 --ca ca.crt --user operator --password-file password
-  statehouse bench --port 1884 --data /var/lib/statehouse  # behind another broker: whose CPU to count
+  statehouse bench --port 1884 --data /var/lib/statehouse  # behind a foreign broker: the process to measure
 
-Exit codes: 0 all requests were answered rightly, 1 some were not, 2 usage, 3 no store, 4 refused by the store.")]
+Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 no store, 4 refused by the store.")]
 pub(super) struct Args {
-    /// Clients that send requests
+    /// Number of clients that send requests
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_CONNECTIONS_MAX as u64))]
     connections: u64,
 
-    /// Requests of each client at once [default: 1; with --rate as many as the server takes]
+    /// Requests in flight per client [default: 1; with --rate as many as the server allows]
     #[arg(long, value_name = "N", help_heading = "Load",
           value_parser = clap::value_parser!(u16).range(1..))]
     in_flight: Option<u16>,
 
-    /// Requests per second of all clients together, sent when they are due and not when the last is answered
+    /// Requests per second of all clients together, each sent at its due time regardless of earlier
+    /// responses
     #[arg(long, value_name = "N", help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_RATE_MAX))]
     rate: Option<u64>,
@@ -79,31 +81,31 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration, help_heading = "Load")]
     duration: Duration,
 
-    /// How long to run before that
+    /// How long to run before the measurement
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration, help_heading = "Load")]
     warm_up: Duration,
 
-    /// Keys
+    /// Number of keys
     #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_KEYS_MAX))]
     keys: u64,
 
-    /// Length of every value
+    /// Length of each value
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(0..=limits::PACKET_BYTES_MAX_MAX as u64))]
     value_bytes: u64,
 
-    /// How many of a hundred requests are GETs; the others are SETs
+    /// Percentage of GETs; the other requests are SETs
     #[arg(long, value_name = "PERCENT", default_value_t = 50, help_heading = "Load",
           value_parser = clap::value_parser!(u8).range(0..=100))]
     reads: u8,
 
-    /// Further clients, each of which watches one key, one after the other
+    /// Additional clients, each of which watches one key; the keys are assigned in order
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(0..=limits::LOAD_CONNECTIONS_MAX as u64))]
     watchers: u64,
 
-    /// Another seed is another order of requests
+    /// Seed of the request sequence
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     seed: u64,
 
@@ -111,12 +113,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "WHAT=N,N,...", help_heading = "Load")]
     sweep: Option<Sweep>,
 
-    /// Threads of the clients [default: half of the cores, 8 at most]
+    /// Threads of the clients [default: half of the cores, at most 8]
     #[arg(long, value_name = "N", help_heading = "Load",
           value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_THREADS_MAX as u64))]
     threads: Option<u64>,
 
-    /// Do not set the keys before: GETs find what is there
+    /// Do not set the keys before the run: GETs use the existing keys
     #[arg(long, help_heading = "Load")]
     no_fill: bool,
 
@@ -124,19 +126,20 @@ pub(super) struct Args {
     #[arg(long, help_heading = "Load")]
     keep: bool,
 
-    /// Write the figures to this file
+    /// Write the results to this file as JSON
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     json: Option<PathBuf>,
 
-    /// Draw latency over throughput into this file; needs --sweep
+    /// Draw latency over throughput into this SVG file; needs --sweep
     #[arg(long, value_name = "FILE", requires = "sweep", help_heading = "Report")]
     svg: Option<PathBuf>,
 
-    /// The process of the store, for its CPU time and memory [default: found where it listens on this machine]
+    /// The process of the store, for its CPU time and memory [default: the process that listens at
+    /// the address on this machine]
     #[arg(long, value_name = "PID", help_heading = "Report")]
     pid: Option<u32>,
 
-    /// Its data directory instead: the file `admin` in it says where to find the process
+    /// The store's data directory instead; its file `admin` identifies the process
     #[arg(
         long,
         value_name = "DIR",
@@ -146,9 +149,9 @@ pub(super) struct Args {
     data: Option<PathBuf>,
 
     #[command(flatten)]
-    way: Way,
+    target: Target,
 
-    /// How long a connection or an answer may take
+    /// Timeout of a connection and of a response
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
           help_heading = "Connection")]
     timeout: Duration,
@@ -156,10 +159,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let points = points(args)?;
-    // Before the work, so that none is lost for want of a directory.
+    // Created before the run, so that no results are lost if a directory is missing.
     let mut json = args.json.as_deref().map(create).transpose()?;
     let mut svg = args.svg.as_deref().map(create).transpose()?;
-    let url = args.way.url();
+    let url = args.target.url();
     if url.scheme.websocket {
         return Err(Failure::usage(format!(
             "{url} is a WebSocket, and bench speaks MQTT over TCP or TLS: name a listener of mqtt:// or mqtts://"
@@ -171,7 +174,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         args,
         address,
         encryption: encryption(args, &url)?,
-        login: args.way.credentials.login(&url)?,
+        login: args.target.credentials.login(&url)?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
     };
@@ -190,15 +193,18 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         let lost = outcome.measured < args.duration;
         measured.push((point, outcome));
         if lost {
-            // Nobody is left to go on with.
+            // All connections have failed.
             break;
         }
     }
     if !args.keep
         && let Err(failure) = bench.every_key(Job::Clean, &mut progress)
     {
-        // The figures are worth more than the keys.
-        notice(&format!("the keys stay: {}", failure.message()));
+        // The results matter more than the removal of the keys.
+        notice(&format!(
+            "the keys stay, since they could not be removed: {}",
+            failure.message()
+        ));
     }
     progress.clear();
     let report = Report {
@@ -220,7 +226,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-/// What all runs of one command share.
+/// State that all runs of one command share.
 struct Bench<'a> {
     args: &'a Args,
     address: SocketAddr,
@@ -330,7 +336,7 @@ impl Bench<'_> {
     }
 }
 
-/// The runs that were asked for.
+/// The requested runs.
 fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     let (low, high) = (limits::LOAD_DURATION_MIN, limits::LOAD_DURATION_MAX);
     if args.duration < low || args.duration > high || args.warm_up > high {
@@ -341,7 +347,7 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     }
     if args.timeout.is_zero() || args.timeout > high {
         return Err(Failure::usage(
-            "--timeout is more than nothing, and no more than a day",
+            "--timeout must be greater than zero and at most one day",
         ));
     }
     let one = Point {
@@ -384,9 +390,9 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     Ok(points)
 }
 
-/// What an encrypted connection needs.
+/// The TLS configuration, if the URL is encrypted.
 fn encryption(args: &Args, url: &BrokerUrl) -> Result<Option<Encryption>, Failure> {
-    let Some(tls) = args.way.credentials.tls(url)? else {
+    let Some(tls) = args.target.credentials.tls(url)? else {
         return Ok(None);
     };
     let own = tls.certificate.as_ref();
@@ -402,7 +408,9 @@ fn encryption(args: &Args, url: &BrokerUrl) -> Result<Option<Encryption>, Failur
 fn resolve(url: &BrokerUrl) -> Result<SocketAddr, Failure> {
     let (host, port) = (&url.host, url.port);
     let unknown = |why: String| {
-        Failure::transport(format!("the host {host} is not known: {why}. {START_ONE}"))
+        Failure::transport(format!(
+            "cannot resolve the host {host}: {why}. {START_ONE}"
+        ))
     };
     let mut all = (host.as_str(), port)
         .to_socket_addrs()
@@ -411,7 +419,7 @@ fn resolve(url: &BrokerUrl) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| unknown("it has no address".to_owned()))
 }
 
-/// The store's process and its name.
+/// The process id and the name of the store's process.
 fn process(args: &Args, address: SocketAddr) -> Result<Option<(u32, String)>, Failure> {
     if let Some(pid) = args.pid {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -428,27 +436,30 @@ fn process(args: &Args, address: SocketAddr) -> Result<Option<(u32, String)>, Fa
             && name != env!("CARGO_PKG_NAME")
         {
             notice(&format!(
-                "{address} is the process {pid}, {name}: its CPU time and memory are shown. --data or --pid names the store's"
+                "{address} is the process {pid}, {name}: its CPU time and memory are reported. Use --data or --pid if the store is another process"
             ));
         }
         return Ok(found);
     };
-    let door = Door::read(data).map_err(|error| {
+    let endpoint = Endpoint::read(data).map_err(|error| {
         Failure::usage(format!(
-            "no store runs in {}, or its administration is off: {error}",
+            "no store runs in {}, or its admin API is off: {error}",
             data.display()
         ))
     })?;
-    let found = match door.url.strip_prefix("unix:") {
+    let found = match endpoint.url.strip_prefix("unix:") {
         Some(path) => socket_listener(path.as_ref()),
         None => {
-            let url = door.url.trim_start_matches("http://").trim_end_matches('/');
+            let url = endpoint
+                .url
+                .trim_start_matches("http://")
+                .trim_end_matches('/');
             url.parse().ok().and_then(listener)
         }
     };
     if found.is_none() {
         notice(&format!(
-            "the process of the store in {} is not to be seen: its CPU time and memory are left out",
+            "the process of the store in {} was not found: its CPU time and memory are not reported",
             data.display()
         ));
     }
@@ -468,7 +479,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     Failure::usage(format!("cannot write {}: {error}", path.display()))
 }
 
-/// A number that a bound on the command line keeps small.
+/// A number that the limits of the command line keep small.
 fn bounded(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

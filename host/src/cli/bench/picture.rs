@@ -1,5 +1,5 @@
-//! A sweep as a picture: throughput to the right, latency upwards by powers of ten. Enters: a report. Leaves: an SVG that
-//! needs no font, script or file of anybody else.
+//! Draws a sweep as an SVG: throughput on the x axis, latency on a logarithmic y axis. The SVG must
+//! not refer to external fonts, scripts or files.
 
 use std::fmt::Write as _;
 
@@ -12,17 +12,17 @@ const RIGHT: f64 = 110.0;
 const TOP: f64 = 78.0;
 const BOTTOM: f64 = 62.0;
 
-/// Lines, and colours that are told apart by most eyes (Okabe and Ito 2008).
+/// The lines, with colours that people with colour blindness can distinguish (Okabe and Ito 2008).
 const LINES: [(&str, &str); 3] = [("p50", "#0072b2"), ("p99", "#e69f00"), ("p99.9", "#d55e00")];
 
-/// One run.
+/// The results of one run.
 struct Spot {
     name: String,
     per_second: f64,
     us: [f64; 3],
 }
 
-/// Draws it.
+/// Draws a report.
 pub(super) fn draw(report: &Report<'_>) -> String {
     let spots = report.measured.iter().map(|(point, outcome)| {
         let [p50, p99, p999, _] = quantiles(&outcome.tally.latencies());
@@ -36,7 +36,7 @@ pub(super) fn draw(report: &Report<'_>) -> String {
 }
 
 fn picture(heading: &str, spots: &[Spot]) -> String {
-    // A run without an answer has no place on a scale of powers.
+    // A run without responses has no place on a logarithmic axis.
     let spots: Vec<&Spot> = spots.iter().filter(|it| it.us[0] > 0.0).collect();
     let all = || spots.iter().flat_map(|it| it.us);
     let most = spots.iter().map(|it| it.per_second).fold(1.0, f64::max);
@@ -52,12 +52,12 @@ fn picture(heading: &str, spots: &[Spot]) -> String {
          <title>Latency over throughput</title>\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
     );
-    let text = |svg: &mut String, x: f64, y: f64, more: &str, says: &str| {
-        // Writing to a String cannot fail; here and below.
+    let text = |svg: &mut String, x: f64, y: f64, more: &str, label: &str| {
+        // Writing to a String cannot fail; the same holds below.
         let _ = writeln!(
             svg,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"#333\" {more}>{}</text>",
-            escaped(says)
+            escaped(label)
         );
     };
     text(
@@ -67,8 +67,8 @@ fn picture(heading: &str, spots: &[Spot]) -> String {
         "font-size=\"16\" font-weight=\"bold\"",
         "Latency over throughput",
     );
-    for (line, says) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
-        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", says);
+    for (line, label) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
+        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", label);
     }
     for power in low as i32..=high as i32 {
         let us = 10_f64.powi(power);
@@ -149,7 +149,8 @@ fn picture(heading: &str, spots: &[Spot]) -> String {
     svg
 }
 
-/// A step of 1, 2 or 5 times a power of ten, some five to ten of which reach `most`, and where the last one ends.
+/// A step of 1, 2 or 5 times a power of ten, so that about five to ten steps reach `most`; and the
+/// end of the last step.
 fn ruler(most: f64) -> (f64, f64) {
     let power = 10_f64.powf((most / 10.0).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|times| times * power);
@@ -160,7 +161,7 @@ fn ruler(most: f64) -> (f64, f64) {
     (step, (most / step).ceil() * step)
 }
 
-/// Microseconds that are a power of ten, in the unit that fits.
+/// A duration, given as a power of ten in microseconds, in a readable unit.
 fn time(us: f64) -> String {
     match us {
         us if us < 0.999 => format!("{:.0} ns", us * 1e3),
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rulers_have_round_steps_and_reach_the_end() {
+    fn rulers_have_round_steps_and_cover_the_maximum() {
         for (most, step, end) in [
             (95.0, 10.0, 100.0),
             (40_100.0, 5_000.0, 45_000.0),
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn every_run_has_a_spot_on_every_line_and_nothing_leaves_the_page() {
+    fn every_run_is_drawn_within_the_page() {
         let spot = |per_second, us| Spot {
             name: "a <b> & \"c\"".into(),
             per_second,

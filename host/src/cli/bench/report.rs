@@ -1,4 +1,4 @@
-//! What `bench` prints: a table for people, JSON for programs.
+//! The output of `bench`: a table for people, JSON for programs.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,17 +11,17 @@ use crate::cli::data::count;
 use crate::cli::output::printable;
 use statehouse_loadgen::{Latencies, Outcome};
 
-/// What one run was.
+/// The settings of one run.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    /// Of a sweep: what it is a run of.
+    /// The name of the run within a sweep.
     pub(super) name: String,
     pub(super) connections: usize,
-    /// Of an open loop.
+    /// The rate of an open loop.
     pub(super) rate: Option<u64>,
 }
 
-/// Everything that came of the command.
+/// The results of the command.
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
     pub(super) address: SocketAddr,
@@ -37,7 +37,7 @@ impl Report<'_> {
         each.sum()
     }
 
-    /// For people.
+    /// The report for people.
     pub(super) fn text(&self) -> String {
         let mut text = self.heading();
         match &self.measured[..] {
@@ -50,7 +50,7 @@ impl Report<'_> {
                     1 => String::new(),
                     _ => format!("{}: ", point.name),
                 };
-                // Writing to a String cannot fail; here and below.
+                // Writing to a String cannot fail; the same holds below.
                 let _ = writeln!(
                     text,
                     "error     {of}{count} × {}",
@@ -61,7 +61,7 @@ impl Report<'_> {
         text
     }
 
-    /// What was done, on two lines.
+    /// The settings of the command, on two lines.
     pub(super) fn heading(&self) -> String {
         let args = self.args;
         let is_open = self.measured.iter().any(|(point, _)| point.rate.is_some());
@@ -116,7 +116,7 @@ impl Report<'_> {
         }
         let _ = writeln!(
             text,
-            "\nanswered  {} of {}, {} of them GETs of a key that is not there",
+            "\nanswered  {} of {}, {} of them GETs of a missing key",
             tally.answered, tally.requests, tally.misses
         );
         if point.rate.is_some() {
@@ -189,7 +189,7 @@ impl Report<'_> {
         text.push('\n');
     }
 
-    /// For programs. Times are in microseconds but for those that say otherwise.
+    /// The report for programs. Times are in microseconds unless the name says otherwise.
     pub(super) fn json(&self) -> Json {
         let args = self.args;
         let runs: Vec<Json> = self
@@ -252,7 +252,7 @@ fn latencies(it: &Latencies) -> Json {
     json!({ "count": it.count(), "p50": p50, "p99": p99, "p99.9": p999, "max": max })
 }
 
-/// p50, p99, p99.9 and the longest, in microseconds.
+/// p50, p99, p99.9 and the maximum, in microseconds.
 pub(super) fn quantiles(it: &Latencies) -> [f64; 4] {
     [
         it.quantile_us(0.5),
@@ -262,7 +262,7 @@ pub(super) fn quantiles(it: &Latencies) -> [f64; 4] {
     ]
 }
 
-/// With as many digits as are worth reading.
+/// Rounds to the digits that are meaningful.
 fn micros(us: f64) -> String {
     match us < 100.0 {
         true => format!("{us:.1}"),
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_the_digits_that_are_worth_reading() {
+    fn figures_have_meaningful_digits() {
         assert_eq!(
             (micros(7.04), micros(99.9), micros(1234.6)),
             ("7.0".into(), "99.9".into(), "1235".into())

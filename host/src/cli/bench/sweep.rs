@@ -1,4 +1,4 @@
-//! What is changed from run to run.
+//! The setting that changes from run to run.
 
 use std::str::FromStr;
 

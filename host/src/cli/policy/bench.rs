@@ -1,4 +1,4 @@
-//! `statehouse policy bench`: what a request costs, beside the built-in policy.
+//! `statehouse policy bench`: measures the cost of requests, compared with the built-in policy.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,11 @@ use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use statehouse_testkit::bench::{Cost, Measured, bench};
 use statehouse_testkit::{KitError, read_policy};
 
-/// Measure what a request costs, beside the built-in policy in the same run
+/// Measure the cost of requests, compared with the built-in policy
 ///
-/// Times are of the policy's call with the table under it, medians of 101 samples; those of requests out of a transcript
-/// include all that the store does. Only their ratios say anything about another machine. Fuel is the same everywhere.
+/// Times are medians of 101 samples of the policy's call, including table accesses. Times of
+/// requests from a transcript include all work of the store. Only the ratios apply to other
+/// machines; fuel is the same on every machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,11 +24,11 @@ pub(in crate::cli) struct Args {
     /// The policy (.wasm component or core module)
     policy: PathBuf,
 
-    /// Another one, to be measured beside it
+    /// Another policy to compare with
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
 
-    /// Measure the requests of this transcript too; may be given more than once
+    /// Also measure the requests of this transcript; may be given more than once
     #[arg(long, value_name = "FILE")]
     transcript: Vec<PathBuf>,
 
@@ -59,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// A column for each policy and a ratio for each but the built-in one, which is the last.
+/// A column for each policy, and a ratio for each but the built-in one, which is the last.
 fn text(it: &Measured, files: &[&Path]) -> String {
     let mut text = String::new();
     for (path, policy) in files.iter().zip(&it.policies) {

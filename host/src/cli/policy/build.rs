@@ -1,4 +1,4 @@
-//! `statehouse policy build`: runs the tool of a policy's language, and checks what it made.
+//! `statehouse policy build`: runs the build tool of a policy's language, and checks the result.
 
 use std::env;
 use std::fs;
@@ -14,31 +14,32 @@ use crate::cli::output::{Exit, Failure, emit};
 use statehouse_testkit::check::check;
 use statehouse_testkit::project::{Language, is_name};
 
-/// What Rust builds policies for: a target without WASI.
+/// The target of policies in Rust, which has no WASI.
 const TARGET: &str = "wasm32-unknown-unknown";
 
 /// Build a policy and check it
 ///
-/// Finds out the language of the project, runs its tool, writes NAME.wasm into the project, and shows what `policy check`
-/// says of it. Rust: cargo, for wasm32-unknown-unknown. JavaScript: componentize-qjs, as npm installed it in the project.
-/// Python: componentize-py, of .venv in the project or on the path. All without WASI, which no policy may use.
+/// Detects the language of the project, runs its tool, writes NAME.wasm into the project, and
+/// prints the result of `policy check`. Rust: cargo, for wasm32-unknown-unknown. JavaScript:
+/// componentize-qjs, installed by npm in the project. Python: componentize-py, in .venv of the
+/// project or on the path. All of them build without WASI, which policies must not use.
 ///
-/// Exit code 1 where it does not build, or is no policy.
+/// Exit code 1 if the build fails, or if the result is no policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy build
   statehouse policy build policies/setpoint -o setpoint.wasm")]
 pub(in crate::cli) struct Args {
-    /// The project
+    /// The directory of the project
     #[arg(default_value = ".")]
     dir: PathBuf,
 
-    /// Where the policy goes [default: NAME.wasm in the project]
+    /// The output file [default: NAME.wasm in the project]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Let the tool ask the network for nothing
+    /// Build without network access
     #[arg(long)]
     offline: bool,
 }
@@ -50,12 +51,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         Some(Language::Python) => python(args)?,
         None => {
             return Err(Failure::usage(format!(
-                "{} is no project of a policy: there is no Cargo.toml, package.json or pyproject.toml. `statehouse policy new NAME` writes one",
+                "{} is no project of a policy: it has no Cargo.toml, package.json or pyproject.toml. `statehouse policy new NAME` writes one",
                 args.dir.display()
             )));
         }
     };
-    // A component says what it is also to other tools; what is none already is left for the check to tell.
+    // Other tools recognize a component. If the module cannot be encoded as one, the check below
+    // reports it.
     let module = encode(&module).unwrap_or(module);
     let path = match &args.output {
         Some(path) => path.clone(),
@@ -71,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-/// The name of the package and the module that cargo makes of it.
+/// The package name, and the module that cargo builds.
 fn rust(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     require_target(args)?;
@@ -91,7 +93,7 @@ fn rust(args: &Args) -> Result<(String, Vec<u8>), Failure> {
         }
         _ => Failure::transport(format!("cannot run cargo: {error}")),
     })?;
-    // Each is the artifact of one target; the last library is the project's own.
+    // Each message describes the artifact of one target; the last library is the project's own.
     let mut made = None;
     for line in child
         .stdout
@@ -104,12 +106,12 @@ fn rust(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     }
     if !child.wait()?.success() {
         return Err(Failure::negative(
-            "it does not build; what cargo says of it stands above",
+            "it does not build: see the output of cargo above",
         ));
     }
     let Some((name, path)) = made else {
         return Err(Failure::negative(
-            "cargo made no .wasm of it: Cargo.toml needs `[lib]` with `crate-type = [\"cdylib\"]`",
+            "cargo built no .wasm file: Cargo.toml needs `[lib]` with `crate-type = [\"cdylib\"]`",
         ));
     };
     let module = fs::read(&path)
@@ -117,7 +119,7 @@ fn rust(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     Ok((name, module))
 }
 
-/// The package and the module, where cargo says that it made one.
+/// The package name and the module path, if cargo reports an artifact.
 fn artifact(message: &Json) -> Option<(String, PathBuf)> {
     if message["reason"] != "compiler-artifact" {
         return None;
@@ -132,7 +134,7 @@ fn artifact(message: &Json) -> Option<(String, PathBuf)> {
     Some((name.to_owned(), Path::new(module).to_owned()))
 }
 
-/// The name of the package, and what componentize-qjs makes of policy.js.
+/// The package name, and the module that componentize-qjs builds from policy.js.
 fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     let manifest: Json = serde_json::from_str(&manifest(&args.dir.join("package.json"))?)
         .map_err(|error| Failure::usage(format!("package.json: {error}")))?;
@@ -162,7 +164,7 @@ fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     Ok((name, module))
 }
 
-/// The name of the project, and what componentize-py makes of src/app.py.
+/// The project name, and the module that componentize-py builds from src/app.py.
 fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     let manifest: toml::Table = manifest(&args.dir.join("pyproject.toml"))?
         .parse()
@@ -194,9 +196,10 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     Ok((name, module))
 }
 
-/// Runs a tool that writes one file, whose name is its last argument.
+/// Runs a tool that writes one file, whose path is its last argument.
 fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
-    // In the project, where nobody else writes: a name in a directory of all could be taken already.
+    // The file is written into the project: in a shared directory another user could have created
+    // the name.
     let made = absolute(&args.dir)?.join(format!(".unfinished-{}.wasm", std::process::id()));
     let status = Command::new(tool)
         .current_dir(&args.dir)
@@ -209,7 +212,7 @@ fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, 
             Failure::negative(format!("{} wrote no module: {error}", tool.display()))
         }),
         Ok(_) => Err(Failure::negative(
-            "it does not build; what the tool says of it stands above",
+            "it does not build: see the output of the tool above",
         )),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !tool.exists() => {
             Err(Failure::usage(format!(
@@ -222,12 +225,12 @@ fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, 
             tool.display()
         ))),
     };
-    // It may not be there at all.
+    // The tool may not have created it.
     let _ = fs::remove_file(&made);
     module
 }
 
-/// A program that is named by a path is looked for where we are, and not where it is to run.
+/// A relative path refers to the current directory, not to the directory in which the program runs.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     Ok(std::path::absolute(path)?)
 }
@@ -237,25 +240,25 @@ fn manifest(path: &Path) -> Result<String, Failure> {
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
 }
 
-/// The name becomes that of a file.
+/// The name becomes a file name.
 fn named(name: Option<&str>, manifest: &str) -> Result<String, Failure> {
     let name = name.filter(|name| is_name(name));
     let name = name.ok_or_else(|| {
         Failure::usage(format!(
-            "{manifest} has to name the policy, in lower-case letters, digits and `-`"
+            "{manifest} must contain the policy's name, in lower-case letters, digits and `-`"
         ))
     })?;
     Ok(name.to_owned())
 }
 
-/// Without the target cargo fails with an error about the `core` crate, which helps nobody.
+/// Without the target cargo fails with an unhelpful error about the `core` crate.
 fn require_target(args: &Args) -> Result<(), Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc)
         .current_dir(&args.dir)
         .args(["--print", "target-libdir", "--target", TARGET])
         .output();
-    // Where there is no rustc by that name, cargo may still know one.
+    // If there is no rustc on the path, cargo may still find one.
     let Ok(output) = output else {
         return Ok(());
     };

@@ -1,4 +1,4 @@
-//! `statehouse policy canary`: a candidate answers some requests.
+//! `statehouse policy canary`: lets a candidate answer some requests.
 
 use hyper::Method;
 use serde_json::{Value as Json, json};
@@ -6,10 +6,10 @@ use serde_json::{Value as Json, json};
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
 
-/// Let a loaded policy answer some clients, or requests about some keys
+/// Let a loaded policy answer some clients, or requests for some keys
 ///
-/// A share of clients is always the same clients, whatever they ask. What a canary writes counts as any write does. Patterns
-/// know `*`, `?` and `[a-z]`.
+/// With --percent the same clients are always chosen, regardless of their requests. Writes of a
+/// canary are ordinary writes. Patterns support `*`, `?` and `[a-z]`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,15 +27,15 @@ pub(super) struct Args {
     )]
     which: Option<String>,
 
-    /// The clients whose id this pattern names
+    /// Clients whose id matches this pattern
     #[arg(long, value_name = "GLOB", group = "rule")]
     clients: Option<String>,
 
-    /// The keys that this pattern names
+    /// Requests for keys that match this pattern
     #[arg(long, value_name = "GLOB", group = "rule")]
     keys: Option<String>,
 
-    /// So many of a hundred clients
+    /// The percentage of clients
     #[arg(long, value_name = "N", group = "rule", value_parser = clap::value_parser!(u8).range(1..=100))]
     percent: Option<u8>,
 
@@ -71,7 +71,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let line = match &args.which {
         Some(which) => format!("{} answers as a canary\n", printable(which.as_bytes())),
-        None => "there is no canary any more\n".to_owned(),
+        None => "the canary has ended\n".to_owned(),
     };
     emit(line.as_bytes())?;
     Ok(Exit::Done)

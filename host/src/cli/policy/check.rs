@@ -1,4 +1,4 @@
-//! `statehouse policy check`: whether a file is a policy, and what its commands cost.
+//! `statehouse policy check`: checks whether a file is a policy, and measures its commands.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,14 @@ use crate::ship;
 use statehouse_testkit::check::{Checked, Kind, check};
 use statehouse_testkit::read_policy;
 
-/// Say whether a file is a policy that this store can run, and what its commands cost
+/// Check whether a file is a policy that this store can run, and measure its commands
 ///
-/// Shows what it imports and exports, who says to have signed it, how long it takes to compile and to start, and the
-/// fuel that a request of each of its commands burns. Fuel is the same on every machine; times are those of this one.
-/// The signature is not verified here: `serve` does that, with the keys that it trusts.
+/// Shows its imports and exports, the signing key that it names, the time to compile and to start
+/// it, and the fuel of a request for each of its commands. Fuel is the same on every machine; times
+/// are those of this one. The signature is not verified here: `serve` verifies it with its trusted
+/// keys.
 ///
-/// Exit code 1 where it is no policy: the output says why and what to do.
+/// Exit code 1 if it is not a policy: the output says why and what to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -66,7 +67,7 @@ pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
     }
     let kind = match it.kind {
         Kind::Component => "component",
-        Kind::Module => "core module, which the host makes a component",
+        Kind::Module => "core module, which the host turns into a component",
         Kind::Other => "not WebAssembly",
     };
     row("file", format!("{} bytes, {kind}", it.bytes));
@@ -75,7 +76,7 @@ pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
         "signed",
         match signers {
             None => "no".into(),
-            Some(keys) if keys.is_empty() => "so that nobody can tell by whom".into(),
+            Some(keys) if keys.is_empty() => "but the key is unknown".into(),
             Some(keys) => format!("by key {}, it says", keys.join(", ")),
         },
     );

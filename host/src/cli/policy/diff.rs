@@ -1,4 +1,4 @@
-//! `statehouse policy diff`: how the candidate in shadow compares.
+//! `statehouse policy diff`: shows how the shadow compares with the active policy.
 
 use hyper::Method;
 use serde_json::Value as Json;
@@ -8,10 +8,11 @@ use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::cli::store::Store;
 use crate::cli::time::utc;
 
-/// Show how the candidate in shadow compares with the policy that answers
+/// Show how the shadow compares with the active policy
 ///
-/// Counts what was the same and what was not, and shows examples of what was not. Without a comparison under way it shows
-/// the last one. Exit code 1 where an answer or an effect differs, or the candidate failed.
+/// Counts equal and different results, and shows examples of different ones. If no comparison is
+/// running, it shows the last one. Exit code 1 if an answer or an effect differs, or if the
+/// candidate failed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

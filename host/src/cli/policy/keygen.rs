@@ -1,4 +1,4 @@
-//! `statehouse policy keygen`: a new pair of keys.
+//! `statehouse policy keygen`: generates a key pair.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -10,17 +10,18 @@ use serde_json::json;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::ship;
 
-/// Make a pair of keys: one that signs policies, one that stores know them by
+/// Generate a key pair: a secret key to sign policies, and a public key for stores
 ///
-/// Writes PREFIX.key, which signs, readable by you alone, and PREFIX.pub. Both are in wasmsign2's own format (Ed25519),
-/// so that its tool signs and checks with them too. Files that are there already are left alone.
+/// Writes the secret key PREFIX.key, readable by you alone, and the public key PREFIX.pub. Both are
+/// in the format of wasmsign2 (Ed25519), whose tool can use them too. Existing files are not
+/// overwritten.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy keygen gateway
   statehouse serve --trusted-keys gateway.pub")]
 pub(super) struct Args {
-    /// Where the two files go, without the ending
+    /// The path of both files, without the extension
     #[arg(value_name = "PREFIX")]
     prefix: PathBuf,
 
@@ -54,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     } else {
         emit(
             format!(
-                "{} signs: keep it where policies are made\n{} is for the stores: --trusted-keys {}, or in the configuration\ntrusted_keys = [\"{digits}\"]\nkey id {id}\n",
+                "{} signs policies: keep it secret\n{} is for the stores: --trusted-keys {}, or in the configuration\ntrusted_keys = [\"{digits}\"]\nkey id {id}\n",
                 secret.display(),
                 public.display(),
                 public.display(),
@@ -65,7 +66,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// A new file. One that is there is not written over: it may be the only key that stores know.
+/// Creates a file. An existing one must not be overwritten, since it may be the only key that
+/// stores trust.
 fn create(path: &Path, mode: u32, bytes: &[u8]) -> Result<(), Failure> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -82,7 +84,7 @@ fn create(path: &Path, mode: u32, bytes: &[u8]) -> Result<(), Failure> {
 
 fn taken(path: &Path) -> Failure {
     Failure::usage(format!(
-        "{} is there already, and may be a key that stores know: name another prefix, or remove it first",
+        "{} already exists and may be a key that stores trust: choose another prefix, or remove it first",
         path.display()
     ))
 }

@@ -1,4 +1,5 @@
-//! `statehouse policy list`: the name of a running store, its loaded policies, and who answers what.
+//! `statehouse policy list`: shows the name of a running store, its loaded policies and their
+//! roles.
 
 use hyper::Method;
 use serde_json::Value as Json;
@@ -8,10 +9,10 @@ use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
 
-/// List the policies of a running store, what each is there for and what it has done
+/// List the policies of a running store, with their roles and counts
 ///
-/// Numbers count since the program started, or since the policy was loaded. The store's name is the one that
-/// `policy push --store` asks for.
+/// Counts start when the store starts or when the policy is loaded. The store's name is the value
+/// for `policy push --store`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -68,7 +69,7 @@ fn in_words(listing: &Json) -> String {
     out
 }
 
-/// What the table has no place for.
+/// The rest of the assignment, which does not fit into the table.
 fn assignment(listing: &Json) -> String {
     let it = &listing["assignment"];
     let mut out = format!("store: {}\n", text(&listing["store"]));
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_what_is_there() {
+    fn a_listing_is_a_table_and_the_assignment() {
         let digest = |digit: &str| digit.repeat(64);
         let listing = json!({
             "store": "gateway\u{1b}7",

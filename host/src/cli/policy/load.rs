@@ -1,4 +1,4 @@
-//! `statehouse policy load`: a file into a running store.
+//! `statehouse policy load`: loads a policy file into a running store.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,9 @@ use statehouse_testkit::read_policy;
 
 /// Load a policy into a running store
 ///
-/// The store compiles it, tries it and keeps its file; it answers nothing until it is promoted, or named as a canary or
-/// for a route. Requests go on meanwhile. Loading what is loaded already is no error.
+/// The store compiles and tests the policy and keeps its file. The policy answers requests only
+/// after it is promoted, or named as a canary or for a route. Requests continue during the load.
+/// Loading a loaded policy again is no error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,7 +24,7 @@ pub(super) struct Args {
     #[arg(value_name = "FILE")]
     module: PathBuf,
 
-    /// Let it answer at once
+    /// Make it the active policy at once
     #[arg(long)]
     promote: bool,
 
@@ -33,7 +34,8 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let module = read_policy(&args.module)?;
-    // A refusal is not always heard by who is still sending megabytes, so it is asked first who may come in.
+    // Access is checked by a small request first: a client that is still sending megabytes may miss
+    // the refusal.
     args.store.ask(Method::GET, "/v1/policies").await?;
     let mut view = (args.store)
         .send(Method::POST, "/v1/policies", module)

@@ -24,23 +24,23 @@ use std::process::ExitCode;
 use super::output;
 use statehouse_testkit::KitError;
 
-/// Write, test, sign, ship, compare, swap and roll back policies
+/// Write, test, sign, deliver, compare, promote and roll back policies
 ///
-/// A policy is the WebAssembly module that decides what a command means. A store runs its built-in one unless it is
-/// given another, which can happen while it runs.
+/// A policy is the WebAssembly module that implements the commands. A store runs its built-in
+/// policy unless it is given another one, which can happen at run time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy new rule                               # a project that builds
   statehouse policy build rule
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
-  statehouse policy load rule.wasm                         # into the store that runs in statehouse-data
-  statehouse policy shadow rule                            # live requests, and nothing comes of it: `policy diff`
-  statehouse policy canary rule --percent 5                # it answers some clients
-  statehouse policy promote rule                           # it answers from the next request on
+  statehouse policy load rule.wasm                         # into the store running in statehouse-data
+  statehouse policy shadow rule                            # compare on live requests, see `policy diff`
+  statehouse policy canary rule --percent 5                # let it answer some clients
+  statehouse policy promote rule                           # make it active from the next request on
   statehouse policy list
-  statehouse policy rollback                               # the one before answers again
-  statehouse policy keygen gateway                         # gateway.key stays with you, gateway.pub goes to the stores
+  statehouse policy rollback                               # reactivate the previous policy
+  statehouse policy keygen gateway                         # keep gateway.key secret, give gateway.pub to the stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
 pub(super) struct Args {
     #[command(subcommand)]

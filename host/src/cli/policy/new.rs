@@ -1,15 +1,15 @@
-//! `statehouse policy new`: a project for a policy.
+//! `statehouse policy new`: creates a policy project.
 
 use std::path::PathBuf;
 
 use crate::cli::output::{Exit, Failure, emit};
 use statehouse_testkit::project::{self, Language, ProjectError};
 
-/// Write a project for a policy: small, complete, and its tests pass
+/// Create a policy project: small, complete, with passing tests
 ///
-/// A Rust project stands on the standard policy, adds one rule, and brings along all it is written with. One in JavaScript
-/// or Python is a small store of its own, run by an interpreter within the module: 1.7 MB and 18 MB, and some ten times
-/// the time of a request.
+/// A Rust project uses the standard policy, adds one rule, and contains all its dependencies. A
+/// JavaScript or Python project is a small store of its own, run by an interpreter within the
+/// module. The modules have 1.7 MB and 18 MB, and requests take about ten times as long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -17,14 +17,14 @@ Examples:
   cd setpoint && statehouse policy build && statehouse policy test setpoint.wasm tests/
   statehouse policy new setpoint --lang js --dir policies/setpoint")]
 pub(in crate::cli) struct Args {
-    /// What it is called: lower-case letters, digits and `-`
+    /// The name of the policy: lower-case letters, digits and `-`
     name: String,
 
-    /// What it is written in: rust, js or python
+    /// The language: rust, js or python
     #[arg(long, value_name = "LANGUAGE", default_value = "rust", value_parser = language)]
     lang: Language,
 
-    /// Where it is written to [default: a directory of its name]
+    /// The directory of the project [default: the name]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `statehouse policy promote`: another policy answers.
+//! `statehouse policy promote`: makes another policy active.
 
 use hyper::Method;
 
@@ -7,10 +7,11 @@ use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::cli::store::Store;
 
-/// Let a loaded policy answer, from the next request on
+/// Make a loaded policy the active one, from the next request on
 ///
-/// No request is lost, answered twice or answered by two policies. The policy before it is kept ready: `statehouse policy
-/// rollback` goes back to it. A canary or a shadow of the promoted policy ends.
+/// No request is lost, answered twice or handled by two policies. The previous policy stays loaded
+/// for `statehouse policy rollback`. If the promoted policy was the canary or the shadow, that
+/// ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,7 +1,7 @@
-//! `statehouse policy push`: a signed order, and the file that it names, over MQTT.
+//! `statehouse policy push`: delivers a policy over MQTT by a signed order.
 //!
-//! What enters: a file and a secret key. What leaves: an order, its chunks, and what the store says of it. After a lost
-//! connection all of it is published again: the store knows repetitions.
+//! Publishes the order and the chunks of its file, and waits for the status that the store
+//! publishes. After a lost connection it publishes everything again; the store ignores repetitions.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,23 +25,24 @@ use crate::ship::{self, Action, Order};
 use statehouse_core::policy::Digest;
 use statehouse_testkit::read_policy;
 
-/// Exit code: the store refused.
+/// Exit code if the store refuses.
 const EXIT_REFUSED: u8 = 4;
 
-/// What a packet holds besides a chunk.
+/// Bytes of a packet apart from its chunk.
 const ENVELOPE_BYTES: usize = 512;
 
-/// The longest status.
+/// Maximum bytes of a status.
 const STATUS_BYTES_MAX: u32 = 64 << 10;
 
-/// The pause before a lost connection is made again.
+/// The pause before a reconnect.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Ship a policy to a store over MQTT, signed
+/// Deliver a signed policy to a store over MQTT
 ///
-/// Publishes a signed order and then the file in chunks, and waits until the store says what became of it. The store has to
-/// trust the key (`serve --trusted-keys`). The file is signed too, unless this key has signed it already. Any MQTT 5 client that speaks with
-/// the store's broker can do the same: the topics are in the protocol document.
+/// Publishes a signed order and then the file in chunks, and waits until the store reports the
+/// result. The store must trust the key (`serve --trusted-keys`). The file is signed too, unless
+/// this key has already signed it. Any MQTT 5 client of the store's broker can do the same: the
+/// protocol document describes the topics.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -49,7 +50,7 @@ Examples:
   statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt --store gateway-7 --key gateway.key rule.wasm
   statehouse policy push --store gateway-7 --key gateway.key --rollback")]
 pub(super) struct Args {
-    /// Where the store's broker is
+    /// The URL of the store's broker
     #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
     broker: BrokerUrl,
 
@@ -60,10 +61,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY_KEY")]
     key: PathBuf,
 
-    /// The name of the store that the order is for; required, and repeated for several stores
+    /// The name of a store that the order is for; required, and repeated for several stores
     ///
-    /// The name is signed, and a store with another name refuses the order. `statehouse policy list`
-    /// on the gateway shows the name, and the store logs it at its start.
+    /// The name is part of the signed order, and a store with another name refuses the order.
+    /// `statehouse policy list` on the gateway shows the name, and the store logs it when it
+    /// starts.
     #[arg(long = "store", value_name = "NAME")]
     stores: Vec<ClientId>,
 
@@ -75,19 +77,20 @@ pub(super) struct Args {
     )]
     module: Option<PathBuf>,
 
-    /// Let it answer at once
+    /// Make it the active policy at once
     #[arg(long, conflicts_with = "rollback")]
     promote: bool,
 
-    /// Ship nothing: let the policy before the active one answer again
+    /// Deliver no file: reactivate the policy before the active one
     #[arg(long)]
     rollback: bool,
 
-    /// The number of the order; a store takes none that is not higher than the last [default: the time in milliseconds]
+    /// The serial number of the order; a store accepts only higher numbers than the last [default:
+    /// the time in milliseconds]
     #[arg(long, value_name = "N")]
     serial: Option<u64>,
 
-    /// How long to wait for the connection and for the store
+    /// How long to wait for the connection and for the result
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     timeout: Duration,
 
@@ -134,14 +137,15 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             }
             Err(_) => {
                 return Err(Failure::transport(format!(
-                    "the store did not say within the time what became of the order {serial}: --timeout allows for a slow one"
+                    "the store did not report a result of the order {serial} in time: give a slow store more time with --timeout"
                 )));
             }
         }
     }
 }
 
-/// Checks the number of targets. The error of clap for a missing option cannot say where the name is.
+/// Checks the number of targets. clap's error for a missing option could not say where to find the
+/// name.
 fn check_stores(stores: &[ClientId]) -> Result<(), Failure> {
     match stores.len() {
         0 => Err(Failure::usage(
@@ -149,7 +153,7 @@ fn check_stores(stores: &[ClientId]) -> Result<(), Failure> {
         )),
         1..=limits::ORDER_STORES_MAX => Ok(()),
         count => Err(Failure::usage(format!(
-            "--store is given {count} times, and an order names at most {} stores",
+            "--store is given {count} times, but an order may name at most {} stores",
             limits::ORDER_STORES_MAX
         ))),
     }
@@ -178,11 +182,11 @@ fn report(args: &Args, status: &Json) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 enum Stop {
-    /// It is not worth another.
+    /// A reconnect would not help.
     Failed(Failure),
-    /// Another one may do.
+    /// A reconnect may help.
     Lost(Box<ConnectionError>),
 }
 
@@ -192,7 +196,7 @@ impl From<Failure> for Stop {
     }
 }
 
-/// One connection.
+/// The delivery over one connection.
 struct Push<'a> {
     args: &'a Args,
     key: &'a wasmsign2::SecretKey,
@@ -200,7 +204,7 @@ struct Push<'a> {
     serial: u64,
     client: AsyncClient,
     events: EventLoop,
-    /// What is to be published, the next one last.
+    /// Messages to publish, in reverse order.
     waiting: Vec<(String, Vec<u8>, Option<String>)>,
 }
 
@@ -232,7 +236,7 @@ impl<'a> Push<'a> {
         }
     }
 
-    /// Publishes everything, and gives the status that ends it.
+    /// Publishes everything, and returns the final status.
     async fn run(mut self, connected: &mut bool) -> Result<Json, Stop> {
         loop {
             let event = self.events.poll().await;
@@ -241,7 +245,8 @@ impl<'a> Push<'a> {
                     *connected = true;
                     let max = ack.properties.and_then(|it| it.max_packet_size);
                     self.prepare(max.unwrap_or(u32::MAX))?;
-                    // A retained status of this order is there where all of this was published before.
+                    // If an earlier connection published everything, the retained status of this
+                    // order already exists.
                     (self.client.try_subscribe(ship::STATUS, QoS::AtLeastOnce)).map_err(full)?;
                 }
                 Event::Incoming(Packet::SubAck(ack)) => {
@@ -264,7 +269,7 @@ impl<'a> Push<'a> {
         }
     }
 
-    /// Cuts the file so that each piece fits into a packet.
+    /// Splits the file into chunks that fit into packets.
     fn prepare(&mut self, packet_bytes_max: u32) -> Result<(), Failure> {
         let room = usize::try_from(packet_bytes_max).unwrap_or(usize::MAX);
         let chunk_bytes = room
@@ -293,7 +298,7 @@ impl<'a> Push<'a> {
             || payload.len().saturating_add(ENVELOPE_BYTES) > room
         {
             return Err(Failure::usage(format!(
-                "the broker takes packets of at most {packet_bytes_max} bytes, and this policy of {} bytes cannot be cut for that: raise max_packet_bytes of the store",
+                "the broker accepts packets of at most {packet_bytes_max} bytes, which is too small for this policy of {} bytes: raise max_packet_bytes of the store",
                 self.module.len()
             )));
         }
@@ -313,7 +318,7 @@ impl<'a> Push<'a> {
         Ok(())
     }
 
-    /// One after another, so that an order that is refused is not followed by megabytes.
+    /// One message at a time, so that megabytes do not follow a refused order.
     fn publish_next(&mut self) -> Result<(), Failure> {
         let Some((topic, payload, signature)) = self.waiting.pop() else {
             return Ok(());
@@ -332,19 +337,21 @@ impl<'a> Push<'a> {
     }
 }
 
-/// Never more than two things are asked of the client at once.
+/// At most two requests are queued in the client at once.
 fn full(error: rumqttc::v5::ClientError) -> Failure {
-    Failure::transport(format!("the MQTT client takes nothing more: {error}"))
+    Failure::transport(format!(
+        "the request queue of the MQTT client is full: {error}"
+    ))
 }
 
-/// Without the status nobody would ever know what became of the order.
+/// The result of the order arrives only through this subscription.
 fn subscribed(ack: &SubAck) -> Result<(), Failure> {
     match ack.return_codes.first() {
         Some(SubscribeReasonCode::Success(_)) => Ok(()),
         other => Err(Failure::new(
             EXIT_REFUSED,
             format!(
-                "the broker does not let this client subscribe to {}: {other:?}",
+                "the broker refused the subscription to {}: {other:?}",
                 ship::STATUS
             ),
         )),
@@ -355,7 +362,8 @@ fn accepted(ack: &PubAck) -> Result<(), Failure> {
     let reason = match ack.reason {
         PubAckReason::Success => return Ok(()),
         PubAckReason::NoMatchingSubscribers => {
-            "nobody takes orders at this broker: is it the one of a state store?".to_owned()
+            "this broker has no subscriber for orders: is it the broker of a state store?"
+                .to_owned()
         }
         other => {
             let properties = ack.properties.as_ref();
@@ -366,7 +374,7 @@ fn accepted(ack: &PubAck) -> Result<(), Failure> {
     Err(Failure::new(EXIT_REFUSED, reason))
 }
 
-/// A URL, or only host and port.
+/// Parses a URL, or only host and port.
 fn broker(text: &str) -> Result<BrokerUrl, String> {
     match text.contains("://") {
         true => text.parse(),
@@ -374,7 +382,7 @@ fn broker(text: &str) -> Result<BrokerUrl, String> {
     }
 }
 
-/// Where the broker is and who asks there.
+/// The address of the broker, and the credentials.
 fn place(args: &Args) -> Result<Place, Failure> {
     let (url, credentials) = (&args.broker, &args.credentials);
     let tls = credentials.tls(url)?.map(|files| {
@@ -398,9 +406,9 @@ fn place(args: &Args) -> Result<Place, Failure> {
 mod tests {
     use super::*;
 
-    /// That one is `serve`'s, and may hold the store's own password or speak TLS.
+    /// The variables of `serve` may hold the store's own password or certificate.
     #[test]
-    fn the_store_s_own_way_to_its_broker_is_not_taken_for_that_of_orders() {
+    fn push_ignores_the_broker_variables_of_serve() {
         let command = <Args as clap::Args>::augment_args(clap::Command::new("push"));
         let broker = command.get_arguments().find(|it| it.get_id() == "broker");
         let variable = broker.and_then(clap::Arg::get_env);
@@ -408,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn brokers_are_named_in_several_ways() {
+    fn a_broker_is_a_url_or_an_address() {
         for (text, shown) in [
             ("mqtt://gateway-7:1884", "mqtt://gateway-7:1884"),
             ("gateway-7", "mqtt://gateway-7:1883"),

@@ -1,4 +1,4 @@
-//! `statehouse policy rollback`: the policy before answers again.
+//! `statehouse policy rollback`: reactivates the previous policy.
 
 use hyper::Method;
 
@@ -6,9 +6,10 @@ use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::cli::store::Store;
 
-/// Let the policy that was active before answer again, from the next request on
+/// Reactivate the previously active policy, from the next request on
 ///
-/// Doing so again goes back further. A policy that was rolled back stays loaded, and can be promoted again.
+/// Repeating it goes further back. A policy that was rolled back stays loaded, and can be promoted
+/// again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `statehouse policy route`: a policy of its own for some keys.
+//! `statehouse policy route`: assigns a policy to some keys.
 
 use hyper::Method;
 use serde_json::json;
@@ -7,17 +7,18 @@ use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
 
-/// Let a policy answer requests about keys that begin with PREFIX
+/// Let a policy answer requests for keys that begin with PREFIX
 ///
-/// It may write nothing outside its prefixes, and it tells of these keys' ends. The longest prefix counts. Where there are
-/// routes, the store asks the built-in policy for the key of every request.
+/// The policy can write only keys under its prefixes, and it formats the notifications of these
+/// keys when they expire. The longest matching prefix applies. If there are routes, the store asks
+/// the built-in policy for the key of every request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy route limits/ rate-limit
   statehouse policy route limits/ --off")]
 pub(super) struct Args {
-    /// How the keys begin
+    /// The prefix of the keys
     #[arg(value_name = "PREFIX")]
     prefix: String,
 

@@ -1,4 +1,4 @@
-//! `statehouse policy shadow`: a candidate sees live requests, and nothing comes of it.
+//! `statehouse policy shadow`: compares a candidate with the active policy on live requests.
 
 use hyper::Method;
 use serde_json::json;
@@ -6,10 +6,11 @@ use serde_json::json;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
 
-/// Compare a loaded policy with the one that answers, on live requests
+/// Compare a loaded policy with the active one, on live requests
 ///
-/// Beside the path of requests the candidate runs each request again, on what it saw; what it would answer and write is
-/// compared and thrown away. `statehouse policy diff` shows what differs.
+/// The candidate re-executes requests on their recorded read sets, on a separate thread. The host
+/// compares its responses and writes, and discards them. `statehouse policy diff` shows the
+/// differences.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,11 +27,11 @@ pub(super) struct Args {
     )]
     which: Option<String>,
 
-    /// The share of requests that is looked at
+    /// The percentage of requests to compare
     #[arg(long, value_name = "PERCENT", default_value = "100%", value_parser = per_mille)]
     sample: u16,
 
-    /// Compare no more
+    /// End the comparison
     #[arg(long)]
     off: bool,
 
@@ -56,13 +57,13 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             printable(which.as_bytes()),
             args.sample
         ),
-        None => "nothing is compared any more\n".to_owned(),
+        None => "the comparison has ended\n".to_owned(),
     };
     emit(line.as_bytes())?;
     Ok(Exit::Done)
 }
 
-/// A percentage with at most one decimal, as thousandths.
+/// Parses a percentage with at most one decimal into thousandths.
 fn per_mille(text: &str) -> Result<u16, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));

@@ -1,4 +1,4 @@
-//! `statehouse policy sign`: puts a signature into a module.
+//! `statehouse policy sign`: adds a signature to a module.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use crate::cli::output::{Exit, Failure, emit, emit_json};
 use crate::ship;
 use statehouse_testkit::read_policy;
 
-/// Sign a policy, so that stores know whose it is
+/// Sign a policy, so that stores can verify its origin
 ///
-/// The signature is a section of the module itself, in wasmsign2's format; one that is there is replaced. A policy is
-/// known by the digest of its file, so the signed one has another digest than the unsigned one. The same module and key
-/// give the same file.
+/// The signature is a section of the module, in the format of wasmsign2; an existing one is
+/// replaced. A policy is identified by the digest of its file, so signing changes the digest.
+/// Signing the same module with the same key always gives the same file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(value_name = "FILE")]
     module: PathBuf,
 
-    /// Where the signed one goes
+    /// The output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 

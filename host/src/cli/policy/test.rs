@@ -1,4 +1,4 @@
-//! `statehouse policy test`: transcripts over a policy, without a server.
+//! `statehouse policy test`: runs transcripts against a policy, without a server.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,14 +11,14 @@ use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::limits;
 use statehouse_testkit::{Harness, conformance, transcript};
 
-/// Run transcripts over a policy, and show every line that says something else than what came
+/// Run transcripts against a policy, and show every line that differs
 ///
-/// The store runs in memory, with the code of `serve` and a clock of the transcript's own, so the same transcript
-/// gives the same bytes every time. Every request runs twice: by an instance that has answered all before it, and by
-/// a fresh one on the same state. Where the two differ the policy hides state between requests, and the request is
-/// named.
+/// The store runs in memory, with the code of `serve` and the clock of the transcript, so a
+/// transcript always gives the same bytes. Every request runs twice: on an instance that handled
+/// all earlier requests, and on a fresh one with the same state. If the two differ, the policy
+/// keeps hidden state between requests, and the request is shown.
 ///
-/// Exit code 1 where a line differs, and --update cannot mend it, or a policy hides state.
+/// Exit code 1 if a line differs that --update cannot correct, or if a policy keeps hidden state.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +28,7 @@ Examples:
   statehouse policy test setpoint.wasm --conformance
   statehouse policy test setpoint.wasm tests/migration.txt --snapshot backup.statehouse
 
-A transcript says what clients send and what they hear:
+A transcript lists requests, responses and notifications:
   > SET setpoint/kitchen 21
   < +OK\\r\\n __ts=$v1
   > SET setpoint/kitchen hot
@@ -37,28 +37,28 @@ A transcript says what clients send and what they hear:
   display> KEYNOTIFY setpoint/kitchen
   display< +OK\\r\\n
   wait 500ms
---update fills in or mends the lines with < and !: write the requests, let it write the answers, and read them.")]
+--update adds or corrects the lines with < and !: write the requests, let it write the results, and review them.")]
 pub(in crate::cli) struct Args {
     /// The policy (.wasm component or core module), or `builtin` for the standard one
     policy: PathBuf,
 
-    /// Transcripts, or directories of them
+    /// Transcripts, or directories of transcripts
     #[arg(required_unless_present = "conformance")]
     transcripts: Vec<PathBuf>,
 
-    /// The transcripts of the published protocol too, in all dialects: does the policy still speak it?
+    /// Also run the transcripts of the published protocol, in all dialects
     #[arg(long)]
     conformance: bool,
 
-    /// Begin with the table of this backup, as `statehouse snapshot` writes it
+    /// Start with the table of this backup, as `statehouse snapshot` writes it
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
 
-    /// Write what came into the transcripts
+    /// Write the actual results into the transcripts
     #[arg(long)]
     update: bool,
 
-    /// Print a JSON object for each transcript, one on a line
+    /// Print a JSON object for each transcript, one per line
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         if args.update && !report.different.is_empty() {
             fs::write(path, &report.corrected)
                 .map_err(|error| Failure::usage(format!("cannot write {name}: {error}")))?;
-            // A comparison that does not hold, or a client that is not there, is nothing that could be written.
+            // A failed comparison or a missing client cannot be corrected by writing a line.
             let again = transcript::run(&harness, &report.corrected).map_err(unreadable)?;
             total.left += again.different.len() as u64;
         } else {
@@ -109,7 +109,7 @@ struct Total {
     transcripts: u64,
     requests: u64,
     different: u64,
-    /// Those of them that are still so at the end.
+    /// Lines of `different` that still differ at the end.
     left: u64,
     hidden: u64,
 }
@@ -146,7 +146,7 @@ impl Total {
         text.push_str(&match self.hidden {
             0 => ", no hidden state\n".to_owned(),
             number => format!(
-                ", hidden state in {}: a fresh instance has to answer as a used one does, since a redelivery is run by one\n",
+                ", hidden state in {}: a fresh instance must answer like a used one, since redeliveries are re-executed on fresh instances\n",
                 count(number, "request")
             ),
         });
@@ -193,7 +193,7 @@ fn json(name: &str, report: &transcript::Report) -> Json {
     })
 }
 
-/// The transcripts that were named; those of a directory in the order of their names.
+/// The given transcripts; those of a directory in the order of their names.
 fn files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for path in named {
@@ -211,7 +211,7 @@ fn files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         }
         if within.is_empty() {
             return Err(Failure::usage(format!(
-                "{} holds no transcript: their names end in .txt",
+                "{} contains no transcript: names of transcripts end in .txt",
                 path.display()
             )));
         }

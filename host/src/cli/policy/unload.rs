@@ -1,4 +1,4 @@
-//! `statehouse policy unload`: a policy that nobody needs goes.
+//! `statehouse policy unload`: unloads a policy that is not in use.
 
 use hyper::Method;
 
@@ -6,10 +6,10 @@ use crate::admin::encode;
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::store::Store;
 
-/// Hold a policy ready no more
+/// Unload a policy
 ///
-/// Refused for one that answers, is compared, or owns a route. Its file is kept for as long as a request that it handled
-/// may come again.
+/// Refused for a policy that is active, canary or shadow, or has a route. Its file is kept as long
+/// as a request that it handled may be redelivered.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,11 +1,11 @@
-//! Policies in words, from the JSON that the administration answers with. What a policy calls itself is its own
-//! choice, so nothing of it is printed as it came.
+//! Formats policies from the JSON of the admin API. A policy chooses its own name, so every text
+//! must be escaped.
 
 use serde_json::Value as Json;
 
 use crate::cli::output::printable;
 
-/// A text of an answer, on one line.
+/// A text of a response, escaped on one line.
 pub(super) fn text(value: &Json) -> String {
     printable(value.as_str().unwrap_or("?").as_bytes())
 }
@@ -16,12 +16,12 @@ pub(super) fn policy(view: &Json) -> String {
     format!("{name} {version} blake3:{}", text(&view["digest"]))
 }
 
-/// The beginning of a digest: enough to name it by.
+/// The beginning of a digest, long enough to identify a policy.
 pub(super) fn short(digest: &Json) -> String {
     text(digest).chars().take(16).collect()
 }
 
-/// NAME@VERSION and the beginning of the digest, for a policy of a listing that is known by its digest.
+/// NAME@VERSION and the beginning of the digest, for a digest in a listing.
 pub(super) fn named(listing: &Json, digest: &Json) -> String {
     let policies = listing["policies"]
         .as_array()
@@ -37,7 +37,7 @@ pub(super) fn named(listing: &Json, digest: &Json) -> String {
     }
 }
 
-/// A number of an answer.
+/// A number of a response.
 pub(super) fn number(value: &Json) -> String {
     value.as_u64().unwrap_or_default().to_string()
 }

@@ -63,12 +63,12 @@ fn an_origin_has_no_path_and_no_wildcard() {
 }
 
 #[test]
-fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
-    let says = |flags: ListenFlags, authenticates| {
+fn a_reachable_listener_needs_tls_and_authentication() {
+    let error_of = |flags: ListenFlags, authenticates| {
         flags.load(&access(authenticates)).unwrap_err().to_string()
     };
     let plain = "0.0.0.0:1883";
-    let error = says(flags(&["127.0.0.1:0", plain]), false);
+    let error = error_of(flags(&["127.0.0.1:0", plain]), false);
     for part in [
         "mqtt://0.0.0.0:1883",
         "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE",
@@ -77,18 +77,18 @@ fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
     ] {
         assert!(error.contains(part), "{error}");
     }
-    let error = says(flags(&[plain]), true);
+    let error = error_of(flags(&[plain]), true);
     assert!(
         error.contains("--tls-cert FILE") && !error.contains("--users"),
         "{error}"
     );
-    let error = says(certified(&["wss://0.0.0.0:443"]), false);
+    let error = error_of(certified(&["wss://0.0.0.0:443"]), false);
     assert!(
         error.contains("--users FILE") && !error.contains("--tls-cert"),
         "{error}"
     );
-    // TLS on one listener does not make another one safe.
-    let error = says(
+    // TLS on one listener does not protect another one.
+    let error = error_of(
         certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
         true,
     );
@@ -107,7 +107,7 @@ fn whoever_can_be_reached_needs_tls_and_authentication_and_is_told_the_flags() {
         ..flags(&[plain])
     };
     assert!(risky.load(&access(false)).is_ok());
-    // Without a certificate there is no connection, whoever may be anonymous.
+    // A required certificate excludes anonymous clients.
     let required = ListenFlags {
         tls_client_ca: Some("ca".into()),
         tls_client_required: true,

@@ -1,14 +1,14 @@
-//! The standard policy and one rule more: a key under `setpoint/` holds a number from 5 to 30, whoever sets it.
-//! Everything else is answered as usual.
+//! The standard policy with an additional rule: keys under `setpoint/` hold a number from 5 to 30.
+//! The rule changes nothing else.
 //!
-//! A policy is a function of what it is given: the request, and what it asks the host for. It keeps nothing between
-//! two requests, since a request that comes again runs on a fresh instance and is owed the same bytes.
-//! `statehouse policy test` finds what does not hold to that.
+//! A policy must be deterministic: its inputs are the request and the answers of the host. It must
+//! not keep state between two requests. The store re-executes redelivered requests on a fresh
+//! instance, and the response must have the same bytes. `statehouse policy test` finds violations.
 
 use statehouse_guest::{Command, Refusal, Rule, Ruled, Set};
 use statehouse_policy::{Host, Request, resp};
 
-/// What the keys begin with.
+/// The prefix of the keys.
 const PREFIX: &[u8] = b"setpoint/";
 
 const LOWEST: f64 = 5.0;
@@ -18,11 +18,12 @@ const HIGHEST: f64 = 30.0;
 pub struct Setpoint;
 
 impl Rule for Setpoint {
-    /// For the log and the metrics of the host.
+    /// The name in the log and the metrics of the host.
     const NAME: &'static str = env!("CARGO_PKG_NAME");
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
 
-    /// Whether the standard policy runs this command. `host` tells what is in the table, and this rule need not know.
+    /// Decides whether the standard policy executes this command. `host` gives access to the table,
+    /// which this rule does not need.
     fn admit(_host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
         let Command::Set(Set { key, value, .. }) = *command else {
             return Ok(());
@@ -40,7 +41,7 @@ fn is_set_point(value: &[u8]) -> bool {
     number.is_some_and(|it| (LOWEST..=HIGHEST).contains(&it))
 }
 
-// A policy that adds commands, or answers otherwise, implements `Policy` itself and holds a `Standard`.
+// A policy that adds commands or changes replies implements `Policy` itself and holds a `Standard`.
 statehouse_policy::export!(Ruled<Setpoint>);
 
 #[cfg(test)]
@@ -50,7 +51,8 @@ mod tests {
 
     use super::*;
 
-    /// Natively, in microseconds: for what has many cases. tests/setpoint.txt runs on the real store.
+    /// A native test takes microseconds, which suits many cases. tests/setpoint.txt runs on the
+    /// real store.
     #[test]
     fn only_numbers_within_the_bounds_are_set() {
         const NOW_MS: u64 = 1_700_000_000_000;
