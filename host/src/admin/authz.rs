@@ -120,7 +120,7 @@ fn share(broker: &Broker) -> Option<String> {
     let (share, sessions) = (broker.session_share(), broker.stats().sessions);
     let max = broker.limits().sessions_max;
     (share <= sessions).then(|| {
-        format!("{OWNER} may have {share} of the {max} sessions (max_sessions) at present, and is refused beyond that")
+        format!("{OWNER} may have {share} of max_sessions, which is {max}, at present: further ones are refused")
     })
 }
 
@@ -137,14 +137,14 @@ fn at_the_broker(
             let stats = broker.stats();
             if stats.sessions >= limits.sessions_max {
                 return Some(format!(
-                    "the store has max_sessions ({}) sessions: a new one needs an empty disconnected session to replace, and {OWNER} may have at most {} sessions with it",
+                    "there are max_sessions, which is {}: a new one must replace an empty session without a connection, and it is refused unless {OWNER} has no more than {} with it",
                     limits.sessions_max,
                     broker.session_share()
                 ));
             }
             (stats.connections >= limits.connections_max).then(|| {
                 format!(
-                    "the store has max_connections ({}) connections",
+                    "there are max_connections, which is {}",
                     limits.connections_max
                 )
             })
@@ -153,7 +153,7 @@ fn at_the_broker(
             let max = limits.subscriptions_per_session_max;
             let is_new = standing.filters.iter().all(|filter| **filter != *on);
             (is_new && standing.filters.len() >= max)
-                .then(|| format!("the client has max_client_subscriptions ({max}) subscriptions"))
+                .then(|| format!("it has max_client_subscriptions, which is {max}"))
         }
         _ => None,
     }
