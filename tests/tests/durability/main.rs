@@ -6,6 +6,7 @@ mod directories;
 mod disk_full;
 mod disk_room;
 mod duplicates;
+mod earlier;
 mod exchanges;
 mod histories;
 mod living;
