@@ -255,7 +255,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
         row(
             name,
             &format!(
-                "{} receives {}",
+                "{} hears {}",
                 printable(notification.client.as_bytes()),
                 excerpt(&notification.payload)
             ),
@@ -286,7 +286,7 @@ fn read_text(read: &Read, payload: &[u8], node: &str) -> String {
     let key = read.key.resolve(payload).map_or("a key".into(), excerpt);
     let hidden = if read.hidden { "hidden " } else { "" };
     match &read.entry {
-        None => format!("{hidden}{key}, which does not exist"),
+        None => format!("{hidden}{key}, which is not there"),
         Some(entry) => {
             let mut text = format!(
                 "{hidden}{key}, which holds {} ({}), version {}",

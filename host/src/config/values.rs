@@ -152,7 +152,7 @@ impl FromStr for Threads {
         match text.parse() {
             Ok(count @ 1..=limits::SERVE_THREADS_MAX) => Ok(Self(count)),
             _ => Err(format!(
-                "the number of threads must be 1 to {}",
+                "the store can serve clients with 1 to {} threads",
                 limits::SERVE_THREADS_MAX
             )),
         }
