@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn none_is_missing() {
-        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/transcripts");
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/transcripts");
         let mut there: Vec<String> = std::fs::read_dir(directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -74,6 +74,7 @@ fn process_beyond_the_limit_is_killed_and_counted() {
     shell.args(["-c", "head -c 67108864 /dev/zero | tail"]);
     let status = cgroup.enter(&shell).status().unwrap();
     assert!(!status.success());
-    assert_eq!(cgroup.oom_kills(), 1);
+    // The kernel may kill the shell as well.
+    assert!(cgroup.oom_kills() >= 1);
     assert!(cgroup.peak_kib() <= 16 * 1024);
 }
