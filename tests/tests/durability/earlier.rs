@@ -61,10 +61,10 @@ fn data_directory_of_an_earlier_version_opens_unchanged() {
     let history = ["history", "greeting", "--data", "data"];
     let history = run_in(directory.path(), &history, b"").code(0);
     assert!(
-        history.stdout.contains("2 changes of greeting"),
+        history.text().contains("2 changes of greeting"),
         "{history:?}"
     );
-    run_in(directory.path(), &["doctor", "--data", "data"], b"").code(0);
+    run_in(directory.path(), &["doctor", "data"], b"").code(0);
     let server = serve(&directory.path().join("data"));
     let mut store = server.store("reader");
     assert_keys(&mut store, Some("after the backup"));
