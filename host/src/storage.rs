@@ -6,6 +6,7 @@
 mod client_id;
 mod disk;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -48,6 +49,14 @@ pub enum StorageError {
         /// How far.
         behind_s: u64,
     },
+}
+
+impl StorageError {
+    /// Whether a small file did not fit on the disk.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, Self::ClientId(_, ClientIdError::Io(error))
+            if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
+    }
 }
 
 /// A data directory that was recovered, before anything is written to it.
@@ -432,6 +441,17 @@ mod tests {
             // Behind a foreign broker only time and space decide.
             assert_eq!(remembers(name, 0), 0, "{name}");
         }
+    }
+
+    #[test]
+    fn only_a_lack_of_room_is_a_full_disk() {
+        let failed = |kind: ErrorKind| {
+            StorageError::ClientId(PathBuf::new(), ClientIdError::Io(kind.into())).is_disk_full()
+        };
+        assert!(failed(ErrorKind::StorageFull) && failed(ErrorKind::QuotaExceeded));
+        assert!(!failed(ErrorKind::PermissionDenied));
+        let other = ClientIdError::Nonsense("empty".to_owned());
+        assert!(!StorageError::ClientId(PathBuf::new(), other).is_disk_full());
     }
 
     #[test]

@@ -317,7 +317,17 @@ fn store_name(
     };
     let name = match (configured, recovered) {
         (Some(name), _) => name,
-        (None, Some(recovered)) => recovered.client_id()?,
+        (None, Some(recovered)) => match (recovered.client_id(), transport) {
+            // Only a foreign broker needs the same name after a restart.
+            (Err(error), TransportChoice::Embedded(_)) if error.is_disk_full() => {
+                tracing::warn!(
+                    %error,
+                    "this run has a name of its own, so signed orders must name this one"
+                );
+                storage::new_client_id()?
+            }
+            (name, _) => name?,
+        },
         (None, None) => storage::new_client_id()?,
     };
     tracing::info!("the name of this store is {}", name.escape_debug());

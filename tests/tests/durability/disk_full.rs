@@ -230,3 +230,23 @@ fn a_small_disk_is_enough_for_few_keys() {
     let mut store = server.store("client");
     assert_eq!(store.ask(&["GET", "key 9"]).version(), last);
 }
+
+/// An earlier version kept no name in the data directory of an embedded broker.
+#[test]
+fn start_on_a_full_disk_without_a_name_serves_reads() {
+    let Some(small) = Small::mount(32) else {
+        return;
+    };
+    let mut server = Server::restartable(&[("data", &small.data())]);
+    server.store("client").set("key", "value");
+    server.kill();
+    std::fs::remove_file(Path::new(&small.data()).join("mqtt-client-id")).unwrap();
+    let filler = small.path.join("filler");
+    assert!(
+        std::fs::write(&filler, vec![0; 64 << 20]).is_err(),
+        "it is full"
+    );
+    server.restart();
+    let value = server.store("client").get("key");
+    assert_eq!(value, Some(b"value".to_vec()));
+}
