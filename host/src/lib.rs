@@ -3,39 +3,30 @@
 //! # The path of a request
 //!
 //! ```text
-//! socket ─ mqtt ─ transport ─ request ─ store ──────────── journal ─ outbox ─ transport ─ socket
-//!          codec  embedded    topic,    duplicate?         records,  reply,
-//!          session  or        properties, policy (wasm)    group     notifications,
-//!          router foreign     delivery  over a transaction commit    PUBACK last
+//! socket ─ listener ─ mqtt ─ transport ─ request ─ core ─────────── log ─ response gate ─ mqtt ─ socket
+//!          TLS, WS    codec  embedded    topic,    deduplicate      append response,
+//!                     session or foreign properties policy (wasm)   flush  notifications,
+//!                     router  broker     identity  commit                  PUBACK last
 //! ```
 //!
-//! Each module, what enters it, what leaves it, and what it never does:
+//! This crate is the program: it connects the parts, which are crates of their own.
 //!
-//! * `statehouse_mqtt` (a crate of its own): bytes in, packets out, and back. It knows nothing of the store.
-//! * `statehouse_link` (a crate of its own): one session with somebody else's broker, over as many connections as it takes.
-//! * [`listener`]: sockets in, streams of MQTT out, where TLS or WebSocket is between. It reads no MQTT.
-//! * [`access`]: who a client is, by what it shows: users, certificates, tokens; and what it may do, by rules. It opens no
-//!   connection and touches no key.
-//! * [`transport`]: the seam. Requests and ends of connections come in; publish, settle and kick go out.
-//! * `statehouse_core` (a crate of its own): the deterministic state machine. `request` makes a PUBLISH a request, `store`
-//!   decides with a `policy`, `log` says what records mean. An event in, effects out; no I/O, no clock, no lock.
-//! * `statehouse_protocol` (a crate of its own): key patterns, rights and log positions, which all parts share.
-//! * `statehouse_precompiled` (a crate of its own): components in, components as machine code out. It compiles none twice.
-//! * `statehouse_wal` (a crate of its own): records in, files out, and how far everything is durable.
-//! * [`outbox`]: holds replies, notifications and PUBACKs until their position is durable.
-//! * [`shadow`]: runs requests again beside all this, to compare a candidate. It changes nothing, and nobody waits for it.
-//! * [`server`]: wires these together under one lock.
-//! * [`control`]: loads policies and changes which one answers, while all of that goes on.
+//! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads no
+//!   MQTT.
+//! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign broker.
+//! * [`server`]: runs the state machine of `statehouse_core` under one lock.
+//! * [`outbox`]: the response gate. It holds responses, notifications and PUBACKs until the log position
+//!   that they depend on is durable.
+//! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
+//! * [`control`]: loads policies and changes which one is active, while requests are served.
+//! * [`ship`]: policies from outside: signatures, signed orders over MQTT, the drop directory.
+//! * [`admin`]: the HTTP API, metrics and the live page.
+//! * [`storage`]: the data directory in use: recovery and snapshots.
+//! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and reason.
+//! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.
 //!
-//! Beside the path: [`limits`] (every bound with its reason), [`config`] (flags over environment over
-//! file), [`storage`] (a data directory in use: recovery and snapshots), [`reload`] (files that are read again
-//! while the store runs), [`audit`] (refusals and their reasons), [`logging`] (log lines on their way to
-//! stderr), `replace` (small files that are replaced atomically) and `cli` (one file per command).
-//!
-//! Tools that are not part of serving are crates: `statehouse_offline` (a data directory read from outside: history,
-//! replay, backup, doctor), `statehouse_testkit` (the store for policy authors) and `statehouse_loadgen` (`bench`).
-//!
-//! Dependencies point one way: cli → control → server → transport, access → `statehouse_core` → `statehouse_protocol`.
+//! Dependencies point one way: cli → control, admin, ship → server → transport. The architecture
+//! document in `host/docs` describes all crates.
 #![forbid(unsafe_code)]
 
 pub mod admin;

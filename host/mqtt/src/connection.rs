@@ -556,13 +556,13 @@ async fn write_some<W: AsyncWrite + Unpin>(
     output: &Output,
     stall_max: Duration,
 ) -> io::Result<usize> {
-    let began = tokio::time::Instant::now();
+    let look = stall_max.min(WRITE_STALL_LOOK);
+    let mut stalled = Duration::ZERO;
     loop {
-        let look = stall_max.min(WRITE_STALL_LOOK);
         if let Ok(written) = timeout(look, writer.write(bytes)).await {
             return written;
         }
-        let stalled = began.elapsed();
+        stalled += look;
         if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {
             return Err(io::ErrorKind::TimedOut.into());
         }

@@ -3,11 +3,11 @@
 //! Combines flags with the same keys of the file and yields an [`AccessConfig`], whose files are
 //! not read yet.
 
-pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use serde::Deserialize;
+pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 
 use super::ConfigError;
 

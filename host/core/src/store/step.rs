@@ -302,13 +302,13 @@ impl Store {
                 self.registry.routes(),
             );
         }
-        let by = self.registry.slot(choice.slot).policy().clone();
         let (transaction, decided) = self.run_policy(choice, transaction, request, now_ms, effects);
-        effects.by = Some(by.clone());
         let decision = match decided {
             Ok(decision) => decision,
             Err((failure, is_own)) => {
+                let by = self.registry.slot(choice.slot).policy().clone();
                 by.work.request(effects.fuel, None);
+                effects.by = Some(by);
                 // A failure of another policy during notification does not count against this one.
                 if is_own {
                     let what = "a policy failed; the request changed nothing";
@@ -320,9 +320,11 @@ impl Store {
                 return transaction.roll_back();
             }
         };
+        let by = &decision.by;
+        effects.by = Some(by.clone());
         by.work.request(effects.fuel, decision.answer.command);
         let answered = (effects.fuel, CallOutcome::Answered);
-        self.guard(choice.part, &by, request.peer, answered, effects);
+        self.guard(choice.part, by, request.peer, answered, effects);
         let context = Context {
             now_ms,
             clock,
