@@ -84,7 +84,7 @@ impl Bench {
         };
         let effects = self.store.step(Event::Request(&request), NOW_MS);
         assert_eq!(effects.failures, 0);
-        let told = effects.notices.iter().map(|notice| notice.to.len()).sum();
+        let told = effects.notifications.iter().map(|notice| notice.to.len()).sum();
         black_box(effects);
         told
     }

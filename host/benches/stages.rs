@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use statehouse::STANDARD_POLICY;
-use statehouse::server::{Server, Settings};
+use statehouse::server::Server;
 use statehouse::transport::embedded::{Embedded, StoreService};
 use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
@@ -201,7 +201,8 @@ fn recorder(policy: &Loaded, journal: Arc<dyn Journal>) -> Recorder {
 fn served(policy: &Loaded, limits: Limits) -> Client {
     let clock = Clock::new(Arc::new(SystemSource::default()));
     let recorder = recorder(policy, Arc::new(Memory));
-    let server = Server::new(store(policy), clock, recorder, 1, Settings::default());
+    let core = Core::new(store(policy), recorder, 1, Settings::default());
+    let server = Server::new(core, clock, Mode::Embedded);
     let service = StoreService::new(server.clone());
     let options = Options {
         limits,

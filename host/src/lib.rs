@@ -14,9 +14,8 @@
 //! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads no
 //!   MQTT.
 //! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign broker.
-//! * [`server`]: runs the state machine of `statehouse_core` under one lock.
-//! * [`outbox`]: the response gate. It holds responses, notifications and PUBACKs until the log position
-//!   that they depend on is durable.
+//! * [`server`]: runs the state machine of `statehouse_core` under one lock. Its response gate holds
+//!   responses, notifications and PUBACKs until the log position that they depend on is durable.
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
 //! * [`control`]: loads policies and changes which one is active, while requests are served.
 //! * [`ship`]: policies from outside: signatures, signed orders over MQTT, the drop directory.
@@ -38,7 +37,6 @@ pub mod limits;
 pub mod listener;
 pub mod logging;
 mod opening;
-pub mod outbox;
 pub mod server;
 pub mod shadow;
 pub mod ship;

@@ -275,7 +275,7 @@ impl Source for Pieces {
     fn bytes(&self) -> Option<u64> {
         let (server, broker) = self.listener.0.get()?;
         let sessions = broker.as_ref().map_or(0, Broker::kept_bytes);
-        Some(server.kept_bytes() + sessions)
+        Some(server.snapshot_bytes() + sessions)
     }
 
     fn begin(&mut self) {

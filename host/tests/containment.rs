@@ -174,7 +174,7 @@ fn a_request_that_cannot_be_told_of_does_not_happen() {
     ask(&mut store, &["KEYNOTIFY", "bad-notify"], NOW_MS);
     let (effects, answer) = ask(&mut store, &["SET", "bad-notify", "fine"], NOW_MS);
     assert_eq!(answer, "-ERR internal error\r\n");
-    assert!(effects.notices.is_empty());
+    assert!(effects.notifications.is_empty());
     assert_eq!(store.state().table.keys(), 0);
     // Nobody watches this one, so there is nothing to tell.
     assert_eq!(

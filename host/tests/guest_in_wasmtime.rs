@@ -42,7 +42,7 @@ impl Host {
 
     fn note(&mut self, effects: &Effects) {
         assert_eq!(effects.failures, 0, "the standard policy never fails");
-        for notice in effects.expired.iter().chain(&effects.notices) {
+        for notice in effects.expired.iter().chain(&effects.notifications) {
             for (peer, topic) in &notice.to {
                 self.told.push(Delivery {
                     client: peer.client.to_string(),
@@ -126,7 +126,7 @@ impl Subject for Host {
     }
 
     fn disconnect(&mut self, client: &str) {
-        let effects = self.store.step(Event::Gone(&peer(client)), self.now_ms);
+        let effects = self.store.step(Event::Disconnected(&peer(client)), self.now_ms);
         self.note(&effects);
     }
 

@@ -143,7 +143,7 @@ fn each_command_needs_its_right() {
             assert_eq!(effects.denied.is_none(), may);
             if !may {
                 let wrote = effects.handled.is_some_and(|it| !it.writes.is_empty());
-                assert!(!wrote && effects.notices.is_empty(), "{client} {command:?}");
+                assert!(!wrote && effects.notifications.is_empty(), "{client} {command:?}");
                 assert!(world.store.state().table.get(b"shared/a").is_some());
             }
         }
@@ -291,7 +291,7 @@ fn what_a_watcher_may_read_is_told_by_a_writer_who_may_not_read_it() {
     );
     assert_eq!(answer, "+OK\r\n");
     let told: Vec<_> = effects
-        .notices
+        .notifications
         .iter()
         .flat_map(|it| &it.to)
         .map(|(peer, _)| &*peer.client)

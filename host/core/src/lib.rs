@@ -4,6 +4,7 @@
 //! machine does no I/O, takes no lock and reads no clock, so that recovery, replay and shadow runs
 //! repeat exactly what happened.
 //!
+//! * [`Core`]: the one place that decides. Everything below is called by it.
 //! * [`request`]: parses a PUBLISH into a request (dialect, properties, response topic). It never
 //!   reads a payload.
 //! * [`store`]: the table, transactions, watches, quotas, and the dedup table.
@@ -22,9 +23,13 @@
 pub mod clock;
 pub mod limits;
 pub mod log;
+mod machine;
 pub mod policy;
 pub mod request;
 pub mod store;
 pub mod words;
 
+pub use machine::{
+    Assigned, Core, Decision, Input, Now, Outcome, Output, Settings, Swapped,
+};
 pub use statehouse_precompiled::STANDARD_POLICY;

@@ -14,7 +14,7 @@ use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
 
 /// The answer to a request at QoS 0 (protocol, section 1).
-pub const QOS_ZERO_ANSWER: &str = "-ERR syntax error\r\n";
+pub const QOS_ZERO_ANSWER: &[u8] = b"-ERR syntax error\r\n";
 
 /// The forms of the protocol that clients use (protocol, section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,6 +100,11 @@ impl ReplyTo<'_> {
         self.correlation_data
     }
 
+    /// Whether the record of the request must be flushed before the answer is sent.
+    pub fn is_urgent(&self) -> bool {
+        self.persistence == Some(true)
+    }
+
     /// The MQTT properties of an answer. `persisted` is the durability of its writes, included if
     /// the client asked for it. `policy` is the policy that answered.
     pub fn properties(
@@ -161,16 +166,6 @@ pub enum Parsed<'a> {
     Refuse(ReasonCode, &'static str),
     /// The client violated the rules for response topics and is disconnected.
     Disconnect(ReasonCode, &'static str),
-}
-
-impl<'a> Parsed<'a> {
-    /// The topic of the answer, if there is one.
-    pub fn response_topic(&self) -> Option<&'a [u8]> {
-        match self {
-            Self::Run(_, to) | Self::Answer(to, _) => Some(to.topic),
-            Self::Refuse(..) | Self::Disconnect(..) => None,
-        }
-    }
 }
 
 /// Answers that need no policy, because they concern the message and not the command.

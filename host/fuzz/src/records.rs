@@ -2,14 +2,16 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse_core::log::{Image, Meta, Progress, Recorder, Records, read_block, record};
+use statehouse_core::log::{Image, Progress, Recorder, Records, read_block, record};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Event, Mode, Peer, Quota, Retention, Store};
-use statehouse_mqtt::Properties;
+use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Mode, Peer, Quota, Retention, Store};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Disk, Log, LogPosition, Options, Sink, inspect};
 
@@ -32,20 +34,14 @@ pub(crate) fn records(data: &[u8]) {
 /// The records of a short life, and a snapshot at its end.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let kept = Arc::new(Records::default());
-    let mut recorder = Recorder::new(kept.clone(), Vec::new(), None);
     let engine = Engine::new().expect("the machine has an engine");
-    let policy = Arc::new(
-        engine
-            .load(STANDARD_POLICY)
-            .expect("the standard policy loads"),
-    );
-    let registry = Registry::new(policy.clone(), None);
-    recorder.started(1, 1_700_000_000_000, Mode::Embedded);
-    recorder.assign(
-        vec![record::PolicyRecord::of(&policy, true)],
-        registry.assignment(),
-    );
-    let mut store = Store::new(registry, Quota::default());
+    let policy = engine.load(STANDARD_POLICY);
+    let policy = Arc::new(policy.expect("the standard policy loads"));
+    let store = Store::new(Registry::new(policy.clone(), None), Quota::default());
+    let recorder = Recorder::new(kept.clone(), Vec::new(), None);
+    let mut core = Core::new(store, recorder, 1, Settings::default());
+    let start_ms = 1_700_000_000_000;
+    core.begin(Mode::Embedded, vec![record::PolicyRecord::of(&policy, true)], start_ms);
     let commands: [&[&[u8]]; 5] = [
         &[b"SET", b"kept", b"value"],
         &[b"SET", b"key", b"value"],
@@ -53,34 +49,42 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
         &[b"VDEL", b"key", b"other"],
         &[b"DEL", b"key"],
     ];
+    let properties = PropertiesBuilder::new()
+        .response_topic("clients/fuzz/answers")
+        .correlation_data(b"1")
+        .user("__ts", "001700000000000:00000:fuzz")
+        .finish()
+        .and_then(Properties::parse)
+        .expect("short properties");
     for (at, command) in commands.iter().enumerate() {
-        let payload = Bytes::from(statehouse_policy::resp::request(command));
-        let request = Request {
-            dialect: Dialect::Sdk,
-            payload: &payload,
-            timestamp: Some("001700000000000:00000:fuzz"),
-            fencing_token: None,
-            peer: &Peer {
-                client: "fuzz".into(),
-                connection: 1,
-                session: 1,
-            },
-            properties: &Properties::default(),
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
+            payload: &Bytes::from(statehouse_policy::resp::request(command)),
+            properties: &properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery {
                 session: 1,
                 connection: 1,
                 packet_id: at as u16 + 1,
                 dup: false,
             },
+            expires: None,
+            peer: &Peer {
+                client: "fuzz".into(),
+                connection: 1,
+                session: 1,
+            },
             grants: None,
         };
-        let effects = store.step(Event::Request(&request), 1_700_000_000_000 + at as u64);
-        recorder.step(Some(&request), &effects, false);
+        let now = Now {
+            ms: start_ms + at as u64,
+            instant: Instant::now(),
+        };
+        core.handle(Input::Publish(&incoming), now);
     }
-    recorder.stopped(1_700_000_000_009);
+    core.stop(start_ms + 9);
     let mut progress = Progress::default();
-    let piece = || progress.next(store.state(), store.duplicates(), Meta::default);
-    let blocks = std::iter::from_fn(piece).collect();
+    let blocks = std::iter::from_fn(|| core.snapshot(&mut progress, start_ms + 9)).collect();
     [kept.all(), blocks]
 }
 

@@ -23,7 +23,7 @@ use crate::config::{
 };
 use crate::control::{Control, Listing};
 use crate::opening::Opening;
-use crate::server::{EXIT_STATE_LOST, Server, Settings};
+use crate::server::{EXIT_STATE_LOST, Server};
 use crate::ship::{Gate, PolicyOrders, Trust};
 use crate::storage::{self, Disk, Listener, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
@@ -34,6 +34,7 @@ use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
 use statehouse_core::policy::{Digest, Engine};
 use statehouse_core::store::{Store, Transaction};
+use statehouse_core::{Core, Settings};
 use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
 
@@ -226,25 +227,18 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     let mut clock = Clock::resume(source, image.now_ms);
     let run = image.run + 1;
     let ends = image.ends();
-    let mut recorder = Recorder::new(journal, image.policies, image.active);
-    recorder.started(run, clock.read().now_ms, mode);
-    recorder.assign(named, registry.assignment());
+    let recorder = Recorder::new(journal, image.policies, image.active);
     let mut store = Store::restore(registry, config.bounds.quota, image.state, image.duplicates);
     *store.supervision() = config.bounds.supervision;
-    recorder.record_receive_max(store.duplicates().receive_max());
-    let server = Server::new(
-        store,
-        clock,
-        recorder,
-        run,
-        Settings {
-            node: config.node.clone(),
-            dialect: config.dialect,
-            policy_property: config.policy_property,
-            attached: matches!(config.transport, TransportChoice::Foreign(_)),
-        },
-    );
-    server.tell_refusals(audit.clone());
+    let settings = Settings {
+        node: config.node.clone(),
+        dialect: config.dialect,
+        policy_property: config.policy_property,
+    };
+    let mut core = Core::new(store, recorder, run, settings);
+    core.begin(mode, named, clock.read().now_ms);
+    let server = Server::new(core, clock, mode);
+    server.set_audit(audit.clone());
     let modules = disk.is_some().then_some(modules);
     let control = Control::new(server.clone(), engine, modules, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
@@ -281,7 +275,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
             // Watches survive a restart, and the rules may have changed since.
             recheck_watches();
             access.watch(&mut reloads, recheck_watches);
-            server.tell_of_ends(&ends);
+            server.renotify_expired(&ends);
             clients
         }
     };

@@ -434,7 +434,7 @@ impl Control {
                 Err(AssignError::Overtaken) if attempts < limits::ASSIGN_ATTEMPTS_MAX => {}
                 Err(error) => return Err(error.into()),
                 Ok(position) => {
-                    self.server.durable(position)?;
+                    self.server.wait_durable(position)?;
                     self.tidy(&seen.assignment, &next);
                     self.server.warm_before();
                     return Ok(next);

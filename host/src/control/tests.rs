@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use super::*;
 use crate::STANDARD_POLICY;
-use crate::server::Settings;
 use statehouse_core::clock::{Clock, ManualSource};
 use statehouse_core::log::record::{self, Record};
 use statehouse_core::log::{Image, Recorder, Records};
@@ -43,13 +42,10 @@ pub(crate) fn rig() -> Rig {
     let standard = Arc::new(engine.load(STANDARD_POLICY).unwrap());
     let registry = Registry::new(standard, None);
     let records = Arc::new(Records::default());
-    let server = Server::new(
-        Store::new(registry, QUOTA),
-        Clock::new(Arc::new(ManualSource::at(1_700_000_000_000))),
-        Recorder::new(records.clone(), Vec::new(), None),
-        1,
-        Settings::default(),
-    );
+    let recorder = Recorder::new(records.clone(), Vec::new(), None);
+    let core = Core::new(Store::new(registry, QUOTA), recorder, 1, Settings::default());
+    let clock = Clock::new(Arc::new(ManualSource::at(1_700_000_000_000)));
+    let server = Server::new(core, clock, Mode::Embedded);
     let data = tempfile::tempdir().unwrap();
     let modules = Modules::of(data.path());
     Rig {

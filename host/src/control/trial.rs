@@ -4,12 +4,16 @@
 //! answers is its own business.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 
+use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Peer, Quota, Store, Transaction};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 /// What is asked: what every client of a state store asks.
 const REQUESTS: [(&str, &[u8]); 3] = [
@@ -24,34 +28,48 @@ const NOW_MS: u64 = 1_700_000_000_123;
 /// Asks a policy. It may fail at what it does not know, and at nothing else: one that fails at everything is refused.
 pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let registry = Registry::new(policy.clone(), None);
-    let mut store = Store::new(registry, Quota::default());
+    let store = Store::new(registry, Quota::default());
+    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+    let settings = Settings {
+        dialect: Some(Dialect::Sdk),
+        ..Settings::default()
+    };
+    let mut core = Core::new(store, recorder, 1, settings);
     let peer = Peer {
         client: "self-test".into(),
         connection: 1,
         session: 1,
     };
-    let properties = statehouse_mqtt::Properties::default();
+    let properties = PropertiesBuilder::new()
+        .response_topic("self-test")
+        .correlation_data(b"1")
+        .finish()
+        .and_then(Properties::parse)
+        .unwrap_or_default();
+    let now = Now {
+        ms: NOW_MS,
+        instant: Instant::now(),
+    };
     let mut failed: Option<(&'static str, Failure)> = None;
     let mut failures = 0;
     for (name, payload) in REQUESTS {
-        let payload = Bytes::from_static(payload);
-        let request = Request {
-            dialect: Dialect::Sdk,
-            payload: &payload,
-            timestamp: None,
-            fencing_token: None,
-            peer: &peer,
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
+            payload: &Bytes::from_static(payload),
             properties: &properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery::default(),
+            expires: None,
+            peer: &peer,
             grants: None,
         };
-        let effects = store.step(Event::Request(&request), NOW_MS);
+        let effects = core.handle(Input::Publish(&incoming), now).effects;
         if let Some(failure) = effects.failed {
             failures += 1;
             failed.get_or_insert((name, failure));
         }
     }
-    drop(store);
+    drop(core);
     policy.work.clear();
     policy.counters.clear();
     match failed {

@@ -1,53 +1,52 @@
-//! What clients may take: bounds that change while the store runs.
-//!
-//! What enters: settings, and what somebody would do. What leaves: bounds in force, and which of them would say no.
+//! Limits that change while the store runs, and checks against them.
 
 use super::Server;
 use statehouse_core::store::{Exceeded, Peer, Quota, Supervision};
 
 impl Server {
-    /// Takes other bounds into force, from the next request on. What is there stays.
+    /// Applies other limits from the next request on. Existing keys stay.
     pub fn set_bounds(&self, quota: Quota, supervision: Supervision) {
-        let mut core = self.lock();
-        let journal_full = core.journal_full;
-        *core.store.quota() = Quota {
+        let mut locked = self.lock();
+        let journal_full = locked.journal_full;
+        let store = locked.core.store_mut();
+        *store.quota() = Quota {
             journal_full,
             ..quota
         };
-        *core.store.supervision() = supervision;
+        *store.supervision() = supervision;
     }
 
-    /// Remembers what clients may send again that are told this Receive Maximum. Called before the first of them is.
+    /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent it.
     pub fn raise_receive_max(&self, receive_max: u16) {
-        let mut core = self.lock();
-        if core.store.raise_receive_max(receive_max) {
-            core.recorder.record_receive_max(receive_max);
-        }
+        self.lock().core.raise_receive_max(receive_max);
     }
 
-    /// The bounds of the table and its watches.
+    /// The limits of the table and its watches.
     pub fn quota(&self) -> Quota {
-        *self.lock().store.quota()
+        *self.lock().core.store_mut().quota()
     }
 
-    /// Whether this client's SET of this key would be within the bounds at present, with a value that is not too long.
+    /// Whether a SET of this key by this client is within the limits at present, if the value is not
+    /// too long.
     ///
     /// # Errors
-    /// The bound that says no.
+    /// Returns the limit that refuses it.
     pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
-        let mut core = self.lock();
-        let quota = *core.store.quota();
-        core.store.state().check_write(client, key, &quota)
+        let mut locked = self.lock();
+        let quota = *locked.core.store_mut().quota();
+        let state = locked.core.store().state();
+        state.check_write(client, key, &quota)
     }
 
-    /// Whether this connection could watch this key too at present.
+    /// Whether this connection could also watch this key at present.
     ///
     /// # Errors
-    /// The bound that says no.
+    /// Returns the limit that refuses it.
     pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
-        let mut core = self.lock();
-        let quota = *core.store.quota();
+        let mut locked = self.lock();
+        let quota = *locked.core.store_mut().quota();
         quota.check_key(key)?;
-        core.store.state().watches.check(peer, key, &quota)
+        let watches = &locked.core.store().state().watches;
+        watches.check(peer, key, &quota)
     }
 }

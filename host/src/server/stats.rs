@@ -1,41 +1,42 @@
-//! What a server counts.
+//! Figures of a server.
 
-/// What a server has done since it started.
+/// Figures of a server since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that a policy answered.
+    /// Requests that the state machine handled.
     pub requests: u64,
-    /// Messages on a request topic that were none, refused or dropped.
+    /// Messages on a request topic that were not handled: malformed, expired, or refused.
     pub refused: u64,
-    /// Requests with a forbidden response topic: their clients are disconnected, where the transport can.
+    /// Requests with a reserved response topic or a wildcard in it. Their clients are disconnected, if
+    /// the transport can do so.
     pub kicked: u64,
-    /// Notifications handed to watchers.
+    /// Notifications to watchers.
     pub notifications: u64,
-    /// Policy calls that trapped, ran out of budget or returned nonsense.
+    /// Policy calls that trapped, exceeded a budget or returned an invalid result.
     pub policy_failures: u64,
-    /// Times that another policy became the active one.
+    /// Swaps of the active policy.
     pub swaps: u64,
-    /// Requests that came again and were answered as before.
+    /// Redelivered requests, which were answered as before.
     pub duplicates: u64,
-    /// Those of them where running the policy again gave another answer.
+    /// Redelivered requests whose re-execution gave another answer.
     pub duplicates_different: u64,
-    /// Those of them that an earlier run handled and whose notifications were sent again.
+    /// Redelivered requests of an earlier run whose notifications were sent again.
     pub told_again: u64,
-    /// Those of them whose notifications an earlier run may not have sent, and that could not be said again.
+    /// Redelivered requests of an earlier run whose notifications could not be sent again.
     pub not_told_again: u64,
-    /// Requests that were forgotten although their session lives and might send them again, or behind a foreign broker
-    /// before their time: see `max_duplicate_bytes` and `max_duplicates`.
+    /// Requests evicted from the dedup table although they could still be redelivered: see
+    /// `max_duplicate_bytes` and `max_duplicates`.
     pub forgotten: u64,
-    /// Requests that are remembered at the moment.
+    /// Requests in the dedup table at present.
     pub remembered: u64,
-    /// Keys at the moment.
+    /// Keys at present.
     pub keys: u64,
-    /// What they weigh, in bytes.
+    /// Their bytes.
     pub bytes: u64,
-    /// Watches at the moment.
+    /// Watches at present.
     pub watches: u64,
-    /// How far the system clock is behind the store's time.
+    /// Milliseconds by which the system clock is behind the store's time.
     pub clock_behind_ms: u64,
-    /// Whether writes are refused at the moment, since the disk has no room for them.
+    /// Whether writes are refused because the disk is full.
     pub disk_full: bool,
 }

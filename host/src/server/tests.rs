@@ -42,7 +42,8 @@ fn server(
     recorder: Recorder,
 ) -> Arc<Server> {
     let store = Store::new(registry, Quota::default());
-    Server::new(store, Clock::new(source), recorder, 1, settings())
+    let core = Core::new(store, recorder, 1, settings());
+    Server::new(core, Clock::new(source), Mode::Embedded)
 }
 
 fn settings() -> Settings {
@@ -131,7 +132,7 @@ fn expired_keys_notify_and_expired_requests_do_not_run() {
     for (key, _) in ends.iter().skip(1) {
         assert_eq!(ask(&[b"KEYNOTIFY", key]), ["+OK\r\n"]);
     }
-    server.tell_of_ends(&ends);
+    server.renotify_expired(&ends);
     let all = std::mem::take(&mut *notebook.0.lock().unwrap());
     assert_eq!(all, vec![told; ends.len() - 1]);
 }
@@ -146,16 +147,11 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let serve = |state: Box<State>, duplicates: Duplicates| {
         let registry = Registry::new(policy.clone(), None);
-        let server = Server::new(
-            Store::restore(registry, Quota::default(), state, duplicates),
-            Clock::new(Arc::new(ManualSource::at(START_MS))),
-            Recorder::new(Arc::new(Memory), Vec::new(), None),
-            1,
-            Settings {
-                attached: true,
-                ..settings()
-            },
-        );
+        let store = Store::restore(registry, Quota::default(), state, duplicates);
+        let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+        let core = Core::new(store, recorder, 1, settings());
+        let clock = Clock::new(Arc::new(ManualSource::at(START_MS)));
+        let server = Server::new(core, clock, Mode::Foreign);
         let notebook = Arc::new(Notebook::default());
         server.attach(notebook.clone());
         (server, notebook)
@@ -181,12 +177,13 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
     ask(&first, set, over);
     assert_eq!(first.stats().refused, 1);
 
-    let mut core = first.lock();
+    let mut locked = first.lock();
+    let store = locked.core.store_mut();
     let mut duplicates = Duplicates::new(retention);
-    for remembered in core.store.duplicates().range(0) {
+    for remembered in store.duplicates().range(0) {
         duplicates.insert(&remembered);
     }
-    let state = Box::new(std::mem::take(core.store.state_mut()));
+    let state = Box::new(std::mem::take(store.state_mut()));
     let (second, notebook) = serve(state, duplicates);
     ask(&second, set, over);
     let notes = notebook.0.lock().unwrap();

@@ -1,7 +1,7 @@
-//! How much of the table is taken, and who owns how much of it.
+//! How much of the table is used, in total and by client.
 //!
-//! What enters: how many owners are wanted. What leaves: sums, and those who own the most. There may be as many owners as keys,
-//! so that the lock is given back again and again, and the sums are of about the same time.
+//! There may be as many owners as keys, so the lock is released between pages, and the sums belong
+//! to slightly different times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,40 +9,40 @@ use std::collections::BinaryHeap;
 use super::Server;
 use crate::limits;
 
-/// How much of the table is taken.
+/// How much of the table is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Keys, as `max_keys` counts them: a policy's own are among them.
+    /// Keys, as `max_keys` counts them, including the policies' own.
     pub keys: u64,
-    /// What they and their owners weigh, in bytes, as `max_bytes` counts them.
+    /// The bytes of keys and owners, as `max_bytes` counts them.
     pub bytes: u64,
-    /// Clients that own anything.
+    /// The number of clients that own keys.
     pub owners: u64,
-    /// Those of them that own the most bytes, the heaviest first.
+    /// The clients that own the most bytes, in descending order.
     pub heaviest: Vec<Owned>,
 }
 
-/// A client, and what it owns. The heaviest is the greatest.
+/// A client and its share. Ordered by bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owned {
-    /// As `max_client_bytes` counts them.
+    /// Bytes, as `max_client_bytes` counts them.
     pub bytes: u64,
-    /// Keys that it wrote last.
+    /// Keys that this client wrote last.
     pub keys: u64,
-    /// Its client id, or the beginning of a long one and `…`.
+    /// The client id; a long one is cut and ends with `…`.
     pub client: Box<str>,
 }
 
 impl Server {
-    /// How much is taken, with at most `count` of the owners.
+    /// How much is used, with the `count` largest owners.
     pub fn usage(&self, count: usize) -> Usage {
-        let (keys, bytes) = self.lock().store.state().load();
+        let (keys, bytes) = self.lock().core.store().state().load();
         let mut heaviest = BinaryHeap::new();
         let (mut owners, mut from) = (0, Some(0));
         while let Some(at) = from {
-            let core = self.lock();
+            let locked = self.lock();
             let page;
-            (from, page) = (core.store.state().owners).page(at, limits::OWNERS_PER_TURN);
+            (from, page) = (locked.core.store().state().owners).page(at, limits::OWNERS_PER_TURN);
             for (client, keys, bytes) in page {
                 owners += 1;
                 let least = heaviest.peek().map(|Reverse(Owned { bytes, .. })| *bytes);
@@ -69,7 +69,7 @@ impl Server {
     }
 }
 
-/// A client of a foreign broker names itself at any length.
+/// Client ids of a foreign broker may have any length.
 fn start_of(client: &str) -> Box<str> {
     match client.floor_char_boundary(limits::ADMIN_CLIENT_ID_BYTES_MAX) {
         end if end < client.len() => format!("{}…", &client[..end]).into(),

@@ -19,6 +19,8 @@ pub struct Publish {
     pub response_topic: Option<String>,
     /// Correlation Data; where it is empty, some that no other request has.
     pub correlation: Option<Vec<u8>>,
+    /// The store's time in milliseconds at which the message expires (MQTT 5, section 3.3.2.3.3).
+    pub expires_ms: Option<u64>,
 }
 
 impl Publish {
@@ -41,6 +43,7 @@ impl Publish {
             qos: 1,
             response_topic: Some(format!("clients/{client}/response")),
             correlation: Some(Vec::new()),
+            expires_ms: None,
         }
     }
 }

@@ -1,9 +1,9 @@
-//! A policy over the store of `serve`, in memory, with a scripted clock.
+//! A policy in the state machine of `serve`, in memory, with a scripted clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
@@ -11,14 +11,18 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonC
 use super::answer::{Answer, Came, Notification, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
-use statehouse_core::STANDARD_POLICY;
 use statehouse_core::clock::Hlc;
+use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Policy, Registry};
-use statehouse_core::request::{self, Delivery, Dialect, Early, Incoming, Parsed, Request};
+use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
-    Change, Duplicates, Effects, Entry, Event, Key, Notification as StoreNotification, Peer, Quota,
-    RestsOn, Retention, Store, Swept, Transaction, Write,
+    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Store, Transaction,
+    Write,
 };
+use statehouse_core::{
+    Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings,
+};
+use statehouse_protocol::rights::ClientRights;
 
 /// The time at which a harness begins where nobody says another.
 pub const NOW_MS: u64 = 1_700_000_000_000;
@@ -27,18 +31,20 @@ pub const NOW_MS: u64 = 1_700_000_000_000;
 pub struct Harness {
     policy: Arc<Policy<Transaction>>,
     base: Arc<Base>,
-    /// Its instance answers everything.
-    used: Store,
-    /// The same store, with a fresh instance for everything.
-    fresh: Option<Store>,
+    /// Handles everything with one instance of the policy.
+    used: Core,
+    /// Handles everything with a fresh instance of the policy.
+    fresh: Option<Core>,
     quota: Quota,
-    forced: Option<Dialect>,
-    node: String,
     now_ms: u64,
+    /// The instant of `started_ms`, to which expiries of requests are relative.
+    started: Instant,
+    started_ms: u64,
     peers: BTreeMap<String, Peer>,
-    /// Connections so far.
+    rights: BTreeMap<String, Arc<dyn ClientRights>>,
+    /// The number of connections so far.
     connections: u64,
-    /// Requests so far.
+    /// The number of requests so far.
     sent: u64,
 }
 
@@ -66,22 +72,30 @@ impl Harness {
 
     fn begin(policy: Arc<Policy<Transaction>>, base: Arc<Base>) -> Self {
         let quota = Quota::default();
-        let store = || {
-            Store::restore(
+        let core = || {
+            let store = Store::restore(
                 Registry::new(policy.clone(), None),
                 quota,
                 Box::new(base.state.clone()),
                 Duplicates::new(Retention::default()),
-            )
+            );
+            let settings = Settings {
+                node: "StateStore".into(),
+                ..Settings::default()
+            };
+            let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+            Core::new(store, recorder, 1, settings)
         };
+        let now_ms = base.now_ms.max(NOW_MS);
         Self {
-            used: store(),
-            fresh: Some(store()),
+            used: core(),
+            fresh: Some(core()),
             quota,
-            forced: None,
-            node: "StateStore".into(),
-            now_ms: base.now_ms.max(NOW_MS),
+            now_ms,
+            started: Instant::now(),
+            started_ms: now_ms,
             peers: BTreeMap::new(),
+            rights: BTreeMap::new(),
             connections: 0,
             sent: 0,
             policy,
@@ -132,29 +146,26 @@ impl Harness {
     /// Lets time pass. Keys expire on their way, each at its time; what their watchers are told is given back.
     pub fn advance(&mut self, ms: u64) -> Vec<Notification> {
         let end_ms = self.now_ms.saturating_add(ms);
-        let mut told = Vec::new();
+        let mut notifications = Vec::new();
         while let Some(due_ms) = self.next_expiry_ms().filter(|due_ms| *due_ms <= end_ms) {
             self.now_ms = self.now_ms.max(due_ms);
-            let (effects, _) = self.step(Event::Sweep);
-            self.tell(effects.expired, &mut told);
+            let (decision, _) = self.handle(Input::Sweep);
+            notifications.extend(self.notifications(&decision.effects));
         }
         self.now_ms = end_ms;
-        told
+        notifications
     }
 
     /// When the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
-        self.used.next_expiry_ms()
+        self.used.store().next_expiry_ms()
     }
 
     /// Bounds of the table, instead of the defaults of `serve`.
     pub fn set_quota(&mut self, quota: Quota) {
         self.quota = quota;
-        for store in [Some(&mut self.used), self.fresh.as_mut()]
-            .into_iter()
-            .flatten()
-        {
-            *store.quota() = quota;
+        for core in self.cores() {
+            *core.store_mut().quota() = quota;
         }
     }
 
@@ -165,22 +176,36 @@ impl Harness {
 
     /// Forces the dialect of the current request topic, as the setting `dialect` does.
     pub fn force_dialect(&mut self, dialect: Option<Dialect>) {
-        self.forced = dialect;
+        for core in self.cores() {
+            core.settings_mut().dialect = dialect;
+        }
     }
 
     /// How the store calls itself in versions, instead of `StateStore`.
     pub fn set_node(&mut self, node: &str) {
-        self.node = node.into();
+        for core in self.cores() {
+            core.settings_mut().node = node.into();
+        }
     }
 
     /// The name of the store in versions.
     pub fn node(&self) -> &str {
-        &self.node
+        &self.used.settings().node
+    }
+
+    /// Grants a client these rights, as authorization rules do. Without this call it may do
+    /// everything.
+    pub fn set_rights(&mut self, client: &str, rights: Arc<dyn ClientRights>) {
+        self.rights.insert(client.into(), rights);
+    }
+
+    fn cores(&mut self) -> impl Iterator<Item = &mut Core> {
+        std::iter::once(&mut self.used).chain(self.fresh.as_mut())
     }
 
     /// Puts a key into the table, past the policy.
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        let mut hlc = self.used.state().hlc;
+        let mut hlc = self.used.store().state().hlc;
         let version = hlc.tick(self.now_ms);
         let entry = Entry::new(key.as_ref(), value.as_ref(), version, None, None);
         self.put_entry(entry, hlc);
@@ -188,11 +213,8 @@ impl Harness {
 
     fn put_entry(&mut self, entry: Entry, hlc: Hlc) {
         let write = Write::of(Change::Set(entry));
-        for store in [Some(&mut self.used), self.fresh.as_mut()]
-            .into_iter()
-            .flatten()
-        {
-            let state = store.state_mut();
+        for core in self.cores() {
+            let state = core.store_mut().state_mut();
             state.write(&write);
             state.hlc = hlc;
         }
@@ -200,7 +222,7 @@ impl Harness {
 
     /// What a key holds.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&Entry> {
-        let entry = self.used.state().table.get(key.as_ref())?;
+        let entry = self.used.store().state().table.get(key.as_ref())?;
         (!entry.expired(self.now_ms)).then_some(entry)
     }
 
@@ -212,7 +234,7 @@ impl Harness {
     /// Ends a client's connection, and its watches with it.
     pub fn disconnect(&mut self, id: &str) {
         if let Some(peer) = self.peers.remove(id) {
-            self.step(Event::Gone(&peer));
+            self.handle(Input::Disconnected(&peer));
         }
     }
 
@@ -252,44 +274,59 @@ impl Harness {
                 packet_id: u16::try_from(self.sent % 65_535).unwrap_or(0) + 1,
                 dup: false,
             },
-            expires: None,
+            expires: publish.expires_ms.map(|at_ms| self.instant(at_ms)),
             peer: &peer,
-            grants: None,
+            grants: self.rights.get(client).cloned(),
         };
-        match request::parse(&incoming, self.forced) {
-            Parsed::Run(request, reply_to) => {
-                let mut answer = self.run(&request);
-                let raw = reply_to.properties(answer.0, &self.node, None, None);
-                answer.1.user = user(&raw);
-                Came::Answer(Box::new(answer.1))
-            }
-            Parsed::Answer(reply_to, early) => {
-                let (raw, payload) = match early {
-                    Early::UnsupportedVersion(asked) => (reply_to.unsupported_version(asked), ""),
-                    Early::QosZero => (
-                        reply_to.properties(None, &self.node, None, None),
-                        request::QOS_ZERO_ANSWER,
-                    ),
+        let watched = |core: &Core| -> BTreeSet<Key> {
+            core.store().state().watches.by(&peer).cloned().collect()
+        };
+        let before = watched(&self.used);
+        let start = Instant::now();
+        let (decision, hidden_state) = self.handle(Input::Publish(&incoming));
+        let time = start.elapsed();
+        let after = watched(&self.used);
+        match decision.outcome {
+            Outcome::Handled(..) => {
+                let answer = Answer {
+                    watched: after.difference(&before).cloned().collect(),
+                    unwatched: before.difference(&after).cloned().collect(),
+                    time,
+                    hidden_state,
+                    ..self.answer(decision)
                 };
-                Came::Answer(Box::new(Answer {
-                    payload: payload.into(),
-                    user: user(&raw),
-                    reads: Reads::Keys(Vec::new()),
-                    ..Answer::default()
-                }))
+                Came::Answer(Box::new(answer))
             }
-            Parsed::Refuse(..) if publish.qos == 0 => Came::Dropped,
-            Parsed::Refuse(reason, text) => Came::Refused {
-                reason: reason.0,
-                text,
-            },
-            Parsed::Disconnect(reason, text) => {
+            Outcome::Answered(..) => Came::Answer(Box::new(Answer {
+                reads: Reads::Keys(Vec::new()),
+                ..self.answer(decision)
+            })),
+            Outcome::Disconnected(reason, text) => {
                 self.disconnect(client);
                 Came::Disconnected {
                     reason: reason.0,
                     text,
                 }
             }
+            Outcome::Expired
+            | Outcome::Refused(..)
+            | Outcome::ForbiddenResponseTopic(_)
+            | Outcome::Event => self.acknowledgment(decision),
+        }
+    }
+
+    /// What a client learns about a request that gets no response.
+    fn acknowledgment(&self, decision: Decision<'_>) -> Came {
+        let acknowledgment = self.used.outputs(decision).find_map(|output| match output {
+            Output::Acknowledge(reason, text) => Some((reason, text)),
+            _ => None,
+        });
+        match acknowledgment {
+            Some((reason, Some(text))) => Came::Refused {
+                reason: reason.0,
+                text,
+            },
+            Some((_, None)) | None => Came::Dropped,
         }
     }
 
@@ -307,97 +344,94 @@ impl Harness {
         peer
     }
 
-    /// Runs a request, and its twin on a fresh instance.
-    fn run(&mut self, request: &Request<'_>) -> (Option<statehouse_core::clock::Stamp>, Answer) {
-        let watched = |store: &Store| -> BTreeSet<Key> {
-            store.state().watches.by(request.peer).cloned().collect()
-        };
-        let before = watched(&self.used);
-        let start = Instant::now();
-        let (effects, hidden_state) = self.step(Event::Request(request));
-        let time = start.elapsed();
-        let after = watched(&self.used);
-        let mut notifications = Vec::new();
-        self.tell(effects.expired, &mut notifications);
-        self.tell(effects.notices, &mut notifications);
-        // Every step about a request makes one.
-        let answer = effects.answer.unwrap_or_else(unanswered);
-        let (reads, writes) = match effects.handled {
+    /// The time as the store's clock and as an instant.
+    fn now(&self) -> Now {
+        Now {
+            ms: self.now_ms,
+            instant: self.instant(self.now_ms),
+        }
+    }
+
+    fn instant(&self, ms: u64) -> Instant {
+        let since_start = Duration::from_millis(ms.saturating_sub(self.started_ms));
+        // Only centuries would overflow. Such a request does not expire in a test.
+        (self.started.checked_add(since_start)).unwrap_or(self.started)
+    }
+
+    /// Describes the response of a decision and everything else that it led to.
+    fn answer(&self, decision: Decision<'_>) -> Answer {
+        let effects = &decision.effects;
+        let (reads, writes) = match &effects.handled {
             Some(handled) => {
-                let evidence = handled.remembered.captured.clone();
-                let reads = evidence.map(|it| it.reads).map(Reads::Keys);
-                (reads.unwrap_or_default(), handled.writes)
+                let captured = handled.remembered.captured.clone();
+                let reads = captured.map(|it| it.reads).map(Reads::Keys);
+                (reads.unwrap_or_default(), handled.writes.clone())
             }
-            None => match effects.rests_on {
+            None => match &effects.rests_on {
                 RestsOn::Nothing => (Reads::Keys(Vec::new()), Vec::new()),
-                RestsOn::Keys(reads) => (Reads::Keys(reads), Vec::new()),
+                RestsOn::Keys(reads) => (Reads::Keys(reads.clone()), Vec::new()),
                 RestsOn::Everything => (Reads::Anything, Vec::new()),
             },
         };
-        let command = answer.command.map(usize::from);
+        let answer = effects.answer.as_ref();
+        let command = answer.and_then(|it| it.command).map(usize::from);
+        let version = answer.and_then(|it| it.version);
         let done = Answer {
-            payload: answer.payload.to_vec(),
-            user: Vec::new(),
-            version: answer
-                .version
-                .map(|version| version.display(&self.node).to_string()),
-            same_for_duplicate: is_same(answer.repeat),
+            version: version.map(|version| version.display(self.node()).to_string()),
+            same_for_duplicate: answer.is_some_and(|it| is_same(it.repeat)),
             command: command.and_then(|index| self.policy.commands.get(index).cloned()),
             writes,
             reads,
-            watched: after.difference(&before).cloned().collect(),
-            unwatched: before.difference(&after).cloned().collect(),
-            notifications,
-            swept: effects
-                .swept
-                .map_or(Vec::new(), |swept: Swept| swept.writes),
+            notifications: self.notifications(effects).collect(),
+            swept: (effects.swept.as_ref()).map_or(Vec::new(), |swept| swept.writes.clone()),
             fuel: effects.fuel,
-            time,
-            failure: effects.failed.map(|failure| failure.to_string()),
-            hidden_state,
+            failure: effects.failed.as_ref().map(ToString::to_string),
+            ..Answer::default()
         };
-        (answer.version, done)
+        let response = self.used.outputs(decision).find_map(|output| match output {
+            Output::Response(message) => Some(message),
+            _ => None,
+        });
+        match response {
+            Some(response) => Answer {
+                payload: response.payload.to_vec(),
+                user: user(&response.properties),
+                ..done
+            },
+            None => done,
+        }
     }
 
-    /// One step of both stores. What the fresh one did differently is given in words; from then on it goes on
-    /// from the state of the used one.
-    fn step(&mut self, event: Event<'_>) -> (Effects, Option<String>) {
-        let effects = self.used.step(event, self.now_ms);
+    /// Handles an input with both cores. Returns how the fresh one differed, as text. After a
+    /// difference it continues from the state of the used one.
+    fn handle<'a>(&mut self, input: Input<'a>) -> (Decision<'a>, Option<String>) {
+        let now = self.now();
+        let decision = self.used.handle(input, now);
         let Some(fresh) = &mut self.fresh else {
-            return (effects, None);
+            return (decision, None);
         };
-        *fresh.registry() = Registry::new(self.policy.clone(), None);
-        let other = fresh.step(event, self.now_ms);
-        let differs = difference(&effects, &other, &self.node);
+        *fresh.store_mut().registry() = Registry::new(self.policy.clone(), None);
+        let other = fresh.handle(input, now);
+        let differs = difference(&decision.effects, &other.effects, &self.used.settings().node);
         if differs.is_some() {
-            *fresh.state_mut() = self.used.state().clone();
+            *fresh.store_mut().state_mut() = self.used.store().state().clone();
         }
-        (effects, differs)
+        (decision, differs)
     }
 
-    fn tell(&self, notices: Vec<StoreNotification>, told: &mut Vec<Notification>) {
-        for notice in notices {
-            let raw = request::notification_properties(notice.dialect, notice.version, &self.node);
-            for (peer, topic) in &notice.to {
-                told.push(Notification {
-                    client: peer.client.to_string(),
-                    topic: String::from_utf8_lossy(topic).into_owned(),
-                    payload: notice.payload.to_vec(),
-                    user: user(&raw),
-                    dialect: notice.dialect,
-                });
-            }
-        }
-    }
-}
-
-fn unanswered() -> statehouse_core::store::Answer {
-    statehouse_core::store::Answer {
-        payload: Bytes::new(),
-        version: None,
-        repeat: statehouse_core::policy::Repeat::Free,
-        command: None,
-        put: false,
+    /// All notifications, one for each watcher.
+    fn notifications(&self, effects: &Effects) -> impl Iterator<Item = Notification> {
+        let all = effects.expired.iter().chain(&effects.notifications);
+        all.flat_map(|it| {
+            let raw = request::notification_properties(it.dialect, it.version, self.node());
+            it.to.iter().map(move |(peer, topic)| Notification {
+                client: peer.client.to_string(),
+                topic: String::from_utf8_lossy(topic).into_owned(),
+                payload: it.payload.to_vec(),
+                user: user(&raw),
+                dialect: it.dialect,
+            })
+        })
     }
 }
 
@@ -435,7 +469,7 @@ fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
     if writes(used) != writes(fresh) {
         return Some("a fresh instance gives the same answer, and writes something else".into());
     }
-    if used.notices != fresh.notices || used.expired != fresh.expired {
+    if used.notifications != fresh.notifications || used.expired != fresh.expired {
         return Some(
             "a fresh instance gives the same answer, and tells the watchers otherwise".into(),
         );

@@ -128,7 +128,7 @@ fn a_change_of_anothers_key_is_told_in_its_owners_words() {
     ask(&mut store, "c", &["KEYNOTIFY", "own"]);
     let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
-    let told: Vec<_> = effects.notices.iter().map(|it| &it.payload[..]).collect();
+    let told: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
     let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
     assert_eq!(told, [&b"changed\r\n"[..], standards]);
 }
@@ -150,7 +150,7 @@ fn a_change_that_its_owner_cannot_tell_of_is_told_by_the_built_in_one() {
         let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
-        let told: Vec<_> = effects.notices.iter().map(|it| &it.payload[..]).collect();
+        let told: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
         let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
         assert_eq!(told, [&b"changed\r\n"[..], standards]);
     }

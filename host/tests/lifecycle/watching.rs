@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use statehouse::control::Control;
-use statehouse::server::{Server, Settings};
+use statehouse::server::Server;
 use statehouse::shadow::ShadowReport;
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
@@ -47,18 +47,15 @@ fn rig(assignment: Assignment, purity_every: u32) -> Rig {
 
 fn rig_over(mut store: Store, purity_every: u32) -> Rig {
     store.supervision().purity_every = purity_every;
-    let server = Server::new(
-        store,
-        Clock::new(Arc::new(ManualSource::at(NOW_MS))),
-        Recorder::new(Arc::new(Memory), Vec::new(), None),
-        1,
-        Settings {
-            node: "StateStore".into(),
-            dialect: Some(Dialect::Sdk),
-            policy_property: true,
-            attached: false,
-        },
-    );
+    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+    let settings = Settings {
+        node: "StateStore".into(),
+        dialect: Some(Dialect::Sdk),
+        policy_property: true,
+    };
+    let core = Core::new(store, recorder, 1, settings);
+    let clock = Clock::new(Arc::new(ManualSource::at(NOW_MS)));
+    let server = Server::new(core, clock, Mode::Embedded);
     let notebook = Arc::new(Notebook::default());
     server.attach(notebook.clone());
     let control = Control::new(

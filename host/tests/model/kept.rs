@@ -7,19 +7,19 @@ use statehouse::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
 use statehouse_core::policy::Registry;
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Effects, Event, Key, Mode, Peer, Renotified, Store};
+use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified};
+use statehouse_core::{Core, Decision, Input, Settings};
 use statehouse_mqtt::simulation::session_began;
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
-use crate::{START_MS, policies, promote, quiet, records, retention};
+use crate::{START_MS, now, policies, promote, quiet, records, retention};
 
 /// A store whose records are kept, and nothing between it and the test.
 pub(crate) struct Kept {
     mode: Mode,
     run: u32,
-    pub(crate) store: Store,
-    recorder: Recorder,
+    pub(crate) core: Core,
     records: Arc<Records>,
     /// What the start found to tell again.
     ends: Vec<(Key, Stamp)>,
@@ -39,16 +39,20 @@ impl Kept {
         image.begin(mode);
         let registry = Registry::new(policies()[0].clone(), None);
         let named = image.policies.clone();
-        let mut recorder = Recorder::new(journal.clone(), named, image.active);
-        recorder.started(run, START_MS, mode);
-        recorder.assign(records(), registry.assignment());
+        let recorder = Recorder::new(journal.clone(), named, image.active);
+        let (ends, now_ms) = (image.ends(), image.now_ms.max(START_MS));
+        let settings = Settings {
+            dialect: Some(Dialect::Sdk),
+            ..Settings::default()
+        };
+        let mut core = Core::new(quiet(registry, image), recorder, run, settings);
+        core.begin(mode, records(), START_MS);
         Self {
             mode,
             run,
-            ends: image.ends(),
-            now_ms: image.now_ms.max(START_MS),
-            store: quiet(registry, image),
-            recorder,
+            ends,
+            now_ms,
+            core,
             records: journal,
             next_id: u64::from(run) << 32,
         }
@@ -103,30 +107,28 @@ impl Kept {
             .finish()
             .expect("short properties");
         let properties = Properties::parse(properties).expect("just made");
-        let request = Request {
-            dialect: Dialect::Sdk,
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
             payload: &payload,
-            timestamp: Some(&timestamp),
-            fencing_token: None,
-            peer: &peer,
             properties: &properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
                 packet_id: 0,
                 dup: true,
             },
+            expires: None,
+            peer: &peer,
             grants: None,
         };
-        let effects = self.store.step(Event::Request(&request), self.now_ms);
-        let position = self.recorder.step(Some(&request), &effects, false);
+        let Decision { position, effects, .. } =
+            self.core.handle(Input::Publish(&incoming), now(self.now_ms));
         (effects, position)
     }
 
-    fn step(&mut self, event: Event<'_>) -> Effects {
-        let effects = self.store.step(event, self.now_ms);
-        self.recorder.step(None, &effects, false);
-        effects
+    fn step(&mut self, input: Input<'_>) -> Effects {
+        self.core.handle(input, now(self.now_ms)).effects
     }
 
     /// How many records there are.
@@ -135,7 +137,7 @@ impl Kept {
     }
 
     fn watchers(&self, key: &str) -> usize {
-        self.store.state().watches.of(key.as_bytes()).count()
+        self.core.store().state().watches.of(key.as_bytes()).count()
     }
 }
 
@@ -167,7 +169,7 @@ fn as_the_broker_a_registration_is_no_record() {
     let (_, position) = kept.ask(1, &["KEYNOTIFY", "k"]);
     let gone = kept.peer(1);
     assert_eq!(kept.watchers("k"), 1);
-    kept.step(Event::Gone(&gone));
+    kept.step(Input::Disconnected(&gone));
     assert_eq!(kept.watchers("k"), 0);
     assert_eq!((position, kept.last()), (LogPosition(0), before));
 }
@@ -181,17 +183,17 @@ fn what_ends_a_watch_is_a_record_and_what_ends_none_is_not() {
     }
     let (first, second, third) = (kept.peer(1), kept.peer(2), kept.peer(3));
     kept.ask(1, &["KEYNOTIFY", "a", "STOP"]);
-    kept.step(Event::Undeliverable(&first, b"b"));
-    kept.step(Event::Gone(&second));
+    kept.step(Input::Undeliverable(&first, b"b"));
+    kept.step(Input::Disconnected(&second));
     let before = kept.last();
-    kept.step(Event::Undeliverable(&first, b"b"));
-    kept.step(Event::Gone(&second));
-    kept.step(Event::Gone(&third));
+    kept.step(Input::Undeliverable(&first, b"b"));
+    kept.step(Input::Disconnected(&second));
+    kept.step(Input::Disconnected(&third));
     assert_eq!(kept.last(), before);
     let kept = kept.restart(Mode::Foreign);
     let watched = ["a", "b", "c", "d"].map(|key| kept.watchers(key));
     assert_eq!(watched, [0, 0, 1, 1]);
-    let watching: Vec<Peer> = kept.store.state().watches.peers().cloned().collect();
+    let watching: Vec<Peer> = kept.core.store().state().watches.peers().cloned().collect();
     assert_eq!(watching, [first]);
 }
 
@@ -200,14 +202,14 @@ fn what_ends_a_watch_is_a_record_and_what_ends_none_is_not() {
 fn on_a_full_disk_only_who_watches_already_may_register() {
     let mut kept = Kept::new(Mode::Foreign);
     kept.ask(1, &["KEYNOTIFY", "k"]);
-    kept.store.quota().journal_full = true;
+    kept.core.store_mut().quota().journal_full = true;
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "other"]);
     assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
-    kept.step(Event::Undeliverable(&kept.peer(1), b"k"));
+    kept.step(Input::Undeliverable(&kept.peer(1), b"k"));
     let mut kept = Kept::new(Mode::Embedded);
-    kept.store.quota().journal_full = true;
+    kept.core.store_mut().quota().journal_full = true;
     let (effects, _) = kept.ask(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
 }
@@ -221,25 +223,25 @@ fn starting_in_a_mode_forgets_what_only_the_other_can_use() {
     kept.ask(1, &["SET", "k", "1"]);
     kept.ask(1, &["KEYNOTIFY", "k"]);
     let kept = kept.restart(Mode::Embedded);
-    assert_eq!(kept.store.duplicates().len(), 1);
+    assert_eq!(kept.core.store().duplicates().len(), 1);
     assert_eq!(kept.watchers("k"), 0);
 
     let mut kept = kept.restart(Mode::Foreign);
-    assert_eq!(kept.store.duplicates().len(), 0);
+    assert_eq!(kept.core.store().duplicates().len(), 0);
     kept.ask(1, &["SET", "k", "2"]);
     kept.ask(1, &["KEYNOTIFY", "k"]);
     let kept = kept.restart(Mode::Foreign);
-    assert_eq!(kept.store.duplicates().len(), 1);
+    assert_eq!(kept.core.store().duplicates().len(), 1);
     assert_eq!(kept.watchers("k"), 1);
 
     let kept = kept.restart(Mode::Embedded);
-    assert_eq!(kept.store.duplicates().len(), 0);
+    assert_eq!(kept.core.store().duplicates().len(), 0);
     assert_eq!(kept.watchers("k"), 0);
     // Nothing comes back where nothing but records says so.
     let kept = kept.restart(Mode::Foreign);
-    assert_eq!(kept.store.duplicates().len(), 0);
+    assert_eq!(kept.core.store().duplicates().len(), 0);
     assert_eq!(kept.watchers("k"), 0);
-    assert_eq!(kept.store.state().table.keys(), 1, "keys are of no mode");
+    assert_eq!(kept.core.store().state().table.keys(), 1, "keys are of no mode");
 }
 
 /// More watches than a piece holds, of clients with many and of many clients.
@@ -254,7 +256,7 @@ fn a_snapshot_holds_all_watches_and_the_embedded_one_none() {
     }
     let blocks = |kept: &Kept| {
         let (mut progress, mut blocks) = (Progress::default(), Vec::new());
-        let (state, duplicates) = (kept.store.state(), kept.store.duplicates());
+        let (state, duplicates) = (kept.core.store().state(), kept.core.store().duplicates());
         while let Some(block) = progress.next(state, duplicates, Default::default) {
             blocks.push(block);
         }
@@ -264,7 +266,7 @@ fn a_snapshot_holds_all_watches_and_the_embedded_one_none() {
     for block in blocks(&kept) {
         image.block(&block).expect("a block that was written");
     }
-    let (found, watches) = (&image.state.watches, &kept.store.state().watches);
+    let (found, watches) = (&image.state.watches, &kept.core.store().state().watches);
     assert_eq!(found.len(), 1_500 + 698);
     assert!(found.peers().eq(watches.peers()));
     for peer in watches.peers() {
@@ -287,7 +289,7 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     kept.ask_as(1, 7, &["SET", "k", "new"]);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
     let first = kept.last();
 
     let mut kept = kept.restart(Mode::Foreign);
@@ -297,8 +299,8 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     assert_eq!(answer(&effects), "+OK\\r\\n");
     assert!(effects.handled.is_none() && position > first);
     assert_eq!(effects.renotified, Some(Renotified::Sent));
-    let [notice] = &effects.notices[..] else {
-        panic!("one change, one dialect: {:?}", effects.notices);
+    let [notice] = &effects.notifications[..] else {
+        panic!("one change, one dialect: {:?}", effects.notifications);
     };
     let to: Vec<&str> = notice.to.iter().map(|(peer, _)| &*peer.client).collect();
     assert_eq!(to, ["client-2", "client-3"]);
@@ -306,11 +308,11 @@ fn a_request_of_an_earlier_run_is_told_of_again_once() {
     assert_eq!(Some(notice.version), version);
 
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
     // And so for those of this run.
     kept.ask_as(1, 8, &["SET", "k", "newer"]);
     let (effects, _) = kept.ask_as(1, 8, &["SET", "k", "newer"]);
-    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
 }
 
 #[test]
@@ -319,15 +321,13 @@ fn what_nobody_can_say_again_is_counted_and_answered() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     // Another policy answers, and is not there after the restart.
     let twin = policies()[1].clone();
-    promote(&mut kept.store, twin.clone());
-    let assignment = kept.store.registry().assignment().clone();
-    kept.recorder.assign(records(), &assignment);
+    promote(&mut kept.core, twin.clone());
     kept.ask_as(1, 7, &["SET", "k", "new"]);
     let mut kept = kept.restart(Mode::Foreign);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
     assert_eq!(effects.renotified, Some(Renotified::Incomplete));
-    assert!(effects.notices.is_empty());
+    assert!(effects.notifications.is_empty());
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert_eq!(effects.renotified, None, "counted once");
 }
@@ -343,13 +343,13 @@ fn an_end_of_an_earlier_run_is_told_again_where_the_key_is_still_gone() {
         kept.ask(2, &["KEYNOTIFY", key]);
     }
     kept.now_ms += 500;
-    let effects = kept.step(Event::Sweep);
+    let effects = kept.step(Input::Sweep);
     assert_eq!(effects.expired.len(), 2);
     kept.ask(1, &["SET", "there again", "v"]);
     let told = |kept: &mut Kept| {
         let ends = kept.ends.clone();
-        let effects = kept.step(Event::Expired(&ends));
-        assert!(effects.swept.is_none() && effects.notices.is_empty());
+        let effects = kept.step(Input::Expired(&ends));
+        assert!(effects.swept.is_none() && effects.notifications.is_empty());
         effects.expired
     };
     let mut kept = kept.restart(Mode::Foreign);
@@ -378,7 +378,7 @@ fn as_the_broker_nobody_is_told_again_of_an_end() {
     kept.ask(1, &["SET", "k", "v", "PX", "500"]);
     kept.ask(2, &["KEYNOTIFY", "k"]);
     kept.now_ms += 500;
-    assert_eq!(kept.step(Event::Sweep).expired.len(), 1);
+    assert_eq!(kept.step(Input::Sweep).expired.len(), 1);
     let kept = kept.restart(Mode::Embedded);
     assert!(kept.ends.is_empty());
     // And what they were is nothing to who comes later.
@@ -396,5 +396,5 @@ fn as_the_broker_nobody_is_told_again() {
     kept.ask(2, &["KEYNOTIFY", "k"]);
     let (effects, _) = kept.ask_as(1, 7, &["SET", "k", "new"]);
     assert!(effects.repeated.is_some());
-    assert_eq!((effects.renotified, effects.notices.len()), (None, 0));
+    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
 }

@@ -13,6 +13,7 @@ mod scan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -24,13 +25,14 @@ use statehouse_core::log::{
     Image, Journal, Meta, Progress, Recorder, Records, record, sessions_block,
 };
 use statehouse_core::policy::{Engine, Instance, Policy, Registry};
-use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::request::{Delivery, Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::{
     Effects, Event, Mode, Notification, Peer, Quota, Renotified, Rerun, Retention, Store,
     Transaction, Watches,
 };
 use statehouse_mqtt::simulation::{session_began, session_ended};
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 use ops::{How, Op};
 use oracle::{Asked, Oracle, Reading, Told, Version};
@@ -94,13 +96,22 @@ fn records() -> Vec<PolicyRecord> {
 }
 
 /// Lets another policy answer from the next request on; the one before it stays behind it.
-fn promote(store: &mut Store, policy: Arc<Policy<Transaction>>) {
+fn promote(core: &mut Core, policy: Arc<Policy<Transaction>>) {
     let digest = policy.digest.into();
-    let loaded = store.registry().assignment().load(digest);
+    let registry = core.store_mut().registry();
+    let loaded = registry.assignment().load(digest);
     let next = loaded.and_then(|it| it.promote(digest));
     let next = next.expect("there is room for two");
-    let assigned = store.assign(next, vec![Instance::new(policy)]);
+    let assigned = core.assign(next, vec![Instance::new(policy)]);
     assert!(assigned.is_ok(), "all that are named are here");
+}
+
+/// No request here expires, so the instant does not matter.
+fn now(ms: u64) -> Now {
+    Now {
+        ms,
+        instant: Instant::now(),
+    }
 }
 
 /// A request that was answered once.
@@ -128,8 +139,7 @@ struct Past {
 struct Model {
     mode: Mode,
     run: u32,
-    store: Store,
-    recorder: Recorder,
+    core: Core,
     records: Arc<Records>,
     /// Blocks of a snapshot that is being taken, and how many records there were at its beginning.
     taking: Option<(Progress, Vec<Vec<u8>>, usize)>,
@@ -153,17 +163,16 @@ fn quiet(registry: Registry<Transaction>, image: Image) -> Store {
 impl Model {
     fn new(mode: Mode) -> Self {
         let records = Arc::new(Records::default());
-        let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
+        let recorder = Recorder::new(records.clone(), Vec::new(), None);
         let registry = Registry::new(policies()[0].clone(), None);
-        recorder.started(1, START_MS, mode);
-        recorder.assign(crate::records(), registry.assignment());
         let mut image = Image::new(retention(mode));
         image.begin(mode);
+        let mut core = Core::new(quiet(registry, image), recorder, 1, Settings::default());
+        core.begin(mode, crate::records(), START_MS);
         let mut model = Self {
             mode,
             run: 1,
-            store: quiet(registry, image),
-            recorder,
+            core,
             records,
             taking: None,
             taken: None,
@@ -251,7 +260,7 @@ impl Model {
             Op::Unheard(client, key) => {
                 if self.mode == Mode::Foreign {
                     let peer = self.peers[*client].clone();
-                    self.step(Event::Undeliverable(&peer, key.as_bytes()));
+                    self.step(Input::Undeliverable(&peer, key.as_bytes()));
                     self.oracle.unheard(*client, key.as_bytes());
                 }
             }
@@ -260,19 +269,17 @@ impl Model {
                 self.reconnect(*client);
                 let ended = self.peers[*client].session;
                 self.sessions(&session_ended(ended));
-                self.step(Event::Ended(&[ended]));
+                self.step(Input::SessionsEnded(&[ended]));
                 self.peers[*client] = self.peer(*client, None);
             }
             Op::Wait(ms) => {
                 self.now_ms += ms;
-                self.step(Event::Sweep);
+                self.step(Input::Sweep);
             }
             Op::Swap => {
                 self.active = 1 - self.active;
                 let policy = &policies()[self.active];
-                promote(&mut self.store, policy.clone());
-                let assignment = self.store.registry().assignment();
-                self.recorder.assign(crate::records(), assignment);
+                promote(&mut self.core, policy.clone());
             }
             Op::SnapshotPiece => self.snapshot_piece(),
             Op::Restart => self.restart(),
@@ -391,7 +398,7 @@ impl Model {
             return;
         };
         let told = self.oracle.expire(self.now_ms);
-        let clock = self.store.state().hlc.last();
+        let clock = self.core.store().state().hlc.last();
         let mut effects = self.deliver(&past, dup);
         assert_eq!((effects.failures, effects.repeated), (0, Some(Rerun::Same)));
         assert!(effects.handled.is_none() && effects.watches.is_none());
@@ -405,7 +412,7 @@ impl Model {
             effects.renotified,
             (!again.is_empty()).then_some(Renotified::Sent)
         );
-        let notices = std::mem::take(&mut effects.notices);
+        let notices = std::mem::take(&mut effects.notifications);
         let mut heard: Vec<Told> = notices.iter().flat_map(|it| self.heard(it)).collect();
         heard.sort();
         assert_eq!(heard, again);
@@ -446,16 +453,16 @@ impl Model {
     fn deliver(&mut self, past: &Past, dup: bool) -> Effects {
         let words: Vec<&[u8]> = past.words.iter().map(Vec::as_slice).collect();
         let payload = Bytes::from(statehouse_policy::resp::request(&words));
-        let timestamp = past.timestamp.as_ref().map(Reading::text);
-        let token = past.token.as_ref().map(Reading::text);
         let peer = &self.peers[past.client];
-        let request = Request {
-            dialect: past.dialect,
+        self.core.settings_mut().dialect = Some(past.dialect);
+        let incoming = Incoming {
+            topic: match past.dialect {
+                Dialect::Preview => PREVIEW_TOPIC,
+                Dialect::Sdk | Dialect::Documents => REQUEST_TOPIC,
+            },
             payload: &payload,
-            timestamp: timestamp.as_deref(),
-            fencing_token: token.as_deref(),
-            peer,
             properties: &past.properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
@@ -466,18 +473,18 @@ impl Model {
                 // Each may have come before.
                 dup: dup || self.mode == Mode::Foreign,
             },
+            expires: None,
+            peer,
             grants: None,
         };
-        let effects = self.store.step(Event::Request(&request), self.now_ms);
-        self.recorder.step(Some(&request), &effects, false);
-        effects
+        let decision = self.core.handle(Input::Publish(&incoming), now(self.now_ms));
+        decision.effects
     }
 
-    fn step(&mut self, event: Event<'_>) {
+    fn step(&mut self, input: Input<'_>) {
         let told = self.oracle.expire(self.now_ms);
-        let effects = self.store.step(event, self.now_ms);
-        self.recorder.step(None, &effects, false);
-        assert!(effects.handled.is_none() && effects.notices.is_empty());
+        let effects = self.core.handle(input, now(self.now_ms)).effects;
+        assert!(effects.handled.is_none() && effects.notifications.is_empty());
         self.hear(&effects, told);
     }
 
@@ -485,7 +492,7 @@ impl Model {
     fn hear(&mut self, effects: &Effects, mut due: Vec<Told>) {
         let mut heard = Vec::new();
         let mut last = self.last;
-        let notices: Vec<&Notification> = effects.expired.iter().chain(&effects.notices).collect();
+        let notices: Vec<&Notification> = effects.expired.iter().chain(&effects.notifications).collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
         for notice in notices {
             for told in self.heard(notice) {
@@ -517,7 +524,7 @@ impl Model {
 
     fn reconnect(&mut self, client: usize) {
         let old = self.peers[client].clone();
-        self.step(Event::Gone(&old));
+        self.step(Input::Disconnected(&old));
         self.oracle.gone(client);
         self.peers[client] = self.peer(client, Some(old.session));
     }
@@ -530,17 +537,7 @@ impl Model {
             (Progress::default(), began.collect(), begun)
         };
         let (mut progress, mut blocks, begun) = self.taking.take().unwrap_or_else(fresh);
-        let (policies, active, assignment) = self.recorder.policies();
-        let meta = || Meta {
-            clock: self.store.state().hlc.last(),
-            now_ms: self.now_ms,
-            run: self.run,
-            policies: policies.to_vec(),
-            active,
-            assignment: assignment.cloned(),
-            receive_max: self.store.duplicates().receive_max(),
-        };
-        match progress.next(self.store.state(), self.store.duplicates(), meta) {
+        match self.core.snapshot(&mut progress, self.now_ms) {
             Some(block) => {
                 blocks.push(block);
                 self.taking = Some((progress, blocks, begun));
@@ -573,16 +570,15 @@ impl Model {
         let mut registry = Registry::new(policies()[self.active].clone(), None);
         registry.retire(policies()[1 - self.active].clone());
         let journal = self.records.clone();
-        self.recorder = Recorder::new(journal, image.policies.clone(), image.active);
-        self.recorder.started(self.run, self.now_ms, self.mode);
-        self.recorder
-            .assign(crate::records(), registry.assignment());
-        self.store = quiet(registry, image);
+        let recorder = Recorder::new(journal, image.policies.clone(), image.active);
+        let store = quiet(registry, image);
+        self.core = Core::new(store, recorder, self.run, Settings::default());
+        self.core.begin(self.mode, crate::records(), self.now_ms);
         if self.mode == Mode::Foreign {
             return;
         }
         let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
-        self.store.retain_sessions(&live);
+        self.core.store_mut().retain_sessions(&live);
         for client in 0..CLIENTS {
             self.oracle.gone(client);
             let session = self.peers[client].session;
@@ -593,7 +589,7 @@ impl Model {
     /// The table is the map.
     fn compare(&self) {
         let due = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
-        let table = self.store.state().table.range(b"", None);
+        let table = self.core.store().state().table.range(b"", None);
         let table: Vec<_> = table.filter(|it| due(it.expires_ms())).collect();
         let map = self.oracle.keys.iter();
         let map: Vec<_> = map.filter(|(_, held)| due(held.expires_ms)).collect();
@@ -601,7 +597,7 @@ impl Model {
         for (entry, (expected, held)) in table.into_iter().zip(map) {
             assert_eq!(entry.key(), expected);
             let owner = format!("client-{}", held.owner);
-            assert_eq!(self.store.state().owner(expected, false), Some(&*owner));
+            assert_eq!(self.core.store().state().owner(expected, false), Some(&*owner));
             assert_eq!(
                 (entry.value(), entry.version()),
                 (&held.value[..], held.version)
@@ -614,7 +610,7 @@ impl Model {
             assert_eq!(fence, held.fence);
         }
         self.compare_owners();
-        let watches = &self.store.state().watches;
+        let watches = &self.core.store().state().watches;
         assert_eq!(watches.are_durable(), self.mode == Mode::Foreign);
         assert_eq!(self.watched(watches), self.oracle.watched());
     }
@@ -622,7 +618,7 @@ impl Model {
     /// What the clients own is what the map says, with what has expired and was not swept.
     fn compare_owners(&self) {
         let mut owned: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-        let state = self.store.state();
+        let state = self.core.store().state();
         for entry in state.table.range(b"", None) {
             let owner = state.owner(entry.key(), false).expect("a client wrote it");
             let (keys, bytes) = owned.entry(owner).or_default();

@@ -35,7 +35,7 @@ fn with_store<T>(work: impl FnOnce(&mut Kept) -> T) -> T {
     static STORE: OnceLock<Mutex<Kept>> = OnceLock::new();
     let store = STORE.get_or_init(|| {
         let mut kept = Kept::new(Mode::Embedded);
-        let quota = kept.store.quota();
+        let quota = kept.core.store_mut().quota();
         (quota.keys_max, quota.client_keys_max) = (10_000, 10_000);
         for key in keys() {
             kept.ask(1, &[b"SET", &key[..], b"v"]);

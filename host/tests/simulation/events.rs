@@ -38,7 +38,7 @@ impl World {
             66..=78 => self.snapshot_event(),
             79..=81 => self.maintain(),
             82..=86 => self.time_passes(),
-            87 | 88 => self.step(Event::Sweep),
+            87 | 88 => self.step(Input::Sweep),
             89..=92 if self.mode == Mode::Foreign => self.lose_the_link(),
             89..=92 => self.disconnect(who),
             93 if self.mode == Mode::Foreign => self.see_a_sign(who),
@@ -75,12 +75,12 @@ impl World {
         match self.dice.below(2) {
             0 => {
                 self.story.tell(format!("{} has gone", peer.client));
-                self.step(Event::Gone(&peer));
+                self.step(Input::Disconnected(&peer));
             }
             _ => {
                 self.story
                     .tell(format!("{} does not hear of {key:?}", peer.client));
-                self.step(Event::Undeliverable(&peer, &key));
+                self.step(Input::Undeliverable(&peer, &key));
             }
         }
     }
@@ -151,17 +151,7 @@ impl World {
             return;
         }
         for _ in 0..1 + self.dice.below(4) / 3 {
-            let (policies, active, assignment) = self.recorder.policies();
-            let meta = || Meta {
-                clock: self.store.state().hlc.last(),
-                now_ms,
-                run: self.run,
-                policies: policies.to_vec(),
-                active,
-                assignment: assignment.cloned(),
-                receive_max: self.store.duplicates().receive_max(),
-            };
-            let block = progress.next(self.store.state(), self.store.duplicates(), meta);
+            let block = self.core.snapshot(&mut progress, now_ms);
             let Some(block) = block else {
                 let began = snapshot.position();
                 let finished = self.log.finish_snapshot(snapshot);
@@ -199,7 +189,7 @@ impl World {
             2 => 0,
             // To the very millisecond.
             3 | 4 => {
-                let next_ms = self.store.next_expiry_ms().unwrap_or(0);
+                let next_ms = self.core.store().next_expiry_ms().unwrap_or(0);
                 next_ms.saturating_sub(self.now_ms).min(2_000)
             }
             _ => self.dice.below(2_000),
@@ -220,7 +210,7 @@ impl World {
             self.story
                 .tell(format!("{} loses its connection", client.name));
             let client = client.name.clone();
-            self.step(Event::Gone(&Peer {
+            self.step(Input::Disconnected(&Peer {
                 client,
                 connection,
                 session,
@@ -264,9 +254,8 @@ impl World {
         self.tally.count(what);
         self.story.tell(format!("{what}: {next:?}"));
         let ready = vec![Instance::new(policies::policy(which))];
-        let assigned = self.store.registry().assign(next.clone(), ready);
+        let assigned = self.core.assign(next.clone(), ready);
         assert!(assigned.is_ok(), "all that are named are here");
-        self.recorder.assign(policies::records(), &next);
         self.recorded.1 = Some(next.clone());
         self.assignment = next;
         self.moment();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use statehouse::outbox::Outbox;
+use statehouse::server::ResponseGate;
 use statehouse::transport::{Outbound, Transport};
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Journal, LogPosition};
@@ -100,7 +100,7 @@ pub(crate) struct Left {
 /// The outbox and what is in it. It is given numbers to carry, and says in which order they may go.
 #[derive(Default)]
 pub(crate) struct Exit {
-    outbox: Outbox,
+    gate: ResponseGate,
     waiting: BTreeMap<u64, (u64, Waiting)>,
     next: u64,
     /// The last number that left, by connection.
@@ -169,7 +169,7 @@ impl Exit {
         });
         let answer = out.map(|out| (out.lane, Waiting::Answer(Box::new(out))));
         all.extend(answer);
-        tell(&effects.notices, &mut all);
+        tell(&effects.notifications, &mut all);
         let count = all.len() as u64;
         all.extend(acknowledgement);
         let numbered = all.into_iter().map(|(lane, waiting)| {
@@ -179,7 +179,7 @@ impl Exit {
             let message = Message::new("out", number, QoS::AtLeastOnce);
             (lane, Outbound::Answer(message, None))
         });
-        self.outbox.push(position, 0, numbered);
+        self.gate.push(position, 0, numbered);
         count
     }
 
@@ -202,7 +202,7 @@ impl Exit {
         always: bool,
     ) -> Vec<Left> {
         let notebook = Notebook::default();
-        self.outbox.release(released, &notebook);
+        self.gate.release(released, &notebook);
         let mut left = Vec::new();
         for number in notebook.0.into_inner().expect("one thread") {
             let (lane, waiting) = self.waiting.remove(&number).expect("it leaves once");

@@ -67,7 +67,7 @@ impl World {
     pub(crate) fn restart_cleanly(&mut self) {
         self.snapshot = None;
         let now_ms = self.now();
-        self.recorder.stopped(now_ms);
+        self.core.stop(now_ms);
         self.recorded.2 = now_ms;
         self.moment();
         let closed = self.log.close();

@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::log::{Progress, Recorder, record};
 use statehouse_core::policy::{Assignment, CanaryRule, Digest, Repeat};
-use statehouse_core::request::{self, Incoming, Parsed};
+use statehouse_core::request::Incoming;
 use statehouse_core::store::{
-    Effects, Event, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention,
+    Effects, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention,
     Store, WatchChange,
 };
+use statehouse_core::{Core, Decision, Input, Now, Outcome, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{QoS, Recovery};
 use statehouse_wal::simulation::{Dice, Simulation};
@@ -41,8 +43,7 @@ pub(crate) struct World {
     pub(crate) source: Arc<ManualSource>,
     pub(crate) clock: Clock,
     pub(crate) now_ms: u64,
-    pub(crate) store: Store,
-    pub(crate) recorder: Recorder,
+    pub(crate) core: Core,
     pub(crate) run: u32,
     pub(crate) assignment: Assignment,
     pub(crate) snapshot: Option<(Snapshot, Progress, u32)>,
@@ -111,6 +112,7 @@ impl World {
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
         let registry = policies::registry(&assignment, None);
         let store = Store::restore(registry, quota(), image.state, image.duplicates);
+        let core = Core::new(store, recorder, 0, Settings::default());
         let clients = 1 + dice.below(CLIENTS_MAX);
         let mut world = Self {
             clients: (0..clients as usize)
@@ -135,8 +137,7 @@ impl World {
             clock: Clock::new(source.clone()),
             source,
             now_ms: START_MS,
-            store,
-            recorder,
+            core,
             run: 0,
             assignment: assignment.clone(),
             snapshot: None,
@@ -183,9 +184,9 @@ impl World {
             image.begin(self.mode);
             ends = image.ends();
             last_ms = image.now_ms;
-            self.run = image.run;
+            self.run = image.run + 1;
             let journal = Arc::new(OnLog(self.log.clone()));
-            self.recorder = Recorder::new(journal, image.policies, image.active);
+            let recorder = Recorder::new(journal, image.policies, image.active);
             let missing = 1 + self.dice.below(2) as usize;
             let lost = policies::digest(missing);
             let missing = (self.habits.missing && lost != assignment.active).then_some(missing);
@@ -198,10 +199,11 @@ impl World {
             self.promises.resume(watches);
             self.tally
                 .add_to("watches found by a start", watches.len() as u64);
-            self.store = Store::restore(registry, quota(), image.state, image.duplicates);
+            let store = Store::restore(registry, quota(), image.state, image.duplicates);
+            self.core = Core::new(store, recorder, self.run, Settings::default());
             if self.mode == Mode::Embedded {
                 let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
-                self.store.retain_sessions(&live);
+                self.core.store_mut().retain_sessions(&live);
             }
             self.check_sessions();
         } else {
@@ -209,19 +211,19 @@ impl World {
         }
         self.clock = Clock::resume(self.source.clone(), last_ms);
         self.now_ms = last_ms;
-        self.run += 1;
         let now_ms = self.now();
-        self.recorder.started(self.run, now_ms, self.mode);
+        let before = self.log.appended().0;
+        self.core.begin(self.mode, policies::records(), now_ms);
         (self.recorded.0, self.recorded.2) = (self.run, now_ms);
-        self.moment();
-        self.recorder.assign(policies::records(), &assignment);
+        // The start and the policies are records of their own.
+        self.moment_at(before + 1);
         self.recorded.1 = Some(assignment.clone());
         self.assignment = assignment;
         self.moment();
         if !ends.is_empty() {
             self.tally
                 .add_to("ends that a start told again", ends.len() as u64);
-            self.step(Event::Expired(&ends));
+            self.step(Input::Expired(&ends));
         }
     }
 
@@ -238,7 +240,10 @@ impl World {
 
     /// Remembers the store behind its last record.
     pub(crate) fn moment(&mut self) {
-        let position = self.log.appended().0;
+        self.moment_at(self.log.appended().0);
+    }
+
+    fn moment_at(&mut self, position: u64) {
         if self
             .moments
             .back()
@@ -247,7 +252,7 @@ impl World {
             return;
         }
         let (run, assignment, now_ms) = self.recorded.clone();
-        let (state, duplicates) = (self.store.state(), self.store.duplicates());
+        let (state, duplicates) = (self.core.store().state(), self.core.store().duplicates());
         self.moments.push_back(Moment::of(
             position, now_ms, state, duplicates, run, assignment,
         ));
@@ -317,7 +322,7 @@ impl World {
     /// Lets the store handle a request, and checks what it did.
     pub(crate) fn ask(&mut self, who: usize, at: usize) {
         let full = self.log.room() != Room::Plenty;
-        self.store.quota().journal_full = full;
+        self.core.store_mut().quota().journal_full = full;
         let now_ms = self.now();
         let delivery = self.clients[who].send(at);
         let peer = self.peer(who);
@@ -334,13 +339,12 @@ impl World {
             peer: &peer,
             grants: None,
         };
-        let Parsed::Run(request, reply_to) = request::parse(&incoming, None) else {
+        let clock = self.core.store().state().hlc.last();
+        let decision = self.core.handle(Input::Publish(&incoming), at(now_ms));
+        let Decision { position, outcome: Outcome::Handled(request, reply_to), mut effects, .. } = decision else {
             panic!("{} is no request", asked.words);
         };
-        let urgent = reply_to.persistence == Some(true);
-        let clock = self.store.state().hlc.last();
-        let mut effects = self.store.step(Event::Request(&request), now_ms);
-        let position = self.recorder.step(Some(&request), &effects, urgent);
+        let urgent = reply_to.is_urgent();
         let behind = self.log.appended().0;
         if effects.swept.is_some() || effects.handled.is_some() {
             self.recorded.2 = now_ms;
@@ -413,7 +417,7 @@ impl World {
                 assert_eq!(effects.renotified, None, "request {id} is new");
                 if let Some(handled) = &effects.handled {
                     if self.mode == Mode::Foreign {
-                        let (writes, notices) = (&handled.writes, &effects.notices);
+                        let (writes, notices) = (&handled.writes, &effects.notifications);
                         self.promises.owe((id, sent), behind, writes, notices);
                     }
                     owed = handled.repeatable;
@@ -445,7 +449,7 @@ impl World {
         let out = Out {
             rests_on,
             clock: if owed {
-                self.store.state().hlc.last()
+                self.core.store().state().hlc.last()
             } else {
                 Stamp::default()
             },
@@ -484,7 +488,7 @@ impl World {
     /// A duplicate tells nobody anything, but where an earlier run may not have.
     fn check_told_again(&mut self, id: u64, effects: &Effects) {
         match effects.renotified {
-            None => assert!(effects.notices.is_empty(), "request {id} was told of twice"),
+            None => assert!(effects.notifications.is_empty(), "request {id} was told of twice"),
             Some(_) if self.ran_in.get(&id) == Some(&self.run) => {
                 panic!("request {id} is of this run");
             }
@@ -548,19 +552,18 @@ impl World {
     }
 
     /// A step without a request.
-    pub(crate) fn step(&mut self, event: Event<'_>) {
+    pub(crate) fn step(&mut self, input: Input<'_>) {
         let now_ms = self.now();
-        let clock = self.store.state().hlc.last();
-        let effects = self.store.step(event, now_ms);
-        let position = self.recorder.step(None, &effects, false);
+        let clock = self.core.store().state().hlc.last();
+        let Decision { position, effects, .. } = self.core.handle(input, at(now_ms));
         if effects.swept.is_some() {
             self.recorded.2 = now_ms;
         }
         self.note(Deed::of(None, &effects), &effects);
-        self.check_effects(clock, &effects, matches!(event, Event::Expired(_)));
-        let record = match (&event, &effects.swept) {
+        self.check_effects(clock, &effects, matches!(input, Input::Expired(_)));
+        let record = match (&input, &effects.swept) {
             // It was found on the disk.
-            (Event::Expired(_), None) => 0,
+            (Input::Expired(_), None) => 0,
             _ => self.log.appended().0,
         };
         let told = self.exit.push(position, &effects, record, None);
@@ -620,15 +623,15 @@ impl World {
             last = write.version();
         }
         // A step removes far more keys than there are here.
-        let next_ms = self.store.next_expiry_ms();
+        let next_ms = self.core.store().next_expiry_ms();
         let gone = next_ms.is_none_or(|ms| ms > self.now_ms);
         assert!(gone, "a key is there that has expired");
-        let clock = self.store.state().hlc.last();
+        let clock = self.core.store().state().hlc.last();
         assert!(
             clock >= last || clock == before,
             "a version above the clock"
         );
-        for notice in effects.expired.iter().chain(&effects.notices) {
+        for notice in effects.expired.iter().chain(&effects.notifications) {
             // What is told again is no news.
             assert!(again || notice.version > before);
             assert!(notice.version <= clock);
@@ -709,7 +712,7 @@ impl World {
         }
         self.release();
         if self.dice.once_in(8) {
-            history::recount(self.store.state(), self.store.duplicates());
+            history::recount(self.core.store().state(), self.core.store().duplicates());
         }
     }
 
@@ -743,7 +746,7 @@ impl World {
     fn record_sessions(&mut self, changes: &[u8]) {
         let mut record = Vec::new();
         record::sessions(&mut record, changes);
-        self.recorder.journal().append(&[&record], false);
+        self.core.journal().append(&[&record], false);
         self.moment();
     }
 
@@ -752,7 +755,7 @@ impl World {
         let ended = self.clients[who].session;
         self.story.tell(format!("session {ended} ends"));
         self.record_sessions(&session_ended(ended));
-        self.step(Event::Ended(&[ended]));
+        self.step(Input::SessionsEnded(&[ended]));
         self.clients[who].begin_session(self.next_session);
         self.record_sessions(&session_began(
             self.next_session,
@@ -794,13 +797,13 @@ impl World {
         }
         let told = self.promises.settle();
         self.tally.add_to("watchers told of ends", told);
-        history::recount(self.store.state(), self.store.duplicates());
+        history::recount(self.core.store().state(), self.core.store().duplicates());
         self.restart_cleanly();
     }
 
     /// Of sessions that are no more nothing is remembered.
     pub(crate) fn check_sessions(&self) {
-        for remembered in self.store.duplicates().range(0) {
+        for remembered in self.core.store().duplicates().range(0) {
             let session = remembered.delivery.session;
             let lives = self.clients.iter().any(|it| it.session == session);
             assert!(lives, "session {session} ended, and is remembered");
@@ -814,6 +817,14 @@ impl World {
             "{committed:?}"
         );
         self.check();
+    }
+}
+
+/// No request in a simulation expires, so the instant does not matter.
+fn at(ms: u64) -> Now {
+    Now {
+        ms,
+        instant: Instant::now(),
     }
 }
 

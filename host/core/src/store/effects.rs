@@ -30,7 +30,7 @@ pub struct Effects {
     /// Notifications of keys that expired before this step. They must be sent before the answer.
     pub expired: Vec<Notification>,
     /// Notifications of the changes of this step, in order.
-    pub notices: Vec<Notification>,
+    pub notifications: Vec<Notification>,
     /// The number of failed policy calls.
     pub failures: u64,
     /// Why the policy call of the request failed, if it did.

@@ -102,7 +102,7 @@ impl Store {
             true => Some(Renotified::Incomplete),
             false => (!notifications.is_empty()).then_some(Renotified::Sent),
         };
-        effects.notices = notifications;
+        effects.notifications = notifications;
         state
     }
 }

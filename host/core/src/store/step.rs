@@ -37,14 +37,14 @@ pub enum Event<'a> {
     /// A client's request.
     Request(&'a Request<'a>),
     /// A connection ended. Its watches end with it.
-    Gone(&'a Peer),
+    Disconnected(&'a Peer),
     /// A notification for this key could not be delivered, or the client may not read the key any
     /// more. That watch ends.
     Undeliverable(&'a Peer, &'a [u8]),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
-    Ended(&'a [u64]),
+    SessionsEnded(&'a [u64]),
     /// Only time has passed.
     Sweep,
 }
@@ -259,7 +259,7 @@ impl Store {
                     None => self.handle(state, request, identity, now_ms, &mut effects),
                 }
             }
-            Event::Gone(peer) => {
+            Event::Disconnected(peer) => {
                 if state.watches.remove_all(peer) && state.watches.are_durable() {
                     effects.note_watches(peer, vec![WatchChange::AllEnded]);
                 }
@@ -276,7 +276,7 @@ impl Store {
                 let (registry, quota) = (&mut self.registry, self.quota);
                 expiry::renotify(state, registry, quota, now_ms, removed, &mut effects)
             }
-            Event::Ended(sessions) => {
+            Event::SessionsEnded(sessions) => {
                 self.duplicates.ended(sessions);
                 state
             }
@@ -441,7 +441,7 @@ impl Store {
             effects.rests_on = RestsOn::of(captured, watches_durable);
         }
         effects.answer = Some(answer);
-        effects.notices.extend(notifications);
+        effects.notifications.extend(notifications);
         state
     }
 

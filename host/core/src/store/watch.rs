@@ -7,7 +7,7 @@
 //! * the client's `KEYNOTIFY key STOP` ends one watch;
 //! * [`Event::Undeliverable`](super::Event::Undeliverable) ends one watch, because its notification
 //!   could not be delivered (PUBACK 0x10);
-//! * [`Event::Gone`](super::Event::Gone) ends all watches of the client: it disconnected, or did
+//! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it disconnected, or did
 //!   not renew its watches in time.
 //!
 //! A disconnection is not always seen: there may be no presence source, or this process was down.

@@ -1,18 +1,16 @@
-//! A line of the log for each request, for who wants it (`--log-filter info,statehouse::request=debug`).
+//! One log line for each request (`--log-filter info,statehouse::request=debug`).
 //!
-//! What enters: a request, and what it led to. What leaves: who asked under which id, which policy answered, and how. Keys and
-//! values are not said: a log is read by more people than a store.
-
-use std::fmt;
+//! A line names the client, the correlation data, the policy and the result. It never contains keys
+//! or values, because logs are read by more people than the store.
 
 use crate::limits;
 use statehouse_core::request::{ReplyTo, Request};
 use statehouse_core::store::{Effects, Rerun};
 
-/// Where requests are found in the log.
+/// The log target of requests.
 const TARGET: &str = "statehouse::request";
 
-/// Logs a request. It costs one look at an atomic where nobody wants that.
+/// Logs a request. While the target is disabled, this costs one load of an atomic.
 pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effects) {
     if !tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
         return;
@@ -27,8 +25,8 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
     tracing::debug!(
         target: TARGET,
         client = %request.peer.client.escape_debug(),
-        // What the client calls it: its correlation data (MQTT 5 section 3.3.2.3.6).
-        request = %Hex(reply_to.correlation_data()),
+        // The correlation data of the client (MQTT 5, section 3.3.2.3.6).
+        request = shortened_hex(reply_to.correlation_data()),
         bytes = request.payload.len(),
         policy = policy.map(|it| &*it.tag),
         command,
@@ -38,31 +36,26 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
             Rerun::Stored => "stored",
             Rerun::Different => "different",
         }),
-        error = refusal(payload).as_deref(),
+        error = error_text(payload).as_deref(),
         failure = effects.failed.as_ref().map(ToString::to_string),
         answer_bytes = payload.len(),
         "answered"
     );
 }
 
-/// The text of an answer that is an error, `-ERR` aside (the protocol, section 4).
-fn refusal(payload: &[u8]) -> Option<String> {
+/// The text of an error response, without `-ERR` (the protocol, section 4).
+fn error_text(payload: &[u8]) -> Option<String> {
     let text = payload.strip_prefix(b"-ERR ")?;
     let text = &text[..text.len().min(limits::REQUEST_LINE_ERROR_BYTES_MAX)];
     Some(text.trim_ascii_end().escape_ascii().to_string())
 }
 
-/// The first of some bytes, two digits each.
-struct Hex<'a>(&'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shown, left) = (self.0).split_at(self.0.len().min(limits::REQUEST_LINE_ID_BYTES_MAX));
-        shown.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        if left.is_empty() {
-            Ok(())
-        } else {
-            f.write_str("...")
-        }
+/// The first bytes in hexadecimal.
+fn shortened_hex(bytes: &[u8]) -> String {
+    let shown = &bytes[..bytes.len().min(limits::REQUEST_LINE_ID_BYTES_MAX)];
+    let mut hex = data_encoding::HEXLOWER.encode(shown);
+    if shown.len() < bytes.len() {
+        hex.push_str("...");
     }
+    hex
 }

@@ -1,0 +1,446 @@
+//! [`Core`]: the one place that decides.
+//!
+//! [`Core::handle`] takes an input and the time, and returns what must be done. It parses the
+//! request, checks its response topic and its expiry, runs the store, and appends the records. The
+//! server, the test kit, the simulation and the benchmarks all call it, so none of them can decide
+//! differently. It takes no lock, reads no clock and does no I/O but appending to the log.
+//!
+//! Invariant: nothing that [`Core::outputs`] returns may be sent before the log has released
+//! [`Decision::position`].
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use statehouse_mqtt::{Message, QoS, ReasonCode};
+
+use crate::clock::Stamp;
+use crate::log::record::PolicyRecord;
+use crate::log::{Journal, LogPosition, Meta, Progress, Recorder};
+use crate::policy::{Absent, Assignment, Digest, Instance, Part, Policy};
+use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
+use crate::store::{Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip};
+
+/// An input of the state machine.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    /// A PUBLISH on a request topic.
+    Publish(&'a Incoming<'a>),
+    /// A connection ended, and its watches with it.
+    Disconnected(&'a Peer),
+    /// A notification for this key could not be delivered, or the client may not read the key any
+    /// more. That watch ends.
+    Undeliverable(&'a Peer, &'a [u8]),
+    /// An earlier run removed these expired keys and may not have notified their watchers.
+    Expired(&'a [(Key, Stamp)]),
+    /// Sessions ended. Their requests can never be redelivered.
+    SessionsEnded(&'a [u64]),
+    /// Only time has passed.
+    Sweep,
+}
+
+/// The time of an input.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// The store's time in milliseconds since 1970. Must not be lower than in an earlier call, or
+    /// versions and expiry would run backwards.
+    pub ms: u64,
+    /// Decides whether a request has expired.
+    pub instant: Instant,
+}
+
+/// How the store names itself and understands its clients.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The name of this store in versions.
+    pub node: String,
+    /// Overrides the dialect on the current request topic.
+    pub dialect: Option<Dialect>,
+    /// Whether each response names the policy that answered, in a user property.
+    pub policy_property: bool,
+}
+
+/// What must be done about an input.
+pub struct Decision<'a> {
+    /// The log position that must be durable before any output is sent.
+    pub position: LogPosition,
+    /// What became of the input.
+    pub outcome: Outcome<'a>,
+    /// The effects of the store, for logs and figures.
+    pub effects: Effects,
+    /// The active policy before and after, if a policy was rolled back.
+    pub swapped: Option<Swapped>,
+    /// Whether the publisher waits for an acknowledgment: at QoS 1 and 2.
+    acknowledge: bool,
+}
+
+/// The active policy before and after a swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swapped {
+    /// Before.
+    pub from: Digest,
+    /// After.
+    pub to: Digest,
+}
+
+/// What became of an input.
+pub enum Outcome<'a> {
+    /// The request was handled by a policy, or answered as its original.
+    Handled(Request<'a>, ReplyTo<'a>),
+    /// The input was not a PUBLISH.
+    Event,
+    /// The request had expired. It is acknowledged and not executed.
+    Expired,
+    /// The client may not publish to this response topic, so the store must not do it for the
+    /// client.
+    ForbiddenResponseTopic(&'a [u8]),
+    /// Answered without a policy.
+    Answered(ReplyTo<'a>, Early<'a>),
+    /// Refused without an answer.
+    Refused(ReasonCode, &'static str),
+    /// The client violated the rules for response topics and must be disconnected.
+    Disconnected(ReasonCode, &'static str),
+}
+
+/// Something to send, in order.
+#[derive(Debug)]
+pub enum Output {
+    /// The response, to all subscribers of its topic.
+    Response(Message),
+    /// A notification, to this connection only.
+    Notification(Peer, Message),
+    /// The connection that the request came from must be closed.
+    Disconnect(ReasonCode, &'static str),
+    /// The acknowledgment of the request.
+    Acknowledge(ReasonCode, Option<&'static str>),
+}
+
+/// The result of an assignment of policies.
+pub struct Assigned {
+    /// The position of its record.
+    pub position: LogPosition,
+    /// Instances that are not needed any more. Dropping one takes microseconds, so it should happen
+    /// outside any lock.
+    pub left: Vec<Instance<Transaction>>,
+    /// The active policy before and after, if it changed.
+    pub swapped: Option<Swapped>,
+}
+
+/// Refuses a request whose response topic its client may not publish to.
+const FORBIDDEN_RESPONSE_TOPIC: &str = "no rule lets this client publish to the response topic of its request, and it does not begin with clients/, its client id, and a slash";
+
+/// The state machine with its log.
+pub struct Core {
+    store: Store,
+    recorder: Recorder,
+    settings: Settings,
+    run: u32,
+}
+
+impl Core {
+    /// Continues with `store`. Steps are recorded by `recorder` as those of run number `run`.
+    pub fn new(store: Store, recorder: Recorder, run: u32, settings: Settings) -> Self {
+        Self {
+            store,
+            recorder,
+            settings,
+            run,
+        }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The store, to change its settings.
+    pub fn store_mut(&mut self) -> &mut Store {
+        &mut self.store
+    }
+
+    /// The log.
+    pub fn journal(&self) -> &Arc<dyn Journal> {
+        self.recorder.journal()
+    }
+
+    /// How the store names itself and understands its clients.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Changes how the store names itself and understands its clients.
+    pub fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+
+    /// Records the start of this run and the policies that may answer in it. Must be called before
+    /// the first input.
+    pub fn begin(&mut self, mode: Mode, named: Vec<PolicyRecord>, now_ms: u64) {
+        self.recorder.started(self.run, now_ms, mode);
+        let assignment = self.store.registry().assignment();
+        self.recorder.assign(named, assignment);
+        let receive_max = self.store.duplicates().receive_max();
+        self.recorder.record_receive_max(receive_max);
+    }
+
+    /// Handles one input.
+    pub fn handle<'a>(&mut self, input: Input<'a>, now: Now) -> Decision<'a> {
+        let event = match input {
+            Input::Publish(incoming) => return self.publish(incoming, now),
+            Input::Disconnected(peer) => Event::Disconnected(peer),
+            Input::Undeliverable(peer, key) => Event::Undeliverable(peer, key),
+            Input::Expired(removed) => Event::Expired(removed),
+            Input::SessionsEnded(sessions) => Event::SessionsEnded(sessions),
+            Input::Sweep => Event::Sweep,
+        };
+        let effects = self.store.step(event, now.ms);
+        let position = self.recorder.step(None, &effects, false);
+        self.decision(position, Outcome::Event, effects, now)
+    }
+
+    fn publish<'a>(&mut self, incoming: &'a Incoming<'a>, now: Now) -> Decision<'a> {
+        let parsed = request::parse(incoming, self.settings.dialect);
+        let may_be_answered_at =
+            |topic| (incoming.grants.as_ref()).is_none_or(|it| it.may_be_answered_at(topic));
+        let outcome = match parsed {
+            Parsed::Run(_, ReplyTo { topic, .. }) | Parsed::Answer(ReplyTo { topic, .. }, _)
+                if !may_be_answered_at(topic) =>
+            {
+                Outcome::ForbiddenResponseTopic(topic)
+            }
+            // The client does not wait for the response any more and may have sent another request
+            // since. A request that an earlier run handled is not executed again, so its
+            // notifications are still sent.
+            Parsed::Run(request, reply_to)
+                if reply_to.expires.is_some_and(|at| at <= now.instant)
+                    && !self.store.may_be_unnotified(&request) =>
+            {
+                Outcome::Expired
+            }
+            Parsed::Run(request, reply_to) => Outcome::Handled(request, reply_to),
+            Parsed::Answer(reply_to, early) => Outcome::Answered(reply_to, early),
+            Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
+            Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
+        };
+        let (position, effects) = match &outcome {
+            Outcome::Handled(request, reply_to) => {
+                let effects = self.store.step(Event::Request(request), now.ms);
+                let urgent = reply_to.is_urgent();
+                let position = self.recorder.step(Some(request), &effects, urgent);
+                (position, effects)
+            }
+            _ => (LogPosition::NONE, Effects::default()),
+        };
+        Decision {
+            acknowledge: incoming.qos != QoS::AtMostOnce,
+            ..self.decision(position, outcome, effects, now)
+        }
+    }
+
+    /// Completes a decision. A policy that failed once too often is rolled back before the next
+    /// input.
+    fn decision<'a>(
+        &mut self,
+        position: LogPosition,
+        outcome: Outcome<'a>,
+        effects: Effects,
+        now: Now,
+    ) -> Decision<'a> {
+        let swapped = (effects.tripped.as_ref()).and_then(|trip| self.roll_back(trip, now.ms));
+        Decision {
+            position,
+            outcome,
+            effects,
+            swapped,
+            acknowledge: false,
+        }
+    }
+
+    /// The outputs of a decision, in the order in which they must be sent: notifications of keys
+    /// that expired before, the response, the notifications of the request, the acknowledgment.
+    pub fn outputs(&self, decision: Decision<'_>) -> impl Iterator<Item = Output> {
+        let Decision {
+            outcome,
+            effects,
+            acknowledge,
+            ..
+        } = decision;
+        let by = effects.by.as_deref().map(|policy| &*policy.tag);
+        let mut disconnect = None;
+        let mut response = None;
+        let mut reason = (ReasonCode::SUCCESS, None);
+        match outcome {
+            Outcome::Event | Outcome::Expired => {}
+            Outcome::Handled(_, to) => {
+                response = effects.answer.map(|it| self.response(&to, it, by));
+            }
+            Outcome::ForbiddenResponseTopic(_) => {
+                reason = (ReasonCode::NOT_AUTHORIZED, Some(FORBIDDEN_RESPONSE_TOPIC));
+            }
+            Outcome::Answered(to, early) => response = Some(self.early_response(&to, &early)),
+            Outcome::Refused(code, text) => reason = (code, Some(text)),
+            Outcome::Disconnected(code, text) => {
+                disconnect = Some(Output::Disconnect(code, text));
+                // Acknowledged as well: a QoS 2 exchange outlives the connection and must end.
+                reason = (code, Some(text));
+            }
+        }
+        let acknowledgment = acknowledge.then_some(Output::Acknowledge(reason.0, reason.1));
+        let expired = effects.expired.into_iter();
+        let changed = effects.notifications.into_iter();
+        expired
+            .flat_map(|it| self.notifications(it))
+            .chain(response.map(Output::Response))
+            .chain(changed.flat_map(|it| self.notifications(it)))
+            .chain(disconnect)
+            .chain(acknowledgment)
+    }
+
+    fn response(&self, to: &ReplyTo<'_>, answer: Answer, by: Option<&str>) -> Message {
+        let journal = self.journal();
+        let persisted = answer.put.then(|| journal.persisted(to.is_urgent()));
+        let by = by.filter(|_| self.settings.policy_property);
+        let properties = to.properties(answer.version, &self.settings.node, persisted, by);
+        response(to, answer.payload, properties)
+    }
+
+    fn early_response(&self, to: &ReplyTo<'_>, early: &Early<'_>) -> Message {
+        match early {
+            Early::UnsupportedVersion(asked) => {
+                response(to, Bytes::new(), to.unsupported_version(asked))
+            }
+            Early::QosZero => {
+                let properties = to.properties(None, &self.settings.node, None, None);
+                response(to, Bytes::from_static(request::QOS_ZERO_ANSWER), properties)
+            }
+        }
+    }
+
+    /// One message for each watcher.
+    fn notifications(&self, it: Notification) -> impl Iterator<Item = Output> + use<> {
+        let properties =
+            request::notification_properties(it.dialect, it.version, &self.settings.node);
+        let payload = it.payload;
+        it.to.into_iter().map(move |(peer, topic)| {
+            let message = message(topic, payload.clone(), properties.clone(), None);
+            Output::Notification(peer, message)
+        })
+    }
+
+    /// Applies an assignment of policies before the next request, and records it.
+    ///
+    /// # Errors
+    /// Returns [`Absent`] if the assignment names a policy that is not loaded.
+    pub fn assign(
+        &mut self,
+        next: Assignment,
+        ready: Vec<Instance<Transaction>>,
+    ) -> Result<Assigned, Absent> {
+        let from = self.store.registry().assignment().active;
+        let left = self.store.assign(next, ready)?;
+        let registry = self.store.registry();
+        let assignment = registry.assignment();
+        let to = assignment.active;
+        let record = |it: &Arc<Policy<Transaction>>| {
+            PolicyRecord::of(it, it.digest == assignment.built_in.0)
+        };
+        let named = registry.policies().map(record).collect();
+        Ok(Assigned {
+            position: self.recorder.assign(named, assignment),
+            left,
+            swapped: (from != to).then_some(Swapped { from, to }),
+        })
+    }
+
+    /// Rolls the active policy back, or ends a canary.
+    fn roll_back(&mut self, trip: &Trip, now_ms: u64) -> Option<Swapped> {
+        let registry = self.store.registry();
+        let assignment = registry.assignment();
+        let why = trip.why.clone();
+        let (next, bad) = match (trip.part, &assignment.canary) {
+            (Part::Active, _) => (assignment.roll_back_for(why, now_ms), assignment.active),
+            (Part::Canary, Some(canary)) => (assignment.end_canary_for(why, now_ms), canary.policy),
+            (Part::Canary | Part::Routed, _) => return None,
+        };
+        let policy = registry.by_digest(&bad.0)?;
+        let why = &trip.why;
+        let done = next.map_err(|error| error.to_string()).and_then(|next| {
+            // The policy before the active one is kept warm. The failing instance is dropped at
+            // once, which takes some ten microseconds.
+            self.assign(next, Vec::new())
+                .map_err(|absent| format!("the policy {} is not loaded any more", absent.0))
+        });
+        match (done, trip.part) {
+            (Ok(assigned), Part::Canary) => {
+                tracing::error!(%policy, digest = %policy.digest, why, "a canary is ended: the active policy answers its requests");
+                assigned.swapped
+            }
+            (Ok(assigned), _) => {
+                tracing::error!(%policy, digest = %policy.digest, why, "a policy is rolled back: the one before it answers");
+                assigned.swapped
+            }
+            (Err(error), _) => {
+                if policy.counters.may_warn(now_ms) {
+                    tracing::error!(%policy, digest = %policy.digest, why, error, "a policy cannot be rolled back");
+                }
+                None
+            }
+        }
+    }
+
+    /// Postpones every deadline by `by_ms`, because the clock was stepped ahead.
+    pub fn postpone(&mut self, now_ms: u64, by_ms: u64) {
+        let Self {
+            store, recorder, ..
+        } = self;
+        store.postpone(now_ms, by_ms, |effects| {
+            recorder.step(None, &effects, false);
+        });
+    }
+
+    /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that
+    /// maximum, or a redelivery might not be recognized.
+    pub fn raise_receive_max(&mut self, receive_max: u16) {
+        if self.store.raise_receive_max(receive_max) {
+            self.recorder.record_receive_max(receive_max);
+        }
+    }
+
+    /// The next block of a snapshot; `None` at its end.
+    pub fn snapshot(&self, progress: &mut Progress, now_ms: u64) -> Option<Vec<u8>> {
+        let (policies, active, assignment) = self.recorder.policies();
+        let (state, duplicates) = (self.store.state(), self.store.duplicates());
+        let meta = || Meta {
+            clock: state.hlc.last(),
+            now_ms,
+            run: self.run,
+            policies: policies.to_vec(),
+            active,
+            assignment: assignment.cloned(),
+            receive_max: duplicates.receive_max(),
+        };
+        progress.next(state, duplicates, meta)
+    }
+
+    /// Appends the last record of this run. Nothing may be handled after it.
+    pub fn stop(&mut self, now_ms: u64) {
+        self.recorder.stopped(now_ms);
+    }
+}
+
+fn response(to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {
+    // Copied: a waiting response must not keep a whole read buffer alive.
+    let topic = Bytes::copy_from_slice(to.topic);
+    message(topic, payload, properties, to.expires)
+}
+
+fn message(topic: Bytes, payload: Bytes, properties: Bytes, expires: Option<Instant>) -> Message {
+    Message {
+        topic,
+        payload,
+        properties,
+        qos: QoS::AtLeastOnce,
+        retain: false,
+        expires,
+    }
+}

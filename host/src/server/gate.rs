@@ -1,0 +1,331 @@
+//! The response gate: holds responses, notifications and PUBACKs until the log position that they
+//! depend on is released.
+//!
+//! Invariants:
+//!
+//! * Nothing leaves before its position is released, or a crash could revoke what a client has seen.
+//! * Outputs to one connection leave in the order in which they were decided.
+//! * The outputs of one decision leave in their order, even to several connections, so that no
+//!   PUBACK overtakes a notification.
+//!
+//! An output that depends on nothing unreleased, such as the response to a GET of a key that was
+//! not just written, does not wait for other connections.
+//!
+//! Waiting outputs, including notifications to watchers, are counted for the connection whose
+//! request caused them. A connection that writes faster than the disk is not read from until its
+//! outputs have left.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::limits;
+use crate::transport::{Outbound, Transport};
+use statehouse_core::log::LogPosition;
+
+/// The queue between the state machine and a transport.
+#[derive(Default)]
+pub struct ResponseGate {
+    queue: Mutex<Queue>,
+    /// The bytes of all waiting outputs, readable without the lock of the queue.
+    bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Outputs that may leave now.
+    ready: Vec<Outbound>,
+    /// Outputs that wait for their position, in order.
+    waiting: VecDeque<Waiting>,
+    /// The number of waiting outputs by the connection that they are for.
+    destinations: FxHashMap<u64, usize>,
+    /// The bytes of waiting outputs by the connection whose requests caused them.
+    caused: FxHashMap<u64, usize>,
+    released: LogPosition,
+}
+
+struct Waiting {
+    position: LogPosition,
+    destination: u64,
+    owner: u64,
+    bytes: usize,
+    out: Outbound,
+}
+
+impl ResponseGate {
+    /// Queues the outputs of one decision, each with the connection that it is for. They are counted
+    /// for `owner`, the connection that sent the request. Decisions must be pushed in order, so the
+    /// server's lock must be held. Returns the bytes of the outputs.
+    pub fn push(
+        &self,
+        position: LogPosition,
+        owner: u64,
+        out: impl IntoIterator<Item = (u64, Outbound)>,
+    ) -> usize {
+        let mut queue = self.lock();
+        let Queue {
+            ready,
+            waiting,
+            destinations,
+            caused,
+            released,
+        } = &mut *queue;
+        let mut waits = position > *released;
+        // Watchers share a payload and properties, so these are counted once.
+        let (mut shared, mut sum, mut waiting_bytes) = (std::ptr::null(), 0, 0);
+        for (destination, out) in out {
+            let bytes = out.own_bytes() + out.shared_bytes(&mut shared);
+            sum += bytes;
+            waits |= destinations.contains_key(&destination);
+            if !waits {
+                ready.push(out);
+                continue;
+            }
+            // It must not overtake an output to the same connection, or of the same decision.
+            let position = waiting
+                .back()
+                .map_or(position, |last| position.max(last.position));
+            waiting.push_back(Waiting {
+                position,
+                destination,
+                owner,
+                bytes,
+                out,
+            });
+            waiting_bytes += bytes;
+            *destinations.entry(destination).or_default() += 1;
+        }
+        if waiting_bytes > 0 {
+            *caused.entry(owner).or_default() += waiting_bytes;
+            self.bytes.fetch_add(waiting_bytes, Relaxed);
+        }
+        sum
+    }
+
+    /// Whether more requests of a connection may be handled: the outputs that it caused, and all
+    /// waiting outputs, are within their limits.
+    pub fn has_room(&self, owner: u64, bytes_max: u64) -> bool {
+        let all = self.bytes.load(Relaxed);
+        let own_max = match all as u64 <= bytes_max {
+            true => limits::UNRELEASED_BYTES_PER_CLIENT_MAX,
+            false => limits::UNRELEASED_BYTES_FREE,
+        };
+        all <= own_max
+            || self
+                .lock()
+                .caused
+                .get(&owner)
+                .is_none_or(|own| *own <= own_max)
+    }
+
+    /// Queues outputs that depend on nothing and may overtake earlier ones. Returns their bytes.
+    pub fn push_unordered(&self, out: impl IntoIterator<Item = Outbound>) -> usize {
+        let mut queue = self.lock();
+        let mut sum = 0;
+        for out in out {
+            sum += out.own_bytes() + out.shared_bytes(&mut std::ptr::null());
+            queue.ready.push(out);
+        }
+        sum
+    }
+
+    /// Sends everything up to the position `released`. A call may send outputs that another thread
+    /// queued. The transport runs one delivery at a time, so the order is that of the queue.
+    pub fn release(&self, released: LogPosition, transport: &dyn Transport) {
+        {
+            let mut queue = self.lock();
+            queue.released = queue.released.max(released);
+            if !queue.has_ready() {
+                return;
+            }
+        }
+        transport.deliver(&mut |out| {
+            let left_bytes = self.lock().ready(out);
+            if left_bytes > 0 {
+                self.bytes.fetch_sub(left_bytes, Relaxed);
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A panic cannot interrupt an update under this lock, so a poisoned queue is consistent.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn has_ready(&self) -> bool {
+        let first = self.waiting.front();
+        !self.ready.is_empty() || first.is_some_and(|first| first.position <= self.released)
+    }
+
+    /// Moves outputs that may leave to an empty list, whose allocation is reused. Returns the bytes
+    /// that waited.
+    fn ready(&mut self, out: &mut Vec<Outbound>) -> usize {
+        std::mem::swap(&mut self.ready, out);
+        let mut bytes = 0;
+        while let Some(next) = self
+            .waiting
+            .pop_front_if(|next| next.position <= self.released)
+        {
+            subtract(&mut self.destinations, next.destination, 1);
+            subtract(&mut self.caused, next.owner, next.bytes);
+            bytes += next.bytes;
+            out.push(next.out);
+        }
+        bytes
+    }
+}
+
+/// Subtracts from a count, and removes the count at zero.
+fn subtract(counts: &mut FxHashMap<u64, usize>, connection: u64, by: usize) {
+    if let Some(count) = counts.get_mut(&connection) {
+        *count -= by;
+        if *count == 0 {
+            counts.remove(&connection);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use statehouse_core::store::Peer;
+    use statehouse_mqtt::{Message, QoS, ReasonCode};
+
+    /// Records what it is asked to send.
+    #[derive(Default)]
+    struct Recording(Mutex<Vec<u64>>);
+
+    impl Transport for Recording {
+        fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+            let mut out = Vec::new();
+            loop {
+                ready(&mut out);
+                if out.is_empty() {
+                    break;
+                }
+                let mut notes = self.0.lock().unwrap();
+                notes.extend(out.drain(..).map(|out| match out {
+                    Outbound::Kick(peer, ..) => peer.connection,
+                    _ => panic!("this test queues nothing else"),
+                }));
+            }
+        }
+    }
+
+    fn kick(connection: u64) -> (u64, Outbound) {
+        let peer = Peer {
+            client: "c".into(),
+            connection,
+            session: 1,
+        };
+        let kick = Outbound::Kick(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
+        (connection, kick)
+    }
+
+    #[test]
+    fn nothing_leaves_before_its_position_is_durable() {
+        let (gate, recording) = (ResponseGate::default(), Recording::default());
+        gate.push(LogPosition(1), 9, [kick(10), kick(11)]);
+        gate.push(LogPosition(2), 9, [kick(20)]);
+        gate.push(LogPosition(3), 9, [kick(30)]);
+        gate.release(LogPosition(0), &recording);
+        assert!(recording.0.lock().unwrap().is_empty());
+        gate.release(LogPosition(2), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [10, 11, 20]);
+        // A lower position that arrives late changes nothing.
+        gate.release(LogPosition(1), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [10, 11, 20]);
+        gate.release(LogPosition(3), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [10, 11, 20, 30]);
+    }
+
+    #[test]
+    fn unordered_output_does_not_wait() {
+        let (gate, recording) = (ResponseGate::default(), Recording::default());
+        gate.push(LogPosition(5), 9, [kick(1)]);
+        gate.push_unordered([kick(1).1]);
+        gate.release(LogPosition(4), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [1]);
+        assert_eq!(gate.lock().waiting.len(), 1);
+    }
+
+    #[test]
+    fn outputs_of_one_decision_keep_their_order() {
+        let (gate, recording) = (ResponseGate::default(), Recording::default());
+        gate.push(LogPosition(5), 9, [kick(1)]);
+        // The second waits behind an output to the same connection, and the third behind the
+        // second.
+        gate.push(LogPosition(0), 9, [kick(2), kick(1), kick(3)]);
+        gate.release(LogPosition(4), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [2]);
+        gate.release(LogPosition(5), &recording);
+        assert_eq!(*recording.0.lock().unwrap(), [2, 1, 1, 3]);
+    }
+
+    #[test]
+    fn independent_output_waits_only_behind_its_connection() {
+        let (gate, recording) = (ResponseGate::default(), Recording::default());
+        let seen = || std::mem::take(&mut *recording.0.lock().unwrap());
+        gate.push(LogPosition(5), 9, [kick(1)]);
+        // Another client's read of something durable overtakes the write.
+        gate.push(LogPosition(0), 9, [kick(2)]);
+        // The writer's own read does not.
+        gate.push(LogPosition(0), 9, [kick(1)]);
+        gate.push(LogPosition(6), 9, [kick(2)]);
+        gate.push(LogPosition(3), 9, [kick(2)]);
+        gate.release(LogPosition(4), &recording);
+        assert_eq!(seen(), [2]);
+        gate.push(LogPosition(4), 9, [kick(1)]);
+        gate.release(LogPosition(5), &recording);
+        assert_eq!(seen(), [1, 1]);
+        gate.push(LogPosition(5), 9, [kick(3)]);
+        gate.release(LogPosition(6), &recording);
+        assert_eq!(seen(), [3, 2, 2, 1]);
+        // Nothing is left.
+        gate.push(LogPosition(6), 9, [kick(1)]);
+        gate.release(LogPosition(6), &recording);
+        assert_eq!(seen(), [1]);
+        let queue = gate.lock();
+        assert!(queue.destinations.is_empty() && queue.caused.is_empty());
+        assert_eq!(gate.bytes.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn waiting_outputs_count_for_the_connection_that_caused_them() {
+        let gate = ResponseGate::default();
+        let topic = vec![b't'; 1000];
+        let notify = |connection, payload: &Bytes| {
+            let message = Message::new(topic.clone(), payload.clone(), QoS::AtLeastOnce);
+            let (_, kick) = kick(connection);
+            let Outbound::Kick(peer, ..) = kick else {
+                panic!("a kick")
+            };
+            (connection, Outbound::Notify(peer, message, None))
+        };
+        let payload = Bytes::from(vec![b'p'; 1 << 20]);
+        let all = u64::MAX;
+        // A thousand watchers share the payload, and each has its own topic.
+        let bytes = gate.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
+        assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
+        assert!(gate.has_room(7, all));
+        for _ in 0..3 {
+            gate.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
+        }
+        assert!(!gate.has_room(7, all), "beyond its own limit");
+        assert!(gate.has_room(8, all));
+        gate.push(LogPosition(2), 8, [notify(1, &payload)]);
+        assert!(gate.has_room(8, all));
+        assert!(!gate.has_room(8, 1 << 20), "beyond the limit of all");
+        assert!(gate.has_room(9, 1 << 20), "a connection that caused nothing continues");
+        // The recording accepts only kicks.
+        gate.lock().released = LogPosition(2);
+        let mut out = Vec::new();
+        let left = gate.lock().ready(&mut out);
+        assert_eq!((out.len(), left), (4001, gate.bytes.load(Relaxed)));
+    }
+}
