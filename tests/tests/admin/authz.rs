@@ -72,27 +72,27 @@ fn explain_uses_active_rules_and_the_connected_user() {
             .code(code)
             .text()
     };
-    let said = says(1, &[]);
+    let output = says(1, &[]);
     assert!(
-        said.starts_with("denied: no rule lets press-4 write"),
-        "{said}"
+        output.starts_with("denied: no rule lets press-4 write"),
+        "{output}"
     );
     assert!(
-        said.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
-        "{said}"
+        output.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
+        "{output}"
     );
     assert!(
-        said.contains("press-4 is not connected; asked about as no user"),
-        "{said}"
+        output.contains("press-4 is not connected; asked about as no user"),
+        "{output}"
     );
-    let said = says(0, &["--user", "operator"]);
-    assert!(said.starts_with("allowed: rule 2"), "{said}");
+    let output = says(0, &["--user", "operator"]);
+    assert!(output.starts_with("allowed: rule 2"), "{output}");
 
     let client = Client::connect(server.address(), &as_user("press-4", "operator"));
-    let said = says(0, &[]);
+    let output = says(0, &[]);
     assert!(
-        said.contains("press-4 is connected; asked about as the user operator"),
-        "{said}"
+        output.contains("press-4 is connected; asked about as the user operator"),
+        "{output}"
     );
     says(1, &["--user", "guest"]);
     let json: Json = serde_json::from_str(&says(0, &["--json"])).unwrap();
@@ -201,10 +201,10 @@ fn session_share_is_named_before_it_refuses() {
     let mut clients: Vec<_> = (0..20).map(connect).collect();
     assert!(!ask().contains("max_sessions"), "{}", ask());
     clients.extend((20..30).map(connect));
-    let said = ask();
+    let output = ask();
     assert!(
-        said.contains("may have 27 of max_sessions, which is 40"),
-        "{said}"
+        output.contains("may have 27 of max_sessions, which is 40"),
+        "{output}"
     );
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("one-more"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
@@ -218,22 +218,22 @@ fn session_share_is_named_before_it_refuses() {
 #[test]
 fn explain_without_rules_says_so() {
     let server = Server::start();
-    let said = explain(&server, &["press-4", "GET", "speed"])
+    let output = explain(&server, &["press-4", "GET", "speed"])
         .code(0)
         .text();
     assert!(
-        said.starts_with("allowed: the store has no rules"),
-        "{said}"
+        output.starts_with("allowed: the store has no rules"),
+        "{output}"
     );
     explain(&server, &["press-4", "SUBSCRIBE", "#"]).code(0);
 
     let server = serve(&[], &["operator"], "users = \"users\"\n");
-    let said = explain(&server, &["press-4", "SUBSCRIBE", "#"])
+    let output = explain(&server, &["press-4", "SUBSCRIBE", "#"])
         .code(1)
         .text();
     assert!(
-        said.starts_with("denied: press-4 may not subscribe to #"),
-        "{said}"
+        output.starts_with("denied: press-4 may not subscribe to #"),
+        "{output}"
     );
     let mut client = Client::connect(server.address(), &as_user("press-4", "operator"));
     assert_eq!(client.subscribe("#", 1), 0x87);

@@ -151,7 +151,8 @@ fn signed_order_ships_and_promotes_a_policy() {
         "a file of {} bytes has too few chunks",
         file.len()
     );
-    // Chunks arrive in reverse order, each twice, since QoS 1 delivers at least once.
+    // Chunks arrive in reverse order, over two connections, and each of them twice, since QoS 1
+    // delivers at least once.
     for chunk in all.iter().skip(1).rev() {
         assert_eq!(publish(&mut client, chunk).0, 0);
         assert_eq!(publish(&mut client, chunk).0, 0);

@@ -73,7 +73,7 @@ fn history_lists_every_change_of_a_key() {
             ["set", "deleted", "set", "set", "set"],
             "{changes:#?}"
         );
-        let [four, gone, three, two, one] = &changes[..] else {
+        let [four, deleted, three, two, one] = &changes[..] else {
             unreachable!()
         };
         for (change, version) in [
@@ -90,8 +90,8 @@ fn history_lists_every_change_of_a_key() {
                 change["policy"]["digest"]
             );
         }
-        let gone_at = Hlc::parse_padded(gone["version"].as_str().unwrap()).unwrap();
-        assert!(third < gone_at && gone_at < fourth, "{gone}");
+        let deleted_at = Hlc::parse_padded(deleted["version"].as_str().unwrap()).unwrap();
+        assert!(third < deleted_at && deleted_at < fourth, "{deleted}");
         assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
         assert_eq!(
             (&one["client"], &two["client"]),
@@ -104,7 +104,7 @@ fn history_lists_every_change_of_a_key() {
             (&four["bytes"], &four["truncated"], &one["truncated"]),
             (&10_000.into(), &true.into(), &false.into())
         );
-        assert!(gone["value"].is_null() && gone["client"] == "client 1");
+        assert!(deleted["value"].is_null() && deleted["client"] == "client 1");
         assert!(beginning["since"].is_null() && beginning["before"].is_null());
         assert_eq!(beginning["changes"], 5);
     }
