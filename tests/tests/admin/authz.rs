@@ -1,4 +1,5 @@
-//! `statehouse authz explain` of a running store: what it says is what a client meets there.
+//! Tests `statehouse authz explain` on a running store. Its answer must match the decision that the
+//! store makes for a real client.
 
 use std::{fs, path::Path};
 
@@ -32,7 +33,8 @@ fn as_user(id: &str, user: &str) -> Connect {
     connect
 }
 
-/// A server under settings that name files of its own directory.
+/// Starts a server in a directory with these files, users and settings. Settings name files of this
+/// directory.
 fn serve(files: &[(&str, &str)], users: &[&str], settings: &str) -> Server {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -58,7 +60,7 @@ fn explain(server: &Server, arguments: &[&str]) -> Ran {
 }
 
 #[test]
-fn it_goes_by_the_rules_in_force_and_by_who_is_connected() {
+fn explain_uses_active_rules_and_the_connected_user() {
     let server = serve(
         &[("rules.toml", RULES)],
         &["operator", "guest"],
@@ -70,27 +72,27 @@ fn it_goes_by_the_rules_in_force_and_by_who_is_connected() {
             .code(code)
             .text()
     };
-    let said = says(1, &[]);
+    let output = says(1, &[]);
     assert!(
-        said.starts_with("denied: no rule lets press-4 write"),
-        "{said}"
+        output.starts_with("denied: no rule lets press-4 write"),
+        "{output}"
     );
     assert!(
-        said.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
-        "{said}"
+        output.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
+        "{output}"
     );
     assert!(
-        said.contains("press-4 is not connected; asked about as no user"),
-        "{said}"
+        output.contains("press-4 is not connected; asked about as no user"),
+        "{output}"
     );
-    let said = says(0, &["--user", "operator"]);
-    assert!(said.starts_with("allowed: rule 2"), "{said}");
+    let output = says(0, &["--user", "operator"]);
+    assert!(output.starts_with("allowed: rule 2"), "{output}");
 
     let client = Client::connect(server.address(), &as_user("press-4", "operator"));
-    let said = says(0, &[]);
+    let output = says(0, &[]);
     assert!(
-        said.contains("press-4 is connected; asked about as the user operator"),
-        "{said}"
+        output.contains("press-4 is connected; asked about as the user operator"),
+        "{output}"
     );
     says(1, &["--user", "guest"]);
     let json: Json = serde_json::from_str(&says(0, &["--json"])).unwrap();
@@ -107,11 +109,11 @@ fn it_goes_by_the_rules_in_force_and_by_who_is_connected() {
     let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
     assert!(
         !page.contains("what=\"write\""),
-        "asking refuses nobody anything: {page}"
+        "explain must not count as a refusal: {page}"
     );
 }
 
-/// The limit that it tells of, if it does.
+/// The limit that `authz explain` names, if it names one.
 fn limit(server: &Server, question: &[&str]) -> Option<String> {
     let ran = explain(server, question);
     let text = ran.text();
@@ -123,28 +125,28 @@ fn limit(server: &Server, question: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn it_tells_of_the_part_of_a_client_that_is_used_up() {
+fn explain_names_an_exhausted_client_quota() {
     let server = Server::with_config("max_client_keys = 1\n");
     let mut store = server.store("press-4");
     store.set("there", "value");
     server.store("press-5").set("other", "value");
     let full = Some("it owns max_client_keys, which is 1");
-    for (client, key, told) in [
+    for (client, key, expected) in [
         ("press-4", "new", full),
         ("press-4", "there", None),
         ("press-4", "other", full),
         ("press-6", "new", None),
         ("press-6", "there", None),
     ] {
-        assert_eq!(limit(&server, &[client, "SET", key]).as_deref(), told);
+        assert_eq!(limit(&server, &[client, "SET", key]).as_deref(), expected);
         assert_eq!(limit(&server, &[client, "DEL", key]), None);
     }
     assert!(store.ask(&["SET", "other", "v"]).text().contains("quota"));
 }
 
-/// A client is refused with what was said, or let in with what was said.
+/// The store refuses a request if and only if `authz explain` names a limit for it.
 #[test]
-fn it_tells_of_the_limit_that_a_client_would_meet() {
+fn explain_names_the_limit_that_refuses_a_client() {
     let server = Server::with_config(
         "max_keys = 1\nmax_client_watches = 1\nmax_client_subscriptions = 3\nmax_sessions = 1\n",
     );
@@ -167,7 +169,7 @@ fn it_tells_of_the_limit_that_a_client_would_meet() {
     assert_eq!(limit(&["press-4", "KEYNOTIFY", "there"]), None);
     assert_eq!(limit(&["press-5", "KEYNOTIFY", "new"]), None);
 
-    // The store's client has subscribed to where it is answered already.
+    // The client has one subscription already, to its response topics.
     let filters = ["a", "b", "c", "d"];
     let taken = filters.map(|filter| store.client.subscribe(filter, 1));
     assert_eq!(taken.last(), Some(&QUOTA_EXCEEDED), "{taken:x?}");
@@ -190,48 +192,48 @@ fn it_tells_of_the_limit_that_a_client_would_meet() {
     assert_eq!(limit(&["press-4", "CONNECT"]), None);
 }
 
-/// 30 of 40 sessions are one address's share, although ten are free.
+/// One address may not have more than 30 of 40 sessions, although ten are free.
 #[test]
-fn the_share_of_an_owner_is_named_before_it_refuses() {
+fn session_share_is_named_before_it_refuses() {
     let server = Server::with_config("max_sessions = 40\n");
     let ask = || explain(&server, &["one-more", "CONNECT"]).code(0).text();
     let connect = |n: usize| server.connect(&format!("client-{n}"));
     let mut clients: Vec<_> = (0..20).map(connect).collect();
     assert!(!ask().contains("max_sessions"), "{}", ask());
     clients.extend((20..30).map(connect));
-    let said = ask();
+    let output = ask();
     assert!(
-        said.contains("may have 27 of max_sessions, which is 40"),
-        "{said}"
+        output.contains("may have 27 of max_sessions, which is 40"),
+        "{output}"
     );
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("one-more"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
     clients.truncate(20);
-    eventually("its share has room", || {
+    eventually("a further session is allowed", || {
         (!ask().contains("max_sessions")).then_some(())
     });
     server.connect("one-more");
 }
 
 #[test]
-fn a_store_without_rules_says_so() {
+fn explain_without_rules_says_so() {
     let server = Server::start();
-    let said = explain(&server, &["press-4", "GET", "speed"])
+    let output = explain(&server, &["press-4", "GET", "speed"])
         .code(0)
         .text();
     assert!(
-        said.starts_with("allowed: the store has no rules"),
-        "{said}"
+        output.starts_with("allowed: the store has no rules"),
+        "{output}"
     );
     explain(&server, &["press-4", "SUBSCRIBE", "#"]).code(0);
 
     let server = serve(&[], &["operator"], "users = \"users\"\n");
-    let said = explain(&server, &["press-4", "SUBSCRIBE", "#"])
+    let output = explain(&server, &["press-4", "SUBSCRIBE", "#"])
         .code(1)
         .text();
     assert!(
-        said.starts_with("denied: press-4 may not subscribe to #"),
-        "{said}"
+        output.starts_with("denied: press-4 may not subscribe to #"),
+        "{output}"
     );
     let mut client = Client::connect(server.address(), &as_user("press-4", "operator"));
     assert_eq!(client.subscribe("#", 1), 0x87);
@@ -239,7 +241,7 @@ fn a_store_without_rules_says_so() {
 }
 
 #[test]
-fn where_no_store_runs_and_no_file_is_named_there_is_nobody_to_ask() {
+fn explain_without_a_store_or_rules_file_fails() {
     let directory = tempfile::tempdir().unwrap();
     let all = ["authz", "explain", "press-4", "GET", "speed"];
     run_in(directory.path(), &all, b"")

@@ -1,4 +1,5 @@
-//! `statehouse policy`: load, list, promote, rollback, route, unload.
+//! Tests the commands of `statehouse policy` on a running store: load, list, promote, rollback,
+//! shadow, diff, canary, route and unload.
 
 use std::{fs, thread, time::Duration};
 
@@ -12,7 +13,7 @@ use crate::wasm::{component, leb, section};
 use crate::{OURS, answers, eventually, listing, ours, policy, roles};
 
 #[test]
-fn a_policy_is_loaded_promoted_and_gone_back_from_without_a_restart() {
+fn policy_is_loaded_promoted_and_rolled_back_while_running() {
     let server = Server::start();
     let mut store = server.store("client");
     store.set("key", "value");
@@ -25,7 +26,7 @@ fn a_policy_is_loaded_promoted_and_gone_back_from_without_a_restart() {
     assert!(answers(&server, "tally"));
     assert_eq!(roles(&server, OURS).unwrap(), ["active"]);
     assert_eq!(roles(&server, "standard").unwrap(), ["previous"]);
-    // What was there is still there, on the connection that was open all the time.
+    // The same connection still reads the value that was set before the promotion.
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
 
     let back = policy(&server, &["rollback"]).code(0).text();
@@ -42,7 +43,7 @@ fn a_policy_is_loaded_promoted_and_gone_back_from_without_a_restart() {
 }
 
 #[test]
-fn load_can_promote_and_the_list_is_a_table() {
+fn load_with_promote_activates_and_list_prints_a_table() {
     let server = Server::start();
     policy(&server, &["load", "--promote", &ours()]).code(0);
     assert!(answers(&server, "tally"));
@@ -67,9 +68,9 @@ fn load_can_promote_and_the_list_is_a_table() {
     assert_eq!(view["digest"].as_str().unwrap().len(), 64);
 }
 
-/// What was assigned outlives the process, however it ends.
+/// The assignment of policies survives both kill -9 and SIGTERM.
 #[test]
-fn a_restart_goes_on_with_the_same_policies() {
+fn restart_keeps_the_assigned_policies() {
     let mut server = Server::restartable(&[]);
     let faulty = policies::faulty();
     policy(&server, &["load", faulty]).code(0);
@@ -96,9 +97,9 @@ fn a_restart_goes_on_with_the_same_policies() {
     assert_eq!(roles(&server, "faulty").unwrap(), ["routed"]);
 }
 
-/// The policy of the route fails at a value that means nothing to the standard one.
+/// The routed policy fails on a value that the standard policy accepts.
 #[test]
-fn a_route_is_for_its_keys_only() {
+fn route_applies_to_its_keys_only() {
     let server = Server::start();
     policy(&server, &["load", policies::faulty()]).code(0);
     let fails = |key: &str| {
@@ -123,9 +124,9 @@ fn a_route_is_for_its_keys_only() {
     policy(&server, &["route", "lab/"]).code(2);
 }
 
-/// The candidate sees what clients ask, and its answers go nowhere.
+/// The shadow policy handles a copy of each request. Its answers are compared and never sent.
 #[test]
-fn a_shadow_is_compared_and_answers_nobody() {
+fn shadow_is_compared_and_never_answers_clients() {
     let server = Server::start();
     policy(&server, &["diff"]).code(1).says("policy shadow");
     policy(&server, &["load", &ours()]).code(0);
@@ -164,7 +165,7 @@ fn a_shadow_is_compared_and_answers_nobody() {
 }
 
 #[test]
-fn a_canary_answers_its_clients_only() {
+fn canary_answers_its_clients_only() {
     let mut server = Server::restartable(&[]);
     policy(&server, &["load", &ours()]).code(0);
     policy(&server, &["canary", OURS]).code(2);
@@ -189,7 +190,7 @@ fn a_canary_answers_its_clients_only() {
 }
 
 #[test]
-fn names_that_mean_nothing_or_too_much() {
+fn unknown_policy_name_is_refused_with_suggestions() {
     let server = Server::start();
     policy(&server, &["promote", "nonsense"])
         .code(1)
@@ -207,7 +208,7 @@ fn names_that_mean_nothing_or_too_much() {
 }
 
 #[test]
-fn files_that_are_no_policy_change_nothing() {
+fn load_of_an_invalid_file_changes_nothing() {
     let server = Server::start();
     let before = listing(&server);
     let files: [(&str, &[u8]); 5] = [
@@ -221,7 +222,7 @@ fn files_that_are_no_policy_change_nothing() {
         fs::write(server.directory().join(name), bytes).unwrap();
         policy(&server, &["load", name]).code(4);
     }
-    // Not read at all: it is sparse, and would be a hundred megabytes in memory.
+    // This file is sparse, and must be refused before it is read: it would take 100 MiB of memory.
     let large = fs::File::create(server.directory().join("large.wasm")).unwrap();
     large.set_len(100 << 20).unwrap();
     policy(&server, &["load", "large.wasm"])
@@ -234,11 +235,11 @@ fn files_that_are_no_policy_change_nothing() {
 }
 
 #[test]
-fn without_a_store_commands_say_so() {
+fn commands_without_a_store_report_it() {
     let directory = tempfile::tempdir().unwrap();
     let list = || run_in(directory.path(), &["policy", "list"], b"");
     list().code(3).says("statehouse serve");
-    // A killed one leaves its file, which leads nowhere.
+    // A killed store leaves its admin file, but the address in it does not answer.
     let mut server = Server::restartable(&[]);
     server.kill();
     policy(&server, &["list"]).code(3).says("killed");
@@ -246,9 +247,10 @@ fn without_a_store_commands_say_so() {
     policy(&server, &["list"]).code(3);
 }
 
-/// It was sometimes told that nobody could be reached: the store had hung up on the file.
+/// The command sometimes reported that the store was unreachable: the store had closed the
+/// connection before it had received the whole file.
 #[test]
-fn who_sends_megabytes_is_told_too_that_the_token_is_wrong() {
+fn large_upload_with_a_wrong_token_names_the_token() {
     let server = Server::start();
     let admin = Admin::of(&server);
     let file = fs::File::create(server.directory().join("large.wasm")).unwrap();
@@ -265,7 +267,7 @@ fn who_sends_megabytes_is_told_too_that_the_token_is_wrong() {
 }
 
 #[test]
-fn help_teaches() {
+fn help_of_each_policy_command_has_examples() {
     let help = run_in(".".as_ref(), &["policy", "--help"], b"")
         .code(0)
         .text();
@@ -280,15 +282,16 @@ fn help_teaches() {
     }
 }
 
-/// A component that is no policy, which shows only when all of its functions are compiled.
+/// A component that is not a policy. The store finds this out only after it has compiled every
+/// function.
 fn slow_to_compile() -> Vec<u8> {
     const FUNCTIONS: usize = 4_000;
-    // (local.get 0), then again and again (local.get 0) (i64.mul) (i64.const 7) (i64.add), and the end.
+    // (local.get 0), then 1000 times (local.get 0) (i64.mul) (i64.const 7) (i64.add), then the end.
     let steps = [0x20, 0, 0x7e, 0x42, 7, 0x7c].repeat(1_000);
     let body = [&[0, 0x20, 0][..], &steps, &[0x0b]].concat();
     let bodies = [leb(body.len()), body].concat().repeat(FUNCTIONS);
     component(&[
-        // One type: an i64 becomes an i64.
+        // One type: a function from i64 to i64.
         section(1, &[1, 0x60, 1, 0x7e, 1, 0x7e]),
         section(3, &[leb(FUNCTIONS), vec![0; FUNCTIONS]].concat()),
         section(10, &[leb(FUNCTIONS), bodies].concat()),
@@ -296,7 +299,7 @@ fn slow_to_compile() -> Vec<u8> {
 }
 
 #[test]
-fn a_store_ends_while_a_policy_is_compiled() {
+fn store_stops_while_a_policy_is_compiled() {
     let mut server = Server::start();
     let file = server.directory().join("slow.wasm");
     fs::write(&file, slow_to_compile()).unwrap();
@@ -307,7 +310,7 @@ fn a_store_ends_while_a_policy_is_compiled() {
     thread::sleep(Duration::from_secs(2));
     assert!(
         !loading.is_finished(),
-        "the compiler was too fast to say anything"
+        "the compiler finished before the signal was sent"
     );
     server.signal("TERM");
     let status = server.wait(Duration::from_secs(5));

@@ -1,4 +1,5 @@
-//! The drop directory.
+//! Tests the drop directory: the store loads each policy file that appears there, and writes the
+//! result into a status file next to it.
 
 use std::{
     fs::{self, File, FileTimes},
@@ -18,7 +19,7 @@ fn status(path: &Path) -> Option<String> {
     fs::read_to_string(PathBuf::from(name)).ok()
 }
 
-/// The status once it begins so.
+/// Waits for a status that starts with `beginning`.
 fn wait(path: &Path, beginning: &str) -> String {
     eventually(&format!("{} {beginning}", path.display()), || {
         status(path).filter(|line| line.starts_with(beginning))
@@ -26,10 +27,10 @@ fn wait(path: &Path, beginning: &str) -> String {
 }
 
 #[test]
-fn what_appears_is_loaded_and_its_status_is_beside_it() {
+fn dropped_policy_is_loaded_and_gets_a_status_file() {
     let drop = tempfile::tempdir().unwrap();
     let file = drop.path().join("rule.wasm");
-    // It may be there before the store is.
+    // The file may exist before the store starts.
     fs::copy(ours(), &file).unwrap();
     let server = Server::with("", &["--policy-drop", drop.path().to_str().unwrap()]);
     let line = wait(&file, "loaded ");
@@ -43,7 +44,7 @@ fn what_appears_is_loaded_and_its_status_is_beside_it() {
     fs::write(&wrong, b"this is no policy").unwrap();
     let line = wait(&wrong, "refused: ");
     assert!(line.contains("not WebAssembly"), "{line}");
-    // One that is still being copied, it seems.
+    // The store finds half of a file, as if it were still being copied.
     let half = drop.path().join("half.wasm");
     let whole = fs::read(ours()).unwrap();
     fs::write(&half, &whole[..whole.len() / 2]).unwrap();
@@ -57,7 +58,7 @@ fn what_appears_is_loaded_and_its_status_is_beside_it() {
         .unwrap();
     assert!(wait(&large, "refused: ").contains("104857600 bytes"));
 
-    // Other names are nothing to it, and a changed file is looked at again.
+    // The store ignores other file names, and loads a changed file again.
     let other = drop.path().join("other.txt");
     fs::write(&other, b"").unwrap();
     fs::copy(&file, &wrong).unwrap();
@@ -65,14 +66,14 @@ fn what_appears_is_loaded_and_its_status_is_beside_it() {
     assert_eq!(status(&other), None);
 }
 
-/// Builds that can be repeated give every file the same time, and often the same size.
+/// Reproducible builds give every file the same time, and often the same size.
 #[test]
-fn a_file_of_the_same_size_and_time_is_looked_at_again() {
+fn changed_file_of_the_same_size_and_time_is_loaded() {
     let drop = tempfile::tempdir().unwrap();
     let _server = Server::with("", &["--policy-drop", drop.path().to_str().unwrap()]);
     let file = drop.path().join("rule.wasm");
     for name in [b'a', b'b'] {
-        // A custom section makes another build of it.
+        // A custom section makes this a different build.
         let build = [fs::read(ours()).unwrap(), vec![0, 2, 1, name]].concat();
         fs::write(&file, &build).unwrap();
         let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
@@ -85,26 +86,26 @@ fn a_file_of_the_same_size_and_time_is_looked_at_again() {
     }
 }
 
-/// Whoever may write there can put anything beside a policy.
+/// A user who may write to the directory can create any file next to a policy.
 #[test]
-fn what_lies_beside_a_policy_is_neither_followed_nor_waited_for() {
+fn pipes_and_symlinks_next_to_a_policy_are_replaced() {
     let drop = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::NamedTempFile::new().unwrap();
     let server = Server::with("", &["--policy-drop", drop.path().to_str().unwrap()]);
-    // One that is loaded already is asked for its status.
+    // The same policy is loaded already, so the dropped file only needs a status.
     policy(&server, &["load", &ours()]).code(0);
     let file = drop.path().join("rule\nERROR forged.wasm");
-    let beside = |ending: &str| {
+    let with_ending = |ending: &str| {
         let mut name = file.as_os_str().to_owned();
         name.push(ending);
         PathBuf::from(name)
     };
-    let made = Command::new("mkfifo").arg(beside(".status")).status();
+    let made = Command::new("mkfifo").arg(with_ending(".status")).status();
     assert!(made.unwrap().success());
-    symlink(elsewhere.path(), beside(".status.new")).unwrap();
+    symlink(elsewhere.path(), with_ending(".status.new")).unwrap();
     fs::copy(ours(), &file).unwrap();
-    eventually("the pipe gives way to the status", || {
-        let data = fs::symlink_metadata(beside(".status")).unwrap();
+    eventually("the status file replaces the pipe", || {
+        let data = fs::symlink_metadata(with_ending(".status")).unwrap();
         data.is_file().then_some(())
     });
     assert!(status(&file).unwrap().starts_with("loaded "));
@@ -114,7 +115,7 @@ fn what_lies_beside_a_policy_is_neither_followed_nor_waited_for() {
 }
 
 #[test]
-fn with_promote_it_answers_once() {
+fn dropped_file_is_promoted_once() {
     let drop = tempfile::tempdir().unwrap();
     let toml = format!(
         "policy_drop = \"{}\"\npolicy_drop_action = \"promote\"\n",
@@ -126,22 +127,23 @@ fn with_promote_it_answers_once() {
     wait(&file, "active ");
     assert!(answers(&server, "tally"));
     policy(&server, &["rollback"]).code(0);
-    // Two more looks, seen by a file that is dropped now, change nothing, nor does a restart.
-    let settled = |server: &Server, name: &str| {
+    // Neither another scan of the directory nor a restart promotes the file again. A new file,
+    // which gets a status, shows that a scan has ended.
+    let after_a_scan = |server: &Server, name: &str| {
         let marker = drop.path().join(name);
         fs::write(&marker, name).unwrap();
         wait(&marker, "refused: ");
         assert!(!answers(server, "tally"));
     };
-    settled(&server, "one.wasm");
+    after_a_scan(&server, "one.wasm");
     server.signal("TERM");
     server.wait(std::time::Duration::from_secs(20));
     server.restart();
-    settled(&server, "two.wasm");
+    after_a_scan(&server, "two.wasm");
 }
 
 #[test]
-fn signatures_count_there_too() {
+fn dropped_file_must_be_signed_by_a_trusted_key() {
     let drop = tempfile::tempdir().unwrap();
     let keys = tempfile::tempdir().unwrap();
     let key = keygen(keys.path(), "trusted");

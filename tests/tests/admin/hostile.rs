@@ -1,4 +1,5 @@
-//! Policies that go wrong in every known way, as candidates: who is only tried harms nobody.
+//! Loads policies that fail in every known way, as shadow policies. A policy that is only tried
+//! must never affect clients.
 
 use std::fs::{self, File};
 
@@ -7,7 +8,8 @@ use statehouse_tests::{Server, policies};
 
 use crate::{eventually, policy, wasm::bomb};
 
-/// Every request goes to the candidate as well, which fails at each; the standard policy answers all the same.
+/// Every request goes to the shadow policy as well, which fails in each of `modes`. The standard
+/// policy must still answer.
 fn in_shadow(module: &str, name: &str, modes: &str) {
     let mut server = Server::start();
     policy(&server, &["load", module]).code(0);
@@ -21,14 +23,14 @@ fn in_shadow(module: &str, name: &str, modes: &str) {
         assert_eq!(store.get(&key), Some(mode.as_bytes().to_vec()));
         assert_eq!(other.get("kept"), Some(b"still there".to_vec()));
     }
-    let report = eventually("every request is looked at", || {
+    let report = eventually("every request was compared", || {
         let report = policy(&server, &["diff", "--json"]).text();
         let report: Json = serde_json::from_str(&report).unwrap();
         let counted = ["compared", "not_comparable", "skipped"]
             .iter()
             .map(|name| report[name].as_u64().unwrap())
             .sum::<u64>();
-        // One SET at first, then a SET and two GETs in each mode.
+        // One SET at the start, then a SET and two GETs in each mode.
         (counted > 3 * modes.lines().count() as u64).then_some(report)
     });
     assert!(report["failed"].as_u64().unwrap() > 0, "{report}");
@@ -43,21 +45,21 @@ fn in_shadow(module: &str, name: &str, modes: &str) {
 }
 
 #[test]
-fn a_faulty_candidate_leaves_live_traffic_alone() {
+fn faulty_shadow_does_not_affect_clients() {
     let modes = include_str!("../../policies/faulty/faults.txt");
     in_shadow(policies::faulty(), "faulty", modes);
 }
 
 #[test]
-fn a_malformed_candidate_leaves_live_traffic_alone() {
+fn malformed_shadow_does_not_affect_clients() {
     let module = policies::malformed();
     let modes = include_str!("../../policies/malformed/malformations.txt");
     in_shadow(module.to_str().unwrap(), "malformed", modes);
 }
 
-/// It is refused by its size alone, wherever it comes from.
+/// The commands refuse the file by its size alone.
 #[test]
-fn a_file_of_a_hundred_megabytes() {
+fn policy_of_100_mib_is_refused_unread() {
     let mut server = Server::start();
     let mut store = server.store("client");
     store.set("kept", "still there");
@@ -72,13 +74,13 @@ fn a_file_of_a_hundred_megabytes() {
     }
     assert_eq!(store.get("kept"), Some(b"still there".to_vec()));
     assert!(server.runs());
-    // Nobody read it into memory.
+    // The store has not read the file into memory.
     assert!(server.memory_kib() < before_kib + (64 << 10));
 }
 
-/// Half a megabyte took the store more than a gigabyte while it compiled.
+/// Compiling half a megabyte once took more than a gigabyte of the store's memory.
 #[test]
-fn a_policy_that_is_costly_to_compile_costs_the_store_nothing() {
+fn policy_that_is_costly_to_compile_is_refused_cheaply() {
     let mut server = Server::start();
     let mut store = server.store("client");
     store.set("kept", "still there");

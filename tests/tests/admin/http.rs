@@ -1,4 +1,5 @@
-//! The administration over HTTP: who gets in, and what is refused before it is read.
+//! Tests the admin API over HTTP: authentication, hostile requests, limits and metrics. A request
+//! without the token must be refused before its body is read.
 
 use std::{
     io::{Read, Write},
@@ -12,25 +13,25 @@ use statehouse_tests::{Admin, Server, command, run_in};
 
 use crate::{eventually, policy};
 
-/// Where it is and what lets in.
-struct Door {
+/// The address and the token of the admin API.
+struct Api {
     address: SocketAddr,
     token: String,
 }
 
-fn door(server: &Server) -> Door {
+fn api(server: &Server) -> Api {
     let file = server.directory().join("statehouse-data/admin");
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let file: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let url = file["url"].as_str().unwrap();
-    Door {
+    Api {
         address: url.strip_prefix("http://").unwrap().parse().unwrap(),
         token: file["token"].as_str().unwrap().to_owned(),
     }
 }
 
-impl Door {
+impl Api {
     fn open(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
         stream
@@ -39,7 +40,7 @@ impl Door {
         stream
     }
 
-    /// A request's head with a host and these lines.
+    /// The head of a request with a `Host` header and these lines.
     fn head(&self, first: &str, lines: &[&str]) -> String {
         let lines: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
         format!(
@@ -52,7 +53,7 @@ impl Door {
         format!("Authorization: Bearer {}", self.token)
     }
 
-    /// Status and body.
+    /// Sends a request. Returns the status and the body of the answer.
     fn send(&self, bytes: &[u8]) -> (u16, String) {
         let mut stream = self.open();
         stream.write_all(bytes).unwrap();
@@ -67,7 +68,7 @@ impl Door {
 
 fn read(mut stream: TcpStream) -> (u16, String) {
     let mut text = Vec::new();
-    // It may be reset once the answer is out, where not all was read.
+    // The server may reset the connection after its answer if it has not read the whole request.
     let _ = stream.read_to_end(&mut text);
     let text = String::from_utf8(text).unwrap();
     let (head, body) = text
@@ -77,48 +78,48 @@ fn read(mut stream: TcpStream) -> (u16, String) {
 }
 
 #[test]
-fn only_who_can_read_the_data_directory_gets_in() {
+fn request_without_the_token_of_the_data_directory_fails() {
     let server = Server::start();
-    let door = door(&server);
-    assert_eq!(door.get("/v1/policies").0, 200);
-    let status = |lines: &[&str]| door.send(door.head("GET /v1/policies", lines).as_bytes()).0;
+    let api = api(&server);
+    assert_eq!(api.get("/v1/policies").0, 200);
+    let status = |lines: &[&str]| api.send(api.head("GET /v1/policies", lines).as_bytes()).0;
     assert_eq!(status(&[]), 401);
     assert_eq!(status(&["Authorization: Bearer wrong"]), 401);
     assert_eq!(
-        status(&[&format!("Authorization: Bearer {}x", door.token)]),
+        status(&[&format!("Authorization: Bearer {}x", api.token)]),
         401
     );
     assert_eq!(
-        status(&[&format!("Authorization: Basic {}", door.token)]),
+        status(&[&format!("Authorization: Basic {}", api.token)]),
         401
     );
-    // A page in a browser of this machine: the token does not help it.
-    assert_eq!(status(&[&door.bearer(), "Origin: http://127.0.0.1"]), 403);
-    assert_eq!(status(&[&door.bearer(), "Origin: null"]), 403);
+    // A web page in a browser on this machine is refused, even with the token.
+    assert_eq!(status(&[&api.bearer(), "Origin: http://127.0.0.1"]), 403);
+    assert_eq!(status(&[&api.bearer(), "Origin: null"]), 403);
     let host = |host: &str| {
         let request = format!(
             "GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{}\r\n\r\n",
-            door.bearer()
+            api.bearer()
         );
-        door.send(request.as_bytes()).0
+        api.send(request.as_bytes()).0
     };
     assert_eq!(host("localhost"), 200);
     assert_eq!(host("store.example"), 403);
-    let changed = door.send(door.head("POST /v1/rollback", &[]).as_bytes());
+    let changed = api.send(api.head("POST /v1/rollback", &[]).as_bytes());
     assert_eq!(changed.0, 401, "{}", changed.1);
 }
 
 #[test]
-fn a_request_that_repeats_a_header_with_one_value_is_refused() {
+fn repeated_single_value_header_is_refused() {
     let server = Server::start();
-    let door = door(&server);
+    let api = api(&server);
     for (path, second) in [
         ("/v1/policies", "Host: evil.example"),
         ("/v1/policies", "Authorization: Bearer other"),
         ("/livez", "Host: evil.example"),
     ] {
-        let head = door.head(&format!("GET {path}"), &[&door.bearer(), second]);
-        let (status, answer) = door.send(head.as_bytes());
+        let head = api.head(&format!("GET {path}"), &[&api.bearer(), second]);
+        let (status, answer) = api.send(head.as_bytes());
         assert!(
             status == 400 && answer.contains("more than one"),
             "{path}, {second}: {status} {answer}"
@@ -127,13 +128,13 @@ fn a_request_that_repeats_a_header_with_one_value_is_refused() {
 }
 
 #[test]
-fn paths_methods_and_bodies_that_are_none() {
+fn invalid_path_method_or_body_is_a_client_error() {
     let server = Server::start();
-    let door = door(&server);
+    let api = api(&server);
     let send = |first: &str, body: &str| {
         let length = format!("Content-Length: {}", body.len());
-        let head = door.head(first, &[&door.bearer(), &length]);
-        let (status, answer) = door.send((head + body).as_bytes());
+        let head = api.head(first, &[&api.bearer(), &length]);
+        let (status, answer) = api.send((head + body).as_bytes());
         let answer: Json = serde_json::from_str(&answer).unwrap();
         assert!(answer["error"].is_string(), "{first}: {answer}");
         status
@@ -164,84 +165,85 @@ fn paths_methods_and_bodies_that_are_none() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_refused_before_it_is_read() {
+fn too_large_body_is_refused_before_it_is_read() {
     let server = Server::start();
-    let door = door(&server);
-    let bearer = door.bearer();
+    let api = api(&server);
+    let bearer = api.bearer();
     let memory_kib = server.memory_kib();
-    // Nothing of it is sent.
-    let head = door.head("POST /v1/policies", &[&bearer, "Content-Length: 104857600"]);
-    assert_eq!(door.send(head.as_bytes()).0, 413);
-    // Its length is not said.
-    let head = door.head(
+    // The head alone: none of the body is sent.
+    let head = api.head("POST /v1/policies", &[&bearer, "Content-Length: 104857600"]);
+    assert_eq!(api.send(head.as_bytes()).0, 413);
+    // A chunked body does not announce its length.
+    let head = api.head(
         "PUT /v1/routes?prefix=a",
         &[&bearer, "Transfer-Encoding: chunked"],
     );
     let body = format!("8000\r\n{}\r\n0\r\n\r\n", " ".repeat(0x8000));
-    assert_eq!(door.send((head + &body).as_bytes()).0, 413);
-    // Without the token not even its size is looked at.
-    let head = door.head("POST /v1/policies", &["Content-Length: 104857600"]);
-    assert_eq!(door.send(head.as_bytes()).0, 401);
+    assert_eq!(api.send((head + &body).as_bytes()).0, 413);
+    // The token is checked before the length of the body.
+    let head = api.head("POST /v1/policies", &["Content-Length: 104857600"]);
+    assert_eq!(api.send(head.as_bytes()).0, 401);
     let long = format!("X: {}", "x".repeat(64 << 10));
-    let status = door
-        .send(door.head("GET /v1/policies", &[&bearer, &long]).as_bytes())
+    let status = api
+        .send(api.head("GET /v1/policies", &[&bearer, &long]).as_bytes())
         .0;
     assert!((400..500).contains(&status), "{status}");
     assert!(server.memory_kib() < memory_kib + 32 * 1024);
-    assert_eq!(door.get("/v1/policies").0, 200);
+    assert_eq!(api.get("/v1/policies").0, 200);
 }
 
-/// Opens many connections that send a part of a request each, and leaves them open.
-fn hold(door: &Door, count: usize, part: &str) -> Vec<TcpStream> {
-    let mut held: Vec<TcpStream> = (0..count).map(|_| door.open()).collect();
+/// Opens `count` connections, sends a part of a request on each, and leaves them open.
+fn hold(api: &Api, count: usize, part: &str) -> Vec<TcpStream> {
+    let mut held: Vec<TcpStream> = (0..count).map(|_| api.open()).collect();
     for stream in &mut held {
-        // The oldest were closed by now.
+        // The server may have closed the oldest connections by now.
         _ = stream.write_all(part.as_bytes());
     }
     held
 }
 
 #[test]
-fn half_sent_requests_keep_neither_probes_nor_operators_out() {
+fn half_sent_requests_block_neither_probes_nor_operators() {
     let server = Server::start();
-    let door = door(&server);
-    let mut slow = hold(&door, 300, "GET /v1/policies HTTP/1.1\r\nHost: ");
-    // A body that does not come, and an answer that is not read, both without a token.
-    let body = door.head("POST /v1/policies", &["Content-Length: 1000"]);
-    let _slow_bodies = hold(&door, 64, &body);
-    let unread = door.head("GET /livez", &[]).repeat(10);
-    let _unread = hold(&door, 64, &unread);
+    let api = api(&server);
+    let mut slow = hold(&api, 300, "GET /v1/policies HTTP/1.1\r\nHost: ");
+    // Without a token: bodies that never arrive, and answers that are never read.
+    let body = api.head("POST /v1/policies", &["Content-Length: 1000"]);
+    let _slow_bodies = hold(&api, 64, &body);
+    let unread = api.head("GET /livez", &[]).repeat(10);
+    let _unread = hold(&api, 64, &unread);
     for _ in 0..100 {
-        assert_eq!(door.send(door.head("GET /livez", &[]).as_bytes()).0, 200);
-        assert_eq!(door.get("/metrics").0, 200);
+        assert_eq!(api.send(api.head("GET /livez", &[]).as_bytes()).0, 200);
+        assert_eq!(api.get("/metrics").0, 200);
     }
-    // The oldest was closed for newer ones, without waiting for the time of its head to be over.
+    // The server closed the oldest connection in favor of newer ones, before the timeout for its
+    // head.
     let mut nothing = Vec::new();
     let ended = slow[0].read_to_end(&mut nothing);
     assert!(ended.is_ok() && nothing.is_empty() || ended.is_err());
 }
 
-/// Operators who hold all their seats keep out operators only.
+/// Operators who use all connections for operators block only other operators.
 #[test]
-fn connections_of_operators_keep_no_probe_out() {
+fn connections_of_operators_do_not_block_probes() {
     let server = Server::start();
-    let door = door(&server);
-    let bearer = door.bearer();
-    let body = door.head("POST /v1/policies", &[&bearer, "Content-Length: 1000"]);
-    let held = hold(&door, 16, &body);
+    let api = api(&server);
+    let bearer = api.bearer();
+    let body = api.head("POST /v1/policies", &[&bearer, "Content-Length: 1000"]);
+    let held = hold(&api, 16, &body);
     let mut refused = 503;
     for _ in 0..100 {
-        assert_eq!(door.send(door.head("GET /livez", &[]).as_bytes()).0, 200);
-        refused = door.get("/v1/policies").0;
+        assert_eq!(api.send(api.head("GET /livez", &[]).as_bytes()).0, 200);
+        refused = api.get("/v1/policies").0;
     }
     assert_eq!(refused, 503);
     drop(held);
-    let again = || (door.get("/v1/policies").0 == 200).then_some(());
-    eventually("the seats are free again", again);
+    let again = || (api.get("/v1/policies").0 == 200).then_some(());
+    eventually("connections for operators are free again", again);
 }
 
 #[test]
-fn without_a_token_of_the_operator_the_address_is_loopback_or_none() {
+fn admin_address_without_an_operator_token_is_loopback() {
     let directory = tempfile::tempdir().unwrap();
     for address in ["0.0.0.0:0", "192.0.2.1:80", "[::]:0"] {
         run_in(directory.path(), &["serve", "--admin", address], b"")
@@ -259,19 +261,20 @@ fn without_a_token_of_the_operator_the_address_is_loopback_or_none() {
 }
 
 #[test]
-fn the_file_goes_with_the_store() {
+fn admin_file_is_removed_when_the_store_stops() {
     let mut server = Server::start();
-    let first = door(&server).token;
+    let first = api(&server).token;
     server.signal("TERM");
     server.wait(Duration::from_secs(20));
     assert!(!server.directory().join("statehouse-data/admin").exists());
     server.restart();
-    assert_ne!(door(&server).token, first);
+    assert_ne!(api(&server).token, first);
 }
 
-/// Nothing is kept, so nobody could be told a token there: whoever starts the store names one.
+/// A store in memory has no data directory that could hold a token file, so the operator must
+/// choose the token.
 #[test]
-fn in_memory_the_token_comes_from_the_environment() {
+fn token_in_memory_comes_from_the_environment() {
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--durability", "memory"]);
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());
     server.wait_for_log("the administration is off");
@@ -302,11 +305,11 @@ fn in_memory_the_token_comes_from_the_environment() {
 }
 
 #[test]
-fn metrics_are_openmetrics() {
+fn metrics_page_is_openmetrics() {
     let server = Server::start();
     let mut store = server.store("client");
     store.set("key", "value");
-    let (status, page) = door(&server).get("/metrics");
+    let (status, page) = api(&server).get("/metrics");
     assert_eq!(status, 200);
     assert!(page.ends_with("# EOF\n"), "{page}");
     assert!(page.contains("\nstatehouse_keys 1\n"), "{page}");
@@ -346,67 +349,63 @@ fn metrics_are_openmetrics() {
     assert!(set.ends_with("} 1"), "{set}");
 }
 
-/// What supervisors ask has no token, and tells nothing but yes or no.
 #[test]
-fn what_operators_do_is_in_the_audit_log_and_so_is_who_was_none() {
+fn audit_log_names_operator_actions_and_refused_requests() {
     let server = Server::start();
     let admin = Admin::of(&server);
     let promoted = admin.ask("POST", "/v1/policies/standard/promote", b"");
-    admin.ask("DELETE", "/v1/policies/nobody", b"");
-    let door = door(&server);
-    let stranger = door.head("POST /v1/policies", &["Authorization: Bearer guess"]);
-    assert_eq!(door.send(stranger.as_bytes()).0, 401);
+    admin.ask("DELETE", "/v1/policies/missing", b"");
+    let api = api(&server);
+    let stranger = api.head("POST /v1/policies", &["Authorization: Bearer guess"]);
+    assert_eq!(api.send(stranger.as_bytes()).0, 401);
     server.wait_for_log("what=\"administer\"");
     let acts: Vec<String> = (server.stderr().into_iter())
         .filter(|it| it.contains("statehouse::audit"))
         .collect();
-    let says = |words: &[&str]| {
-        let is_it = |line: &&String| words.iter().all(|word| line.contains(word));
+    let logged = |words: &[&str]| {
+        let matches = |line: &&String| words.iter().all(|word| line.contains(word));
         assert!(
-            acts.iter().any(|it| is_it(&it)),
+            acts.iter().any(|it| matches(&it)),
             "{words:?} are not in {acts:#?}"
         );
     };
-    says(&[
+    logged(&[
         "POST",
         "/v1/policies/standard/promote",
         &promoted.0.to_string(),
     ]);
-    says(&["DELETE", "/v1/policies/nobody", "404"]);
-    says(&["refused", "administer", "token"]);
+    logged(&["DELETE", "/v1/policies/missing", "404"]);
+    logged(&["refused", "administer", "token"]);
     let (_, metrics) = admin.ask("GET", "/metrics", b"");
     let counted = "statehouse_access_refused_total{what=\"administer\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
 }
 
+/// Health probes need no token. Their answer is only a status code.
 #[test]
-fn anybody_on_this_machine_may_ask_whether_it_is_well() {
+fn health_probes_need_no_token() {
     let server = Server::start();
-    let door = door(&server);
+    let api = api(&server);
     for path in ["/livez", "/readyz"] {
-        let asked = door.head(&format!("GET {path}"), &[]);
-        assert_eq!(
-            door.send(asked.as_bytes()),
-            (200, "{}".to_owned()),
-            "{path}"
-        );
-        let told = door.head(&format!("POST {path}"), &[]);
-        assert_eq!(door.send(told.as_bytes()).0, 401, "{path}");
+        let asked = api.head(&format!("GET {path}"), &[]);
+        assert_eq!(api.send(asked.as_bytes()), (200, "{}".to_owned()), "{path}");
+        let changing = api.head(&format!("POST {path}"), &[]);
+        assert_eq!(api.send(changing.as_bytes()).0, 401, "{path}");
     }
 }
 
 #[test]
-fn a_token_of_the_operator_opens_the_administration_to_other_machines() {
-    let token = "a token that its operator has chosen, and nobody guesses";
+fn operator_token_allows_requests_from_other_machines() {
+    let token = "a token that the operator has chosen and is hard to guess";
     let mut command = command(&["serve", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0"]);
     command.env("STATEHOUSE_ADMIN_TOKEN", token);
     let server = Server::spawn(command, tempfile::tempdir().unwrap());
-    let mut door = door(&server);
-    assert_eq!(door.token, token);
-    door.address.set_ip([127, 0, 0, 1].into());
+    let mut api = api(&server);
+    assert_eq!(api.token, token);
+    api.address.set_ip([127, 0, 0, 1].into());
     let elsewhere = "GET /metrics HTTP/1.1\r\nHost: store.example\r\nConnection: close\r\n";
     let bare = format!("{elsewhere}\r\n");
-    assert_eq!(door.send(bare.as_bytes()).0, 401);
-    let shown = format!("{elsewhere}{}\r\n\r\n", door.bearer());
-    assert_eq!(door.send(shown.as_bytes()).0, 200);
+    assert_eq!(api.send(bare.as_bytes()).0, 401);
+    let shown = format!("{elsewhere}{}\r\n\r\n", api.bearer());
+    assert_eq!(api.send(shown.as_bytes()).0, 200);
 }

@@ -1,5 +1,5 @@
-//! Limits that change in the settings file while clients are connected: what is new is refused or let in at once, and
-//! nothing is taken away from what is there.
+//! Changes limits in the settings file while clients are connected. A changed limit must apply to
+//! new requests at once, and must never remove existing data, sessions or connections.
 
 use std::{fs, time::Duration};
 
@@ -14,7 +14,7 @@ const QUOTA_EXCEEDED: u8 = 0x97;
 const NO_SUBSCRIBERS: u8 = 0x10;
 const RECEIVE_MAXIMUM_EXCEEDED: u8 = 0x93;
 
-/// Replaces the settings file, as an editor does that never leaves half a file.
+/// Replaces the settings file atomically, as editors do.
 fn write(server: &Server, settings: &str) {
     let (path, new) = (
         server.directory().join("statehouse.toml"),
@@ -24,7 +24,7 @@ fn write(server: &Server, settings: &str) {
     fs::rename(new, path).unwrap();
 }
 
-/// The value of a sample on the page of metrics; none where it is not there.
+/// The value of a sample of the metrics; none if it is missing.
 fn sample(server: &Server, name: &str) -> Option<u64> {
     let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
@@ -49,7 +49,7 @@ fn refused(server: &Server, what: &str) -> u64 {
     sample(server, &name).unwrap_or(0)
 }
 
-/// Replaces the file and waits until it is in force.
+/// Replaces the settings file and waits until the store uses it.
 fn change(server: &Server, settings: &str) {
     let taken = reloads(server, "taken");
     write(server, settings);
@@ -63,7 +63,7 @@ fn set(store: &mut Store, key: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_table_holds() {
+fn changed_key_limits_apply_at_once_and_delete_nothing() {
     let server = Server::with_config("max_keys = 2\n");
     let mut store = server.store("client");
     store.set("1", "value");
@@ -76,7 +76,7 @@ fn what_the_table_holds() {
     store.set("3", "value");
     store.set("4", "value");
 
-    // Fewer than there are: all stay, and none comes on top.
+    // The limit is below the number of keys: all keys stay, and no further one is accepted.
     change(&server, "max_keys = 1\nmax_value_bytes = 3\n");
     for key in ["1", "2", "3", "4"] {
         assert_eq!(store.get(key).as_deref(), Some(&b"value"[..]));
@@ -86,14 +86,15 @@ fn what_the_table_holds() {
     assert!(set(&mut store, "1", "value").starts_with(b"-ERR the value is longer than 3 bytes"));
     assert_eq!(store.ask(&["DEL", "2"]).payload(), b":1\r\n");
 
-    // Settings that are gone from the file are the default again.
+    // Settings that are removed from the file return to their defaults.
     change(&server, "\n");
     store.set("2", "value");
 }
 
-/// A client that writes without end leaves others their part, and a crash gives nobody a new one.
+/// A client that has used up its quota leaves room for other clients. A crash does not reset
+/// quotas.
 #[test]
-fn what_one_client_owns() {
+fn client_key_quota_leaves_room_and_survives_a_crash() {
     let mut server = Server::with_config(
         "max_keys = 8\nmax_bytes = 8000\nmax_key_bytes = 100\nmax_value_bytes = 100\n",
     );
@@ -110,13 +111,18 @@ fn what_one_client_owns() {
     let mut modest = server.store("modest");
     modest.set("7", "value");
     greedy.set("1", "another");
-    assert_eq!(set(&mut greedy, "7", "value"), QUOTA, "it is another's");
+    assert_eq!(
+        set(&mut greedy, "7", "value"),
+        QUOTA,
+        "another client owns it"
+    );
 
     server.kill();
     server.restart();
     let (mut greedy, mut modest) = (server.store("greedy"), server.store("modest"));
     assert_eq!(set(&mut greedy, "8", "value"), QUOTA);
-    // Who writes a key takes it from its owner, and who deletes one gives it back.
+    // A write transfers a key to the writer's quota, and a deletion frees the quota of the key's
+    // owner.
     modest.set("1", "taken");
     greedy.set("8", "value");
     assert_eq!(set(&mut greedy, "7", "value"), QUOTA);
@@ -141,7 +147,7 @@ fn what_one_client_owns() {
 }
 
 #[test]
-fn what_clients_watch() {
+fn changed_watch_limits_apply_at_once() {
     let server = Server::with_config("max_client_watches = 1\n");
     let mut store = server.store("client");
     let mut watch = |key: &str| store.ask(&["KEYNOTIFY", key]).payload().to_vec();
@@ -154,13 +160,17 @@ fn what_clients_watch() {
     change(&server, "max_watches = 1\n");
     assert_eq!(watch("3"), QUOTA);
     store.set("1", "value");
-    let told = store.notification();
-    assert!(told.topic.ends_with("/command/notify/31"), "{}", told.topic);
+    let notified = store.notification();
+    assert!(
+        notified.topic.ends_with("/command/notify/31"),
+        "{}",
+        notified.topic
+    );
 }
 
-/// Whoever was refused is told by its answer, and the operator by a line and by a count.
+/// The client gets an error; the operator gets a log line and a metric.
 #[test]
-fn who_meets_a_limit_of_the_table_is_seen_in_the_log_and_the_metrics() {
+fn refusal_by_a_limit_is_logged_and_counted() {
     let server = Server::with_config(
         "max_keys = 2\nmax_bytes = 600\nmax_key_bytes = 20\nmax_value_bytes = 400\nmax_client_watches = 1\n",
     );
@@ -209,7 +219,7 @@ fn who_meets_a_limit_of_the_table_is_seen_in_the_log_and_the_metrics() {
 }
 
 #[test]
-fn what_clients_publish_in_a_second() {
+fn changed_client_rate_applies_at_once() {
     let server = Server::with_config("max_keys = 100\n");
     let mut client = server.connect("client");
     let mut publish = |count: usize| -> Vec<u8> {
@@ -233,7 +243,7 @@ fn what_clients_publish_in_a_second() {
 }
 
 #[test]
-fn what_all_clients_together_publish_in_a_second() {
+fn changed_total_rate_applies_to_all_clients() {
     let server = Server::with_config("max_client_rate = 100\n");
     let mut clients = ["one", "other"].map(|id| server.connect(id));
     let mut publish = || -> [Vec<u8>; 2] {
@@ -256,7 +266,7 @@ fn what_all_clients_together_publish_in_a_second() {
 }
 
 #[test]
-fn what_clients_subscribe_to() {
+fn changed_subscription_limit_applies_at_once() {
     let server = Server::with_config("max_client_subscriptions = 2\n");
     let mut client = server.connect("client");
     let mut other = server.connect("other");
@@ -267,7 +277,7 @@ fn what_clients_subscribe_to() {
     assert_eq!(client.subscribe("3", 1), 1);
     change(&server, "max_client_subscriptions = 1\n");
     assert_eq!(client.subscribe("4", 1), QUOTA_EXCEEDED);
-    // What is there stays, and may be made anew.
+    // Existing subscriptions stay, and a client may repeat them.
     assert_eq!(client.subscribe("3", 1), 1);
     for topic in ["1", "2", "3"] {
         other.publish(Publish::new(topic, "x").qos(1));
@@ -276,77 +286,78 @@ fn what_clients_subscribe_to() {
 }
 
 #[test]
-fn how_many_clients_there_are() {
+fn changed_connection_limits_apply_at_once() {
     let server = Server::with_config("max_connections = 2\n");
     let mut first = server.connect("first");
     let mut second = server.connect("second");
-    let is_let_in = |id: &str| {
+    let is_accepted = |id: &str| {
         let client = Client::attempt(server.address(), &Connect::resume(id, 100));
-        // An empty session would give way to a new one.
+        // A subscription, since a new session may replace an empty one.
         let subscribed = client.map(|mut client| {
             client.subscribe("t", 1);
             client.disconnect();
         });
         subscribed.is_some()
     };
-    assert!(!is_let_in("third"));
+    assert!(!is_accepted("third"));
     change(&server, "max_connections = 3\n");
-    assert!(is_let_in("third"));
+    assert!(is_accepted("third"));
     change(&server, "max_connections = 1\n");
-    // Those who are there stay, and nobody comes, not even in the place of one of them.
+    // Existing connections stay. No new one is accepted, not even to replace one of these.
     first.ping();
     second.ping();
     first.disconnect();
     eventually("the end of a connection is seen", || {
         (sample(&server, "statehouse_connections") == Some(1)).then_some(())
     });
-    assert!(!is_let_in("third"));
-    // The session of `third` is the second one, so no further one is made.
+    assert!(!is_accepted("third"));
+    // The session of `third` is the second one, so no further session is created.
     change(&server, "max_sessions = 2\n");
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("fourth"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
-    assert!(is_let_in("third"));
+    assert!(is_accepted("third"));
     second.ping();
 }
 
-/// A connection keeps what it was told; the next one is told what is in force by then.
+/// A connection keeps the limit that its CONNACK announced. The next connection gets the changed
+/// one.
 #[test]
-fn the_longest_packet_is_that_of_the_connack() {
+fn max_packet_bytes_of_the_connack_stays_in_effect() {
     let settings = |packet: u32| {
         format!("max_packet_bytes = {packet}\nmax_value_bytes = 1000\nmax_key_bytes = 100\n")
     };
     let server = Server::with_config(&settings(65_536));
-    let told = |client: &Client, bytes: u32| {
+    let assert_announced = |client: &Client, bytes: u32| {
         let connack = client.connack.clone().unwrap();
-        let told = Property::MaximumPacketSize(bytes);
-        assert!(connack.properties.contains(&told), "{connack:?}");
+        let announced = Property::MaximumPacketSize(bytes);
+        assert!(connack.properties.contains(&announced), "{connack:?}");
     };
     let mut old = server.connect("old");
-    told(&old, 65_536);
+    assert_announced(&old, 65_536);
     change(&server, &settings(10_000));
     let mut new = server.connect("new");
-    told(&new, 10_000);
+    assert_announced(&new, 10_000);
     old.publish(Publish::new("a", vec![0; 60_000]).qos(1));
     new.publish(Publish::new("a", vec![0; 9_000]).qos(1));
     let _ = new.try_send(&Publish::new("a", vec![0; 20_000]).bytes());
     new.expect_disconnect(0x95);
 }
 
-fn told_in_flight(client: &Client, most: u16) {
+fn assert_receive_maximum(client: &Client, most: u16) {
     let connack = client.connack.clone().unwrap();
-    let told = Property::ReceiveMaximum(most);
-    assert!(connack.properties.contains(&told), "{connack:?}");
+    let announced = Property::ReceiveMaximum(most);
+    assert!(connack.properties.contains(&announced), "{connack:?}");
 }
 
 #[test]
-fn how_much_one_client_may_have_in_flight_is_that_of_the_connack() {
+fn receive_maximum_of_the_connack_stays_in_effect() {
     let server = Server::with_config("max_client_in_flight = 20\n");
     let mut old = server.connect("old");
-    told_in_flight(&old, 20);
+    assert_receive_maximum(&old, 20);
     change(&server, "max_client_in_flight = 2\n");
     let mut new = server.connect("new");
-    told_in_flight(&new, 2);
-    // They stay on their way: exchanges at QoS 2 that nobody goes on with.
+    assert_receive_maximum(&new, 2);
+    // QoS 2 exchanges that the client never releases, so they stay in flight.
     let start = |client: &mut Client, count: usize| {
         for _ in 0..count {
             client.start(Publish::new("a", "x").qos(2));
@@ -360,33 +371,34 @@ fn how_much_one_client_may_have_in_flight_is_that_of_the_connack() {
     old.expect_disconnect(RECEIVE_MAXIMUM_EXCEEDED);
 }
 
-/// All of a full window are sent again over the next connection, when clients may already have less, and after a crash. Were
-/// they looked for, or remembered, as of old, those beyond would run twice.
+/// A client sends a full window of requests again over its next connection, after the window was
+/// made smaller and after a crash. If the store searched or remembered only as many requests as the
+/// smaller window has, the others would run twice.
 #[test]
-fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
+fn redelivered_full_window_is_executed_once() {
     const RAISED: u16 = 2500;
     for (dup, crash) in [(false, false), (true, false), (false, true), (true, true)] {
-        // Nothing is remembered but the last ones of each session.
+        // The store remembers only the last requests of each session.
         let mut server = Server::with_config("max_duplicates = 1\n");
         let settings = |most: u16| format!("max_duplicates = 1\nmax_client_in_flight = {most}\n");
         change(&server, &settings(RAISED));
         let connect =
             |server: &Server| Client::connect(server.address(), &Connect::resume("client", 3600));
         let mut client = connect(&server);
-        told_in_flight(&client, RAISED);
-        let mut asker = Store::on(client, "client");
+        assert_receive_maximum(&client, RAISED);
+        let mut sender = Store::on(client, "client");
         let requests: Vec<_> = (0..RAISED)
             .map(|number| {
                 let key = number.to_string();
-                let request = asker.command(&["SET", &key, "value", "NX"]).publish();
-                (asker.client.start(request.clone()), request)
+                let request = sender.command(&["SET", &key, "value", "NX"]).publish();
+                (sender.client.start(request.clone()), request)
             })
             .collect();
-        // They are answered, and the client hears nothing of it.
+        // The store answers all requests, but the client does not read the answers.
         let mut other = server.store("other");
         let last = (RAISED - 1).to_string();
         eventually("the last is handled", || other.get(&last).map(drop));
-        asker.client.abort();
+        sender.client.abort();
         change(&server, &settings(10));
         if crash {
             server.kill();
@@ -394,15 +406,15 @@ fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
         }
 
         client = connect(&server);
-        told_in_flight(&client, 10);
+        assert_receive_maximum(&client, 10);
         assert!(client.session_present());
         for (at, (packet_id, request)) in requests.into_iter().enumerate() {
-            let again = Publish {
+            let redelivered = Publish {
                 packet_id,
                 dup,
                 ..request
             };
-            client.send(&again.bytes());
+            client.send(&redelivered.bytes());
             client.take_ack(kind::PUBACK, packet_id);
             if at % 100 == 0 {
                 client.drain();
@@ -414,9 +426,10 @@ fn a_full_window_that_was_raised_is_sent_again_and_happens_once() {
     }
 }
 
-/// Nobody would know any more what was answered, if a request that comes again had only the fuel that there is by then.
+/// A redelivered request must have the fuel of its first execution: with less, the re-execution
+/// could fail, and the first answer would be lost.
 #[test]
-fn what_one_request_burns_and_what_ran_before_is_answered_as_before() {
+fn redelivered_request_has_its_first_fuel_limit() {
     let settings = |fuel: u32| {
         let policy = policies::faulty();
         format!("policy = {policy:?}\npurity_sample = 1\nmax_fuel = {fuel}\n")
@@ -433,18 +446,18 @@ fn what_one_request_burns_and_what_ran_before_is_answered_as_before() {
         let answer = store.finish(&request, id).payload().to_vec();
         (request, id, answer)
     };
-    let again = |store: &mut Store, (request, packet_id): (&Request, u16)| {
-        let again = Publish {
+    let redeliver = |store: &mut Store, (request, packet_id): (&Request, u16)| {
+        let redelivered = Publish {
             packet_id,
             dup: true,
             ..request.publish()
         };
-        store.client.start(again);
+        store.client.start(redelivered);
         store.finish(request, packet_id).payload().to_vec()
     };
     let mut store = connect(&server);
     let (request, id, answer) = burn(&mut store, "1");
-    // So much that no answer is kept, only what proves it.
+    // The answer is so large that the store keeps only its digest.
     assert_eq!(answer, [b'+'; 300]);
 
     change(&server, &settings(200_000));
@@ -452,19 +465,19 @@ fn what_one_request_burns_and_what_ran_before_is_answered_as_before() {
     let (refused, refused_id, error) = burn(&mut store, "2");
     assert_eq!(error, FAILED);
     server.wait_for_log("it used up its fuel, which max_fuel bounds");
-    assert_eq!(again(&mut store, (&request, id)), answer);
+    assert_eq!(redeliver(&mut store, (&request, id)), answer);
     assert_eq!(set(&mut store, "3", "fine"), b"+OK\r\n");
 
     server.kill();
     server.restart();
     let mut store = connect(&server);
     assert!(store.client.session_present());
-    assert_eq!(again(&mut store, (&request, id)), answer);
-    assert_eq!(again(&mut store, (&refused, refused_id)), FAILED);
+    assert_eq!(redeliver(&mut store, (&request, id)), answer);
+    assert_eq!(redeliver(&mut store, (&refused, refused_id)), FAILED);
 
     change(&server, &settings(4_000_000));
-    assert_eq!(again(&mut store, (&refused, refused_id)), answer);
-    assert_eq!(again(&mut store, (&request, id)), answer);
+    assert_eq!(redeliver(&mut store, (&refused, refused_id)), answer);
+    assert_eq!(redeliver(&mut store, (&request, id)), answer);
     let log = server.stderr();
     let differs =
         |line: &&String| line.contains("answered otherwise") || line.contains("a policy is impure");
@@ -472,7 +485,7 @@ fn what_one_request_burns_and_what_ran_before_is_answered_as_before() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_changes_nothing() {
+fn invalid_settings_file_changes_nothing() {
     let server = Server::with_config("max_keys = 1\n");
     let mut store = server.store("client");
     store.set("1", "value");
@@ -499,7 +512,7 @@ fn a_file_that_cannot_be_used_changes_nothing() {
 }
 
 #[test]
-fn what_waits_for_the_next_start_is_named_and_flags_still_win() {
+fn settings_for_the_next_start_are_named_and_flags_win() {
     let server = Server::with("max_keys = 1\n", &["--max-watches", "7"]);
     change(
         &server,
@@ -514,7 +527,7 @@ fn what_waits_for_the_next_start_is_named_and_flags_still_win() {
 }
 
 #[test]
-fn sighup_reads_the_file_again_although_it_is_as_it_was() {
+fn sighup_reloads_an_unchanged_file() {
     let server = Server::with_config("max_keys = 1\n");
     let taken = reloads(&server, "taken");
     std::thread::sleep(Duration::from_millis(1500));

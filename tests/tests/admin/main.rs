@@ -1,5 +1,5 @@
-//! Ways to ship policies into a running store and to steer them: the commands, HTTP, a socket, signatures, the drop directory,
-//! orders over MQTT; limits that change while it runs, and who may do what there.
+//! Tests how operators manage a running store: policies by commands, HTTP, a Unix socket, the drop
+//! directory and signed orders over MQTT; changed limits; `authz explain` and `usage`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod authz;
@@ -24,19 +24,20 @@ use std::{
 use serde_json::Value as Json;
 use statehouse_tests::{Ran, Server, policies, run_in};
 
-/// Runs `statehouse policy …` beside a server, so that it finds the data directory by its default name.
+/// Runs `statehouse policy …` in the server's directory, where the data directory has its default
+/// name.
 fn policy(server: &Server, arguments: &[&str]) -> Ran {
     let all = [&["policy"], arguments].concat();
     run_in(server.directory(), &all, b"")
 }
 
-/// The listing as JSON.
+/// The output of `statehouse policy list` as JSON.
 fn listing(server: &Server) -> Json {
     let text = policy(server, &["list", "--json"]).code(0).text();
     serde_json::from_str(&text).unwrap()
 }
 
-/// What a loaded policy of this name is there for; none where it is not loaded.
+/// The roles of the loaded policy with this name; none if it is not loaded.
 fn roles(server: &Server, name: &str) -> Option<Vec<String>> {
     let listing = listing(server);
     let policies = listing["policies"].as_array().unwrap();
@@ -49,16 +50,16 @@ fn roles(server: &Server, name: &str) -> Option<Vec<String>> {
     )
 }
 
-/// The name of a policy whose answers tell it from the standard one.
+/// The name of a policy whose answers differ from those of the standard policy.
 const OURS: &str = "marked-ship";
 
-/// Its file.
+/// The path of its file.
 fn ours() -> String {
     let path = policies::marked("ship");
     path.into_os_string().into_string().unwrap()
 }
 
-/// Whether our policy answers about this key.
+/// Whether our policy answers a request for this key.
 fn answers(server: &Server, key: &str) -> bool {
     let answer = server.store("asking").ask(&["TALLY", key]);
     let answer = String::from_utf8_lossy(answer.payload()).into_owned();
@@ -69,7 +70,7 @@ fn answers(server: &Server, key: &str) -> bool {
     answer.starts_with('*')
 }
 
-/// Waits for what has to come.
+/// Waits until `look` finds something.
 #[track_caller]
 fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(30);
@@ -77,12 +78,12 @@ fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < end, "still not: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// A pair of keys in this directory: PREFIX.key and PREFIX.pub.
+/// Creates the key pair PREFIX.key and PREFIX.pub in a directory. Returns the public key.
 fn keygen(directory: &Path, prefix: &str) -> String {
     let all = ["policy", "keygen", prefix, "--json"];
     let made = run_in(directory, &all, b"").code(0).text();
@@ -90,7 +91,7 @@ fn keygen(directory: &Path, prefix: &str) -> String {
     made["trusted_key"].as_str().unwrap().to_owned()
 }
 
-/// A file, signed.
+/// Signs a policy file. Returns the path of the signed file.
 fn sign(directory: &Path, key: &str, file: &str, out: &str) -> String {
     let all = ["policy", "sign", "--key", key, file, "-o", out];
     run_in(directory, &all, b"").code(0);

@@ -1,4 +1,5 @@
-//! Orders over MQTT. They are made here by hand, with a key of the test's own: what the protocol says has to be enough.
+//! Tests orders over MQTT. The tests build orders by hand with a key of their own, so the
+//! description of the protocol must be complete.
 
 use std::{
     fs,
@@ -20,14 +21,14 @@ use crate::{OURS, answers, eventually, keygen, listing, ours, policy, roles, sig
 
 const TOPIC: &str = "statehouse/v1/admin/policy";
 
-/// A store that trusts a key, and the key.
+/// A store, and the key that it trusts.
 struct Fleet {
     server: Server,
     /// The store's name.
     store: String,
     directory: tempfile::TempDir,
     key: SecretKey,
-    /// Our policy, signed.
+    /// The bytes of our policy, signed.
     file: Vec<u8>,
 }
 
@@ -57,7 +58,7 @@ fn name(server: &Server) -> String {
     listing["store"].as_str().unwrap().to_owned()
 }
 
-/// The file holds a byte that names its kind, then the key.
+/// Reads a key file: one byte for the kind of key, then the key.
 fn secret(path: &Path) -> SecretKey {
     SecretKey::from_slice(&fs::read(path).unwrap()[1..]).unwrap()
 }
@@ -110,19 +111,19 @@ fn chunks(file: &[u8]) -> Vec<Publish> {
         .collect()
 }
 
-/// The PUBACK's reason, and its words.
+/// Publishes a message. Returns the reason code and the reason string of its PUBACK.
 fn publish(client: &mut Client, publish: &Publish) -> (u8, String) {
     let ack = client.publish(publish.clone());
     let text = property::reason_string(&ack.properties);
     (ack.reason, text.unwrap_or_default())
 }
 
-/// The retained status once this order has ended.
+/// Waits until this order has ended. Returns the retained status.
 fn ended(server: &Server, serial: u64) -> Json {
     let mut count = 0;
     eventually("the order has ended", || {
         count += 1;
-        let mut client = server.connect(&format!("looking{count}"));
+        let mut client = server.connect(&format!("observer{count}"));
         client.subscribe(&format!("{TOPIC}/status"), 0);
         let status = client.take_publish(TOPIC);
         assert!(status.retain);
@@ -133,7 +134,7 @@ fn ended(server: &Server, serial: u64) -> Json {
 }
 
 #[test]
-fn a_signed_order_ships_and_promotes() {
+fn signed_order_ships_and_promotes_a_policy() {
     let Fleet {
         server,
         store,
@@ -145,8 +146,13 @@ fn a_signed_order_ships_and_promotes() {
     let order = signed(&order(&store, 7, "promote", &file), &key);
     assert_eq!(publish(&mut client, &order), (0, String::new()));
     let all = chunks(&file);
-    assert!(all.len() > 2, "{} bytes are too few to tell", file.len());
-    // Backwards, over two connections, and each of them twice: QoS 1 delivers at least once.
+    assert!(
+        all.len() > 2,
+        "a file of {} bytes has too few chunks",
+        file.len()
+    );
+    // Chunks arrive in reverse order, over two connections, and each of them twice, since QoS 1
+    // delivers at least once.
     for chunk in all.iter().skip(1).rev() {
         assert_eq!(publish(&mut client, chunk).0, 0);
         assert_eq!(publish(&mut client, chunk).0, 0);
@@ -160,7 +166,7 @@ fn a_signed_order_ships_and_promotes() {
     assert_eq!(status["active"]["name"], OURS);
     assert_eq!(status["last_serial"], 7);
     assert!(answers(&server, "tally"));
-    // Late repetitions are acknowledged, and nothing comes of them.
+    // Late duplicates are acknowledged and have no effect.
     policy(&server, &["rollback"]).code(0);
     assert_eq!(publish(&mut client, &order).0, 0);
     assert_eq!(publish(&mut client, &all[0]).0, 0);
@@ -168,7 +174,7 @@ fn a_signed_order_ships_and_promotes() {
 }
 
 #[test]
-fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
+fn old_order_is_refused_also_after_a_restart() {
     let Fleet {
         mut server,
         store,
@@ -203,7 +209,7 @@ fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
     server.restart();
     refused(&mut server.connect("fleet"));
     assert!(!answers(&server, "tally"));
-    // A newer one whose policy is here already needs no chunks.
+    // An order needs no chunks if its policy is loaded already.
     let again = json!({ "serial": 9, "stores": [store], "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
     assert_eq!(
         publish(&mut server.connect("fleet"), &signed(&again, &key)).0,
@@ -214,7 +220,7 @@ fn an_old_order_is_not_obeyed_again_not_even_after_a_restart() {
 }
 
 #[test]
-fn orders_of_others_are_refused() {
+fn invalid_or_untrusted_order_is_refused() {
     let Fleet {
         server,
         store,
@@ -265,7 +271,7 @@ fn orders_of_others_are_refused() {
     assert!(line.contains("statehouse::audit"), "{line}");
     let long = Publish::new(&format!("{TOPIC}/order"), vec![b' '; 200_000]).qos(1);
     assert_eq!(publish(&mut client, &long).0, 0x97);
-    // Nobody has ordered these.
+    // No order announced these chunks.
     assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
     assert_eq!(roles(&server, OURS), None);
 }
@@ -317,7 +323,8 @@ fn captured_order_is_refused_by_another_store() {
     assert_eq!(ended(&other, 7)["state"], "done");
 }
 
-/// Without a data directory a restart loses the serial of the last order, so it must lose the name too.
+/// Without a data directory, a restart loses the serial of the last order. It must lose the name of
+/// the store too, or the old order would be accepted again.
 #[test]
 fn order_is_refused_after_a_restart_in_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -338,7 +345,7 @@ fn order_is_refused_after_a_restart_in_memory() {
 }
 
 #[test]
-fn chunks_that_are_not_those_of_the_order() {
+fn chunk_that_does_not_match_the_order_is_refused() {
     let Fleet {
         server,
         store,
@@ -373,7 +380,8 @@ fn chunks_that_are_not_those_of_the_order() {
     }
     assert_eq!(ended(&server, 7)["state"], "done");
     assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
-    // A file that nobody signed is refused, whoever orders it: orders say what to do, not what to trust.
+    // An unsigned file is refused even if the order is signed: a valid order does not make its file
+    // trusted.
     let unsigned = fs::read(ours()).unwrap();
     assert_eq!(
         publish(
@@ -396,7 +404,7 @@ fn chunks_that_are_not_those_of_the_order() {
 }
 
 #[test]
-fn without_keys_nobody_is_obeyed() {
+fn order_to_a_store_without_trusted_keys_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     keygen(directory.path(), "any");
     let key = secret(&directory.path().join("any.key"));
@@ -409,9 +417,9 @@ fn without_keys_nobody_is_obeyed() {
     server.wait_for_log("trusted_keys");
 }
 
-/// Whoever steers a fleet believes the status, so nobody but the store may publish it.
+/// Operators of a fleet rely on the status, so only the store may publish it.
 #[test]
-fn the_status_is_the_stores() {
+fn forged_status_is_refused() {
     let Fleet { server, store, .. } = fleet();
     let mut client = server.connect("client");
     client.subscribe("statehouse/#", 0);
@@ -430,14 +438,14 @@ fn the_status_is_the_stores() {
     client.expect_nothing();
 }
 
-/// Runs `statehouse policy push` where the keys are.
+/// Runs `statehouse policy push` in the directory of the keys.
 fn push(directory: &Path, broker: &str, key: &str, more: &[&str]) -> Ran {
     let all = ["policy", "push", "--broker", broker, "--key", key];
     run_in(directory, &[&all, more].concat(), b"")
 }
 
 #[test]
-fn push_without_a_store_says_where_the_name_is() {
+fn push_without_a_store_says_how_to_find_its_name() {
     let Fleet {
         server,
         store,
@@ -459,7 +467,7 @@ fn push_without_a_store_says_where_the_name_is() {
 }
 
 #[test]
-fn push_does_all_of_it() {
+fn push_signs_ships_and_reports_errors() {
     let Fleet {
         server,
         store,
@@ -474,7 +482,7 @@ fn push_does_all_of_it() {
         push(here, &broker, key, &all)
     };
     let trusted = |more: &[&str]| push_with("trusted.key", more);
-    // It signs what is not signed, and gets the same file.
+    // The command signs an unsigned file, which gives the same bytes as `policy sign`.
     let module = ours();
     let done = trusted(&[&module, "--promote", "--json"]).code(0).text();
     let status: Json = serde_json::from_str(&done).unwrap();
@@ -502,7 +510,8 @@ fn push_does_all_of_it() {
         .says("127.0.0.1:1");
 }
 
-/// Hands on what comes, but the first connection ends after so many bytes of the client.
+/// Starts a relay in front of a server. It closes the first connection after `bytes` of the client.
+/// Returns its address, and counts its connections.
 fn cut_after(bytes: u64, server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -526,9 +535,9 @@ fn cut_after(bytes: u64, server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, connections)
 }
 
-/// The order has arrived, and the middle of its file.
+/// The connection breaks after the order and half of its file.
 #[test]
-fn push_goes_on_over_another_connection() {
+fn push_continues_over_another_connection() {
     let Fleet {
         server,
         store,
@@ -550,9 +559,9 @@ fn push_goes_on_over_another_connection() {
     assert!(answers(&server, "tally"));
 }
 
-/// Where the status cannot be heard nobody would know what became of an order: nothing is ordered.
+/// Without the status the operator could not see the result of an order, so the command sends none.
 #[test]
-fn push_does_not_wait_for_a_status_that_it_may_not_hear() {
+fn push_fails_if_it_may_not_subscribe_to_the_status() {
     let directory = tempfile::tempdir().unwrap();
     keygen(directory.path(), "trusted");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -574,9 +583,9 @@ fn push_does_not_wait_for_a_status_that_it_may_not_hear() {
         .says("NotAuthorized");
 }
 
-/// A store with small packets gets smaller pieces.
+/// The chunks must fit the maximum packet size of the broker.
 #[test]
-fn push_cuts_for_the_brokers_packets() {
+fn push_makes_smaller_chunks_for_small_packets() {
     let Fleet { directory, .. } = fleet();
     let key = directory.path().join("trusted.pub");
     let toml = format!(

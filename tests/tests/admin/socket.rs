@@ -1,4 +1,5 @@
-//! The administration at a socket of the file system: whoever may open it is let in, and it comes and goes with the store.
+//! Tests the admin API on a Unix socket. The permissions of the socket file are the only access
+//! check, and the socket file must exist only while the store runs.
 
 use std::{
     fs,
@@ -16,32 +17,32 @@ use statehouse_tests::{Admin, Ran, Server, command, command::finish, run_in};
 use crate::policy;
 
 fn server() -> (Server, PathBuf) {
-    // Relative: it is the directory of the server that it lies in.
+    // A relative path starts at the server's working directory.
     let server = Server::with("", &["--admin", "unix:admin.sock"]);
     let path = server.directory().join("admin.sock");
     (server, path)
 }
 
-/// That a command listed the policies.
-fn lists(ran: Ran) {
+/// Asserts that a command printed the list of policies.
+fn assert_lists_policies(ran: Ran) {
     let text = ran.code(0).text();
     assert!(text.contains("standard"), "{text}");
 }
 
 #[test]
-fn all_commands_work_through_it_without_a_token() {
+fn commands_over_the_socket_need_no_token() {
     let (server, path) = server();
     let data = fs::metadata(&path).unwrap();
     assert!(data.file_type().is_socket());
     assert_eq!(data.permissions().mode() & 0o777, 0o600);
-    // By the data directory, from elsewhere.
+    // The data directory leads to the socket from any working directory.
     let elsewhere = tempfile::tempdir().unwrap();
     let directory = server.directory().join("statehouse-data");
     let all = ["policy", "list", "--data", directory.to_str().unwrap()];
-    lists(run_in(elsewhere.path(), &all, b""));
-    // By its name, with a token in the environment or not.
+    assert_lists_policies(run_in(elsewhere.path(), &all, b""));
+    // The option names the socket. A token in the environment changes nothing.
     let named = ["policy", "list", "--admin", "unix:admin.sock"];
-    lists(run_in(server.directory(), &named, b""));
+    assert_lists_policies(run_in(server.directory(), &named, b""));
     let mut list = command(&["policy", "list", "--admin"]);
     list.arg(format!("unix:{}", path.display()));
     list.env("STATEHOUSE_ADMIN_TOKEN", "that of some other store");
@@ -55,7 +56,7 @@ fn all_commands_work_through_it_without_a_token() {
 }
 
 #[test]
-fn half_sent_requests_keep_no_probe_out() {
+fn half_sent_requests_do_not_block_probes() {
     let (server, path) = server();
     let held: Vec<UnixStream> = (0..200)
         .map(|_| {
@@ -73,7 +74,7 @@ fn half_sent_requests_keep_no_probe_out() {
 }
 
 #[test]
-fn it_goes_with_the_store_and_one_that_a_killed_store_left_is_replaced() {
+fn socket_is_removed_at_stop_and_replaced_after_a_kill() {
     let mut server = Server::restartable(&[("admin", "unix:admin.sock")]);
     let path = server.directory().join("admin.sock");
     policy(&server, &["list"]).code(0);
@@ -88,7 +89,7 @@ fn it_goes_with_the_store_and_one_that_a_killed_store_left_is_replaced() {
 }
 
 #[test]
-fn a_place_that_is_taken_is_left_alone() {
+fn socket_path_in_use_is_refused_and_left_unchanged() {
     let (server, path) = server();
     let place = format!("unix:{}", path.display());
     let directory = tempfile::tempdir().unwrap();
@@ -109,11 +110,11 @@ fn a_place_that_is_taken_is_left_alone() {
 }
 
 #[test]
-fn a_store_in_memory_has_an_administration_there() {
+fn store_in_memory_serves_the_socket() {
     let server = Server::with(
         "",
         &["--durability", "memory", "--admin", "unix:admin.sock"],
     );
     let list = ["policy", "list", "--admin", "unix:admin.sock"];
-    lists(run_in(server.directory(), &list, b""));
+    assert_lists_policies(run_in(server.directory(), &list, b""));
 }

@@ -1,4 +1,5 @@
-//! Signed policies: whose are taken, on every way.
+//! Tests signatures of policies. A store with trusted keys must refuse a policy that none of them
+//! signed, whether a command or the start of the store loads it.
 
 use std::fs;
 
@@ -6,10 +7,11 @@ use statehouse_tests::{Server, run_in};
 
 use crate::{OURS, answers, keygen, ours, policy, roles, sign};
 
-/// Files of our policy: unsigned, signed by a trusted key, by another one, and changed after it was signed.
+/// Files of our policy: unsigned, signed by the trusted key, signed by another key, and changed
+/// after it was signed.
 struct Files {
     directory: tempfile::TempDir,
-    /// The public key's digits.
+    /// The trusted public key in hexadecimal.
     key: String,
     unsigned: String,
     signed: String,
@@ -40,7 +42,7 @@ fn files() -> Files {
 }
 
 #[test]
-fn with_a_key_only_what_it_signed_is_loaded() {
+fn policy_must_be_signed_by_a_trusted_key() {
     let files = files();
     let server = Server::with(&format!("trusted_keys = [\"{}\"]", files.key), &[]);
     policy(&server, &["load", &files.unsigned])
@@ -56,7 +58,7 @@ fn with_a_key_only_what_it_signed_is_loaded() {
     assert_eq!(roles(&server, OURS), None);
     policy(&server, &["load", "--promote", &files.signed]).code(0);
     assert!(answers(&server, "tally"));
-    // Its name is that of the file as it was given.
+    // The digest is that of the file with its signature.
     let digests = |path: &str| {
         let text = policy(&server, &["load", path, "--json"]).code(0).text();
         serde_json::from_str::<serde_json::Value>(&text).unwrap()["digest"].clone()
@@ -79,7 +81,7 @@ fn with_a_key_only_what_it_signed_is_loaded() {
 }
 
 #[test]
-fn unsigned_ones_are_taken_where_it_is_said() {
+fn unsigned_policy_is_loaded_with_allow_unsigned() {
     let files = files();
     let key = files.directory.path().join("trusted.pub");
     let key = key.to_str().unwrap();
@@ -89,13 +91,13 @@ fn unsigned_ones_are_taken_where_it_is_said() {
         .says("changed or cut");
     policy(&server, &["load", &files.unsigned]).code(0);
     policy(&server, &["load", &files.foreign]).code(0);
-    // Without a key nobody can tell.
+    // Without trusted keys the store checks no signature.
     let server = Server::start();
     policy(&server, &["load", &files.foreign]).code(0);
 }
 
 #[test]
-fn the_policy_of_a_start_is_looked_at_too() {
+fn policy_of_a_start_is_checked_too() {
     let files = files();
     let serve = |policy: &str, more: &[&str]| {
         let all = [
@@ -135,11 +137,11 @@ fn the_policy_of_a_start_is_looked_at_too() {
 }
 
 #[test]
-fn keys_that_are_none() {
+fn unusable_key_is_refused_and_no_key_is_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();
     keygen(here, "mine");
-    // The only copy of a key is not written over.
+    // The command never overwrites the only copy of a key.
     run_in(here, &["policy", "keygen", "mine"], b"")
         .code(2)
         .says("mine.pub");

@@ -1,4 +1,4 @@
-//! `statehouse usage`: who takes how much of a running store.
+//! Tests `statehouse usage`, which reports how many keys and bytes each client owns.
 
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Ran, Server, run_in};
@@ -8,7 +8,7 @@ fn usage(server: &Server, arguments: &[&str]) -> Ran {
 }
 
 #[test]
-fn it_names_who_owns_the_most() {
+fn usage_lists_the_largest_owners_first() {
     let server = Server::with_config("max_keys = 100\nmax_client_keys = 60\nmax_bytes = 100000\n");
     let of = |clients: &str| -> Json {
         let text = usage(&server, &["--clients", clients, "--json"]);
@@ -43,7 +43,7 @@ fn it_names_who_owns_the_most() {
         .map(|it| (it["client"].as_str().unwrap(), it["keys"].as_u64().unwrap()))
         .collect();
     assert_eq!(named, [("large", 1), ("many", 2), ("small", 1)]);
-    // Key, value and 128.
+    // Bytes of the key and of the value, plus 128 for each key.
     assert_eq!(clients[0]["bytes"], 5 + 10_000 + 128);
     assert_eq!(clients[1]["bytes"], 2 * (1 + 5 + 128));
     assert_eq!(

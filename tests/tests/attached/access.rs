@@ -1,4 +1,5 @@
-//! What the access rules allow that the page for operators shows, and what they forbid.
+//! Tests the access rules that `host/docs/foreign-brokers.md` recommends. They must allow each
+//! client exactly its own topics, and only the store may publish answers and notifications.
 
 use std::{process::Command, time::Duration};
 
@@ -10,7 +11,7 @@ use statehouse_tests::{
 };
 
 const ALLOWED: u8 = 0;
-const NOBODY_SUBSCRIBED: u8 = 0x10;
+const NO_SUBSCRIBERS: u8 = 0x10;
 const NOT_AUTHORIZED: u8 = 0x87;
 
 fn response_topic(client: &str) -> String {
@@ -21,8 +22,9 @@ fn publish(client: &mut Client, topic: &str) -> u8 {
     client.publish(Publish::new(topic, topic).qos(1)).reason
 }
 
-/// Joe asks for all that there is and hears what is his; the store answers; nobody speaks for the store.
-fn each_has_what_is_theirs(broker: &Mosquitto) {
+/// The client `joe` subscribes to everything, and must receive only messages to its own topics. It
+/// may send requests, but may not publish for the store.
+fn assert_each_client_gets_its_own_topics(broker: &Mosquitto) {
     let mut store = example::client(broker, STORE);
     for topic in [
         REQUEST_TOPIC,
@@ -33,15 +35,16 @@ fn each_has_what_is_theirs(broker: &Mosquitto) {
         assert_eq!(store.subscribe(topic, 1), 1, "{topic}");
     }
     let mut joe = example::client(broker, "joe");
-    let his_change = notification_topic("joe", b"key");
-    let mine = [
+    let notification = notification_topic("joe", b"key");
+    let own = [
         response_topic("joe"),
         format!("{}+", notification_topic("joe", b"")),
     ];
-    for filter in &mine {
+    for filter in &own {
         assert_eq!(joe.subscribe(filter, 1), 1, "{filter}");
     }
-    // A file of rules lets everybody subscribe to everything, and then forwards what may be read.
+    // With an access file Mosquitto accepts every subscription, and forwards only messages that the
+    // client may read.
     for filter in ["#", "$SYS/#", "clients/+/services/#"] {
         joe.subscribe(filter, 1);
     }
@@ -65,28 +68,29 @@ fn each_has_what_is_theirs(broker: &Mosquitto) {
     ] {
         assert_eq!(publish(&mut joe, topic), NOT_AUTHORIZED, "{topic}");
     }
-    for topic in [&response_topic("joe"), &his_change] {
+    for topic in [&response_topic("joe"), &notification] {
         assert_eq!(publish(&mut store, topic), ALLOWED, "{topic}");
         assert_eq!(joe.take_publish(topic).topic, *topic);
     }
-    let of_ann = publish(&mut store, &response_topic("ann"));
-    assert!([ALLOWED, NOBODY_SUBSCRIBED].contains(&of_ann));
+    let to_ann = publish(&mut store, &response_topic("ann"));
+    assert!([ALLOWED, NO_SUBSCRIBERS].contains(&to_ann));
     assert_eq!(publish(&mut store, "anything"), NOT_AUTHORIZED);
-    // Neither the requests nor the log nor what is Ann's: only, once more for each further filter, what is his.
+    // The client `joe` receives duplicates of its own messages, one for each matching filter, but
+    // no requests, no log lines and no messages to Ann.
     while let Heard::Packet(packet) = joe.poll(Duration::from_millis(200)) {
         let topic = packet.publish().topic;
         assert!(
-            topic == response_topic("joe") || topic == his_change,
+            topic == response_topic("joe") || topic == notification,
             "{topic}"
         );
     }
 }
 
 #[test]
-fn the_file_of_rules_gives_each_what_is_theirs() {
+fn access_file_gives_each_client_its_own_topics() {
     let broker = example::mosquitto(&["joe", "ann"]);
-    each_has_what_is_theirs(&broker);
-    // The name is the client id, whatever a client says.
+    assert_each_client_gets_its_own_topics(&broker);
+    // The broker replaces the client id by the user name.
     let mut connect = example::connect("joe");
     connect.client_id = "ann".into();
     let mut joe = Client::connect(broker.address(), &connect);
@@ -101,9 +105,9 @@ fn the_file_of_rules_gives_each_what_is_theirs() {
 }
 
 #[test]
-fn the_roles_of_dynamic_security_give_each_what_is_theirs() {
+fn dynamic_security_gives_each_client_its_own_topics() {
     let broker = example::dynamic_security("joe");
-    each_has_what_is_theirs(&broker);
+    assert_each_client_gets_its_own_topics(&broker);
     let mut connect = example::connect("joe");
     connect.client_id = "ann".into();
     let (_, refused) = Client::try_connect(broker.address(), &connect);
@@ -111,7 +115,7 @@ fn the_roles_of_dynamic_security_give_each_what_is_theirs() {
 }
 
 #[test]
-fn a_store_works_under_the_rules_of_the_page() {
+fn store_works_with_the_documented_access_rules() {
     for broker in [
         example::mosquitto(&["joe"]),
         example::dynamic_security("joe"),
@@ -122,19 +126,19 @@ fn a_store_works_under_the_rules_of_the_page() {
         joe.set("key", "value");
         assert_eq!(joe.notification().topic, notification_topic("joe", b"key"));
         assert_eq!(joe.get("key").unwrap(), b"value");
-        let shown = host.stdout();
+        let printed = host.stdout();
         assert!(
-            shown
+            printed
                 .iter()
                 .any(|it| it.starts_with("presence: mosquitto's connection log")),
-            "{shown:?}"
+            "{printed:?}"
         );
     }
 }
 
-/// The last command of the page's, as it stands there but for the broker's address.
+/// Runs the last command of the page, with the address of the test's broker added.
 #[test]
-fn the_request_of_the_page_is_answered() {
+fn documented_request_is_answered() {
     let broker = example::mosquitto(&["thermostat"]);
     let _host = example::attached(&broker, &[]);
     let block = example::block("install");

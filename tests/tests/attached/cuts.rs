@@ -1,28 +1,29 @@
-//! The connection between store and broker is cut at each packet of an exchange. Nothing that was asked is lost or done
-//! twice, and everybody is told.
+//! Cuts the connection between store and broker at each packet of an exchange. Every request must
+//! take effect exactly once, and every watcher must be notified.
 
 use statehouse_tests::{Fate, Way, packet::kind};
 
 use crate::{
-    asker::Asker,
-    points::Exchange,
+    exchange::Exchange,
+    recording_client::RecordingClient,
     scene::{Scene, eventually},
 };
 
-/// What a SET with one watcher takes: the request, the answer and the notification, their PUBACKs, and its own last.
+/// A SET with one watcher takes six packets: the request, the answer and the notification, the
+/// PUBACKs of these two, and last the PUBACK of the request.
 #[test]
-fn the_request_is_acknowledged_behind_all_that_it_led_to() {
+fn request_is_acknowledged_after_its_answer_and_notification() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     for n in 0..20 {
         let value = format!("value {n}");
-        scene.settle();
-        let exchange = Exchange::arm(&scene.proxy, &value, |_| Fate::Pass);
+        scene.wait_until_acknowledged();
+        let exchange = Exchange::script(&scene.proxy, &value, |_| Fate::Pass);
         let version = writer.set("key", &value);
-        watcher.hear("key", &version);
-        eventually("the request is acknowledged", || exchange.settled());
-        let passed = exchange.came();
+        watcher.wait_for_notification("key", &version);
+        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        let passed = exchange.packets();
         let count = |what| passed.iter().filter(|it| **it == what).count();
         assert_eq!(passed.len(), 6, "{passed:?}");
         assert_eq!(passed[0], (Way::FromBroker, kind::PUBLISH));
@@ -34,63 +35,75 @@ fn the_request_is_acknowledged_behind_all_that_it_led_to() {
     assert_eq!(watcher.notifications.len(), 20);
 }
 
-/// One SET, whatever happens to it: one effect, one answer, and the watcher hears of that and nothing else.
-fn one_effect(writer: &mut Asker, watcher: &mut Asker, value: &str, exchange: &Exchange) {
+/// Sends one SET, and asserts that it has one effect and one answer, and that the watcher is
+/// notified of this effect only.
+fn assert_one_effect(
+    writer: &mut RecordingClient,
+    watcher: &mut RecordingClient,
+    value: &str,
+    exchange: &Exchange,
+) {
     let version = writer.set("key", value);
-    watcher.hear("key", &version);
-    eventually("the request is acknowledged", || exchange.settled());
+    watcher.wait_for_notification("key", &version);
+    eventually("the request is acknowledged", || exchange.is_acknowledged());
     // A second effect would have another version.
-    writer.expect("key", value, &version);
-    watcher.expect("key", value, &version);
-    assert_eq!(watcher.versions("key").last(), Some(&version), "{value}");
+    writer.assert_value("key", value, &version);
+    watcher.assert_value("key", value, &version);
+    assert_eq!(
+        watcher.notified_versions("key").last(),
+        Some(&version),
+        "{value}"
+    );
 }
 
 #[test]
-fn a_cut_at_any_packet_loses_and_doubles_nothing() {
+fn cut_at_any_packet_executes_a_request_once() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     let mut changes = 0;
     for fate in [Fate::CutBefore, Fate::CutWithin, Fate::CutAfter] {
         for number in 0.. {
             let value = format!("{fate:?} {number}");
-            scene.settle();
-            let exchange = Exchange::arm(&scene.proxy, &value, move |at| match at == number {
+            scene.wait_until_acknowledged();
+            let exchange = Exchange::script(&scene.proxy, &value, move |at| match at == number {
                 true => fate,
                 false => Fate::Pass,
             });
-            one_effect(&mut writer, &mut watcher, &value, &exchange);
+            assert_one_effect(&mut writer, &mut watcher, &value, &exchange);
             changes += 1;
-            if exchange.strikes() == 0 {
-                // What was asked before may have left something behind that comes in between.
-                assert!(number >= 6, "{:?}", exchange.came());
+            if exchange.faults() == 0 {
+                // Late packets of the exchange before may be among these.
+                assert!(number >= 6, "{:?}", exchange.packets());
                 break;
             }
         }
     }
-    assert_eq!(watcher.versions("key").len(), changes);
+    assert_eq!(watcher.notified_versions("key").len(), changes);
 }
 
-/// The next connection breaks too, at each of its packets: while it is made, and while the request comes again.
+/// The next connection breaks too, at each of its packets: during its setup and during the
+/// redelivery of the request.
 #[test]
-fn a_cut_at_any_packet_of_the_next_connection_loses_and_doubles_nothing() {
+fn cut_during_reconnection_executes_a_request_once() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
-    // The first cut is where the store has done it, and nobody was told.
+    // At the first cut the store has executed the request, but has sent neither its answer nor its
+    // notification.
     for number in 2.. {
         let value = format!("second {number}");
-        scene.settle();
-        let exchange = Exchange::arm(&scene.proxy, &value, move |at| {
+        scene.wait_until_acknowledged();
+        let exchange = Exchange::script(&scene.proxy, &value, move |at| {
             match at == 1 || at == number {
                 true => Fate::CutBefore,
                 false => Fate::Pass,
             }
         });
-        one_effect(&mut writer, &mut watcher, &value, &exchange);
-        if exchange.strikes() == 1 {
+        assert_one_effect(&mut writer, &mut watcher, &value, &exchange);
+        if exchange.faults() == 1 {
             // CONNECT, CONNACK, SUBSCRIBE and the exchange; the SUBACK may come after these.
-            assert!(number >= 2 + 9, "{:?}", exchange.came());
+            assert!(number >= 2 + 9, "{:?}", exchange.packets());
             break;
         }
     }

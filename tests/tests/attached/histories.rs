@@ -1,6 +1,6 @@
-//! Concurrent clients on a few keys while everything breaks that can: for each key there is an order of commands that
-//! explains every answer (see `linearizable`). Clients ask again over each new connection until they are answered, and
-//! so does the broker.
+//! Runs concurrent clients on a few keys while faults are injected, and checks that every key is
+//! linearizable: some order of the commands must explain every answer (see `linearizable`). Clients
+//! and the broker redeliver requests over each new connection until they are answered.
 
 use std::{thread, time::Duration};
 
@@ -11,7 +11,7 @@ use statehouse_tests::{
 
 use crate::scene::Scene;
 
-/// What a network, a machine and an operator do.
+/// A fault of the network, of a machine, or an action of an operator.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Cut,
@@ -27,7 +27,7 @@ const FAULTS: &[Fault] = &[
     Fault::PauseBroker,
 ];
 
-fn every_key_is_linearizable(faults: usize) {
+fn assert_linearizable(faults: usize) {
     let mut scene = Scene::with(PERSISTENT, &[]);
     let manners = [
         Manner::SendsAgain { dup: true },
@@ -38,7 +38,7 @@ fn every_key_is_linearizable(faults: usize) {
     let mut play = Play::begin(&scene.host, &manners);
     for number in 0..faults {
         play.go_on();
-        // Each comes as often as the others.
+        // All faults are equally frequent.
         match FAULTS[number % FAULTS.len()] {
             Fault::Cut => scene.proxy.cut(),
             Fault::KillStore => {
@@ -61,12 +61,12 @@ fn every_key_is_linearizable(faults: usize) {
 }
 
 #[test]
-fn answers_over_12_faults_can_be_explained() {
-    every_key_is_linearizable(12);
+fn history_with_12_faults_is_linearizable() {
+    assert_linearizable(12);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_400_faults_can_be_explained() {
-    every_key_is_linearizable(400);
+fn history_with_400_faults_is_linearizable() {
+    assert_linearizable(400);
 }

@@ -1,5 +1,6 @@
-//! The store is killed with `kill -9` at each packet of an exchange, and started again. What it had acknowledged is
-//! there, what it had not is done once, and its watchers are told although they asked an earlier process.
+//! Kills the store with `kill -9` at each packet of an exchange, and restarts it. Acknowledged
+//! requests must be durable, and unacknowledged ones must take effect once. Watches that an earlier
+//! process registered must still get their notifications.
 
 use std::{
     collections::BTreeSet,
@@ -12,21 +13,21 @@ use std::{
 use statehouse_tests::{Fate, server::signal};
 
 use crate::{
-    points::Exchange,
+    exchange::Exchange,
     scene::{Scene, eventually},
 };
 
 #[test]
-fn a_kill_at_any_packet_loses_and_doubles_nothing() {
+fn kill_at_any_packet_executes_a_request_once() {
     let mut scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     let mut changes = 0;
     for number in 0.. {
         let value = format!("value {number}");
         let pid = scene.host.pid();
-        scene.settle();
-        let exchange = Exchange::arm(&scene.proxy, &value, move |at| {
+        scene.wait_until_acknowledged();
+        let exchange = Exchange::script(&scene.proxy, &value, move |at| {
             if at != number {
                 return Fate::Pass;
             }
@@ -35,31 +36,31 @@ fn a_kill_at_any_packet_loses_and_doubles_nothing() {
         });
         let request = writer.send(&["SET", "key", &value]);
         eventually("the store is killed or done", || {
-            exchange.strikes() > 0 || exchange.settled()
+            exchange.faults() > 0 || exchange.is_acknowledged()
         });
-        let killed = exchange.strikes() > 0;
+        let killed = exchange.faults() > 0;
         if killed {
             scene.kill_host();
         }
-        let told = writer.answer(&request);
-        let version = told.version.unwrap();
-        watcher.hear("key", &version);
-        eventually("the request is acknowledged", || exchange.settled());
-        writer.expect("key", &value, &version);
+        let version = writer.answer(&request).version.unwrap();
+        watcher.wait_for_notification("key", &version);
+        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        writer.assert_value("key", &value, &version);
         changes += 1;
         if !killed {
-            assert!(number >= 6, "{:?}", exchange.came());
+            assert!(number >= 6, "{:?}", exchange.packets());
             break;
         }
     }
-    assert_eq!(watcher.versions("key").len(), changes);
+    assert_eq!(watcher.notified_versions("key").len(), changes);
 }
 
-/// The same while it attaches: CONNECT, CONNACK, SUBSCRIBE, SUBACK, and the request that waited at the broker.
+/// Kills the store at each of the first packets of its connection: CONNECT, CONNACK, SUBSCRIBE,
+/// SUBACK, and the request that the broker had queued.
 #[test]
-fn a_kill_while_it_attaches_loses_and_doubles_nothing() {
+fn kill_while_attaching_executes_a_request_once() {
     let mut scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     for number in 0..5 {
         let value = format!("value {number}");
@@ -67,21 +68,23 @@ fn a_kill_while_it_attaches_loses_and_doubles_nothing() {
         let request = writer.send(&["SET", "key", &value]);
         scene.host.start_again(&[]);
         let killed = kill_at(&scene, number);
-        eventually("it is killed while it attaches", || killed.load(SeqCst));
-        let exchange = Exchange::arm(&scene.proxy, &value, |_| Fate::Pass);
+        eventually("the store is killed while it attaches", || {
+            killed.load(SeqCst)
+        });
+        let exchange = Exchange::script(&scene.proxy, &value, |_| Fate::Pass);
         scene.kill_host();
         let version = writer.answer(&request).version.unwrap();
-        watcher.hear("key", &version);
-        eventually("the request is acknowledged", || exchange.settled());
-        writer.expect("key", &value, &version);
+        watcher.wait_for_notification("key", &version);
+        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        writer.assert_value("key", &value, &version);
     }
-    assert_eq!(watcher.versions("key").len(), 5);
+    assert_eq!(watcher.notified_versions("key").len(), 5);
 }
 
-/// Kills the store at the packet of this number of its next connection.
+/// Kills the store at packet `number` of its next connection.
 fn kill_at(scene: &Scene, number: usize) -> Arc<AtomicBool> {
     let killed = Arc::new(AtomicBool::new(false));
-    let (told, pid, next) = (killed.clone(), scene.host.pid(), scene.proxy.connections());
+    let (done, pid, next) = (killed.clone(), scene.host.pid(), scene.proxy.connections());
     let mut count = 0;
     scene.proxy.script(move |seen| {
         if seen.connection != next {
@@ -91,7 +94,7 @@ fn kill_at(scene: &Scene, number: usize) -> Arc<AtomicBool> {
         if count <= number {
             return Fate::Pass;
         }
-        if !told.swap(true, SeqCst) {
+        if !done.swap(true, SeqCst) {
             signal(pid, "KILL");
         }
         Fate::CutBefore
@@ -99,41 +102,43 @@ fn kill_at(scene: &Scene, number: usize) -> Arc<AtomicBool> {
     killed
 }
 
-/// Twenty clients are in the middle of it, again and again: what each was told is so.
+/// Twenty clients have requests in flight at each kill.
 #[test]
-fn kills_in_the_middle_of_many_requests_lose_and_double_nothing() {
+fn kill_with_many_requests_in_flight_executes_each_once() {
     let mut scene = Scene::start();
-    let mut watcher = scene.asker("watcher");
-    let mut askers: Vec<_> = (0..20).map(|n| scene.asker(&format!("asker{n}"))).collect();
+    let mut watcher = scene.client("watcher");
+    let mut clients: Vec<_> = (0..20)
+        .map(|n| scene.client(&format!("client{n}")))
+        .collect();
     watcher.watch("key");
     let mut versions = BTreeSet::new();
     for round in 0..3 {
-        let sent: Vec<_> = askers
+        let sent: Vec<_> = clients
             .iter_mut()
             .enumerate()
-            .map(|(n, asker)| {
+            .map(|(n, client)| {
                 let free = format!("free {round} {n}");
                 [
-                    // Done twice, it is refused, or has another version.
-                    asker.send(&["SET", &free, "value", "NX"]),
-                    asker.send(&["SET", "key", &format!("{round} {n}")]),
-                    asker.send(&["VDEL", &free, "value"]),
+                    // A second execution would be refused or have another version.
+                    client.send(&["SET", &free, "value", "NX"]),
+                    client.send(&["SET", "key", &format!("{round} {n}")]),
+                    client.send(&["VDEL", &free, "value"]),
                 ]
             })
             .collect();
         scene.kill_host();
-        for (asker, [set_new, set, remove]) in askers.iter_mut().zip(&sent) {
-            assert_eq!(asker.answer(set_new).text, "+OK\\r\\n");
-            assert_eq!(asker.answer(remove).text, ":1\\r\\n");
-            let told = asker.answer(set);
+        for (client, [set_new, set, remove]) in clients.iter_mut().zip(&sent) {
+            assert_eq!(client.answer(set_new).text, "+OK\\r\\n");
+            assert_eq!(client.answer(remove).text, ":1\\r\\n");
+            let answer = client.answer(set);
             assert!(
-                versions.insert(told.version.clone().unwrap()),
-                "{told:?} twice"
+                versions.insert(answer.version.clone().unwrap()),
+                "duplicate version: {answer:?}"
             );
         }
         let last = versions.last().unwrap();
-        watcher.hear("key", last);
+        watcher.wait_for_notification("key", last);
     }
     let versions: Vec<_> = versions.into_iter().collect();
-    assert_eq!(watcher.versions("key"), versions);
+    assert_eq!(watcher.notified_versions("key"), versions);
 }

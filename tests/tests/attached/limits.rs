@@ -1,15 +1,16 @@
-//! Limits of a store behind a foreign broker, which follow its settings file as those of any other.
+//! Changes limits of a store behind a foreign broker in its settings file. The limits of the store
+//! must change at once; limits of clients belong to the broker.
 
 use std::{fs, path::PathBuf};
 
 use statehouse_tests::{Mosquitto, Server, Store};
 use tempfile::TempDir;
 
-use crate::scene::{eventually, figure, figure_if_any};
+use crate::scene::{eventually, metric, metric_if_any};
 
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
-/// A broker, and a store behind it with a settings file.
+/// A broker, and a store that is attached to it and has a settings file.
 struct Site {
     host: Server,
     _broker: Mosquitto,
@@ -32,10 +33,10 @@ impl Site {
         }
     }
 
-    /// Replaces the file and waits until it is in force.
+    /// Replaces the settings file and waits until the store uses it.
     fn change(&self, settings: &str) {
         let reloads = || {
-            figure(
+            metric(
                 &self.host,
                 "reloads_total{what=\"settings\",result=\"taken\"}",
             )
@@ -48,7 +49,7 @@ impl Site {
     }
 
     fn limit(&self, setting: &str) -> Option<u64> {
-        figure_if_any(&self.host, &format!("limit{{setting=\"{setting}\"}}"))
+        metric_if_any(&self.host, &format!("limit{{setting=\"{setting}\"}}"))
     }
 }
 
@@ -57,7 +58,7 @@ fn set(store: &mut Store, key: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_changed_limit_counts_at_once_and_takes_nothing_away() {
+fn changed_limit_applies_at_once_and_deletes_nothing() {
     let mut site = Site::start("max_keys = 1\n");
     let mut store = site.host.store("client");
     store.set("1", "value");
@@ -75,7 +76,7 @@ fn a_changed_limit_counts_at_once_and_takes_nothing_away() {
     assert_eq!(store.get("2").as_deref(), Some(&b"value"[..]));
     store.watch("2");
 
-    // The next start reads the same.
+    // A restart reads the same file.
     site.host.kill();
     site.host.restart();
     assert_eq!(site.limit("max_keys"), Some(1));
@@ -83,9 +84,10 @@ fn a_changed_limit_counts_at_once_and_takes_nothing_away() {
     assert_eq!(set(&mut store, "3", "v"), QUOTA);
 }
 
-/// The broker was told it when the store connected. What its clients may take is the broker's business.
+/// The store announces its maximum packet size when it connects, so a change needs a restart.
+/// Limits of clients belong to the broker, so the store has no metrics for them.
 #[test]
-fn the_longest_packet_waits_for_a_start_and_bounds_of_the_brokers_own_are_none_of_the_stores() {
+fn packet_limit_changes_at_restart_only() {
     let site = Site::start("max_packet_bytes = 100000\n");
     let mut store = site.host.store("client");
     let longest = site.limit("max_value_bytes").unwrap();
@@ -95,12 +97,12 @@ fn the_longest_packet_waits_for_a_start_and_bounds_of_the_brokers_own_are_none_o
     assert!(line.contains(" max_packet_bytes counts"), "{line}");
     assert_eq!(site.limit("max_keys"), Some(5));
     assert_eq!(site.limit("max_value_bytes"), Some(longest));
-    for of_the_broker in [
+    for broker_limit in [
         "max_packet_bytes",
         "max_client_in_flight",
         "max_connections",
     ] {
-        assert_eq!(site.limit(of_the_broker), None, "{of_the_broker}");
+        assert_eq!(site.limit(broker_limit), None, "{broker_limit}");
     }
     store.set("1", "value");
 }

@@ -1,5 +1,5 @@
-//! Each client's requests run in the order in which it sent them, whatever breaks meanwhile, and each watcher hears the
-//! changes in that order.
+//! Tests order: the store must execute each client's requests in the order in which the client sent
+//! them, despite broken connections, and must send notifications in the same order.
 
 use std::time::Duration;
 
@@ -8,16 +8,19 @@ use statehouse_tests::{Dice, Fate, Request, Way, packet::kind};
 use crate::scene::Scene;
 
 #[test]
-fn the_order_of_each_client_is_kept_over_broken_connections() {
+fn requests_keep_their_order_over_broken_connections() {
     let scene = Scene::start();
     let mut dice = Dice::thrown();
-    let mut watcher = scene.asker("watcher");
-    let mut askers: Vec<_> = (0..3).map(|n| scene.asker(&format!("asker{n}"))).collect();
-    for n in 0..askers.len() {
+    let mut watcher = scene.client("watcher");
+    let mut clients: Vec<_> = (0..3)
+        .map(|n| scene.client(&format!("client{n}")))
+        .collect();
+    for n in 0..clients.len() {
         watcher.watch(&format!("key{n}"));
     }
-    // All that was not acknowledged comes again over each new connection, so not every one can break; and after some that
-    // break at once the store waits for seconds.
+    // The broker redelivers all unacknowledged requests over each new connection, so the number of
+    // cuts must be limited. After several connections that break at once, the store also waits for
+    // seconds.
     let mut cuts = 6;
     scene.proxy.script(move |_| match dice.below(200) {
         0 if cuts > 0 => {
@@ -26,39 +29,40 @@ fn the_order_of_each_client_is_kept_over_broken_connections() {
         }
         _ => Fate::Pass,
     });
-    let sent: Vec<Vec<Request>> = askers
+    let sent: Vec<Vec<Request>> = clients
         .iter_mut()
         .enumerate()
-        .map(|(n, asker)| {
+        .map(|(n, client)| {
             let key = format!("key{n}");
             (0..100)
-                .map(|value| asker.send(&["SET", &key, &value.to_string()]))
+                .map(|value| client.send(&["SET", &key, &value.to_string()]))
                 .collect()
         })
         .collect();
-    for (n, (asker, requests)) in askers.iter_mut().zip(&sent).enumerate() {
+    for (n, (client, requests)) in clients.iter_mut().zip(&sent).enumerate() {
         let versions: Vec<_> = requests
             .iter()
-            .map(|request| asker.answer(request).version.unwrap())
+            .map(|request| client.answer(request).version.unwrap())
             .collect();
         assert!(versions.is_sorted(), "out of order: {versions:?}");
         let last = versions.last().unwrap();
         let key = format!("key{n}");
-        watcher.hear(&key, last);
-        assert_eq!(watcher.versions(&key), versions);
-        asker.expect(&key, "99", last);
+        watcher.wait_for_notification(&key, last);
+        assert_eq!(watcher.notified_versions(&key), versions);
+        client.assert_value(&key, "99", last);
     }
     assert!(scene.proxy.connections() > 1, "nothing broke");
 }
 
-/// The broker never has more requests on their way to the store than the store said. (Mosquitto 2.0.11 sends as many
-/// again behind an acknowledgement, so there must be none meanwhile.)
+/// The broker never has more requests in flight than `broker_window`, the Receive Maximum of the
+/// store. Mosquitto 2.0.11 sends a full window again after an acknowledgement, so the relay holds
+/// all of them.
 #[test]
-fn the_window_bounds_what_is_on_its_way() {
+fn broker_window_limits_requests_in_flight() {
     let scene = Scene::with(&["max_inflight_messages 100"], &[("broker_window", "4")]);
-    scene.settle();
-    let mut writer = scene.asker("writer");
-    // Nothing that the store sends is acknowledged, so it acknowledges nothing either.
+    scene.wait_until_acknowledged();
+    let mut writer = scene.client("writer");
+    // Without acknowledgements of its answers, the store acknowledges no requests.
     scene
         .proxy
         .script(|seen| match (seen.way, seen.packet.kind()) {
@@ -68,11 +72,11 @@ fn the_window_bounds_what_is_on_its_way() {
     let requests: Vec<Request> = (0..40)
         .map(|n| writer.send(&["SET", &format!("key {n}"), "value"]))
         .collect();
-    writer.listen(Duration::from_millis(500));
-    let answered = |asker: &crate::asker::Asker| {
+    writer.receive_for(Duration::from_millis(500));
+    let answered = |client: &crate::recording_client::RecordingClient| {
         let answered = requests
             .iter()
-            .filter(|it| asker.answer_so_far(it).is_some());
+            .filter(|it| client.answer_so_far(it).is_some());
         answered.count()
     };
     assert_eq!(answered(&writer), 4);

@@ -1,5 +1,5 @@
-//! The broker goes away and comes back: killed with and without what it keeps, frozen, slow, half open. The store
-//! attaches again by itself, and goes on.
+//! Outages of the broker: restarts with and without persistence, pauses, slow and half-open
+//! connections. The store must attach again without an operator, and execute every request once.
 
 use std::{
     thread,
@@ -9,21 +9,21 @@ use std::{
 use statehouse_tests::{Fate, Request, Way, client::PATIENCE, mosquitto::PERSISTENT, packet::kind};
 
 use crate::{
-    asker::{Asker, Told},
+    recording_client::{RecordedAnswer, RecordingClient},
     scene::{Scene, eventually},
 };
 
-/// What is on disk of the broker is there again: sessions, and what waited in them.
+/// The broker persists its sessions and the messages queued in them.
 #[test]
-fn a_broker_that_keeps_sessions_may_be_restarted_at_any_time() {
+fn restart_of_a_persistent_broker_loses_no_request() {
     let mut scene = Scene::with(PERSISTENT, &[]);
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     for round in 0..3 {
         let requests: Vec<Request> = (0..10)
             .map(|n| writer.send(&["SET", "key", &format!("{round} {n}")]))
             .collect();
-        // The broker has them.
+        // The PINGRESP shows that the broker has received the requests.
         writer.store.client.ping();
         scene.broker.stop();
         scene.broker.restart();
@@ -34,17 +34,17 @@ fn a_broker_that_keeps_sessions_may_be_restarted_at_any_time() {
             .collect();
         assert!(versions.is_sorted(), "{versions:?}");
         let last = versions.last().unwrap();
-        watcher.hear("key", last);
-        writer.expect("key", &format!("{round} 9"), last);
+        watcher.wait_for_notification("key", last);
+        writer.assert_value("key", &format!("{round} 9"), last);
     }
-    assert_eq!(watcher.versions("key").len(), 30);
+    assert_eq!(watcher.notified_versions("key").len(), 30);
 }
 
-/// Nothing of the broker is left: clients ask again what was not answered, and that is done once.
+/// The broker loses all sessions. Clients repeat unanswered requests, and each takes effect once.
 #[test]
-fn a_broker_that_forgets_everything_may_be_killed_at_any_time() {
+fn kill_of_a_broker_without_persistence_repeats_no_effect() {
     let mut scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     for round in 0..3 {
         let requests: Vec<Request> = (0..10)
@@ -57,75 +57,81 @@ fn a_broker_that_forgets_everything_may_be_killed_at_any_time() {
         eventually("the store attaches again", || {
             attachments(&scene) > attached
         });
-        let told: Vec<Told> = requests.iter().map(|it| insist(&mut writer, it)).collect();
-        // The first of all wins, however often it is asked.
-        let version = told[0].version.clone();
-        assert_eq!(told[0].text, "+OK\\r\\n");
-        for told in &told[1..] {
-            assert_eq!((told.text.as_str(), &told.version), (":-1\\r\\n", &version));
+        let answers: Vec<RecordedAnswer> = (requests.iter())
+            .map(|it| ask_until_answered(&mut writer, it))
+            .collect();
+        // The first request sets the key, however often each request is repeated.
+        let version = answers[0].version.clone();
+        assert_eq!(answers[0].text, "+OK\\r\\n");
+        for answer in &answers[1..] {
+            assert_eq!(
+                (answer.text.as_str(), &answer.version),
+                (":-1\\r\\n", &version)
+            );
         }
-        // A watch may have ended while nobody was there to take a notification.
+        // The watch may have ended, because no client was connected to receive a notification.
         watcher.watch("key");
         let deleted = writer.ask(&["DEL", "key"]);
         assert_eq!(
             (deleted.text.as_str(), deleted.version),
             (":1\\r\\n", version)
         );
-        watcher.until("the notification of the DEL", |asker| {
-            let last = asker.notifications.last()?;
+        watcher.receive_until("the notification of the DEL", |client| {
+            let last = client.notifications.last()?;
             last.payload.ends_with(b"DELETE\r\n").then_some(())
         });
         watcher.notifications.clear();
     }
 }
 
-/// How often the store has subscribed.
+/// The number of times that the store has subscribed to requests.
 fn attachments(scene: &Scene) -> usize {
     let seen = scene.proxy.seen();
     let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);
     subacks.count()
 }
 
-/// Asks until there is an answer, as a client does whose broker has forgotten it.
-fn insist(asker: &mut Asker, request: &Request) -> Told {
+/// Repeats a request until it is answered, as a client does after its broker has lost the session.
+fn ask_until_answered(client: &mut RecordingClient, request: &Request) -> RecordedAnswer {
     let end = Instant::now() + PATIENCE;
     loop {
-        if let Some(told) = asker.answer_so_far(request) {
-            return told.clone();
+        if let Some(answer) = client.answer_so_far(request) {
+            return answer.clone();
         }
         assert!(Instant::now() < end, "never answered: {request:?}");
-        asker.send_again(request);
+        client.send_again(request);
         let next = Instant::now() + Duration::from_millis(500);
-        while asker.answer_so_far(request).is_none() && Instant::now() < next {
-            asker.listen(Duration::from_millis(5));
+        while client.answer_so_far(request).is_none() && Instant::now() < next {
+            client.receive_for(Duration::from_millis(5));
         }
     }
 }
 
-/// Nothing moves for longer than the keep alive: the store lets go, tries again, and goes on when the broker does.
+/// The pause is longer than the keep alive: the store drops the connection, and connects again when
+/// the broker continues.
 #[test]
-fn a_frozen_broker_is_waited_for() {
+fn store_reconnects_after_a_long_pause_of_the_broker() {
     let scene = Scene::with(&[], &[("broker_keep_alive", "5s")]);
-    let mut writer = scene.asker("writer");
+    let mut writer = scene.client("writer");
     let before = writer.set("key", "before");
     scene.broker.freeze();
     let request = writer.send(&["SET", "key", "value", "NEX", "before"]);
     let connections = scene.proxy.connections();
-    // A proxy connects: the system accepts for a frozen process.
+    // The relay can connect, since the operating system accepts for a stopped process.
     eventually("the store tries again", || {
         scene.proxy.connections() > connections
     });
     scene.broker.thaw();
     let version = writer.answer(&request).version.unwrap();
     assert!(version > before);
-    writer.expect("key", "value", &version);
+    writer.assert_value("key", "value", &version);
 }
 
-/// Frozen for less than that: nothing happens but that it takes longer.
+/// The pause is shorter than the keep alive: answers are late, but nothing else happens.
 #[test]
-fn a_pause_of_the_broker_is_not_noticed() {
+fn short_pause_of_the_broker_only_delays_answers() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     for n in 0..5 {
         scene.broker.freeze();
@@ -133,17 +139,17 @@ fn a_pause_of_the_broker_is_not_noticed() {
         thread::sleep(Duration::from_millis(100));
         scene.broker.thaw();
         let version = writer.answer(&request).version.unwrap();
-        watcher.hear("key", &version);
+        watcher.wait_for_notification("key", &version);
     }
     assert_eq!((writer.repeated, watcher.notifications.len()), (0, 5));
     assert_eq!(scene.proxy.connections(), 1);
 }
 
-/// Bytes trickle: everything comes, in its order, over the one connection.
+/// All answers and notifications arrive in order over the one connection.
 #[test]
-fn a_slow_connection_loses_nothing() {
+fn slow_connection_loses_nothing() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     scene.proxy.limit(Some(10_000));
     let requests: Vec<Request> = (0..60)
@@ -154,17 +160,18 @@ fn a_slow_connection_loses_nothing() {
         .map(|request| writer.answer(request).version.unwrap())
         .collect();
     assert!(versions.is_sorted());
-    watcher.hear("key", versions.last().unwrap());
-    assert_eq!(watcher.versions("key"), versions);
+    watcher.wait_for_notification("key", versions.last().unwrap());
+    assert_eq!(watcher.notified_versions("key"), versions);
     assert_eq!((writer.repeated, watcher.notifications.len()), (0, 60));
     assert_eq!(scene.proxy.connections(), 1);
 }
 
-/// Neither side hears of the other any more, and no packet says so: the store finds out by its keep alive.
+/// The relay drops all packets without closing the connection: the store detects this by its keep
+/// alive.
 #[test]
-fn a_half_open_connection_is_found_out() {
+fn half_open_connection_is_detected_by_the_keep_alive() {
     let scene = Scene::with(&[], &[("broker_keep_alive", "5s")]);
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     scene.proxy.script(|seen| match seen.connection {
         0 => Fate::Vanish,
@@ -172,17 +179,18 @@ fn a_half_open_connection_is_found_out() {
     });
     let request = writer.send(&["SET", "key", "value"]);
     let version = writer.answer(&request).version.unwrap();
-    watcher.hear("key", &version);
-    writer.expect("key", "value", &version);
-    assert_eq!(watcher.versions("key").len(), 1);
+    watcher.wait_for_notification("key", &version);
+    writer.assert_value("key", "value", &version);
+    assert_eq!(watcher.notified_versions("key").len(), 1);
 }
 
-/// The broker acknowledges all but the first of a full window, so that packet ids come round to one that is taken. Then
-/// it forgets the session. A client library was seen to wait for that packet id for ever.
+/// The broker acknowledges all but the first PUBLISH of a full window, so packet ids wrap around to
+/// one that is in use. Then the broker loses the session. A client library was seen to wait for
+/// that packet id forever.
 #[test]
-fn acknowledgements_out_of_order_and_a_lost_session_do_not_stop_the_store() {
+fn missing_puback_and_lost_session_do_not_block_the_store() {
     let mut scene = Scene::start();
-    let mut writer = scene.asker("writer");
+    let mut writer = scene.client("writer");
     let mut first = None;
     scene.proxy.script(move |seen| {
         if (seen.way, seen.packet.kind()) != (Way::FromBroker, kind::PUBACK) {
@@ -197,7 +205,7 @@ fn acknowledgements_out_of_order_and_a_lost_session_do_not_stop_the_store() {
     let requests: Vec<Request> = (0..100)
         .map(|n| writer.send(&["SET", &format!("key {n}"), "value"]))
         .collect();
-    // The packet ids come round. It connects again, and meets the same again.
+    // The packet ids wrap around. The store connects again, and has the same problem again.
     scene.host.wait_for_log("out of order");
     scene.proxy.pass();
     let attached = attachments(&scene);
@@ -208,15 +216,15 @@ fn acknowledgements_out_of_order_and_a_lost_session_do_not_stop_the_store() {
         attachments(&scene) > attached
     });
     for request in &requests {
-        assert_eq!(insist(&mut writer, request).text, "+OK\\r\\n");
+        assert_eq!(ask_until_answered(&mut writer, request).text, "+OK\\r\\n");
     }
 }
 
-/// Acknowledgements in any order, the session kept: everything is done once and in order all the same.
+/// The broker keeps the session. Requests must still be executed once and in order.
 #[test]
 fn acknowledgements_in_reverse_order_change_nothing() {
     let scene = Scene::start();
-    let (mut writer, mut watcher) = (scene.asker("writer"), scene.asker("watcher"));
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
     scene
         .proxy
@@ -230,7 +238,7 @@ fn acknowledgements_in_reverse_order_change_nothing() {
     let mut versions = Vec::new();
     for request in &requests {
         while writer.answer_so_far(request).is_none() {
-            writer.listen(Duration::from_millis(20));
+            writer.receive_for(Duration::from_millis(20));
             scene.proxy.release(|held| held.reverse());
         }
         versions.push(writer.answer(request).version.unwrap());
@@ -238,6 +246,6 @@ fn acknowledgements_in_reverse_order_change_nothing() {
     scene.proxy.pass();
     scene.proxy.release(|_| ());
     assert!(versions.is_sorted());
-    watcher.hear("key", versions.last().unwrap());
-    assert_eq!(watcher.versions("key"), versions);
+    watcher.wait_for_notification("key", versions.last().unwrap());
+    assert_eq!(watcher.notified_versions("key"), versions);
 }

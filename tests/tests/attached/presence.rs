@@ -1,4 +1,5 @@
-//! How the store learns behind Mosquitto that a client has gone, and that nobody can tell it so of somebody else.
+//! Tests how the store behind Mosquitto detects that a client has disconnected. No client may make
+//! the store believe that another client has disconnected.
 
 use std::{
     thread,
@@ -10,55 +11,57 @@ use statehouse_tests::{
     store::notification_topic,
 };
 
-use crate::scene::{eventually, figure};
+use crate::scene::{eventually, metric};
 
-/// What the store needs to hear.
+/// The broker's configuration that lets the store read its connection log.
 const LOG: &[&str] = &["log_dest topic"];
 
-/// A broker with these lines, and a store with these settings.
+/// Starts a broker with these lines of configuration, and attaches a store with these settings.
 fn attached(lines: &[&str], settings: &[(&str, &str)]) -> (Server, Mosquitto) {
     let broker = Mosquitto::with(lines);
     let host = Server::attached(&broker.url(), broker.address(), settings);
     (host, broker)
 }
 
-/// A client whose session and subscriptions outlive its connection: nothing but the broker's log tells of its end.
-fn lasting(broker: &Mosquitto, id: &str) -> Store {
+/// A client with a session and subscriptions that outlive its connection, so only the broker's log
+/// shows that the client has disconnected.
+fn persistent(broker: &Mosquitto, id: &str) -> Store {
     let client = Client::connect(broker.address(), &Connect::resume(id, 3600));
     Store::behind(client, id)
 }
 
-fn shown(host: &Server) -> String {
+/// The line of the store's output about presence.
+fn presence_line(host: &Server) -> String {
     let lines = host.stdout();
     let line = lines.iter().find(|it| it.starts_with("presence: "));
     line.unwrap_or_else(|| panic!("{lines:?}")).clone()
 }
 
 fn watches(host: &Server) -> u64 {
-    figure(host, "watches")
+    metric(host, "watches")
 }
 
 #[test]
-fn what_works_is_shown_at_the_start() {
+fn presence_source_is_printed_at_the_start() {
     let (host, _broker) = attached(LOG, &[]);
     assert_eq!(
-        shown(&host),
+        presence_line(&host),
         "presence: mosquitto's connection log; a watch ends with its client's connection"
     );
     let (host, _broker) = attached(&["connection_messages false", "log_dest topic"], &[]);
     assert_eq!(
-        shown(&host),
+        presence_line(&host),
         "presence: none; a watch ends with the first notification that nobody takes"
     );
     let (host, _broker) = attached(LOG, &[("presence", "off"), ("watch_ttl", "1h")]);
     assert_eq!(
-        shown(&host),
+        presence_line(&host),
         "presence: none; a watch ends with the first notification that nobody takes, or after 3600s of silence"
     );
 }
 
 #[test]
-fn a_watch_ends_with_its_connection_however_that_ends() {
+fn watch_ends_when_the_connection_ends_in_any_way() {
     let (host, broker) = attached(LOG, &[]);
     type End = fn(Store);
     let ends: [(&str, End); 5] = [
@@ -75,7 +78,7 @@ fn a_watch_ends_with_its_connection_however_that_ends() {
         }),
     ];
     for (n, (how, end)) in ends.into_iter().enumerate() {
-        let mut client = lasting(&broker, &format!("client {n}"));
+        let mut client = persistent(&broker, &format!("client {n}"));
         client.watch("key");
         client.watch("another");
         assert_eq!(watches(&host), 2, "{how}");
@@ -85,7 +88,7 @@ fn a_watch_ends_with_its_connection_however_that_ends() {
 }
 
 #[test]
-fn a_watch_ends_where_a_client_falls_silent() {
+fn watch_ends_when_the_keep_alive_expires() {
     let (host, broker) = attached(LOG, &[]);
     let mut connect = Connect::resume("silent", 3600);
     connect.keep_alive_s = 1;
@@ -95,11 +98,11 @@ fn a_watch_ends_where_a_client_falls_silent() {
 }
 
 #[test]
-fn a_watch_ends_where_its_session_is_taken_over() {
+fn watch_ends_when_the_session_is_taken_over() {
     let (host, broker) = attached(LOG, &[]);
-    let mut before = lasting(&broker, "client");
+    let mut before = persistent(&broker, "client");
     before.watch("key");
-    let mut after = lasting(&broker, "client");
+    let mut after = persistent(&broker, "client");
     eventually("the session has another connection", || watches(&host) == 0);
     after.watch("key");
     before.client.expect_closed();
@@ -110,11 +113,12 @@ fn a_watch_ends_where_its_session_is_taken_over() {
     );
 }
 
-/// Each of these connects, does what it can, and goes; the victim's watch lives on.
+/// Each attacker connects with an id that imitates a log line, and disconnects. The victim's watch
+/// must stay.
 #[test]
-fn nobody_ends_the_watch_of_another() {
+fn client_cannot_end_the_watch_of_another_client() {
     let (host, broker) = attached(LOG, &[]);
-    let mut victim = lasting(&broker, "victim");
+    let mut victim = persistent(&broker, "victim");
     victim.watch("key");
     let cut = |line: &str| format!("victim disconnected.{}", "x".repeat(1000 - line.len()));
     let ids = [
@@ -122,15 +126,15 @@ fn nobody_ends_the_watch_of_another() {
         "victim disconnected. closed its connection".to_owned(),
         "victim closed its connection.".to_owned(),
         "victim disconnected: Protocol error.".to_owned(),
-        // As 2.1 words it.
+        // The wording of Mosquitto 2.1.
         "victim [127.0.0.1:5]".to_owned(),
         "victim [127.0.0.1:5] disconnected: connection closed by client.".to_owned(),
-        // As if it had connected anew.
+        // Imitates a new connection.
         "x (p5, c1, k60).\nNew client connected from 1.2.3.4:5 as victim".to_owned(),
         "victim (p5, c1, k60)".to_owned(),
         "x: Client victim disconnected".to_owned(),
         "1795288899: Client victim disconnected.".to_owned(),
-        // As if the line were cut.
+        // Imitates a truncated line.
         cut("1795288899: Client victim disconnected."),
         cut(""),
         "\u{2028}Client victim disconnected.".to_owned(),
@@ -142,20 +146,20 @@ fn nobody_ends_the_watch_of_another() {
                 user_name: Some("x', (p5, c1, k60, u'victim".into()),
                 ..Connect::new(id)
             };
-            // Some of these Mosquitto does not let in.
+            // Mosquitto refuses some of these ids.
             if let Some(client) = Client::attempt(broker.address(), &connect) {
                 how(&client);
             }
         }
     }
-    // A connection that asks for the victim's id and is refused: with a protocol error behind it.
+    // This CONNECT with the victim's id is refused, since extra bytes make it malformed.
     let mut bytes = Connect::new("victim").bytes();
     bytes[1] += 2;
     bytes.extend(sized(b""));
     let mut refused = Client::open(broker.address());
     refused.send(&bytes);
     refused.expect_closed();
-    // A line of its own, published or as a will.
+    // A forged log line, published or sent as a will.
     let line = Publish::new("$SYS/broker/log/N", "1: Client victim disconnected.").qos(1);
     let mut forger = Client::connect(
         broker.address(),
@@ -164,11 +168,11 @@ fn nobody_ends_the_watch_of_another() {
     assert_eq!(forger.publish(line.clone()).reason, 0x87);
     assert_eq!(forger.publish(line.retained()).reason, 0x87);
     forger.abort();
-    // The last of them is heard, so all are.
-    let mut last = lasting(&broker, "last");
+    // The store has processed the end of the last client, so it has processed all log lines.
+    let mut last = persistent(&broker, "last");
     last.watch("key");
     last.client.disconnect();
-    eventually("the last has gone", || watches(&host) == 1);
+    eventually("the last client has disconnected", || watches(&host) == 1);
 
     victim.set("key", "value");
     assert_eq!(
@@ -178,7 +182,7 @@ fn nobody_ends_the_watch_of_another() {
 }
 
 #[test]
-fn without_a_source_a_watch_ends_with_the_first_notification_that_nobody_takes() {
+fn watch_without_a_source_ends_at_an_undelivered_notification() {
     let (host, broker) = attached(&[], &[]);
     let mut client = Store::behind(broker.connect("watcher"), "watcher");
     client.watch("key");
@@ -186,46 +190,46 @@ fn without_a_source_a_watch_ends_with_the_first_notification_that_nobody_takes()
     let mut writer = Store::behind(broker.connect("writer"), "writer");
     assert_eq!(watches(&host), 1);
     writer.set("key", "value");
-    eventually("nobody took it", || watches(&host) == 0);
+    eventually("the notification had no subscriber", || watches(&host) == 0);
 }
 
 #[test]
-fn a_watch_outlives_a_restart_of_the_store_and_still_ends_with_its_connection() {
+fn restored_watch_ends_with_its_connection() {
     let broker = Mosquitto::with(LOG);
     let mut host = Server::attached(&broker.url(), broker.address(), &[]);
-    let mut client = lasting(&broker, "client");
+    let mut client = persistent(&broker, "client");
     client.watch("key");
     host.kill();
     host.restart();
     assert_eq!(watches(&host), 1);
     client.client.disconnect();
-    eventually("it has gone", || watches(&host) == 0);
+    eventually("the client has disconnected", || watches(&host) == 0);
 }
 
 #[test]
-#[ignore = "a watch lives ten seconds at least"]
-fn a_watch_grows_old_unless_its_client_is_heard_of() {
+#[ignore = "the shortest watch_ttl is ten seconds"]
+fn watch_expires_unless_its_client_is_active() {
     let (host, broker) = attached(&[], &[("watch_ttl", "10s")]);
-    let mut silent = lasting(&broker, "silent");
-    let mut asking = lasting(&broker, "asking");
-    let mut told = lasting(&broker, "told");
-    for client in [&mut silent, &mut asking, &mut told] {
+    let mut silent = persistent(&broker, "silent");
+    let mut asking = persistent(&broker, "asking");
+    let mut notified = persistent(&broker, "notified");
+    for client in [&mut silent, &mut asking, &mut notified] {
         client.watch("key");
     }
-    told.watch("news");
+    notified.watch("news");
     silent.client.disconnect();
-    let mut writer = lasting(&broker, "writer");
+    let mut writer = persistent(&broker, "writer");
     let end = Instant::now() + Duration::from_secs(20);
     while watches(&host) == 4 {
-        assert!(Instant::now() < end, "it lives on");
+        assert!(Instant::now() < end, "the watch did not expire");
         thread::sleep(Duration::from_secs(1));
         asking.get("key");
         writer.set("news", "value");
-        told.notification();
+        notified.notification();
     }
     assert_eq!(watches(&host), 3);
     assert!(
         Instant::now() > end - Duration::from_secs(11),
-        "it ended before its time"
+        "the watch expired too early"
     );
 }

@@ -1,5 +1,5 @@
-//! What the store does with messages that are no proper requests, where it cannot disconnect anybody and its own
-//! reason codes reach nobody.
+//! Tests messages that are not valid requests. Behind a foreign broker the store can neither
+//! disconnect a client nor send it a reason code, so it must drop or answer such messages.
 
 use std::time::Duration;
 
@@ -8,21 +8,22 @@ use statehouse_tests::{
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
 
-use crate::{asker::Asker, scene::Scene};
+use crate::{recording_client::RecordingClient, scene::Scene};
 
-/// Sends a request that is wrong in one thing. It is dropped: what is asked behind it is answered.
-fn dropped(asker: &mut Asker, wrong: impl FnOnce(&mut Request)) {
-    let mut request = asker.store.command(&["SET", "key", "dropped"]);
+/// Sends a request with one defect, and asserts that the store drops it and answers the next
+/// request.
+fn assert_dropped(client: &mut RecordingClient, wrong: impl FnOnce(&mut Request)) {
+    let mut request = client.store.command(&["SET", "key", "dropped"]);
     wrong(&mut request);
-    asker.store.client.start(request.publish());
-    assert_eq!(asker.ask(&["GET", "key"]).text, "$-1\\r\\n");
-    assert_eq!(asker.answer_so_far(&request), None);
+    client.store.client.start(request.publish());
+    assert_eq!(client.ask(&["GET", "key"]).text, "$-1\\r\\n");
+    assert_eq!(client.answer_so_far(&request), None);
 }
 
 #[test]
-fn a_forbidden_response_topic_is_dropped_and_counted() {
+fn forbidden_response_topic_is_dropped_and_counted() {
     let scene = Scene::start();
-    let mut asker = scene.asker("asker");
+    let mut client = scene.client("requester");
     for (n, topic) in [
         REQUEST_TOPIC,
         PREVIEW_TOPIC,
@@ -32,95 +33,96 @@ fn a_forbidden_response_topic_is_dropped_and_counted() {
     .iter()
     .enumerate()
     {
-        dropped(&mut asker, |it| it.response_topic = Some((*topic).into()));
-        assert_eq!(scene.figure("kicked_total"), n as u64 + 1, "{topic}");
+        assert_dropped(&mut client, |it| it.response_topic = Some((*topic).into()));
+        assert_eq!(scene.metric("kicked_total"), n as u64 + 1, "{topic}");
     }
-    let told = scene.host.wait_for_log("asker");
-    assert!(told.contains("response topic"), "{told}");
-    assert_eq!(scene.figure("refused_total"), 0);
+    let line = scene.host.wait_for_log("requester");
+    assert!(line.contains("response topic"), "{line}");
+    assert_eq!(scene.metric("refused_total"), 0);
 }
 
 #[test]
-fn what_cannot_be_answered_is_dropped_and_counted() {
+fn unanswerable_request_is_dropped_and_counted() {
     let scene = Scene::start();
-    let mut asker = scene.asker("asker");
-    dropped(&mut asker, |it| it.response_topic = None);
-    dropped(&mut asker, |it| it.correlation = None);
-    dropped(&mut asker, |it| {
+    let mut client = scene.client("requester");
+    assert_dropped(&mut client, |it| it.response_topic = None);
+    assert_dropped(&mut client, |it| it.correlation = None);
+    assert_dropped(&mut client, |it| {
         (it.qos, it.correlation) = (0, None);
     });
-    assert_eq!(scene.figure("refused_total"), 3);
-    assert_eq!(scene.figure("kicked_total"), 0);
+    assert_eq!(scene.metric("refused_total"), 3);
+    assert_eq!(scene.metric("kicked_total"), 0);
 }
 
 #[test]
-fn a_request_without_an_acknowledgement_is_refused_where_it_can_be_answered() {
+fn request_at_qos_0_is_answered_with_an_error() {
     let scene = Scene::start();
-    let mut asker = scene.asker("asker");
-    let mut request = asker.store.command(&["SET", "key", "value"]);
+    let mut client = scene.client("requester");
+    let mut request = client.store.command(&["SET", "key", "value"]);
     request.qos = 0;
-    asker.store.client.start(request.publish());
-    assert_eq!(asker.answer(&request).text, "-ERR syntax error\\r\\n");
+    client.store.client.start(request.publish());
+    assert_eq!(client.answer(&request).text, "-ERR syntax error\\r\\n");
 }
 
-/// A client is who it says it is, else who its response topic is of, else nobody; and nobody has no watches.
+/// A request names its client in `__srcId`, or else by its response topic. A request without a
+/// client may not watch keys.
 #[test]
-fn a_watch_is_of_who_asks() {
+fn watch_belongs_to_the_client_that_the_request_names() {
     let scene = Scene::start();
-    let mut asker = scene.asker("asker");
-    let watch = |asker: &mut Asker, key: &str, change: fn(Request) -> Request| {
-        let request = change(asker.store.command(&["KEYNOTIFY", key]));
-        asker.store.client.start(request.publish());
-        asker.answer(&request).text
+    let mut client = scene.client("requester");
+    let watch = |client: &mut RecordingClient, key: &str, change: fn(Request) -> Request| {
+        let request = change(client.store.command(&["KEYNOTIFY", key]));
+        client.store.client.start(request.publish());
+        client.answer(&request).text
     };
-    assert_eq!(watch(&mut asker, "said", |it| it), "+OK\\r\\n");
+    assert_eq!(watch(&mut client, "named", |it| it), "+OK\\r\\n");
     let silent = |it: Request| it.without("__srcId");
-    assert_eq!(watch(&mut asker, "topic", silent), "+OK\\r\\n");
-    asker.store.client.subscribe("answers/#", 1);
+    assert_eq!(watch(&mut client, "topic", silent), "+OK\\r\\n");
+    client.store.client.subscribe("answers/#", 1);
     let unknown = |it: Request| {
         let mut it = it.without("__srcId");
         it.response_topic = Some("answers/mine".into());
         it
     };
-    let told = watch(&mut asker, "unknown", unknown);
-    assert_eq!(told, "-ERR not authorized\\r\\n");
-    // All else is answered, whoever asks.
-    let request = unknown(asker.store.command(&["SET", "said", "value"]));
-    asker.store.client.start(request.publish());
-    let said = asker.answer(&request).version.unwrap();
-    let topic = asker.set("topic", "value");
-    asker.hear("said", &said);
-    asker.hear("topic", &topic);
+    let refused = watch(&mut client, "unknown", unknown);
+    assert_eq!(refused, "-ERR not authorized\\r\\n");
+    // All other commands are answered without a client.
+    let request = unknown(client.store.command(&["SET", "named", "value"]));
+    client.store.client.start(request.publish());
+    let named = client.answer(&request).version.unwrap();
+    let topic = client.set("topic", "value");
+    client.wait_for_notification("named", &named);
+    client.wait_for_notification("topic", &topic);
 }
 
-/// Nobody waits any more for what was asked so long ago.
+/// The client of an expired request does not wait for the answer any more.
 #[test]
-fn a_request_that_expired_while_the_store_was_away_is_not_done() {
+fn request_that_expires_while_the_store_is_down_is_dropped() {
     let mut scene = Scene::start();
-    let mut asker = scene.asker("asker");
-    let brief = |asker: &mut Asker, key: &str, expiry_s| {
-        let mut request = asker.store.command(&["SET", key, "value"]);
+    let mut client = scene.client("requester");
+    let brief = |client: &mut RecordingClient, key: &str, expiry_s| {
+        let mut request = client.store.command(&["SET", key, "value"]);
         request.expiry_s = Some(expiry_s);
-        asker.store.client.start(request.publish());
+        client.store.client.start(request.publish());
         request
     };
     scene.host.kill();
     let (late, patient) = (
-        brief(&mut asker, "late", 1),
-        brief(&mut asker, "patient", 60),
+        brief(&mut client, "late", 1),
+        brief(&mut client, "patient", 60),
     );
-    asker.listen(Duration::from_millis(2100));
+    client.receive_for(Duration::from_millis(2100));
     scene.host.restart();
-    assert_eq!(asker.answer(&patient).text, "+OK\\r\\n");
-    assert_eq!(asker.ask(&["GET", "late"]).text, "$-1\\r\\n");
-    assert_eq!(asker.answer_so_far(&late), None);
+    assert_eq!(client.answer(&patient).text, "+OK\\r\\n");
+    assert_eq!(client.ask(&["GET", "late"]).text, "$-1\\r\\n");
+    assert_eq!(client.answer_so_far(&late), None);
 }
 
-/// The same where the request was on its way when the connection broke.
+/// The connection breaks while the request is in flight.
 #[test]
-fn a_request_that_expired_on_its_way_is_not_done() {
+fn request_that_expires_in_flight_is_dropped() {
     let scene = Scene::start();
-    let mut asker = scene.asker("asker");
+    let mut client = scene.client("requester");
     scene.proxy.refuse(true);
     scene.proxy.script(|seen| {
         let late = seen.packet.body.windows(4).any(|part| part == b"late");
@@ -129,12 +131,12 @@ fn a_request_that_expired_on_its_way_is_not_done() {
             false => statehouse_tests::Fate::Pass,
         }
     });
-    let mut late = asker.store.command(&["SET", "late", "value"]);
+    let mut late = client.store.command(&["SET", "late", "value"]);
     late.expiry_s = Some(1);
-    asker.store.client.start(late.publish());
-    asker.listen(Duration::from_millis(2100));
+    client.store.client.start(late.publish());
+    client.receive_for(Duration::from_millis(2100));
     scene.proxy.pass();
     scene.proxy.refuse(false);
-    assert_eq!(asker.ask(&["GET", "late"]).text, "$-1\\r\\n");
-    assert_eq!(asker.answer_so_far(&late), None);
+    assert_eq!(client.ask(&["GET", "late"]).text, "$-1\\r\\n");
+    assert_eq!(client.answer_so_far(&late), None);
 }

@@ -1,4 +1,5 @@
-//! A broker, a relay in front of it, and a store that is attached through the relay. Clients go to the broker itself.
+//! The setup of most tests: a broker, a relay, and a store that is attached to the broker through
+//! the relay. Clients connect to the broker directly.
 
 use std::{
     collections::HashSet,
@@ -8,9 +9,9 @@ use std::{
 
 use statehouse_tests::{Admin, Mosquitto, Proxy, Server, client::PATIENCE, packet::kind};
 
-use crate::asker::Asker;
+use crate::recording_client::RecordingClient;
 
-/// What a test needs of the world. The store goes first at the end, the broker last.
+/// The processes of a test. The order of the fields stops the store first and the broker last.
 pub(crate) struct Scene {
     pub(crate) host: Server,
     pub(crate) proxy: Proxy,
@@ -18,13 +19,13 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// With a broker of defaults.
+    /// Starts a broker and a store with default settings.
     pub(crate) fn start() -> Scene {
         Scene::with(&[], &[])
     }
 
-    /// With lines of the broker's configuration, and settings of the store. It does not look for signs of presence,
-    /// so there is one connection, and it is ready at once.
+    /// Starts a broker with these lines of configuration, and a store with these settings. Presence
+    /// detection is off, so the store has one connection and is ready at once.
     pub(crate) fn with(lines: &[&str], settings: &[(&str, &str)]) -> Scene {
         let broker = Mosquitto::with(lines);
         let proxy = Proxy::start(broker.address());
@@ -37,18 +38,18 @@ impl Scene {
         }
     }
 
-    /// A client with a session of its own.
-    pub(crate) fn asker(&self, id: &str) -> Asker {
-        Asker::begin(self.broker.address(), id)
+    /// Connects a client with a new session.
+    pub(crate) fn client(&self, id: &str) -> RecordingClient {
+        RecordingClient::begin(self.broker.address(), id)
     }
 
-    /// The store's figure of this name.
-    pub(crate) fn figure(&self, name: &str) -> u64 {
-        figure(&self.host, name)
+    /// A metric of the store.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        metric(&self.host, name)
     }
 
     /// Waits until each PUBLISH of the last connection between store and broker is acknowledged.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn wait_until_acknowledged(&self) {
         eventually("everything is acknowledged", || {
             let seen = self.proxy.seen();
             let last = self.proxy.connections() - 1;
@@ -68,20 +69,20 @@ impl Scene {
         });
     }
 
-    /// Kills the store with `kill -9`, if that has not been done, and runs it again.
+    /// Kills the store with `kill -9`, if the test has not done so, and restarts it.
     pub(crate) fn kill_host(&mut self) {
         self.host.kill();
         self.host.restart();
     }
 }
 
-/// A figure of a store's administration.
-pub(crate) fn figure(host: &Server, name: &str) -> u64 {
-    figure_if_any(host, name).unwrap_or_else(|| panic!("there is no {name}"))
+/// A metric of a store, which must exist.
+pub(crate) fn metric(host: &Server, name: &str) -> u64 {
+    metric_if_any(host, name).unwrap_or_else(|| panic!("there is no metric {name}"))
 }
 
-/// The same, where there may be none.
-pub(crate) fn figure_if_any(host: &Server, name: &str) -> Option<u64> {
+/// A metric of a store, if it exists.
+pub(crate) fn metric_if_any(host: &Server, name: &str) -> Option<u64> {
     let (status, page) = Admin::of(host).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
     let line = page.lines().find_map(|line| {
@@ -92,12 +93,12 @@ pub(crate) fn figure_if_any(host: &Server, name: &str) -> Option<u64> {
     Some(line.parse().unwrap())
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "it does not come to this: {what}");
+    while !condition() {
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,14 +1,15 @@
-//! Two stores on one data directory: the second waits, and goes on as the first where that one ends.
+//! Two stores on one data directory: the standby must wait, and must take over when the active
+//! store ends.
 
 use std::{path::Path, thread, time::Duration};
 
 use statehouse_tests::{Mosquitto, Server, client::PATIENCE, command};
 
-use crate::asker::Asker;
+use crate::recording_client::RecordingClient;
 
-const ON_ONE_DIRECTORY: &str = "shared";
+const SHARED_DIRECTORY: &str = "shared";
 
-/// A store on a directory that another one may use.
+/// Starts a store on a data directory that another store may use.
 fn standby(broker: &Mosquitto, directory: &Path) -> Server {
     let data = directory.to_str().unwrap();
     let settings = [("data", data), ("standby", "true"), ("presence", "off")];
@@ -16,21 +17,21 @@ fn standby(broker: &Mosquitto, directory: &Path) -> Server {
 }
 
 #[test]
-fn a_standby_takes_over_where_the_first_is_killed() {
+fn standby_takes_over_when_the_active_store_is_killed() {
     let directory = tempfile::tempdir().unwrap();
-    let data = directory.path().join(ON_ONE_DIRECTORY);
+    let data = directory.path().join(SHARED_DIRECTORY);
     let broker = Mosquitto::start();
     let mut active = standby(&broker, &data);
     active.wait_until_ready();
     let (mut writer, mut watcher) = (
-        Asker::begin(broker.address(), "writer"),
-        Asker::begin(broker.address(), "watcher"),
+        RecordingClient::begin(broker.address(), "writer"),
+        RecordingClient::begin(broker.address(), "watcher"),
     );
     watcher.watch("key");
     for round in 0..3 {
         let mut waiting = standby(&broker, &data);
         waiting.wait_for_line("standby: ");
-        // The one before has to be in the middle of something.
+        // The kill must hit the active store while it handles requests.
         let mut versions = Vec::new();
         let requests: Vec<_> = (0..100)
             .map(|n| writer.send(&["SET", "key", &format!("{round} {n}")]))
@@ -45,17 +46,17 @@ fn a_standby_takes_over_where_the_first_is_killed() {
         }
         assert!(versions[1..].is_sorted(), "{versions:?}");
         let last = versions.last().unwrap();
-        watcher.hear("key", last);
-        writer.expect("key", &format!("{round} 99"), last);
-        assert_eq!(watcher.versions("key").len(), 100 * (round + 1));
+        watcher.wait_for_notification("key", last);
+        writer.assert_value("key", &format!("{round} 99"), last);
+        assert_eq!(watcher.notified_versions("key").len(), 100 * (round + 1));
         active = waiting;
     }
 }
 
 #[test]
-fn a_standby_that_is_told_to_stop_stops() {
+fn waiting_standby_stops_on_sigterm() {
     let directory = tempfile::tempdir().unwrap();
-    let data = directory.path().join(ON_ONE_DIRECTORY);
+    let data = directory.path().join(SHARED_DIRECTORY);
     let broker = Mosquitto::start();
     let mut active = standby(&broker, &data);
     active.wait_until_ready();
@@ -66,10 +67,11 @@ fn a_standby_that_is_told_to_stop_stops() {
     assert!(active.runs());
 }
 
-/// The client id is the session: who loses it ends instead of taking it back. The broker is another store here, since
-/// Mosquitto 2.0 says nothing when it closes a connection for this.
+/// A store must end if another connection takes over its session, since two stores would take the
+/// session from each other forever. The broker is another store here, since Mosquitto 2.0 closes
+/// such a connection without a reason code.
 #[test]
-fn a_store_whose_client_id_is_taken_over_ends() {
+fn store_ends_when_its_session_is_taken_over() {
     let broker = Server::start();
     let url = format!("mqtt://{}", broker.address());
     let settings = [("broker_client_id", "store"), ("presence", "off")];
@@ -77,13 +79,13 @@ fn a_store_whose_client_id_is_taken_over_ends() {
     let mut second = Server::attached(&url, broker.address(), &settings);
     assert_eq!(first.wait(PATIENCE).code(), Some(76));
     first.wait_for_log("was taken over");
-    // The one that has it does not lose it again.
+    // The second store keeps the session.
     thread::sleep(Duration::from_millis(500));
     assert!(second.runs());
 }
 
 #[test]
-fn a_standby_needs_a_directory_and_a_broker() {
+fn standby_needs_a_data_directory_and_a_broker() {
     let refused = |arguments: &[&str], why: &str| {
         command::run(arguments, b"").code(2).says(why);
     };

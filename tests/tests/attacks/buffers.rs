@@ -1,4 +1,4 @@
-//! Memory that one byte could hold.
+//! Attacks the read buffers: one byte of a next packet must not keep the buffer of a large packet.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use statehouse_tests::{Client, Publish, Server, attack};
 const CONNECTIONS: usize = 252;
 /// Nearly the largest packet that the server accepts.
 const LARGE_BYTES: usize = 1900 << 10;
-/// A connection may keep its smallest buffer and its session, not the buffer of the large packet.
+/// Room for the smallest buffer and the session of each connection, but not for large buffers.
 const GROWTH_KIB_MAX: u64 = 128 << 10;
 
-/// Each connection sends a large packet, and then the first byte of another one.
+/// Each connection sends a large packet, then the first byte of another packet.
 #[test]
 #[ignore = "an attack takes half a minute"]
-fn read_buffers_after_a_large_packet() {
+fn large_read_buffers_are_freed_after_a_packet() {
     let Some(mut server) = Server::limited(512, &[]) else {
         return;
     };
-    let large = Publish::new("nobody/subscribes", vec![b'x'; LARGE_BYTES]).qos(1);
+    let large = Publish::new("no/subscriber", vec![b'x'; LARGE_BYTES]).qos(1);
     let name = "252 read buffers pinned by one byte";
     let outcome = attack::run(name, &mut server, |server| {
         let pin = |n: usize| -> Client {

@@ -1,11 +1,11 @@
-//! The helpers themselves, briefly.
+//! Tests the helpers of the attacks on an idle, a stopped and a killed server.
 
 use std::{thread, time::Duration};
 
 use statehouse_tests::{Server, Victim, attack};
 
 #[test]
-fn victim_of_an_idle_server_is_served() {
+fn victim_of_an_idle_server_has_no_failures() {
     let server = Server::start();
     let victim = Victim::start(server.address());
     let calm = victim.undisturbed(Duration::from_millis(300));
@@ -32,7 +32,10 @@ fn victim_of_a_stopped_server_counts_the_stall() {
         during.max() >= stall - Duration::from_millis(50),
         "{during}"
     );
-    assert!(during.count() >= 50, "one stall is many requests: {during}");
+    assert!(
+        during.count() >= 50,
+        "a stall counts as many requests: {during}"
+    );
 }
 
 #[test]
@@ -48,7 +51,7 @@ fn victim_of_a_killed_server_counts_failures_and_returns() {
 }
 
 #[test]
-fn limited_server_is_measured_and_starts_again_within_its_limit() {
+fn limited_server_is_measured_and_restarts_in_its_limit() {
     let Some(mut server) = Server::limited(512, &[]) else {
         return;
     };

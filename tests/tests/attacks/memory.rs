@@ -1,8 +1,8 @@
-//! Clients fill every structure that outlives a packet, in little memory, and the server is then
-//! killed and started again on what they left.
+//! Attackers fill every structure that outlives a packet. The server must stay within a small
+//! memory limit, also when it is killed and restarted on the data of the attackers.
 //!
-//! Each attack sends more than fits the memory limit, from 64 attackers in turn. All come from one
-//! address, like the honest client, so that only what is guaranteed to every client helps it.
+//! Each attack sends more than fits into the memory limit, from 64 attackers in turn. The attackers
+//! and the honest client share one address, so only the guarantees for every client protect it.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use statehouse_tests::{
 const ATTACKERS: usize = 64;
 const WEEK_S: u32 = 7 * 24 * 3600;
 const QUOTA_EXCEEDED: u8 = 0x97;
-/// Sessions and exchanges take a debug build long: so many attempts suffice for the smaller limits.
+/// Limits the time for a debug build. So many attempts are enough for the smaller memory limits.
 const ATTEMPTS_MAX: usize = 6000;
-/// A debug build on a busy machine serves each attack and the honest client.
+/// Allows for a debug build on a busy machine, which serves the attack and the honest client.
 const P99_MAX: Duration = Duration::from_secs(5);
 
-/// A client id of one of the attackers.
+/// The client id for attempt `number`, which belongs to one of the attackers.
 fn id(what: &str, number: usize) -> String {
     format!("{what}-{}-{number}", number % ATTACKERS)
 }
 
-/// Connects if the server accepts it. A refusal must have the code of a quota.
+/// Connects if the server accepts the client. A refusal must have the reason code for a quota.
 fn connect(server: &Server, connect: &Connect) -> Option<Client> {
     let (client, connack) = Client::try_connect(server.address(), connect);
     match connack.reason {
@@ -35,7 +35,7 @@ fn connect(server: &Server, connect: &Connect) -> Option<Client> {
     }
 }
 
-/// Sessions with a will of 60 KB that is due in a week.
+/// Creates sessions with a will of 60 KB that is due in a week.
 fn wills(server: &Server, limit_mib: usize) -> usize {
     let attempts = (limit_mib * 20).min(ATTEMPTS_MAX);
     let will = Publish::new("will", vec![b'w'; 60_000]);
@@ -47,7 +47,7 @@ fn wills(server: &Server, limit_mib: usize) -> usize {
         .count()
 }
 
-/// Sessions with 1024 QoS 2 messages that are never released.
+/// Creates sessions with 1024 QoS 2 messages that are never released.
 fn exchanges(server: &Server, limit_mib: usize) -> usize {
     let sessions = (limit_mib * 5).min(ATTEMPTS_MAX / 10);
     let publishes: Vec<u8> = (1..=1024)
@@ -74,7 +74,7 @@ fn exchanges(server: &Server, limit_mib: usize) -> usize {
     accepted
 }
 
-/// Connections that stay, with 32 topic aliases of 65 KB each.
+/// Opens connections with 32 topic aliases of 65 KB each, and keeps them open.
 fn aliases(server: &Server, limit_mib: usize) -> Vec<Client> {
     let connections = (limit_mib * 3 / 4).min(400);
     let attack = |n: usize| {
@@ -82,7 +82,7 @@ fn aliases(server: &Server, limit_mib: usize) -> Vec<Client> {
         for alias in 1..=32 {
             let topic = format!("{n:065000}");
             let publish = Publish::new(&topic, "").with(Property::TopicAlias(alias));
-            // It is disconnected at its bound.
+            // The server disconnects a client at its limit.
             if client.try_send(&publish.bytes()).is_err() {
                 break;
             }
@@ -92,7 +92,7 @@ fn aliases(server: &Server, limit_mib: usize) -> Vec<Client> {
     (0..connections).filter_map(attack).collect()
 }
 
-/// Sessions with the most subscriptions that a client may have, each as long as it is useful.
+/// Creates sessions with as many long subscriptions as a client may have.
 fn subscriptions(server: &Server, _: usize) -> usize {
     let level = "x".repeat(60);
     let mut granted = 0;
@@ -116,7 +116,7 @@ fn subscriptions(server: &Server, _: usize) -> usize {
     granted
 }
 
-/// Retained messages of 500 bytes.
+/// Publishes retained messages of 500 bytes.
 fn retained(server: &Server, _: usize) -> usize {
     let mut accepted = 0;
     for attacker in 0..ATTACKERS {
@@ -132,7 +132,7 @@ fn retained(server: &Server, _: usize) -> usize {
     accepted
 }
 
-/// Absent sessions that hold nothing, and more that hold a subscription.
+/// Creates sessions without a connection. Every second one has a subscription.
 fn sessions(server: &Server, limit_mib: usize) -> usize {
     let attempts = (limit_mib * 10).min(ATTEMPTS_MAX);
     (0..attempts)
@@ -149,55 +149,60 @@ fn sessions(server: &Server, limit_mib: usize) -> usize {
         .count()
 }
 
-/// A client that was not there before is served.
-fn newcomer_is_served(server: &Server, what: &str) {
+/// Asserts that the server serves a client with a new session.
+fn assert_newcomer_is_served(server: &Server, what: &str) {
     let mut store = server.store(&format!("newcomer-{what}"));
     store.set("newcomer", what);
     assert_eq!(store.get("newcomer"), Some(what.as_bytes().to_vec()));
     store.client.disconnect();
 }
 
-fn attacked<T>(server: &mut Server, name: &str, limit_mib: usize, attack: fn(&Server, usize) -> T) {
+fn run_attack<T>(
+    server: &mut Server,
+    name: &str,
+    limit_mib: usize,
+    attack: fn(&Server, usize) -> T,
+) {
     let title = format!("{name} of {ATTACKERS} clients in {limit_mib} MiB");
     let outcome = attack::run(&title, server, |server| attack(server, limit_mib));
     outcome.assert_victim_served(P99_MAX.min(PATIENCE));
-    newcomer_is_served(server, name);
+    assert_newcomer_is_served(server, name);
     let kills = server.cgroup().map_or(0, |it| it.oom_kills());
     assert_eq!(kills, 0, "{title}: killed after the restart");
 }
 
-/// The attacks one after the other. The state of each stays for the next, over restarts.
-fn all(limit_mib: usize) {
+/// Runs all attacks in turn. The state of each attack stays for the next, over restarts.
+fn run_all(limit_mib: usize) {
     let Some(mut server) = Server::limited(limit_mib as u64, &[]) else {
         return;
     };
-    attacked(&mut server, "wills", limit_mib, wills);
-    attacked(
+    run_attack(&mut server, "wills", limit_mib, wills);
+    run_attack(
         &mut server,
         "unreleased QoS 2 messages",
         limit_mib,
         exchanges,
     );
-    attacked(&mut server, "topic aliases", limit_mib, aliases);
-    attacked(&mut server, "subscriptions", limit_mib, subscriptions);
-    attacked(&mut server, "retained messages", limit_mib, retained);
-    attacked(&mut server, "sessions", limit_mib, sessions);
+    run_attack(&mut server, "topic aliases", limit_mib, aliases);
+    run_attack(&mut server, "subscriptions", limit_mib, subscriptions);
+    run_attack(&mut server, "retained messages", limit_mib, retained);
+    run_attack(&mut server, "sessions", limit_mib, sessions);
 }
 
 #[test]
-#[ignore = "it fills 128 MiB six times, with restarts"]
-fn memory_of_128_mib_is_not_exhausted() {
-    all(128);
+#[ignore = "fills 128 MiB six times, with restarts"]
+fn attacks_do_not_exhaust_128_mib() {
+    run_all(128);
 }
 
 #[test]
-#[ignore = "it fills 256 MiB six times, with restarts"]
-fn memory_of_256_mib_is_not_exhausted() {
-    all(256);
+#[ignore = "fills 256 MiB six times, with restarts"]
+fn attacks_do_not_exhaust_256_mib() {
+    run_all(256);
 }
 
 #[test]
-#[ignore = "it fills 1 GiB six times, with restarts"]
-fn memory_of_1_gib_is_not_exhausted() {
-    all(1024);
+#[ignore = "fills 1 GiB six times, with restarts"]
+fn attacks_do_not_exhaust_1_gib() {
+    run_all(1024);
 }

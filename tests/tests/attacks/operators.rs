@@ -1,4 +1,4 @@
-//! Attacks on the admin API.
+//! Attacks the admin API. An operator must get an answer while an attacker holds connections.
 
 use std::{
     io::{Read, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use statehouse_tests::{Admin, Server, attack};
 
-/// As many connections as operators may have at once.
+/// All connections that operators may have at once.
 const HALF_REQUESTS: usize = 16;
 /// The server waits ten seconds for the head of a request.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
@@ -32,11 +32,11 @@ fn keep_open(halves: &mut [TcpStream], address: &str) {
     }
 }
 
-/// An operator asks while the attacker holds all connections of the admin API, and holds them again
-/// whenever the server closes one.
+/// The attacker holds all connections of the admin API, and opens a new one when the server closes
+/// one. Meanwhile an operator sends a request.
 #[test]
 #[ignore = "an attack takes a minute"]
-fn half_sent_admin_requests() {
+fn half_sent_admin_requests_do_not_block_operators() {
     let mut server = Server::start();
     let url = Admin::of(&server).url();
     let address = url.trim_start_matches("http://").to_owned();

@@ -1,4 +1,5 @@
-//! Guesses of passwords, each of which costs the server memory and a processor for a while.
+//! Attacks the password check. Each guess takes memory and time on a CPU core, and must not delay
+//! connected clients.
 
 use std::{
     thread,
@@ -21,7 +22,7 @@ fn login(id: &str, password: &str) -> Connect {
 /// The victim is connected before the flood, from the same address.
 #[test]
 #[ignore = "an attack takes half a minute"]
-fn password_flood() {
+fn password_flood_does_not_delay_connected_clients() {
     let directory = tempfile::tempdir().unwrap();
     let users = directory.path().join("users");
     let users = users.to_str().unwrap();

@@ -1,19 +1,20 @@
-//! Connections that ask for much and read nothing.
+//! Attacks the outgoing buffers: connections that request much and read nothing must not use up the
+//! memory of the server.
 
 use std::time::Duration;
 
 use statehouse_tests::{Client, Server, attack};
 
-/// Fewer than the file descriptors that a shell allows by default.
+/// Fewer than the default limit of file descriptors in a shell.
 const CONNECTIONS: usize = 252;
 const VALUE_BYTES: usize = 256 << 10;
 /// More than the socket buffers and the queue of a connection hold.
 const REQUESTS: usize = 64;
 
-/// Each connection has answers of 16 MiB due, 4 GiB together.
+/// Each connection requests answers of 16 MiB, which are 4 GiB in total.
 #[test]
 #[ignore = "an attack takes half a minute"]
-fn connections_that_do_not_read() {
+fn connections_that_do_not_read_do_not_delay_others() {
     let Some(mut server) = Server::limited(512, &[]) else {
         return;
     };
@@ -26,7 +27,7 @@ fn connections_that_do_not_read() {
     outcome.assert_victim_served(Duration::from_secs(1));
 }
 
-/// A connection that has asked for the value many times.
+/// Opens a connection, and requests the large value many times.
 fn silent_reader(server: &Server, number: usize) -> Client {
     let mut store = server.store(&format!("reader{number}"));
     store.client.set_write_timeout(Duration::from_millis(100));

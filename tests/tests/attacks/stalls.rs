@@ -1,6 +1,8 @@
-//! Work that one client leads to while it holds the broker's or the store's lock.
+//! Attacks with requests that cause much work under the lock of the broker or the store. They must
+//! not delay an honest client.
 //!
-//! Where Mosquitto serves the same attack, its PINGRESPs are measured too, and both figures are printed.
+//! If Mosquitto can serve the same attack, the test measures its PINGRESPs too, and prints both
+//! figures.
 
 use std::{
     net::SocketAddr,
@@ -17,13 +19,13 @@ use statehouse_tests::{
     resp,
 };
 
-/// The bound for a release build; a debug build works some twenty times as long.
+/// The bound for a release build. A debug build is about twenty times slower.
 const VICTIM_P99_MAX: Duration = match cfg!(debug_assertions) {
     true => Duration::from_millis(250),
     false => Duration::from_millis(10),
 };
 
-/// How long an attack goes on.
+/// The duration of an attack.
 const TIME: Duration = Duration::from_secs(3);
 
 /// Filters in one SUBSCRIBE.
@@ -33,7 +35,7 @@ const RETAINED: usize = 16_000;
 
 #[test]
 #[ignore = "an attack takes half a minute"]
-fn subscriptions_that_search_many_retained_topics() {
+fn searches_of_many_retained_topics_do_not_stall() {
     let fill = |address| {
         let mut filler = Client::connect(address, &Connect::new("filler"));
         for number in 0..RETAINED {
@@ -57,7 +59,7 @@ fn subscriptions_that_search_many_retained_topics() {
 
 #[test]
 #[ignore = "an attack takes half a minute"]
-fn messages_through_many_wildcards() {
+fn messages_through_many_wildcards_do_not_stall() {
     const CLIENTS: usize = 8;
     const FILTERS: usize = 750;
     let fill = |address| {
@@ -92,7 +94,7 @@ fn messages_through_many_wildcards() {
 
 #[test]
 #[ignore = "an attack takes a minute"]
-fn messages_for_groups_of_absent_members() {
+fn messages_to_groups_of_absent_members_do_not_stall() {
     const MEMBERS: usize = 4000;
     const GROUPS: usize = 16;
     let fill = |address| {
@@ -124,7 +126,7 @@ fn messages_for_groups_of_absent_members() {
 
 #[test]
 #[ignore = "an attack takes seconds"]
-fn requests_of_many_empty_strings() {
+fn requests_of_many_empty_strings_do_not_stall() {
     let payload = resp::array(&vec![""; 300_000]);
     let mut server = Server::start();
     let outcome = attack::run("1.8 MB of empty strings", &mut server, |server| {
@@ -140,7 +142,7 @@ fn requests_of_many_empty_strings() {
 
 #[test]
 #[ignore = "an attack takes seconds"]
-fn scans_of_long_keys() {
+fn scans_of_long_keys_do_not_stall() {
     let mut server = Server::start();
     let mut owner = server.store("owner");
     for number in 0..64 {
@@ -168,7 +170,7 @@ fn compare<T>(name: &str, fill: impl Fn(SocketAddr) -> T, run: impl Fn(SocketAdd
     let mosquitto = Mosquitto::start();
     let filled = fill(mosquitto.address());
     // Mosquitto may be silent for longer than a test client waits.
-    let theirs = slowest_pings(mosquitto.address(), || run(mosquitto.address(), filled));
+    let theirs = ping_p99(mosquitto.address(), || run(mosquitto.address(), filled));
     let theirs = theirs.unwrap_or(PATIENCE);
     drop(mosquitto);
     let mut server = Server::start();
@@ -177,7 +179,7 @@ fn compare<T>(name: &str, fill: impl Fn(SocketAddr) -> T, run: impl Fn(SocketAdd
         let mut ours = Duration::ZERO;
         let outcome = attack::run(name, &mut server, |server| {
             let address = server.address();
-            ours = slowest_pings(address, || run(address, filled)).unwrap();
+            ours = ping_p99(address, || run(address, filled)).unwrap();
         });
         (outcome, ours)
     };
@@ -185,9 +187,9 @@ fn compare<T>(name: &str, fill: impl Fn(SocketAddr) -> T, run: impl Fn(SocketAdd
     outcome.assert_victim_served(VICTIM_P99_MAX);
 }
 
-/// The 99th percentile of the time from a PINGREQ to its PINGRESP while this runs, one each five milliseconds. An error if
-/// a PINGRESP does not come within [`PATIENCE`].
-fn slowest_pings(address: SocketAddr, work: impl FnOnce()) -> thread::Result<Duration> {
+/// Runs `work` and sends a PINGREQ every five milliseconds. Returns the 99th percentile of the time
+/// to the PINGRESP, or an error if a PINGRESP does not arrive within [`PATIENCE`].
+fn ping_p99(address: SocketAddr, work: impl FnOnce()) -> thread::Result<Duration> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let pings = scope.spawn(|| {

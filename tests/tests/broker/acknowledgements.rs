@@ -1,4 +1,4 @@
-//! PUBACK, PUBREC and their order (MQTT 5, sections 4.3 and 4.6).
+//! Tests acknowledgements and their order (MQTT 5, sections 4.3 and 4.6).
 
 use statehouse_tests::{
     Publish, Server,
@@ -6,23 +6,23 @@ use statehouse_tests::{
 };
 
 #[test]
-fn nobody_listens() {
+fn publish_without_subscribers_gets_reason_0x10() {
     let server = Server::start();
     let mut client = server.connect("client");
     for qos in [1, 2] {
-        let ack = client.publish(Publish::new("nobody", "x").qos(qos));
+        let ack = client.publish(Publish::new("unused", "x").qos(qos));
         assert_eq!(ack.reason, 0x10, "no matching subscribers");
-        client.subscribe("somebody", 0);
-        let ack = client.publish(Publish::new("somebody", "x").qos(qos));
+        client.subscribe("used", 0);
+        let ack = client.publish(Publish::new("used", "x").qos(qos));
         assert_eq!(ack.reason, 0);
-        client.take_publish("somebody");
+        client.take_publish("used");
     }
     client.expect_nothing();
 }
 
-/// A QoS 2 message that is sent twice before its release is delivered once.
+/// The client sends a QoS 2 message again before its release.
 #[test]
-fn qos_2_is_once() {
+fn repeated_qos_2_message_is_delivered_once() {
     let server = Server::start();
     let mut subscriber = server.connect("subscriber");
     subscriber.subscribe("a", 0);
@@ -36,7 +36,7 @@ fn qos_2_is_once() {
     }
     client.send(&acknowledge(kind::PUBREL, 9));
     assert_eq!(client.take_ack(kind::PUBCOMP, 9).reason, 0);
-    // Released, the id is unknown, and then free.
+    // After the release the packet id is unknown, so a message may use it again.
     client.send(&acknowledge(kind::PUBREL, 9));
     assert_eq!(client.take_ack(kind::PUBCOMP, 9).reason, 0x92);
     publish.dup = false;
@@ -47,9 +47,9 @@ fn qos_2_is_once() {
     subscriber.expect_nothing();
 }
 
-/// A request over QoS 2 runs once, at its PUBLISH; so is its repetition before the release answered by the same PUBREC.
+/// A QoS 2 request is executed at its PUBLISH. A duplicate before the release gets the same PUBREC.
 #[test]
-fn a_request_over_qos_2_runs_once() {
+fn request_at_qos_2_is_executed_once() {
     let server = Server::start();
     let mut store = server.store("client");
     let mut request = store.command(&["SET", "key", "one", "NX"]);
@@ -68,15 +68,16 @@ fn a_request_over_qos_2_runs_once() {
     store.expect_nothing();
 }
 
-/// Acknowledgements come in the order of the PUBLISHes, requests and ordinary messages mixed.
+/// Acknowledgements must have the order of the PUBLISH packets, for requests and ordinary messages
+/// mixed.
 #[test]
-fn acknowledgements_keep_the_order() {
+fn acknowledgements_keep_the_order_of_messages() {
     let server = Server::start();
     let mut store = server.store("client");
     let mut bytes = Vec::new();
     for n in 1..=200_u16 {
         let mut publish = match n % 3 {
-            0 => Publish::new("nobody", "x").qos(1),
+            0 => Publish::new("unused", "x").qos(1),
             1 => store.command(&["SET", "key", &n.to_string()]).publish(),
             _ => store.command(&["GET", "key"]).publish(),
         };

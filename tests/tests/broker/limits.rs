@@ -1,13 +1,15 @@
-//! What a client can take, and what the server can (MQTT 5, sections 3.1.2.11 and 4.9).
+//! Tests the limits that a client announces, and those of the server (MQTT 5, sections 3.1.2.11 and
+//! 4.9).
 
 use statehouse_tests::{
     Client, Connect, Property, Publish, Server,
     packet::{acknowledge, kind},
 };
 
-/// The server has no more unacknowledged messages on the way than the client can take.
+/// The server must not have more unacknowledged messages in flight than the client's Receive
+/// Maximum.
 #[test]
-fn the_clients_receive_maximum() {
+fn client_receive_maximum_limits_messages_in_flight() {
     let server = Server::start();
     let connect = Connect::new("client").with(Property::ReceiveMaximum(2));
     let mut client = Client::connect(server.address(), &connect);
@@ -37,7 +39,7 @@ fn the_clients_receive_maximum() {
         let early = client.drain();
         assert!(
             early.iter().all(|packet| packet.publish().qos == 0),
-            "more than two on the way: {early:?}"
+            "more than two messages in flight: {early:?}"
         );
         for publish in two {
             client.send(&acknowledge(kind::PUBACK, publish.packet_id));
@@ -45,9 +47,9 @@ fn the_clients_receive_maximum() {
     }
 }
 
-/// A message that is too large for a client is dropped for it, and what comes after is not.
+/// The server drops a message that is too large for a client, and delivers the next ones.
 #[test]
-fn the_clients_maximum_packet_size() {
+fn message_above_the_client_maximum_size_is_dropped() {
     let server = Server::start();
     let connect = Connect::new("small").with(Property::MaximumPacketSize(100));
     let mut small = Client::connect(server.address(), &connect);
@@ -67,9 +69,9 @@ fn the_clients_maximum_packet_size() {
     }
 }
 
-/// The server tells its own limits and keeps them.
+/// The CONNACK announces the limit.
 #[test]
-fn the_servers_maximum_packet_size() {
+fn packet_above_the_server_maximum_size_is_refused() {
     let server = Server::with_config(
         "max_packet_bytes = 65536\nmax_value_bytes = 1000\nmax_key_bytes = 1000",
     );
@@ -82,21 +84,22 @@ fn the_servers_maximum_packet_size() {
         "{connack:?}"
     );
     client.publish(Publish::new("a", vec![0; 60_000]).qos(1));
-    // What comes after the head may find the connection closed.
+    // The server may close the connection after the head of the packet.
     let _ = client.try_send(&Publish::new("a", vec![0; 70_000]).bytes());
     client.expect_disconnect(0x95);
 }
 
-/// A server that keeps less than asked says what it keeps.
+/// The server supports QoS 2, retained messages, wildcards, identifiers and shared subscriptions,
+/// so the CONNACK must not deny any of them.
 #[test]
-fn what_the_connack_says() {
+fn connack_denies_no_feature() {
     let server = Server::start();
     let connect = Connect::resume("client", u32::MAX);
     let client = Client::connect(server.address(), &connect);
     let properties = client.connack.clone().unwrap().properties;
     for property in &properties {
         match property {
-            Property::MaximumQos(_) => panic!("QoS 2 is there, so none is announced"),
+            Property::MaximumQos(_) => panic!("QoS 2 is supported, so no maximum is announced"),
             Property::RetainAvailable(n)
             | Property::WildcardAvailable(n)
             | Property::SubscriptionIdAvailable(n)
@@ -108,15 +111,15 @@ fn what_the_connack_says() {
     }
 }
 
-/// Who publishes more than it may is told, request by request, and others are not held up.
+/// The server refuses each excess message with a reason code, and does not delay other clients.
 #[test]
-fn how_many_messages_a_client_sends_in_a_second() {
+fn messages_above_the_client_rate_are_refused() {
     let server = Server::with_config("max_client_rate = 5");
     let mut loud = server.connect("loud");
     let reasons: Vec<u8> = (0..40)
         .map(|n| loud.publish(Publish::new("a", [n]).qos(1)).reason)
         .collect();
-    // 0x10: nobody is subscribed.
+    // 0x10: no matching subscribers.
     assert_eq!(reasons[..5], [0x10; 5]);
     let refused = reasons.iter().filter(|reason| **reason == 0x97).count();
     assert!(refused > 0, "{reasons:x?}");

@@ -1,11 +1,12 @@
-//! What a message keeps on its way: properties bit for bit, and what has to change.
+//! Tests how the server forwards a message: it must pass on payload and properties unchanged,
+//! except for the expiry interval and the topic alias.
 
 use std::{thread, time::Duration};
 
 use statehouse_tests::{Property, Publish, Server};
 
 #[test]
-fn properties_pass_bit_for_bit() {
+fn properties_are_forwarded_unchanged() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("#", 1);
@@ -25,24 +26,24 @@ fn properties_pass_bit_for_bit() {
     publisher.publish(sent.clone());
     let got = client.next().publish();
     assert_eq!(got.payload, sent.payload);
-    // User properties in their order; the others are there, wherever they stand.
+    // User properties keep their order. Other properties may have any order.
     let users = statehouse_tests::property::users;
     assert_eq!(users(&got.properties), users(&sent.properties));
-    let others = |publish: &Publish| {
-        let mut others: Vec<String> = publish
+    let sorted = |publish: &Publish| {
+        let mut sorted: Vec<String> = publish
             .properties
             .iter()
             .filter(|property| !matches!(property, Property::User(..)))
             .map(|property| format!("{property:?}"))
             .collect();
-        others.sort();
-        others
+        sorted.sort();
+        sorted
     };
-    assert_eq!(others(&got), others(&sent));
+    assert_eq!(sorted(&got), sorted(&sent));
 }
 
 #[test]
-fn an_expired_message_is_not_delivered() {
+fn expired_message_is_not_delivered() {
     let server = Server::start();
     let resume = statehouse_tests::Connect::resume("client", 60);
     let mut client = statehouse_tests::Client::connect(server.address(), &resume);
@@ -61,7 +62,7 @@ fn an_expired_message_is_not_delivered() {
     let mut client = statehouse_tests::Client::connect(server.address(), &resume);
     let long = client.next().publish();
     assert_eq!(long.payload, b"long");
-    // What is left of the time, which has gone on meanwhile.
+    // The server subtracts the time that the message was queued.
     let [Property::MessageExpiry(left_s)] = long.properties[..] else {
         panic!("{long:?}");
     };
@@ -75,7 +76,7 @@ fn an_expired_message_is_not_delivered() {
 }
 
 #[test]
-fn topic_aliases() {
+fn topic_alias_is_resolved_and_not_forwarded() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("#", 0);
@@ -104,14 +105,17 @@ fn topic_aliases() {
         ("last", maximum, "last"),
         ("", maximum, "last"),
         ("", 1, "first"),
-        // An alias can be given anew.
+        // A client may assign an alias to another topic.
         ("second", 1, "second"),
         ("", 1, "second"),
     ] {
         send(&mut publisher, topic, alias);
         let got = client.next().publish();
         assert_eq!(got.topic, expected);
-        assert!(got.properties.is_empty(), "an alias was passed on: {got:?}");
+        assert!(
+            got.properties.is_empty(),
+            "the alias was forwarded: {got:?}"
+        );
     }
     // Aliases belong to a connection.
     let mut again = server.connect("publisher");
@@ -120,9 +124,8 @@ fn topic_aliases() {
     assert!([0x81, 0x82].contains(&reason), "{reason:#04x}");
 }
 
-/// A request through an alias is a request.
 #[test]
-fn a_request_by_topic_alias() {
+fn request_by_topic_alias_is_answered() {
     let server = Server::start();
     let mut store = server.store("client");
     for key in ["one", "two"] {
@@ -138,7 +141,7 @@ fn a_request_by_topic_alias() {
 }
 
 #[test]
-fn a_mebibyte_passes() {
+fn message_of_a_mebibyte_is_forwarded_unchanged() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("a", 1);
@@ -148,6 +151,6 @@ fn a_mebibyte_passes() {
         .publish(Publish::new("a", &payload).qos(1));
     assert!(
         client.next().publish().payload == payload,
-        "it came changed"
+        "the payload was changed"
     );
 }

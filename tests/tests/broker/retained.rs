@@ -1,4 +1,4 @@
-//! Retained messages (MQTT 5, section 3.3.1.3).
+//! Tests retained messages (MQTT 5, section 3.3.1.3).
 
 use std::{thread, time::Duration};
 
@@ -6,13 +6,14 @@ use statehouse_tests::{Property, Publish, Server};
 
 const RETAIN_AS_PUBLISHED: u8 = 8;
 
-/// Retain Handling: 0 sends at every subscribe, 1 only at a new one, 2 never.
+/// Subscription options with this Retain Handling: 0 sends retained messages at every subscribe, 1
+/// only for a new subscription, 2 never.
 fn handling(how: u8) -> u8 {
     how << 4
 }
 
 #[test]
-fn the_last_one_is_kept_until_an_empty_one() {
+fn last_message_is_retained_until_an_empty_one() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     for payload in ["first", "second"] {
@@ -32,7 +33,7 @@ fn the_last_one_is_kept_until_an_empty_one() {
     client.expect_nothing();
 
     publisher.publish(Publish::new("a/b", "").qos(1).retained());
-    // Those that are subscribed hear of it as of any message.
+    // Existing subscribers get the empty message like any other.
     let got = client.next().publish();
     assert_eq!((got.payload.len(), got.retain), (0, false));
     let mut later = server.connect("later");
@@ -41,7 +42,7 @@ fn the_last_one_is_kept_until_an_empty_one() {
 }
 
 #[test]
-fn retain_handling_and_retain_as_published() {
+fn retain_handling_and_retain_as_published_apply() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     publisher.publish(Publish::new("a", "kept").qos(1).retained());
@@ -58,7 +59,7 @@ fn retain_handling_and_retain_as_published() {
     new.subscribe("a", handling(1));
     assert!(new.next().publish().retain);
 
-    // The flag of a forwarded message is cut, unless asked for.
+    // The server clears the RETAIN flag of a forwarded message, unless Retain As Published is set.
     let mut as_published = server.connect("as published");
     as_published.subscribe("a", handling(2) | RETAIN_AS_PUBLISHED);
     publisher.publish(Publish::new("a", "again").qos(1).retained());
@@ -67,7 +68,7 @@ fn retain_handling_and_retain_as_published() {
 }
 
 #[test]
-fn a_retained_message_expires() {
+fn retained_message_expires() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     for (topic, s) in [("a/short", 1), ("a/long", 1000)] {
@@ -85,9 +86,9 @@ fn a_retained_message_expires() {
     client.expect_nothing();
 }
 
-/// A request is done, not kept: the RETAIN flag on it changes nothing for others.
+/// The server executes a request with the RETAIN flag, and ignores the flag.
 #[test]
-fn a_request_is_not_retained() {
+fn request_is_not_retained() {
     let server = Server::start();
     let mut store = server.store("client");
     let request = store.command(&["SET", "k", "v"]);

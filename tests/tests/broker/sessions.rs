@@ -1,4 +1,5 @@
-//! Sessions that outlive their connection, and take-over (MQTT 5, sections 3.1 and 4.1).
+//! Tests sessions that outlive their connection, and session takeover (MQTT 5, sections 3.1 and
+//! 4.1).
 
 use std::{thread, time::Duration};
 
@@ -8,7 +9,7 @@ use statehouse_tests::{
 };
 
 #[test]
-fn a_session_is_resumed_with_what_came_meanwhile() {
+fn resumed_session_delivers_queued_messages() {
     let server = Server::start();
     let resume = Connect::resume("client", 60);
     let mut client = Client::connect(server.address(), &resume);
@@ -27,19 +28,20 @@ fn a_session_is_resumed_with_what_came_meanwhile() {
     client.expect_nothing();
     client.disconnect();
 
-    // A clean start forgets it.
+    // A clean start discards the session.
     let client = server.connect("client");
     assert!(!client.session_present());
     client.disconnect();
     let mut client = Client::connect(server.address(), &resume);
     assert!(!client.session_present());
-    publisher.publish(Publish::new("a/b", "unheard").qos(1));
+    publisher.publish(Publish::new("a/b", "undelivered").qos(1));
     client.expect_nothing();
 }
 
-/// Sent and not acknowledged: sent again with DUP and the same packet ids, in order, before anything new.
+/// The server redelivers unacknowledged messages in order, with DUP and the same packet ids, before
+/// new messages.
 #[test]
-fn the_unacknowledged_is_sent_again() {
+fn unacknowledged_messages_are_redelivered_first() {
     let server = Server::start();
     let resume = Connect::resume("client", 60);
     let mut client = Client::connect(server.address(), &resume);
@@ -57,19 +59,19 @@ fn the_unacknowledged_is_sent_again() {
 
     let mut client = Client::connect(server.address(), &resume);
     for sent in &first[1..] {
-        let again = client.next().publish();
-        assert!(again.dup, "{again:?}");
-        assert_eq!(again.packet_id, sent.packet_id);
-        assert_eq!(again.payload, sent.payload);
+        let redelivered = client.next().publish();
+        assert!(redelivered.dup, "{redelivered:?}");
+        assert_eq!(redelivered.packet_id, sent.packet_id);
+        assert_eq!(redelivered.payload, sent.payload);
     }
     let new = client.next().publish();
     assert_eq!((&new.payload[..], new.dup), (&[3][..], false));
     client.expect_nothing();
 }
 
-/// A QoS 2 handshake to the client goes on where it stood.
+/// The client breaks the connection after the PUBLISH, and again after the PUBREL.
 #[test]
-fn a_qos_2_handshake_goes_on_over_a_reconnect() {
+fn qos_2_handshake_continues_after_a_reconnect() {
     let server = Server::start();
     let resume = Connect::resume("client", 60);
     let mut client = Client::connect(server.address(), &resume);
@@ -82,11 +84,15 @@ fn a_qos_2_handshake_goes_on_over_a_reconnect() {
     assert_eq!(sent.qos, 2);
     client.abort();
 
-    // Not received as far as the server knows: again. Then released, and released again after another break.
+    // Without a PUBREC the server sends the message again. Without a PUBCOMP it sends the PUBREL
+    // again.
     let mut client = Client::connect(server.address(), &resume);
     client.acknowledges = false;
-    let again = client.next().publish();
-    assert_eq!((again.packet_id, again.dup), (sent.packet_id, true));
+    let redelivered = client.next().publish();
+    assert_eq!(
+        (redelivered.packet_id, redelivered.dup),
+        (sent.packet_id, true)
+    );
     client.send(&packet::acknowledge(kind::PUBREC, sent.packet_id));
     assert_eq!(client.take_ack(kind::PUBREL, sent.packet_id).reason, 0);
     client.abort();
@@ -98,7 +104,7 @@ fn a_qos_2_handshake_goes_on_over_a_reconnect() {
 }
 
 #[test]
-fn a_session_expires() {
+fn session_expires() {
     let server = Server::start();
     let resume = Connect::resume("client", 1);
     Client::connect(server.address(), &resume).abort();
@@ -107,7 +113,7 @@ fn a_session_expires() {
 }
 
 #[test]
-fn a_disconnect_may_change_the_expiry() {
+fn disconnect_changes_the_session_expiry() {
     let server = Server::start();
     let resume = Connect::resume("client", 60);
     let mut client = Client::connect(server.address(), &resume);
@@ -117,7 +123,7 @@ fn a_disconnect_may_change_the_expiry() {
 }
 
 #[test]
-fn take_over() {
+fn takeover_disconnects_the_old_connection_only() {
     let server = Server::start();
     let resume = Connect::resume("client", 60);
     let mut old = Client::connect(server.address(), &resume);
@@ -125,7 +131,7 @@ fn take_over() {
     let mut new = Client::connect(server.address(), &resume);
     assert!(new.session_present());
     old.expect_disconnect(0x8E);
-    // The end of the old connection took nothing from the new one.
+    // The end of the old connection does not affect the session.
     let mut publisher = server.connect("publisher");
     publisher.publish(Publish::new("a", "x").qos(1));
     assert_eq!(new.next().publish().payload, b"x");
@@ -133,7 +139,7 @@ fn take_over() {
 }
 
 #[test]
-fn an_empty_client_id_is_assigned_one() {
+fn empty_client_id_is_replaced_by_a_unique_one() {
     let server = Server::start();
     let assigned = |client: &Client| {
         let connack = client.connack.clone().unwrap();
@@ -151,7 +157,8 @@ fn an_empty_client_id_is_assigned_one() {
     assert_ne!(assigned(&one), assigned(&two));
 }
 
-/// What is not there is refused, not ignored.
+/// The server does not support enhanced authentication. It must refuse the client, not ignore the
+/// properties.
 #[test]
 fn enhanced_authentication_is_refused() {
     let server = Server::start();
@@ -163,9 +170,9 @@ fn enhanced_authentication_is_refused() {
     assert!(client.expect_closed().is_none());
 }
 
-/// User properties in a CONNECT, as the SDKs send them, and everything else that a CONNECT may have.
+/// A CONNECT with every optional property, and with the user properties that the SDKs send.
 #[test]
-fn a_connect_with_everything() {
+fn connect_with_all_properties_is_accepted() {
     let server = Server::start();
     let mut connect = Connect::resume("client", u32::MAX)
         .with(Property::ReceiveMaximum(u16::MAX))

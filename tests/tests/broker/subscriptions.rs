@@ -1,9 +1,9 @@
-//! Who hears what (MQTT 5, sections 3.8 and 4.7).
+//! Tests which subscribers get a message, and how often (MQTT 5, sections 3.8 and 4.7).
 
 use statehouse_tests::{Client, Connect, Property, Publish, Server, packet};
 
 #[test]
-fn wildcards() {
+fn filters_match_topics_as_specified() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     let cases: [(&str, &[&str], &[&str]); 9] = [
@@ -17,13 +17,13 @@ fn wildcards() {
         ("+/b/#", &["a/b", "a/b/c"], &["a/c", "$x/b"]),
         ("$x/#", &["$x", "$x/a"], &["a", "x"]),
     ];
-    for (n, (filter, heard, unheard)) in cases.into_iter().enumerate() {
+    for (n, (filter, matching, other)) in cases.into_iter().enumerate() {
         let mut subscriber = server.connect(&format!("subscriber{n}"));
         assert_eq!(subscriber.subscribe(filter, 0), 0);
-        for topic in heard.iter().chain(unheard) {
+        for topic in matching.iter().chain(other) {
             publisher.publish(Publish::new(topic, *topic).qos(1));
         }
-        for topic in heard {
+        for topic in matching {
             let got = subscriber.next().publish();
             assert_eq!(got.topic, *topic, "{filter}");
             assert_eq!(got.payload, topic.as_bytes());
@@ -33,7 +33,7 @@ fn wildcards() {
 }
 
 #[test]
-fn unsubscribing() {
+fn unsubscribe_ends_delivery() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("a/#", 0);
@@ -47,7 +47,7 @@ fn unsubscribing() {
 }
 
 #[test]
-fn several_filters_in_one_packet_are_answered_in_order() {
+fn suback_has_one_reason_per_filter_in_order() {
     let server = Server::start();
     let mut client = server.connect("client");
     let filters = [("a", 0), ("b", 1), ("c", 2), ("$share//d", 0), ("e", 1)];
@@ -55,9 +55,10 @@ fn several_filters_in_one_packet_are_answered_in_order() {
     assert_eq!(client.next().suback(), (3, vec![0, 1, 2, 0x8F, 1]));
 }
 
-/// Section 4.8.2, over a kill -9: the sessions that share a subscription are back, and so is what waits for them.
+/// Section 4.8.2, also across kill -9: the store restores the sessions of a group and their queued
+/// messages.
 #[test]
-fn shared_subscriptions() {
+fn shared_subscription_survives_a_kill() {
     const GROUP: &str = "$share/group/jobs/#";
     let mut server = Server::restartable(&[]);
     let open =
@@ -87,7 +88,7 @@ fn shared_subscriptions() {
     server.restart();
     let (mut one, mut two) = (open(&server, "one"), open(&server, "two"));
     assert!(one.session_present() && two.session_present());
-    // Which absent member keeps a message is the broker's choice (section 4.8.2).
+    // The broker chooses the absent member that queues a message (section 4.8.2).
     one.ping();
     let waiting = one.drain();
     let (keeper, other) = match waiting.is_empty() {
@@ -116,9 +117,9 @@ fn no_local_for_a_shared_subscription_is_a_protocol_error() {
     client.expect_disconnect(0x82);
 }
 
-/// What a client asks of the store is no message, so nobody hears it, by whichever subscription.
+/// The broker must not forward requests to the store to any subscriber.
 #[test]
-fn requests_are_shared_with_nobody() {
+fn requests_do_not_reach_shared_subscriptions() {
     let server = Server::start();
     let mut eavesdropper = server.connect("eavesdropper");
     eavesdropper.subscribe("$share/g/statestore/#", 1);
@@ -127,7 +128,7 @@ fn requests_are_shared_with_nobody() {
 }
 
 #[test]
-fn no_local() {
+fn no_local_excludes_own_messages() {
     let server = Server::start();
     let (mut one, mut two) = (server.connect("one"), server.connect("two"));
     const NO_LOCAL: u8 = 4;
@@ -141,9 +142,9 @@ fn no_local() {
     one.expect_nothing();
 }
 
-/// The answer of the store is not published by the client that asked.
+/// The store publishes an answer, not the client that sent the request.
 #[test]
-fn no_local_hears_the_answers_of_the_store() {
+fn no_local_does_not_exclude_answers_of_the_store() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("clients/client/#", 1 | 4);
@@ -155,9 +156,9 @@ fn no_local_hears_the_answers_of_the_store() {
     assert_eq!(answer.payload, b"$-1\r\n");
 }
 
-/// Overlapping filters: one copy, at the highest QoS, with every identifier.
+/// The one copy has the highest QoS and every subscription identifier.
 #[test]
-fn overlapping_filters_give_one_copy() {
+fn overlapping_filters_deliver_one_copy() {
     let server = Server::start();
     let mut client = server.connect("client");
     for (id, filter, qos) in [(5, "a/+", 0), (300, "a/#", 1), (70_000, "#", 0)] {
@@ -181,7 +182,7 @@ fn overlapping_filters_give_one_copy() {
 }
 
 #[test]
-fn the_lower_qos_of_both_applies() {
+fn delivery_uses_the_lower_qos() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     for granted in 0..=2 {
@@ -193,7 +194,7 @@ fn the_lower_qos_of_both_applies() {
             assert_eq!((got.qos, &got.payload[..]), (qos.min(granted), &[qos][..]));
             assert!(!got.retain && !got.dup);
         }
-        // The handshakes end: what is left are the releases of QoS 2.
+        // Only PUBREL packets of the QoS 2 handshakes remain.
         client.ping();
         assert!(
             client
@@ -204,9 +205,9 @@ fn the_lower_qos_of_both_applies() {
     }
 }
 
-/// The order of one publisher is kept (MQTT 5, section 4.6).
+/// MQTT 5, section 4.6.
 #[test]
-fn order_is_kept() {
+fn messages_of_one_publisher_keep_their_order() {
     let server = Server::start();
     let mut client = server.connect("client");
     client.subscribe("a/#", 1);

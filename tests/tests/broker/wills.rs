@@ -1,4 +1,4 @@
-//! Last wills and their delay (MQTT 5, section 3.1.2.5).
+//! Tests wills and their delay (MQTT 5, section 3.1.2.5).
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn listener(server: &Server) -> Client {
 }
 
 #[test]
-fn a_broken_connection_publishes_it() {
+fn will_is_published_unless_the_client_disconnects() {
     let server = Server::start();
     let mut listener = listener(&server);
     let connect = Connect::new("client").will(will(), 0);
@@ -29,7 +29,7 @@ fn a_broken_connection_publishes_it() {
     );
     assert_eq!(got.properties, [Property::user("who", "client")]);
 
-    // So does DISCONNECT 0x04, and a protocol error; a plain DISCONNECT does not.
+    // DISCONNECT 0x04 and a protocol error publish the will too. A plain DISCONNECT does not.
     let mut client = Client::connect(server.address(), &connect);
     client.send(&packet::disconnect(4, &[]));
     assert_eq!(listener.next().publish().topic, "will");
@@ -41,7 +41,7 @@ fn a_broken_connection_publishes_it() {
 }
 
 #[test]
-fn a_retained_will_stays() {
+fn retained_will_is_retained() {
     let server = Server::start();
     let mut listener = listener(&server);
     let connect = Connect::new("client").will(will().retained(), 0);
@@ -52,9 +52,9 @@ fn a_retained_will_stays() {
     assert!(later.next().publish().retain);
 }
 
-/// Whoever is back before the delay is over leaves none; whoever is not, does, and not before.
+/// A client that reconnects before the delay is over cancels its will.
 #[test]
-fn the_delay() {
+fn will_is_published_after_its_delay() {
     let server = Server::start();
     let mut listener = listener(&server);
     let connect = Connect::resume("client", 60).will(will(), 2);
@@ -64,14 +64,14 @@ fn the_delay() {
     let left = Instant::now();
     back.abort();
     assert_eq!(listener.next().publish().topic, "will");
-    // Had the first will not been cancelled, it would have come before.
+    // A first will that was not cancelled would have arrived earlier.
     assert!(left.elapsed() >= Duration::from_millis(1900), "too early");
     listener.expect_nothing();
 }
 
-/// The end of the session publishes it where that is earlier than the delay.
+/// The session ends before the delay of its will.
 #[test]
-fn the_end_of_the_session_comes_first() {
+fn will_is_published_when_its_session_ends() {
     let server = Server::start();
     let mut listener = listener(&server);
     let delayed = |client: &str, expiry_s| Connect::resume(client, expiry_s).will(will(), 600);
@@ -85,15 +85,15 @@ fn the_end_of_the_session_comes_first() {
     listener.expect_nothing();
 }
 
-/// A will to the store's request topic is not a request: nobody is there for the answer.
+/// Such a will need not be executed as a request, since no client waits for the answer.
 #[test]
-fn a_will_may_be_a_request_or_not_but_harms_nobody() {
+fn will_to_the_request_topic_does_not_stop_the_server() {
     let server = Server::start();
     let mut store = server.store("other");
     store.set("k", "v");
     let request = store.command(&["SET", "k", "from the grave"]).publish();
     let connect = Connect::new("client").will(request, 0);
-    // It is refused at CONNECT, or runs, or is dropped; the server goes on in each case.
+    // The server may refuse the CONNECT, or execute or drop the will, but must go on.
     let mut client = Client::open(server.address());
     client.send(&connect.bytes());
     client.next();

@@ -1,26 +1,27 @@
-//! `statehouse snapshot` and `statehouse restore`: the same store again, from one file.
+//! Tests `statehouse snapshot` and `statehouse restore`. A restored store must have the complete
+//! state of the first one, and no command may overwrite an existing store or backup.
 
 use std::{fs, path::Path};
 
 use statehouse_tests::{Client, Connect, Publish, Server, Store, policies, property};
 
-use crate::looking::{data, files, flip, look, object, stop};
+use crate::data_directory::{data, files, flip, object, run_for, stop};
 
 fn resume(server: &Server, id: &str) -> Client {
     Client::connect(server.address(), &Connect::resume(id, 3600))
 }
 
-/// A store that is restored gives no client a new part.
+/// A restore must not reset the quotas of clients.
 #[test]
-fn what_clients_own_is_theirs_again() {
+fn restored_store_keeps_the_owners_of_keys() {
     let mut server = Server::restartable(&[("max_client_keys", "2")]);
     let mut store = server.store("client");
     store.set("one", "x");
     store.set("two", "x");
     server.store("other").set("three", "x");
     stop(&mut server);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "again"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "again"]).code(0);
     server.restart_with(&[("data", "again")]);
     let mut store = server.store("client");
     for key in ["three", "four"] {
@@ -32,9 +33,9 @@ fn what_clients_own_is_theirs_again() {
     store.set("four", "x");
 }
 
-/// Keys with versions, fences and expiry, sessions with what waits for them, and answers that are owed.
+/// Keys with versions, fences and expiry, sessions with queued messages, and remembered answers.
 #[test]
-fn everything_is_there_again() {
+fn restored_store_has_the_complete_state() {
     for stopped in [false, true] {
         let mut server = Server::restartable(&[]);
         let mut store = Store::new(resume(&server, "client"), "client");
@@ -65,21 +66,21 @@ fn everything_is_there_again() {
             stop(&mut server);
         }
 
-        let wrote = object(&look(&server, &["snapshot", "backup", "--json"]).code(0));
+        let wrote = object(&run_for(&server, &["snapshot", "backup", "--json"]).code(0));
         assert_eq!((&wrote["keys"], &wrote["sessions"]), (&5.into(), &1.into()));
         assert_eq!(wrote["retained"], 1);
         assert!(wrote["remembered"].as_u64().unwrap() >= 6, "{wrote}");
         assert_eq!(wrote["policies"][0]["active"], true);
-        // Beside a server, and only into a directory of its own.
+        // A restore into another directory works while the server runs.
         let restored = object(
-            &look(
+            &run_for(
                 &server,
                 &["restore", "backup", "--data", "made/for/it", "--json"],
             )
             .code(0),
         );
         assert_eq!(restored, wrote);
-        look(&server, &["doctor", "made/for/it"]).code(0);
+        run_for(&server, &["doctor", "made/for/it"]).code(0);
         if !stopped {
             stop(&mut server);
         }
@@ -104,7 +105,7 @@ fn everything_is_there_again() {
         assert_eq!(store.get("deleted"), None);
         let refused = store.ask(&["SET", "fenced", "y"]);
         assert!(refused.text().contains("fencing token is required"));
-        // The answer is owed again, byte for byte, and the request does not run again.
+        // The redelivered request gets the same answer, byte for byte, and is not executed again.
         sent.dup = true;
         store.client.start(sent);
         let again = store.finish(&once, 4242);
@@ -113,9 +114,9 @@ fn everything_is_there_again() {
             (again.payload(), again.version()),
             (answer.payload(), answer.version())
         );
-        // Versions go on above everything that was given.
+        // New versions are above all earlier ones.
         assert!(store.set("new", "x") > answer.version().unwrap());
-        let ran = look(
+        let ran = run_for(
             &server,
             &["history", "expiring", "--data", "made/for/it", "--json"],
         );
@@ -130,17 +131,17 @@ fn everything_is_there_again() {
     }
 }
 
-/// The module comes along: the directory of a backup needs no file from elsewhere.
+/// The backup contains the modules of policies, so a restored directory needs no other file.
 #[test]
-fn the_policy_comes_along() {
+fn backup_contains_the_policy() {
     let mut server = Server::restartable(&[("policy", policies::faulty())]);
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
     drop(store);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     stop(&mut server);
-    // Without --policy the one that answered last answers.
+    // Without --policy the last active policy is active.
     let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.arg("--data").arg(server.directory().join("restored"));
     let restored = Server::spawn(serve, tempfile::tempdir().unwrap());
@@ -150,25 +151,26 @@ fn the_policy_comes_along() {
         restored.stdout()
     );
 
-    // A backup without it is written, and says so.
+    // The command writes a backup without the missing module, and names the policy.
     fs::remove_dir_all(data(&server).join("policies")).unwrap();
-    let ran = look(&server, &["snapshot", "lacking"])
+    let ran = run_for(&server, &["snapshot", "lacking"])
         .code(0)
         .says("faulty 0.1.0@");
-    // The built-in one is behind it, and comes with the program.
+    // The second policy is the built-in one, which is part of the program.
     assert!(ran.text().contains("2 policies"), "{ran:?}");
-    look(&server, &["restore", "lacking", "--data", "poorer"])
+    run_for(&server, &["restore", "lacking", "--data", "poorer"])
         .code(0)
         .says("faulty 0.1.0@");
-    look(&server, &["doctor", "poorer"]).code(1);
+    run_for(&server, &["doctor", "poorer"]).code(1);
 }
 
-/// Its serial of orders may be older, so it must not carry out the orders of the first store again.
+/// The restored store may have an older order serial. Without a new name it would accept old orders
+/// of the first store again.
 #[test]
 fn restored_store_has_another_name() {
     let mut server = Server::restartable(&[]);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
     let first = name(&data(&server));
     stop(&mut server);
@@ -180,37 +182,37 @@ fn restored_store_has_another_name() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn snapshot_and_restore_overwrite_nothing() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let version = store.set("key", "1");
-    look(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
     let first = fs::read(server.directory().join("backup")).unwrap();
     store.set("key", "2");
-    look(&server, &["snapshot", "backup"])
+    run_for(&server, &["snapshot", "backup"])
         .code(2)
         .says("--force");
     assert_eq!(fs::read(server.directory().join("backup")).unwrap(), first);
-    look(&server, &["snapshot", "backup", "--force"]).code(0);
+    run_for(&server, &["snapshot", "backup", "--force"]).code(0);
     assert_ne!(fs::read(server.directory().join("backup")).unwrap(), first);
-    // Beside it no temporary file stays.
+    // The command removes its temporary file.
     assert!(files(server.directory(), "tmp").is_empty());
 
     fs::write(server.directory().join("first"), &first).unwrap();
-    look(&server, &["restore", "first"])
+    run_for(&server, &["restore", "first"])
         .code(3)
         .says("in use by another process");
     drop(store);
     stop(&mut server);
-    let before = fs::read(crate::looking::log(&data(&server))).unwrap();
-    look(&server, &["restore", "first"])
+    let before = fs::read(crate::data_directory::log(&data(&server))).unwrap();
+    run_for(&server, &["restore", "first"])
         .code(2)
         .says("statehouse-data holds a store already");
-    assert!(fs::read(crate::looking::log(&data(&server))).unwrap() == before);
-    look(&server, &["doctor"]).code(0);
-    // An empty directory will do.
+    assert!(fs::read(crate::data_directory::log(&data(&server))).unwrap() == before);
+    run_for(&server, &["doctor"]).code(0);
+    // An existing empty directory is accepted.
     fs::create_dir(server.directory().join("empty")).unwrap();
-    look(&server, &["restore", "first", "--data", "empty"]).code(0);
+    run_for(&server, &["restore", "first", "--data", "empty"]).code(0);
     server.restart_with(&[("data", "empty")]);
     assert_eq!(
         server.store("client").ask(&["GET", "key"]).version(),
@@ -219,14 +221,14 @@ fn nothing_is_overwritten() {
 }
 
 #[test]
-fn a_backup_that_is_none() {
+fn damaged_backup_is_refused_and_creates_nothing() {
     let server = Server::start();
     let mut store = server.store("client");
     store.set("key", vec![b'v'; 3000]);
-    look(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
     let path = server.directory().join("backup");
     let whole = fs::read(&path).unwrap();
-    let restore = |code| look(&server, &["restore", "backup", "--data", "restored"]).code(code);
+    let restore = |code| run_for(&server, &["restore", "backup", "--data", "restored"]).code(code);
     for at in [
         0,
         8,
@@ -254,11 +256,11 @@ fn a_backup_that_is_none() {
     restore(3).says("No such file");
     assert!(
         !server.directory().join("restored").exists(),
-        "nothing is made before everything is known to be well"
+        "no file may be created before the whole backup is verified"
     );
     fs::write(&path, &whole).unwrap();
     restore(0);
-    look(&server, &["snapshot", "no/such/place"])
+    run_for(&server, &["snapshot", "no/such/place"])
         .code(3)
         .says("no/such/place");
 }

@@ -1,4 +1,5 @@
-//! `bench`: short runs against a real server. Nothing is asserted about speed; that counts agree is.
+//! Tests `statehouse bench` with short runs against a real server. Its counts must agree with those
+//! of the server; no test asserts speed.
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use statehouse_tests::{
     Admin, Lines, Mosquitto, Ran, Server, client::PATIENCE, command, command::finish, run,
 };
 
-/// A run of a second with a hundred keys, but for what the arguments say.
+/// Runs the benchmark for one second with 100 keys, unless the arguments say otherwise.
 fn bench(port: u16, arguments: &[&str]) -> Ran {
     let port = port.to_string();
     let mut all = vec!["bench", "--port", &port, "--warm-up", "200ms"];
@@ -26,7 +27,7 @@ fn bench(port: u16, arguments: &[&str]) -> Ran {
     run(&all, b"")
 }
 
-/// The same, and its figures.
+/// Runs the benchmark with `--json`. Returns the figures too.
 fn figures(server: &Server, name: &str, arguments: &[&str]) -> (Ran, Value) {
     let path = server.directory().join(name);
     let mut all = vec!["--json", path.to_str().unwrap()];
@@ -44,7 +45,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// A counter of the server.
+/// The value of a counter of the server.
 fn metric(server: &Server, name: &str) -> u64 {
     let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
     assert_eq!(status, 200);
@@ -55,8 +56,8 @@ fn metric(server: &Server, name: &str) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Every request of the window is answered, and no count contradicts another.
-fn adds_up(run: &Value) {
+/// Asserts that every measured request was answered, and that all counts agree.
+fn assert_counts_agree(run: &Value) {
     let (requests, answered) = (number(&run["requests"]), number(&run["answered"]));
     assert!(answered > 0, "{run}");
     assert_eq!(requests, answered + number(&run["failed"]), "{run}");
@@ -79,7 +80,7 @@ fn adds_up(run: &Value) {
 }
 
 #[test]
-fn a_closed_loop_counts_what_the_server_counts() {
+fn closed_loop_counts_agree_with_the_server() {
     let server = Server::start();
     let before = metric(&server, "statehouse_requests_total");
     let (ran, it) = figures(
@@ -89,13 +90,13 @@ fn a_closed_loop_counts_what_the_server_counts() {
     );
     let ran = ran.code(0);
     let run = &it["runs"][0];
-    adds_up(run);
+    assert_counts_agree(run);
     assert_eq!(
         (&run["connections"], &run["rate"]),
         (&8.into(), &Value::Null)
     );
-    assert_eq!(number(&run["misses"]), 0, "all keys were set before");
-    // Every key was set before and removed behind it.
+    assert_eq!(number(&run["misses"]), 0, "the fill sets all keys");
+    // The fill sets every key before the run, and the cleanup removes every key after it.
     let asked = number(&run["with_warm_up"]["sent"]) + 2 * 100;
     assert_eq!(metric(&server, "statehouse_requests_total") - before, asked);
     assert_eq!(metric(&server, "statehouse_keys"), 0);
@@ -117,7 +118,7 @@ fn a_closed_loop_counts_what_the_server_counts() {
 }
 
 #[test]
-fn an_open_loop_sends_what_is_due_and_no_more() {
+fn open_loop_sends_at_the_given_rate() {
     let server = Server::start();
     let (ran, it) = figures(
         &server,
@@ -134,8 +135,8 @@ fn an_open_loop_sends_what_is_due_and_no_more() {
     );
     ran.code(0);
     let run = &it["runs"][0];
-    adds_up(run);
-    // 500 a second, for a second.
+    assert_counts_agree(run);
+    // 500 requests per second for one second.
     assert_eq!(number(&run["requests"]), 500);
     assert_eq!(number(&run["with_warm_up"]["sent"]), 600);
     assert_eq!(number(&run["late_us"]["count"]), 500);
@@ -143,9 +144,9 @@ fn an_open_loop_sends_what_is_due_and_no_more() {
     assert_eq!(metric(&server, "statehouse_keys"), 100);
 }
 
-/// Latency counts from when a request was due, so a server that stands still for a while is seen to.
+/// Latency starts when a request is due, so a pause of the server delays all requests of that time.
 #[test]
-fn an_open_loop_sees_a_pause_of_the_server() {
+fn open_loop_latency_includes_a_pause_of_the_server() {
     let server = Server::start();
     let path = server.directory().join("pause.json");
     let port = server.port().to_string();
@@ -183,16 +184,17 @@ fn an_open_loop_sees_a_pause_of_the_server() {
     let run = &it["runs"][0];
     assert_eq!(number(&run["requests"]), 400);
     assert_eq!(number(&run["answered"]), 400);
-    // One request in flight waited 600 ms, and so did, shorter and shorter, 120 that were due meanwhile.
+    // The request in flight waited 600 ms. 120 more were due during the pause, and waited for the
+    // rest of it.
     let p99 = run["latency_us"]["all"]["p99"].as_f64().unwrap();
     assert!(
         p99 > 300_000.0,
-        "p99 {p99} us: the pause is not seen in {run}"
+        "p99 {p99} us does not include the pause: {run}"
     );
 }
 
 #[test]
-fn watchers_get_every_change_once() {
+fn watchers_are_notified_of_every_change_once() {
     let server = Server::start();
     let (ran, it) = figures(
         &server,
@@ -211,16 +213,16 @@ fn watchers_get_every_change_once() {
     );
     let ran = ran.code(0);
     let run = &it["runs"][0];
-    adds_up(run);
+    assert_counts_agree(run);
     let notified = number(&run["notifications"]);
-    // Two watchers for each of three keys: each SET of the run is told to two.
+    // There are two watchers for each of three keys, so each SET has two notifications.
     assert!(notified > 0 && notified.is_multiple_of(2), "{run}");
     assert_eq!(metric(&server, "statehouse_notifications_total"), notified);
     assert!(ran.text().contains("notified"), "{}", ran.text());
 }
 
 #[test]
-fn a_sweep_is_a_row_for_each_value_and_a_picture() {
+fn sweep_prints_a_row_per_value_and_draws_a_chart() {
     let server = Server::start();
     let svg = server.directory().join("curve.svg");
     let arguments = [
@@ -241,9 +243,9 @@ fn a_sweep_is_a_row_for_each_value_and_a_picture() {
     }
     let runs = it["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 3);
-    runs.iter().for_each(adds_up);
+    runs.iter().for_each(assert_counts_agree);
     let svg = fs::read_to_string(svg).unwrap();
-    well_formed(&svg);
+    assert_well_formed(&svg);
     assert_eq!(
         svg.matches("<circle").count(),
         9,
@@ -259,8 +261,9 @@ fn a_sweep_is_a_row_for_each_value_and_a_picture() {
     assert_eq!(number(&it["runs"][1]["requests"]), 60);
 }
 
-/// XML without entities of its own: every element is closed, in order, attributes are quoted, there is one root.
-fn well_formed(xml: &str) {
+/// Asserts that XML without entity declarations is well-formed: every element is closed in order,
+/// attributes are quoted, and there is one root.
+fn assert_well_formed(xml: &str) {
     let (mut open, mut roots, mut rest) = (Vec::new(), 0, xml.trim());
     while let Some(at) = rest.find('<') {
         let text = &rest[..at];
@@ -268,12 +271,16 @@ fn well_formed(xml: &str) {
             !open.is_empty() || text.trim().is_empty(),
             "text outside of the root: {text:?}"
         );
-        entities(text);
-        let end = rest.find('>').expect("a tag ends");
+        assert_known_entities(text);
+        let end = rest.find('>').expect("the tag is not closed");
         let tag = &rest[at + 1..end];
         rest = &rest[end + 1..];
         if let Some(name) = tag.strip_prefix('/') {
-            assert_eq!(open.pop(), Some(name), "closes what is not open");
+            assert_eq!(
+                open.pop(),
+                Some(name),
+                "closing tag of an element that is not open"
+            );
             continue;
         }
         let (body, alone) = tag
@@ -294,7 +301,7 @@ fn well_formed(xml: &str) {
                 "{tag}"
             );
             let (value, behind) = behind.split_once('"').unwrap_or_else(|| panic!("{tag}"));
-            entities(value);
+            assert_known_entities(value);
             attributes = behind.trim_start();
         }
         if open.is_empty() {
@@ -310,7 +317,8 @@ fn well_formed(xml: &str) {
     );
 }
 
-fn entities(text: &str) {
+/// Asserts that every entity in the text is predefined.
+fn assert_known_entities(text: &str) {
     for behind in text.split('&').skip(1) {
         let known = ["amp;", "lt;", "gt;", "quot;"]
             .iter()
@@ -320,7 +328,7 @@ fn entities(text: &str) {
 }
 
 #[test]
-fn a_store_that_goes_away_is_counted_and_is_code_1() {
+fn lost_connections_are_counted_and_exit_with_code_1() {
     let server = Server::start();
     let path = server.directory().join("gone.json");
     let port = server.port().to_string();
@@ -342,7 +350,7 @@ fn a_store_that_goes_away_is_counted_and_is_code_1() {
     let ran = running.join().unwrap().code(1).says("the keys stay");
     let it = json(&path);
     let run = &it["runs"][0];
-    // The five of the connections, each once, whatever was on its way there.
+    // Each of the five connections counts as one error, however many requests were in flight.
     let errors: u64 = run["errors"]
         .as_object()
         .unwrap()
@@ -353,17 +361,17 @@ fn a_store_that_goes_away_is_counted_and_is_code_1() {
     assert!(number(&run["answered"]) > 0);
     assert!(
         number(&run["measured_ms"]) < 19_000,
-        "nobody waits for what cannot come: {run}"
+        "the run must end early: {run}"
     );
     assert!(ran.text().contains("connection lost"), "{}", ran.text());
 }
 
 #[test]
-fn refusals_of_the_store_are_told_apart() {
+fn refusals_are_reported_by_kind() {
     let server = Server::with_config("max_keys = 50");
     let ran = bench(server.port(), &[]).code(4).says("quota");
     assert!(ran.stdout.is_empty(), "{ran:?}");
-    // Without filling they are errors of the run, by kind.
+    // Without a fill the run counts the refusals as errors, by kind.
     let (ran, it) = figures(&server, "quota.json", &["--no-fill"]);
     assert!(
         ran.code(1)
@@ -376,32 +384,32 @@ fn refusals_of_the_store_are_told_apart() {
         failed > 0 && number(&run["answered"]) + failed == number(&run["requests"]),
         "{run}"
     );
-    // More in flight than the server allows.
+    // The server allows fewer requests in flight.
     bench(server.port(), &["--in-flight", "2000", "--no-fill"])
         .code(2)
         .says("1024");
 }
 
-/// A store beside a broker, gone with the test.
-struct Beside(Child);
+/// A store that is attached to a broker. It is killed at the end of the test.
+struct AttachedStore(Child);
 
-impl Drop for Beside {
+impl Drop for AttachedStore {
     fn drop(&mut self) {
-        // Ended already is as good.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[test]
-fn a_store_behind_another_broker() {
+fn bench_measures_a_store_behind_a_broker() {
     let broker = Mosquitto::start();
     let mut serve = command(&["serve", "--broker", &broker.url()]);
     serve
         .current_dir(broker.directory())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut store = Beside(serve.spawn().unwrap());
+    let mut store = AttachedStore(serve.spawn().unwrap());
     let lines = Lines::follow(store.0.stdout.take().unwrap());
     assert!(lines.wait(PATIENCE, |line| line == "ready").is_some());
 
@@ -430,26 +438,26 @@ fn a_store_behind_another_broker() {
     );
     let text = ran.code(0).text();
     let it = json(Path::new(path));
-    adds_up(&it["runs"][0]);
+    assert_counts_agree(&it["runs"][0]);
     assert!(number(&it["runs"][0]["notifications"]) > 0);
     assert_eq!(it["process"]["pid"], store.0.id(), "{text}");
 }
 
 #[test]
-fn no_store_is_code_3() {
+fn bench_without_a_store_exits_with_code_3() {
     let ran = bench(1, &[])
         .code(3)
         .says("127.0.0.1:1")
         .says("statehouse serve");
     assert!(ran.stdout.is_empty(), "{ran:?}");
-    // Somebody listens, and never says a word.
+    // A listener that never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     bench(port, &["--timeout", "300ms"]).code(3).says("300ms");
 }
 
 #[test]
-fn wrong_options_are_code_2() {
+fn wrong_options_exit_with_code_2() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = directory.path().join("missing/figures.json");
     for wrong in [

@@ -1,4 +1,5 @@
-//! `get`, `set`, `del`, `vdel` and `scan`: results on standard output, sentences on standard error, exit codes.
+//! Tests `get`, `set`, `del`, `vdel` and `scan`. Results must go to standard output, messages to
+//! standard error, and each outcome must have its exit code.
 
 use std::{net::TcpListener, os::unix::ffi::OsStrExt};
 
@@ -9,7 +10,7 @@ use statehouse_tests::{Hlc, Ran, Server, command, command::finish, run};
 fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
     let port = server.port().to_string();
     let (name, rest) = arguments.split_first().unwrap();
-    // Options may stand behind the name; `--` in the arguments ends them.
+    // Options come right after the name, since `--` in the arguments would end them.
     let mut all = vec![*name, "--port", &port];
     all.extend(rest);
     run(&all, stdin)
@@ -26,7 +27,7 @@ fn json(ran: &Ran) -> Value {
 }
 
 #[test]
-fn set_get_del() {
+fn set_get_and_del_change_one_key() {
     let server = Server::start();
     let set = ask(&server, &["set", "key", "value"]).code(0);
     assert!(set.stdout.is_empty() && set.stderr.is_empty(), "{set:?}");
@@ -37,7 +38,7 @@ fn set_get_del() {
 }
 
 #[test]
-fn conditions() {
+fn failed_condition_exits_with_code_1() {
     let server = Server::start();
     ask(&server, &["set", "key", "a", "--nx"]).code(0);
     ask(&server, &["set", "key", "b", "--nx"])
@@ -52,17 +53,17 @@ fn conditions() {
 }
 
 #[test]
-fn expiry() {
+fn expiry_removes_the_key_or_is_refused() {
     let server = Server::start();
     for how in [["--px", "300"], ["--ttl", "300ms"]] {
         ask(&server, &["set", "key", "a", how[0], how[1]]).code(0);
-        // Waits for the end by taking its place.
+        // The key has expired when a SET with NX succeeds.
         let mut waits = server.store("waits");
         let mut tries = 0;
         while waits.ask(&["SET", "key", "b", "NX"]).payload() != b"+OK\r\n" {
             std::thread::sleep(std::time::Duration::from_millis(20));
             tries += 1;
-            assert!(tries < 1000, "it never expires");
+            assert!(tries < 1000, "the key never expires");
         }
     }
     for wrong in [
@@ -76,9 +77,8 @@ fn expiry() {
     }
 }
 
-/// Any bytes pass through standard input, standard output and arguments.
 #[test]
-fn bytes() {
+fn values_and_keys_are_binary_safe() {
     let server = Server::start();
     let all: Vec<u8> = (0..=255).collect();
     for arguments in [&["set", "key"][..], &["set", "key", "-"]] {
@@ -92,7 +92,7 @@ fn bytes() {
     ask_with(&server, &["set", "large"], &large).code(0);
     assert!(ask(&server, &["get", "large"]).code(0).stdout == large);
 
-    // Not UTF-8, in an argument.
+    // An argument that is not UTF-8.
     let odd = std::ffi::OsStr::from_bytes(b"k\xFF\n");
     let port = server.port().to_string();
     let mut set = command(&["set", "--port", &port]);
@@ -109,7 +109,7 @@ fn bytes() {
 }
 
 #[test]
-fn scan() {
+fn scan_lists_matching_keys() {
     let server = Server::start();
     assert_eq!(ask(&server, &["scan"]).code(1).stdout, b"");
     let mut store = server.store("store");
@@ -129,7 +129,7 @@ fn scan() {
         .collect();
     assert_eq!(keys, ["a1", "a2"]);
     ask(&server, &["scan", "nothing*"]).code(1);
-    // More than a page.
+    // More keys than one page of a scan has.
     for n in 0..1500 {
         store.set(format!("many{n:04}"), "v");
     }
@@ -139,7 +139,7 @@ fn scan() {
 }
 
 #[test]
-fn versions_and_json() {
+fn json_output_has_values_and_versions() {
     let server = Server::start();
     let set = json(&ask(&server, &["set", "key", "ü", "--json"]).code(0));
     assert_eq!(set["applied"], true);
@@ -169,7 +169,7 @@ fn versions_and_json() {
 }
 
 #[test]
-fn fencing() {
+fn fencing_token_is_checked() {
     let server = Server::start();
     let lock = json(&ask(&server, &["set", "lock", "me", "--json"]).code(0));
     let token = lock["version"].as_str().unwrap();
@@ -194,20 +194,20 @@ fn fencing() {
 }
 
 #[test]
-fn refusals_are_sentences_with_code_4() {
+fn refusal_prints_a_message_and_exits_with_code_4() {
     let server = Server::with_config("max_keys = 1");
     ask(&server, &["set", "one", "v"]).code(0);
     let ran = ask(&server, &["set", "two", "v"]).code(4).says("quota");
     assert!(ran.stdout.is_empty());
     let ran = ask(&server, &["get", ""]);
-    // The client may refuse it itself.
+    // Either the command or the store may refuse an empty key.
     assert!(matches!(ran.code, Some(2 | 4)), "{ran:?}");
     assert!(ran.stderr.contains("key"), "{ran:?}");
 }
 
 #[test]
-fn no_store_is_a_sentence_with_code_3() {
-    // Nobody has listened on it for decades; a free one could be another test's by now.
+fn missing_store_prints_a_message_and_exits_with_code_3() {
+    // No service uses this port. A free port could belong to another test by now.
     let port = "1";
     for name in [
         &["get", "key"][..],
@@ -224,11 +224,11 @@ fn no_store_is_a_sentence_with_code_3() {
             .says("statehouse serve")
             .says("--host");
     }
-    // Something listens, and never says a word.
+    // A listener that never answers.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     run(&["get", "key", "--port", &port, "--timeout", "300ms"], b"").code(3);
-    // The environment names the store as well.
+    // The environment can name the store too.
     let mut get = command(&["get", "key"]);
     get.env("STATEHOUSE_PORT", &port)
         .env("STATEHOUSE_HOST", "127.0.0.1")
@@ -237,7 +237,7 @@ fn no_store_is_a_sentence_with_code_3() {
 }
 
 #[test]
-fn wrong_usage_is_code_2() {
+fn wrong_usage_exits_with_code_2() {
     for wrong in [
         &["get"][..],
         &["get", "a", "b"],

@@ -1,22 +1,23 @@
-//! `statehouse doctor`: a directory that is well, and one that is not, in every way that is cheap to make.
+//! Tests `statehouse doctor` on intact data directories and on directories with various kinds of
+//! damage. Doctor must report all damage, and must never change the directory.
 
 use std::fs;
 
 use serde_json::Value;
 use statehouse_tests::{Hlc, Ran, Server, policies};
 
-use crate::looking::{data, files, find, flip, log, look, object, stop};
+use crate::data_directory::{data, files, find, flip, log, object, run_for, stop};
 
 fn doctor(server: &Server, code: i32) -> Value {
-    object(&look(server, &["doctor", "--json"]).code(code))
+    object(&run_for(server, &["doctor", "--json"]).code(code))
 }
 
-/// A value that can be found in a file.
+/// A value that a test can find in a file.
 fn value(n: usize) -> String {
     format!("this is value number {n:05}")
 }
 
-/// Keys 0 to `count`, and their versions.
+/// Sets `count` keys. Returns their versions.
 fn fill(server: &Server, count: usize) -> Vec<Hlc> {
     let mut store = server.store("client");
     (0..count)
@@ -24,11 +25,12 @@ fn fill(server: &Server, count: usize) -> Vec<Hlc> {
         .collect()
 }
 
-/// Salvages, restores what was salvaged, and counts the keys that a store has that is started there.
+/// Salvages a directory, restores the salvaged backup, and starts a store on it. Returns the number
+/// of its keys.
 fn salvage(server: &Server, code: i32) -> (Ran, usize) {
-    let ran = look(server, &["doctor", "--salvage", "salvaged"]).code(code);
-    look(server, &["restore", "salvaged", "--data", "mended"]).code(0);
-    look(server, &["doctor", "mended"]).code(0);
+    let ran = run_for(server, &["doctor", "--salvage", "salvaged"]).code(code);
+    run_for(server, &["restore", "salvaged", "--data", "mended"]).code(0);
+    run_for(server, &["doctor", "mended"]).code(0);
     let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.arg("--data").arg(server.directory().join("mended"));
     let mended = Server::spawn(serve, tempfile::tempdir().unwrap());
@@ -38,12 +40,16 @@ fn salvage(server: &Server, code: i32) -> (Ran, usize) {
         assert_eq!(found, value(keys).as_bytes());
         keys += 1;
     }
-    assert_eq!(store.get(format!("key {}", keys + 1)), None, "a gap");
+    assert_eq!(
+        store.get(format!("key {}", keys + 1)),
+        None,
+        "a key is missing"
+    );
     (ran, keys)
 }
 
-/// The figures of the disk agree with the list of files.
-fn assert_disk_is_shown(found: &Value) {
+/// Asserts that the disk figures agree with the list of files.
+fn assert_disk_figures_agree(found: &Value) {
     let disk = |what: &str| found["disk"][what].as_u64().unwrap();
     let of = |ending: &str| -> u64 {
         let files = found["files"].as_array().unwrap().iter();
@@ -58,7 +64,7 @@ fn assert_disk_is_shown(found: &Value) {
 }
 
 #[test]
-fn all_is_well() {
+fn intact_directory_is_reported_well() {
     let mut server = Server::restartable(&[]);
     fill(&server, 10);
     for stopped in [false, true] {
@@ -72,8 +78,8 @@ fn all_is_well() {
         assert_eq!(found["history"]["from_record"], 1);
         assert_eq!(found["history"]["to_record"], found["records"]);
         assert!(found["problems"].as_array().unwrap().is_empty());
-        assert_disk_is_shown(&found);
-        let text = look(&server, &["doctor"]).code(0).text();
+        assert_disk_figures_agree(&found);
+        let text = run_for(&server, &["doctor"]).code(0).text();
         for says in [
             "all is well",
             "10 keys",
@@ -86,8 +92,8 @@ fn all_is_well() {
             assert!(text.contains(says), "no {says:?} in\n{text}");
         }
     }
-    // What was asked for did not happen, however well everything is.
-    look(&server, &["doctor", "--salvage", "nowhere/salvaged"])
+    // A salvage that cannot be written fails, although the directory is intact.
+    run_for(&server, &["doctor", "--salvage", "nowhere/salvaged"])
         .code(3)
         .says("nowhere/salvaged");
     let (ran, keys) = salvage(&server, 0);
@@ -95,13 +101,13 @@ fn all_is_well() {
     assert_eq!(keys, 10);
 }
 
-/// The end of the last write was torn by a crash: nobody was told of it, and a start goes on.
+/// A crash has torn the last write, which no client saw acknowledged. A start must accept this.
 #[test]
-fn a_torn_tail_is_no_damage() {
+fn torn_tail_is_not_damage() {
     let mut server = Server::restartable(&[]);
     fill(&server, 10);
     server.kill();
-    // It may say that the write was durable, which a write that a crash tore is not.
+    // This file may record the write as durable. A torn write is not durable.
     fs::remove_file(data(&server).join("newest")).unwrap();
     let content = fs::read(log(&data(&server))).unwrap();
     let last = content.iter().rposition(|byte| *byte != 0).unwrap();
@@ -113,7 +119,7 @@ fn a_torn_tail_is_no_damage() {
 }
 
 #[test]
-fn damage_in_the_middle() {
+fn damage_inside_the_log_is_reported_and_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 20);
     stop(&mut server);
@@ -121,7 +127,10 @@ fn damage_in_the_middle() {
     flip(&path, find(&path, value(7).as_bytes()));
     let found = doctor(&server, 1);
     assert_eq!(found["well"], false);
-    assert!(found["holds"].is_null(), "a start refuses it");
+    assert!(
+        found["holds"].is_null(),
+        "a start must refuse the directory"
+    );
     let refused = found["refused"].as_str().unwrap();
     assert!(
         refused.contains("000000000001.log") && refused.contains("Records"),
@@ -131,7 +140,7 @@ fn damage_in_the_middle() {
     let damaged: Vec<&Value> = damaged.filter(|file| file["well"] == false).collect();
     assert_eq!(damaged.len(), 1, "{found:#}");
 
-    let text = look(&server, &["doctor"]).code(1).text();
+    let text = run_for(&server, &["doctor"]).code(1).text();
     for says in [
         "WRONG",
         "a start refuses this",
@@ -143,26 +152,26 @@ fn damage_in_the_middle() {
     let (ran, keys) = salvage(&server, 1);
     assert_eq!(keys, 7);
     assert!(ran.text().contains("What came later is lost"), "{ran:?}");
-    look(&server, &["doctor", "--salvage", "salvaged"])
+    run_for(&server, &["doctor", "--salvage", "salvaged"])
         .code(2)
         .says("--force");
-    look(&server, &["doctor", "--salvage", "salvaged", "--force"]).code(1);
-    look(&server, &["doctor", "--force"]).code(2);
-    // The other commands refuse with the same words.
+    run_for(&server, &["doctor", "--salvage", "salvaged", "--force"]).code(1);
+    run_for(&server, &["doctor", "--force"]).code(2);
+    // The other commands refuse the directory with the same message.
     for command in [
         &["history", "key 1"][..],
         &["get", "key 1", "--as-of", "0s"],
         &["replay"],
         &["snapshot", "backup"],
     ] {
-        let ran = look(&server, command).code(3).says("000000000001.log");
+        let ran = run_for(&server, command).code(3).says("000000000001.log");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
     assert!(!server.directory().join("backup").exists());
 }
 
 #[test]
-fn a_log_that_is_cut_off() {
+fn truncated_log_is_reported_and_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 20);
     stop(&mut server);
@@ -181,9 +190,10 @@ fn a_log_that_is_cut_off() {
     assert_eq!(keys, 12);
 }
 
-/// After kill -9, too, a start refuses a log that was cut, shifted or removed, and says what to do.
+/// Also after kill -9, a start must refuse a log that was truncated, shifted or removed, and must
+/// say what to do.
 #[test]
-fn a_log_that_is_cut_off_or_removed_after_a_kill() {
+fn changed_log_after_a_kill_is_refused() {
     let mut server = Server::restartable(&[]);
     fill(&server, 20);
     server.kill();
@@ -211,21 +221,22 @@ fn a_log_that_is_cut_off_or_removed_after_a_kill() {
     fs::remove_file(&path).unwrap();
     let refused = doctor(&server, 1)["refused"].to_string();
     assert!(refused.contains("missing"), "{refused}");
-    // All is well again with the file as it was.
+    // With its original log the store starts again.
     fs::write(&path, content).unwrap();
     server.restart();
     assert_eq!(server.store("client").get("key 19"), Some(value(19).into()));
 }
 
-/// Nothing can be read without the beginning: it is said, and nothing is written.
+/// Without the beginning of the log, nothing can be read. Doctor must report this and write no
+/// backup.
 #[test]
-fn a_log_without_its_beginning() {
+fn log_without_its_beginning_is_not_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
     stop(&mut server);
     flip(&log(&data(&server)), 10);
     doctor(&server, 1);
-    let ran = look(&server, &["doctor", "--salvage", "salvaged"]).code(1);
+    let ran = run_for(&server, &["doctor", "--salvage", "salvaged"]).code(1);
     assert!(ran.stderr.contains("000000000001.log"), "{ran:?}");
     assert!(!server.directory().join("salvaged").exists());
     fs::remove_file(log(&data(&server))).unwrap();
@@ -236,35 +247,34 @@ fn a_log_without_its_beginning() {
     );
 }
 
-/// A snapshot that is damaged takes the state with it where the log behind it is all there is.
+/// The log of a restored store contains only changes after the snapshot, so the snapshot is needed.
 #[test]
-fn damage_of_a_snapshot() {
+fn damaged_snapshot_is_reported() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
     stop(&mut server);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     let restored = server.directory().join("restored");
     let snapshot = files(&restored, "snapshot").pop().unwrap();
     flip(&snapshot, find(&snapshot, value(3).as_bytes()));
-    let found = object(&look(&server, &["doctor", "restored", "--json"]).code(1));
+    let found = object(&run_for(&server, &["doctor", "restored", "--json"]).code(1));
     let name = snapshot.file_name().unwrap().to_str().unwrap();
     assert!(
         found["refused"].as_str().unwrap().contains(name),
         "{found:#}"
     );
     flip(&snapshot, find(&snapshot, b"this is value number 0000"));
-    look(&server, &["doctor", "restored"]).code(1);
+    run_for(&server, &["doctor", "restored"]).code(1);
 }
 
-/// With its log gone a snapshot is still worth keeping.
 #[test]
-fn a_snapshot_alone() {
+fn snapshot_without_its_log_is_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
     stop(&mut server);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     fs::remove_dir_all(data(&server)).unwrap();
     fs::rename(server.directory().join("restored"), data(&server)).unwrap();
     fs::remove_file(log(&data(&server))).unwrap();
@@ -274,7 +284,7 @@ fn a_snapshot_alone() {
 }
 
 #[test]
-fn modules() {
+fn damaged_or_missing_policy_module_is_reported() {
     let mut server = Server::restartable(&[("policy", policies::faulty())]);
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
@@ -300,17 +310,19 @@ fn modules() {
         problems.contains("no module any more") && problems.contains("--policy"),
         "{problems}"
     );
-    // Once another policy answers, and nothing that the old one answered can come again, nothing needs it.
+    // The module is not needed when another policy is active and no redelivered request can need
+    // the old one.
     server.restart_with(&[("policy", "builtin")]);
     stop(&mut server);
-    look(&server, &["doctor"]).code(0);
+    run_for(&server, &["doctor"]).code(0);
 }
 
-/// It once said that only a replay would need such a module, and the next start forgot the policy.
+/// Doctor once reported that only a replay would need such a module. But the next start dropped the
+/// policy.
 #[test]
-fn a_module_of_a_policy_that_is_held_ready() {
+fn missing_module_of_an_inactive_policy_is_reported() {
     let mut server = Server::restartable(&[]);
-    look(&server, &["policy", "load", policies::faulty()]).code(0);
+    run_for(&server, &["policy", "load", policies::faulty()]).code(0);
     stop(&mut server);
     let modules = fs::read_dir(data(&server).join("policies")).unwrap();
     for module in modules {
@@ -327,12 +339,12 @@ fn a_module_of_a_policy_that_is_held_ready() {
 }
 
 #[test]
-fn an_empty_directory() {
+fn empty_directory_is_not_a_store() {
     let server = Server::start();
     fs::create_dir(server.directory().join("empty")).unwrap();
-    let found = object(&look(&server, &["doctor", "empty", "--json"]).code(1));
+    let found = object(&run_for(&server, &["doctor", "empty", "--json"]).code(1));
     assert!(found["refused"].as_str().unwrap().contains("no journal"));
-    let text = look(&server, &["doctor", "empty"]).code(1).text();
+    let text = run_for(&server, &["doctor", "empty"]).code(1).text();
     assert!(text.contains("Is it the directory of the store?"), "{text}");
     assert_eq!(
         fs::read_dir(server.directory().join("empty"))
@@ -340,19 +352,19 @@ fn an_empty_directory() {
             .count(),
         0
     );
-    // What a start leaves behind that ended early is no store that could be salvaged.
+    // A start that failed early leaves these files. They are not a store that could be salvaged.
     fs::write(server.directory().join("empty/lock"), b"").unwrap();
     fs::create_dir(server.directory().join("empty/policies")).unwrap();
-    let text = look(&server, &["doctor", "empty"]).code(1).text();
+    let text = run_for(&server, &["doctor", "empty"]).code(1).text();
     assert!(text.contains("Is it the directory of the store?"), "{text}");
     assert!(!text.contains("--salvage"), "{text}");
-    look(&server, &["doctor", "nowhere"])
+    run_for(&server, &["doctor", "nowhere"])
         .code(2)
         .says("nowhere");
 }
 
 #[test]
-fn help() {
+fn help_of_offline_commands_has_examples() {
     for name in ["history", "replay", "snapshot", "restore", "doctor", "get"] {
         let help = statehouse_tests::run(&[name, "--help"], b"").code(0).text();
         for says in ["Usage:", "Examples:", "STATEHOUSE_DATA", "lock"] {

@@ -1,15 +1,17 @@
-//! `statehouse history` and `statehouse get --as-of`: what a key was, beside a running server and after its end.
+//! Tests `statehouse history` and `statehouse get --as-of`, which read earlier values of a key from
+//! the data directory. They must give the same results while the server runs and after it has
+//! stopped.
 
 use std::{thread, time::Duration};
 
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server, policies};
 
-use crate::looking::{look, look_in, object, objects, stop};
+use crate::data_directory::{object, objects, run_checked, run_for, stop};
 
-/// The changes of a key, newest first, and what stands behind them.
+/// The changes of a key, newest first, and the line about the beginning of the history.
 fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
-    let ran = look(server, &["history", key, "--json"]).code(0);
+    let ran = run_for(server, &["history", key, "--json"]).code(0);
     let mut lines = objects(&ran);
     let beginning = lines.pop().unwrap();
     assert_eq!(beginning["event"], "beginning");
@@ -28,9 +30,9 @@ fn events(changes: &[Value]) -> Vec<&str> {
     changes.iter().map(event).collect()
 }
 
-/// The value as of a moment; none where there was no such key.
+/// The value at this moment; none if the key did not exist.
 fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
-    let ran = look(server, &["get", key, "--as-of", moment]);
+    let ran = run_for(server, &["get", key, "--as-of", moment]);
     match ran.code {
         Some(0) => Some(ran.text()),
         Some(1) => {
@@ -42,7 +44,7 @@ fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
 }
 
 #[test]
-fn every_change_of_a_key() {
+fn history_lists_every_change_of_a_key() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client 1");
     let mut other = server.store("client\n2");
@@ -56,7 +58,7 @@ fn every_change_of_a_key() {
     let deletion = store.command(&["DEL", "key"]).with("__ft", &lock);
     assert_eq!(store.call(&deletion).payload(), b":1\r\n");
     let fourth = store.set("key", vec![0xFF; 10_000]);
-    // None of these is a change.
+    // None of these requests changes the key.
     store.get("key");
     assert_eq!(store.ask(&["SET", "key", "no", "NX"]).payload(), b":-1\r\n");
     store.set("keys", "another");
@@ -71,7 +73,7 @@ fn every_change_of_a_key() {
             ["set", "deleted", "set", "set", "set"],
             "{changes:#?}"
         );
-        let [four, gone, three, two, one] = &changes[..] else {
+        let [four, deleted, three, two, one] = &changes[..] else {
             unreachable!()
         };
         for (change, version) in [
@@ -88,8 +90,8 @@ fn every_change_of_a_key() {
                 change["policy"]["digest"]
             );
         }
-        let gone_at = Hlc::parse_padded(gone["version"].as_str().unwrap()).unwrap();
-        assert!(third < gone_at && gone_at < fourth, "{gone}");
+        let deleted_at = Hlc::parse_padded(deleted["version"].as_str().unwrap()).unwrap();
+        assert!(third < deleted_at && deleted_at < fourth, "{deleted}");
         assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
         assert_eq!(
             (&one["client"], &two["client"]),
@@ -102,13 +104,13 @@ fn every_change_of_a_key() {
             (&four["bytes"], &four["truncated"], &one["truncated"]),
             (&10_000.into(), &true.into(), &false.into())
         );
-        assert!(gone["value"].is_null() && gone["client"] == "client 1");
+        assert!(deleted["value"].is_null() && deleted["client"] == "client 1");
         assert!(beginning["since"].is_null() && beginning["before"].is_null());
         assert_eq!(beginning["changes"], 5);
     }
 
-    // The same for people: hostile bytes are escaped, and a limit is said.
-    let text = look(&server, &["history", "key", "--limit", "4"])
+    // The text output escapes control characters, and says how many changes it omits.
+    let text = run_for(&server, &["history", "key", "--limit", "4"])
         .code(0)
         .text();
     assert!(
@@ -122,18 +124,18 @@ fn every_change_of_a_key() {
         .collect();
     assert!(versions[0].contains(&fourth.to_string()), "{text}");
     assert!(text.contains(&format!("fence    {lock}")), "{text}");
-    // Another name of the store is another name in versions.
-    let ran = look(
+    // Versions contain the name of the node.
+    let ran = run_for(
         &server,
         &["history", "key", "--node", "Other", "--limit", "1"],
     );
     assert!(ran.code(0).text().contains(":Other"));
-    look(&server, &["history", "no such key"]).code(1);
+    run_for(&server, &["history", "no such key"]).code(1);
 }
 
-/// The end of a key's time is nobody's request, whether a sweep finds it or a write comes first.
+/// The expiry of a key belongs to no client and no policy.
 #[test]
-fn expired_keys() {
+fn history_lists_the_expiry_of_a_key() {
     let server = Server::start();
     let mut store = server.store("client");
     let mut watcher = server.store("watcher");
@@ -151,12 +153,12 @@ fn expired_keys() {
     assert_eq!(
         as_of(&server, "key", changes[1]["expires"].as_str().unwrap()),
         None,
-        "gone at its time, whenever the sweep came"
+        "a key ends when it expires, also before a sweep removes it"
     );
 }
 
 #[test]
-fn policies_are_named() {
+fn history_names_the_policy_of_each_change() {
     let mut server = Server::restartable(&[]);
     server.store("client").set("key", "fine");
     stop(&mut server);
@@ -166,7 +168,7 @@ fn policies_are_named() {
     let (changes, _) = history(&server, "key");
     let names: Vec<&Value> = changes.iter().map(|it| &it["policy"]["name"]).collect();
     assert_eq!(&names[names.len() - 2..], ["faulty", "standard"]);
-    let text = look(&server, &["history", "key"]).code(0).text();
+    let text = run_for(&server, &["history", "key"]).code(0).text();
     assert!(
         text.contains("faulty 0.1.0@") && text.contains("standard "),
         "{text}"
@@ -174,7 +176,7 @@ fn policies_are_named() {
 }
 
 #[test]
-fn the_value_as_of_every_version() {
+fn get_as_of_a_version_returns_its_value() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let before = store.set("other", "x");
@@ -201,7 +203,7 @@ fn the_value_as_of_every_version() {
                 value,
                 "{version}"
             );
-            // Just before it, by the clock's order.
+            // The millisecond before this version.
             let earlier = format!("{}:{}", version.wall_ms - 1, u32::MAX);
             let expected = versions
                 .iter()
@@ -213,14 +215,14 @@ fn the_value_as_of_every_version() {
         assert_eq!(as_of(&server, "key", &behind.to_string()), None);
     }
     let (version, value) = &versions[3];
-    let ran = look(
+    let ran = run_for(
         &server,
         &["get", "key", "--as-of", &version.to_string(), "--json"],
     );
     let json = object(&ran.code(0));
     assert_eq!(json["value"], value.clone().unwrap());
     assert_eq!(json["version"], version.to_string());
-    let ran = look(
+    let ran = run_for(
         &server,
         &[
             "get",
@@ -237,10 +239,10 @@ fn the_value_as_of_every_version() {
 }
 
 #[test]
-fn the_value_as_of_a_time() {
+fn get_as_of_a_time_returns_the_value_at_that_time() {
     let server = Server::start();
     let mut store = server.store("client");
-    // A client whose clock is ahead: the version is too, the time is not.
+    // If the clock of a client is ahead, so is the version, but not the recorded time.
     let mut ahead = store.command(&["SET", "key", "one"]).without("__ts");
     ahead = ahead.with("__ts", Hlc::now(30_000));
     assert!(store.call(&ahead).version().unwrap() > Hlc::now(20_000));
@@ -257,30 +259,31 @@ fn the_value_as_of_a_time() {
     assert_eq!(as_of(&server, "key", "1h"), None, "the store is younger");
 
     for wrong in ["12:30", "soon", "2026-13-01", ""] {
-        look(&server, &["get", "key", "--as-of", wrong])
+        run_for(&server, &["get", "key", "--as-of", wrong])
             .code(2)
             .says("--as-of");
     }
-    look(&server, &["get", "key", "--as-of", "2999-01-01"])
+    run_for(&server, &["get", "key", "--as-of", "2999-01-01"])
         .code(2)
         .says("still to come");
     let late = Hlc::now(50_000).to_string();
-    look(&server, &["get", "key", "--as-of", &late])
+    run_for(&server, &["get", "key", "--as-of", &late])
         .code(2)
         .says("no version as late as that");
 }
 
-/// The end of what is kept: a directory from a backup knows nothing of before, but for what did not change since.
+/// A restored directory has no history from before its backup. It knows earlier values only of keys
+/// that have not changed since.
 #[test]
-fn what_is_too_old_is_said() {
+fn moment_before_the_kept_history_is_refused() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let [old, older] = [store.set("changed", "1"), store.set("steady", "1")];
     let [new, _] = [store.set("changed", "2"), store.set("gone", "1")];
     store.ask(&["DEL", "gone"]);
     drop(store);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     stop(&mut server);
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
@@ -289,7 +292,7 @@ fn what_is_too_old_is_said() {
 
     let at = |key: &str, version: &Hlc| {
         let moment = version.to_string();
-        look(
+        run_for(
             &server,
             &["get", key, "--as-of", &moment, "--data", "restored"],
         )
@@ -306,7 +309,7 @@ fn what_is_too_old_is_said() {
             .says("reaches back to 20")
             .says("--history-retention");
     }
-    let ran = look(
+    let ran = run_for(
         &server,
         &["history", "changed", "--data", "restored", "--json"],
     );
@@ -315,18 +318,18 @@ fn what_is_too_old_is_said() {
     assert_eq!(lines[0]["version"], newest.to_string());
     assert_eq!(lines[1]["before"]["version"], new.to_string());
     assert!(lines[1]["since"].is_string());
-    let text = look(&server, &["history", "steady", "--data", "restored"]);
+    let text = run_for(&server, &["history", "steady", "--data", "restored"]);
     let text = text.code(0).text();
     assert!(text.contains("0 changes of steady since 20"), "{text}");
     assert!(
         text.contains(&format!("1 byte of version {older}")),
         "{text}"
     );
-    look(&server, &["history", "nothing", "--data", "restored"]).code(1);
+    run_for(&server, &["history", "nothing", "--data", "restored"]).code(1);
 }
 
 #[test]
-fn directories_without_a_store() {
+fn directory_without_a_store_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     for command in [
@@ -336,10 +339,13 @@ fn directories_without_a_store() {
         &["snapshot", "file"],
         &["doctor"],
     ] {
-        let ran = look_in(path, command).code(2).says("statehouse-data");
+        let ran = run_checked(path, command).code(2).says("statehouse-data");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
-    assert!(!path.join("statehouse-data").exists(), "nothing is made");
+    assert!(
+        !path.join("statehouse-data").exists(),
+        "the command created a directory"
+    );
     std::fs::create_dir(path.join("statehouse-data")).unwrap();
     for command in [
         &["history", "key"][..],
@@ -347,8 +353,8 @@ fn directories_without_a_store() {
         &["replay"],
         &["snapshot", "file"],
     ] {
-        look_in(path, command).code(2).says("no journal");
+        run_checked(path, command).code(2).says("no journal");
     }
     let left = std::fs::read_dir(path.join("statehouse-data")).unwrap();
-    assert_eq!(left.count(), 0, "nothing is made");
+    assert_eq!(left.count(), 0, "the command created files");
 }

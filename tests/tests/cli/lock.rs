@@ -1,4 +1,5 @@
-//! `statehouse lock NAME -- COMMAND`: one command at a time, its exit code, and a lock that is given back.
+//! Tests `statehouse lock NAME -- COMMAND`. Two commands must never run under one lock, and a
+//! command must stop when its lease is lost.
 
 use std::{
     fs,
@@ -53,17 +54,17 @@ fn background(server: &Server, directory: &Path, options: &[&str], script: &str)
         .unwrap()
 }
 
-/// Waits for a file that a command makes.
+/// Waits until a command has created this file.
 fn wait_for(path: &Path) {
     let end = Instant::now() + PATIENCE;
     while !path.exists() {
-        assert!(Instant::now() < end, "{} was not made", path.display());
+        assert!(Instant::now() < end, "{} was not created", path.display());
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn exit_code_of_the_command_is_returned() {
     let server = Server::start();
     for code in [0, 1, 3, 42, 255] {
         run(&server, &["lock"], &format!("exit {code}")).code(code);
@@ -74,12 +75,12 @@ fn the_exit_code_is_the_commands() {
     statehouse_tests::run(&missing, b"")
         .code(127)
         .says("/no/such/program");
-    // Each gave the lock back.
+    // Each command released the lock.
     assert_eq!(server.store("reader").get("lock"), None);
 }
 
 #[test]
-fn the_command_is_told_and_passed_through() {
+fn command_gets_lock_variables_and_standard_streams() {
     let server = Server::start();
     let ran = run(
         &server,
@@ -90,15 +91,15 @@ fn the_command_is_told_and_passed_through() {
     let lines: Vec<String> = ran.text().lines().map(String::from).collect();
     assert_eq!(lines[0], "my lock");
     assert_eq!(Hlc::parse_padded(&lines[1]).unwrap().node, "StateStore");
-    // Its input is the command's.
+    // The command reads the standard input.
     let directory = tempfile::tempdir().unwrap();
     let cat = locked(&server, directory.path(), &["lock"], "cat");
     assert_eq!(finish(cat, b"\0in\xFF").code(0).stdout, b"\0in\xFF");
 }
 
-/// Six at once read, wait and write one number; none is lost, so never were two inside.
+/// Six commands read, wait, and write one number. Two at the same time would lose an increment.
 #[test]
-fn one_command_at_a_time() {
+fn commands_under_one_lock_run_one_at_a_time() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("count"), "0").unwrap();
@@ -115,17 +116,18 @@ fn one_command_at_a_time() {
         })
         .collect();
     for child in &mut children {
-        let status = server::wait(child, Duration::from_secs(60)).expect("it gets its turn");
-        assert_eq!(status.code(), Some(0), "two were inside");
+        let status =
+            server::wait(child, Duration::from_secs(60)).expect("the command did not get the lock");
+        assert_eq!(status.code(), Some(0), "two commands ran at the same time");
     }
     let count = fs::read_to_string(directory.path().join("count")).unwrap();
     assert_eq!(count.trim(), "6");
     assert_eq!(server.store("reader").get("lock"), None);
 }
 
-/// A command that outlives its lease keeps the lock, since that is renewed.
+/// The command runs longer than its first lease.
 #[test]
-fn the_lease_is_renewed() {
+fn lease_is_renewed_while_the_command_runs() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
@@ -137,25 +139,25 @@ fn the_lease_is_renewed() {
     wait_for(&directory.path().join("begun"));
     let mut reader = server.store("reader");
     reader.watch("lock");
-    // Renewed more often than the first lease would have had time for.
+    // Twice the lease: each renewal is a notification.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(4) {
-        let heard = reader.notification();
-        assert!(!heard.payload.ends_with(b"DELETE\r\n"), "the lease ended");
+        let renewal = reader.notification();
+        assert!(!renewal.payload.ends_with(b"DELETE\r\n"), "the lease ended");
         assert_eq!(reader.get("lock"), Some(b"first".to_vec()));
     }
     run(&server, &["lock", "--wait", "100ms"], "exit 0")
         .code(1)
         .says("held by another");
     fs::write(directory.path().join("end"), "").unwrap();
-    let status = server::wait(&mut holder, Duration::from_secs(20)).expect("it ends");
+    let status =
+        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
     assert_eq!(status.code(), Some(0));
     run(&server, &["lock", "--wait", "10s"], "exit 0").code(0);
 }
 
-/// The holder is killed: its lock ends with the lease, and the next one gets it.
 #[test]
-fn a_killed_holder_lets_go_at_its_lease() {
+fn lock_of_a_killed_holder_ends_with_its_lease() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
@@ -170,9 +172,9 @@ fn a_killed_holder_lets_go_at_its_lease() {
     run(&server, &["lock", "--wait", "30s"], "exit 7").code(7);
 }
 
-/// A signal is passed to the command, and the lock given back.
+/// The command receives the signal, and the lock is released after it.
 #[test]
-fn signals_reach_the_command() {
+fn signal_is_forwarded_to_the_command() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
@@ -183,14 +185,15 @@ fn signals_reach_the_command() {
     );
     wait_for(&directory.path().join("begun"));
     server::signal(holder.id(), "TERM");
-    let status = server::wait(&mut holder, Duration::from_secs(20)).expect("it ends");
+    let status =
+        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
     assert_eq!(status.code(), Some(5));
     assert_eq!(server.store("reader").get("lock"), None);
 }
 
-/// Somebody else took the lock: the command is stopped, and the exit code says so.
+/// Another client overwrites the lock.
 #[test]
-fn a_lost_lease_stops_the_command() {
+fn lost_lock_stops_the_command_with_code_3() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
@@ -201,22 +204,23 @@ fn a_lost_lease_stops_the_command() {
     );
     wait_for(&directory.path().join("begun"));
     server.store("thief").set("lock", "thief");
-    let status = server::wait(&mut holder, Duration::from_secs(20)).expect("it ends");
+    let status =
+        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
     assert_eq!(status.code(), Some(3));
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
-    // It took nothing from the new holder.
+    // The release did not affect the new holder.
     assert_eq!(server.store("reader").get("lock"), Some(b"thief".to_vec()));
 }
 
-/// The answers of the store to a SET of the lock take longer than its lease. The command must not run.
+/// The answers to a SET of the lock take longer than the lease, so the command must not run.
 #[test]
-fn answers_after_the_lease_are_no_lock() {
+fn answer_after_the_lease_does_not_acquire_the_lock() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let mut locks = 0;
     proxy.script(move |seen| {
         let is_answer = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;
-        // The first answer is that to KEYNOTIFY.
+        // The first answer belongs to KEYNOTIFY.
         locks += usize::from(is_answer);
         match is_answer && locks > 1 {
             true => Fate::Delay(Duration::from_millis(600)),
@@ -228,13 +232,13 @@ fn answers_after_the_lease_are_no_lock() {
     let late = locked_at(proxy.address(), directory.path(), &options, "touch ran");
     finish(late, b"").code(1).says("answers too slowly");
     assert!(!directory.path().join("ran").exists());
-    // With answers in time it is a lock again.
+    // Without the delay the command acquires the lock.
     proxy.pass();
     let early = locked_at(proxy.address(), directory.path(), &options, "touch ran");
     finish(early, b"").code(0);
 }
 
-/// Renewals are sent, and no answer arrives: the command is stopped when the lease ends.
+/// The relay holds all answers to renewals, so the command must stop when the lease ends.
 #[test]
 fn renewals_without_answers_stop_the_command() {
     let server = Server::start();
@@ -254,7 +258,8 @@ fn renewals_without_answers_stop_the_command() {
         Way::FromBroker => Fate::Hold,
         Way::ToBroker => Fate::Pass,
     });
-    let status = server::wait(&mut holder, Duration::from_secs(20)).expect("it ends");
+    let status =
+        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
     assert_eq!(status.code(), Some(3));
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
 }

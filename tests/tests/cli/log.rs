@@ -1,10 +1,11 @@
-//! The log of a store that nobody reads, or somebody too late: that is no reason for a client to wait.
+//! Tests a store with a log that is read late or not at all. A full log pipe must never delay a
+//! client or the shutdown.
 
 use std::time::{Duration, Instant};
 
 use statehouse_tests::{Admin, Lines, Server};
 
-/// Lines that found no room so far.
+/// The number of log lines that the store has dropped.
 fn dropped(server: &Server) -> u64 {
     let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
@@ -16,9 +17,9 @@ fn dropped(server: &Server) -> u64 {
     page.lines().find_map(lost).unwrap()
 }
 
-/// Asks until the pipe is full, and so is all that may wait behind it.
+/// Sends requests until the pipe and the log queue are full.
 fn fill(server: &Server) {
-    // It stands in each line.
+    // Each log line contains the client id.
     let mut store = server.store(&"x".repeat(200));
     let end = Instant::now() + Duration::from_secs(120);
     while dropped(server) == 0 {
@@ -29,12 +30,12 @@ fn fill(server: &Server) {
         for (id, request) in asked {
             assert_eq!(store.finish(&request, id).payload(), b"$-1\r\n");
         }
-        assert!(Instant::now() < end, "the log takes everything");
+        assert!(Instant::now() < end, "the log never becomes full");
     }
 }
 
 #[test]
-fn requests_are_answered_where_nobody_reads_the_log_and_what_was_dropped_is_told_later() {
+fn unread_log_drops_lines_and_reports_them_later() {
     let (mut server, unread) = Server::unheard("", &["--log-filter", "debug"]);
     assert_eq!(dropped(&server), 0);
     fill(&server);
@@ -43,23 +44,23 @@ fn requests_are_answered_where_nobody_reads_the_log_and_what_was_dropped_is_told
     assert_eq!(store.get("key").as_deref(), Some(&b"value"[..]));
 
     let log = Lines::follow(unread);
-    let told = log.wait(Duration::from_secs(10), |line| {
+    let line = log.wait(Duration::from_secs(10), |line| {
         line.contains("log lines were dropped")
     });
-    let told = told.expect("a line about those that are missing");
-    let (_, number) = told.split_once(" dropped=").expect("how many");
-    assert!(number.parse::<u64>().unwrap() > 0, "{told}");
+    let line = line.expect("no line about dropped lines");
+    let (_, number) = line.split_once(" dropped=").expect("no number");
+    assert!(number.parse::<u64>().unwrap() > 0, "{line}");
     store.set("key", "other");
     server.signal("TERM");
     assert!(server.wait(Duration::from_secs(10)).success());
-    // The last words are there.
+    // The last line is in the log.
     log.wait(Duration::from_secs(10), |_| false);
     let last = log.all().pop().unwrap();
     assert!(last.contains("stopped"), "{last}");
 }
 
 #[test]
-fn an_end_does_not_wait_for_somebody_to_read_the_log() {
+fn unread_log_does_not_delay_the_shutdown() {
     let (mut server, _unread) = Server::unheard("", &["--log-filter", "debug"]);
     fill(&server);
     server.signal("TERM");

@@ -1,15 +1,15 @@
-//! The command line: `serve` and its settings, the commands that ask a store over the network, and those that look
-//! into its data directory.
+//! Tests the command line: `serve` and its settings, commands that send requests to a store, and
+//! commands that read a data directory.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod backup;
 mod bench;
 mod commands;
+mod data_directory;
 mod doctor;
 mod history;
 mod lock;
 mod log;
-mod looking;
 mod manual;
 mod replay;
 mod retained;

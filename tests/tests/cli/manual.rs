@@ -1,4 +1,5 @@
-//! What is made of the command line's own description: manual pages and completions.
+//! Tests the manual pages and shell completions, which are generated from the definition of the
+//! command line.
 
 use std::fs;
 
@@ -12,7 +13,7 @@ fn every_command_has_a_manual_page() {
     let help = String::from_utf8(help.stdout).unwrap();
     let commands = help.split("Commands:").nth(1).unwrap();
     let commands = commands.split("Options:").next().unwrap();
-    // A further line of a description is indented deeper.
+    // Continuation lines of a description are indented further.
     let named = commands
         .lines()
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "));
@@ -33,7 +34,7 @@ fn every_command_has_a_manual_page() {
 }
 
 #[test]
-fn a_manual_that_cannot_be_written_is_said() {
+fn unwritable_manual_directory_exits_with_code_2() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("file"), "").unwrap();
     run_in(directory.path(), &["man", "file"], b"")
@@ -42,7 +43,7 @@ fn a_manual_that_cannot_be_written_is_said() {
 }
 
 #[test]
-fn shells_are_told_of_commands_and_flags() {
+fn completions_contain_commands_and_flags() {
     let directory = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let script = run_in(directory.path(), &["completions", shell], b"").code(0);

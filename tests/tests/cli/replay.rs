@@ -1,30 +1,32 @@
-//! `statehouse replay`: requests that are run again, by the policy that handled them or by another.
+//! Tests `statehouse replay`, which executes recorded requests again with their own policy or
+//! another one. Replay with their own policy must reproduce every answer.
 
 use std::fs;
 
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, policies};
 
-use crate::looking::{data, look, objects, stop};
+use crate::data_directory::{data, objects, run_for, stop};
 
-/// Differences and the summary.
+/// Runs a replay. Returns the differences and the summary.
 fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
     let mut all = vec!["replay", "--json"];
     all.extend(arguments);
-    let ran = look(server, &all).code(code);
+    let ran = run_for(server, &all).code(code);
     let mut lines = objects(&ran);
     let summary = lines.pop().unwrap();
     (lines, summary)
 }
 
-/// Same, different, not comparable.
+/// The numbers of same, different and not comparable requests.
 fn counts(counted: &Value) -> (u64, u64, u64) {
     let count = |name: &str| counted[name].as_u64().unwrap();
     (count("same"), count("different"), count("not_comparable"))
 }
 
-/// Something of everything that the standard policy records.
-fn busy(server: &Server) -> u64 {
+/// Sends each kind of request that the standard policy records. Returns the number of requests to
+/// replay.
+fn send_all_kinds(server: &Server) -> u64 {
     let mut store = server.store("client");
     let mut recorded = 0;
     for round in 0..3 {
@@ -48,16 +50,16 @@ fn busy(server: &Server) -> u64 {
         store.watch("a");
         store.ask(&["KEYNOTIFY", "a", "STOP"]);
         store.ask(&["SET", "long", &"v".repeat(5000), "PX", "30"]);
-        // All but the one that registered: it registers anew where it comes again.
+        // The KEYNOTIFY that registered the watch is not recorded: a redelivery registers it again.
         recorded += 5;
     }
     recorded
 }
 
 #[test]
-fn the_same_policy_gives_the_same() {
+fn replay_with_the_same_policy_has_no_differences() {
     let mut server = Server::restartable(&[]);
-    let recorded = busy(&server);
+    let recorded = send_all_kinds(&server);
     for stopped in [false, true] {
         if stopped {
             stop(&mut server);
@@ -70,22 +72,22 @@ fn the_same_policy_gives_the_same() {
         assert!(counts(&summary["commands"]["SET"]).0 >= 15);
         assert!(counts(&summary["commands"]["KEYNOTIFY"]).0 >= 3);
     }
-    let ran = look(&server, &["replay"]).code(0);
+    let ran = run_for(&server, &["replay"]).code(0);
     let text = ran.text();
     assert!(
         text.contains("not comparable") && text.contains("VDEL"),
         "{text}"
     );
-    // The same by the name of the policy, and a start later.
+    // The result is the same with the policy's name, and after a restart.
     replay(&server, &["--policy", "builtin"], 0);
     server.restart();
     server.store("client").set("a", "again");
     replay(&server, &[], 0);
 }
 
-/// What was refused for a quota is refused again: the bound that refused it may have moved since.
+/// The quota may have changed since, so replay must use the recorded refusal.
 #[test]
-fn refusals_of_the_quota_are_played_back() {
+fn replay_repeats_recorded_quota_refusals() {
     let server = Server::with_config("max_keys = 1");
     let mut store = server.store("client");
     store.set("one", "1");
@@ -97,10 +99,11 @@ fn refusals_of_the_quota_are_played_back() {
     assert!(counts(&summary["commands"]["SET"]).0 >= 2);
 }
 
-/// What a candidate may burn is what it could if it answered, or a replay would praise one that fails at every request. What
-/// a policy has answered it can answer again, whatever the bound was and is.
+/// A candidate has the fuel limit of the target store: with more, a replay would accept a candidate
+/// that fails at every request there. A policy that replays its own requests always has enough
+/// fuel.
 #[test]
-fn a_candidate_has_the_fuel_of_the_store_that_it_is_meant_for() {
+fn replay_of_a_candidate_uses_the_given_fuel_limit() {
     let faulty = policies::faulty();
     let server = Server::with_config(&format!("policy = {faulty:?}\nmax_fuel = 40000000\n"));
     let answer = server
@@ -116,7 +119,7 @@ fn a_candidate_has_the_fuel_of_the_store_that_it_is_meant_for() {
 }
 
 #[test]
-fn another_policy_differs() {
+fn replay_with_another_policy_prints_differences() {
     let server = Server::start();
     let mut store = server.store("client\n1");
     let version = store.set("key", "fine");
@@ -130,7 +133,8 @@ fn another_policy_differs() {
 
     let faulty = policies::faulty();
     let (differences, summary) = replay(&server, &["--policy", faulty], 1);
-    // The faulty policy asks for a watch where the standard one asked for its end: nobody knows what it got.
+    // The faulty policy registers a watch, but the standard one removed it. The result of the
+    // registration was not recorded.
     assert_eq!(counts(&summary["summary"]), (0, 3, 1), "{summary}");
     assert_eq!(counts(&summary["commands"]["SET"]), (0, 3, 0));
     assert_eq!(counts(&summary["commands"]["KEYNOTIFY"]), (0, 0, 1));
@@ -143,7 +147,10 @@ fn another_policy_differs() {
     assert_eq!(fine["recorded"]["answer"], "+OK\r\n");
     assert_eq!(fine["recorded"]["version"], version.to_string());
     assert_eq!(fine["now"]["answer"], "+OK\r\n");
-    assert!(fine["now"]["version"].is_null(), "this policy tells none");
+    assert!(
+        fine["now"]["version"].is_null(),
+        "this policy returns no version"
+    );
     let (was, is) = (&fine["recorded"]["writes"][0], &fine["now"]["writes"][0]);
     assert_eq!((&was["key"], &is["key"]), (&"key".into(), &"key".into()));
     assert_eq!(was["version"], version.to_string());
@@ -153,7 +160,7 @@ fn another_policy_differs() {
     assert_eq!(panics["now"]["writes"].as_array().unwrap().len(), 0);
     assert_eq!(expiring["request"][3], "PX");
 
-    let ran = look(&server, &["replay", "--policy", faulty, "--limit", "1"]).code(1);
+    let ran = run_for(&server, &["replay", "--policy", faulty, "--limit", "1"]).code(1);
     let text = ran.text();
     assert!(text.contains("2 more differences not printed"), "{text}");
     assert!(
@@ -164,9 +171,10 @@ fn another_policy_differs() {
     assert_eq!(text.matches("    recorded ").count(), 1, "{text}");
 }
 
-/// A policy that keeps something in its instance answers otherwise on a fresh one; one that is gone is not run.
+/// A policy with hidden state in its instance gives another answer on a fresh one. Requests of a
+/// policy without its module are not comparable.
 #[test]
-fn the_policy_that_handled_it() {
+fn replay_uses_the_policy_that_handled_each_request() {
     let mut server = Server::restartable(&[("policy", policies::faulty())]);
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
@@ -179,7 +187,7 @@ fn the_policy_that_handled_it() {
     let (_, summary) = replay(&server, &["--policy", "builtin"], 1);
     assert_eq!(counts(&summary["summary"]), (0, 3, 0), "{summary}");
 
-    // Only what the standard policy handled is left to compare once the module is gone.
+    // Without the module, only requests of the standard policy are comparable.
     stop(&mut server);
     server.restart_with(&[("policy", "builtin")]);
     server.store("client").set("key", "2");
@@ -193,7 +201,7 @@ fn the_policy_that_handled_it() {
     }
     let (_, summary) = replay(&server, &[], 0);
     assert_eq!(counts(&summary["summary"]), (1, 0, 3), "{summary}");
-    let text = look(&server, &["replay"]).code(0).text();
+    let text = run_for(&server, &["replay"]).code(0).text();
     assert!(
         text.contains("not in the data directory any more"),
         "{text}"
@@ -201,7 +209,7 @@ fn the_policy_that_handled_it() {
 }
 
 #[test]
-fn ranges() {
+fn range_selects_requests_by_record_or_time() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     for n in 0..10 {
@@ -209,7 +217,7 @@ fn ranges() {
     }
     drop(store);
     stop(&mut server);
-    let ran = look(&server, &["history", "key", "--json"]).code(0);
+    let ran = run_for(&server, &["history", "key", "--json"]).code(0);
     let mut changes = objects(&ran);
     changes.pop();
     changes.reverse();
@@ -233,36 +241,37 @@ fn ranges() {
         .iter()
         .filter(|it| it["time"].as_str().unwrap() <= time(5).as_str());
     assert_eq!(count(&["--to", &time(5)]), until.count() as u64);
-    let text = look(&server, &["replay", "--from", "100000"])
+    let text = run_for(&server, &["replay", "--from", "100000"])
         .code(0)
         .text();
     assert!(text.contains("no request is recorded there"), "{text}");
     for wrong in [["--from", "soon"], ["--to", "-1"], ["--limit", "x"]] {
-        look(&server, &["replay", wrong[0], wrong[1]]).code(2);
+        run_for(&server, &["replay", wrong[0], wrong[1]]).code(2);
     }
-    let wrong = |policy: &str| -> Ran { look(&server, &["replay", "--policy", policy]).code(2) };
+    let wrong = |policy: &str| -> Ran { run_for(&server, &["replay", "--policy", policy]).code(2) };
     wrong("missing.wasm").says("missing.wasm");
     fs::write(server.directory().join("rubbish.wasm"), "rubbish").unwrap();
     wrong("rubbish.wasm").says("WebAssembly");
 }
 
-/// Behind a restored backup there are no older records, and the state at its place is the one to start from.
+/// A restored directory has no records from before its backup, so replay starts with the state of
+/// the backup.
 #[test]
-fn the_past_of_a_backup_is_not_there() {
+fn replay_of_a_restored_store_starts_at_the_backup() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     store.set("key", "1");
     store.set("key", "2");
     drop(store);
-    look(&server, &["snapshot", "backup"]).code(0);
-    look(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    run_for(&server, &["snapshot", "backup"]).code(0);
+    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     stop(&mut server);
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
-    // Each of these rests on what the backup holds.
+    // These answers depend on the state in the backup.
     assert_eq!(store.ask(&["SET", "key", "3", "NX"]).payload(), b":-1\r\n");
     assert_eq!(store.ask(&["VDEL", "key", "2"]).payload(), b":1\r\n");
-    let ran = look(&server, &["replay", "--from", "1", "--data", "restored"]);
+    let ran = run_for(&server, &["replay", "--from", "1", "--data", "restored"]);
     let ran = ran.code(0).says("does not reach back that far");
     assert!(
         ran.text()

@@ -1,29 +1,30 @@
-//! Commands on a directory whose beginning is no longer kept: everything rests on snapshots that a server took while
-//! it went on.
+//! Tests commands on a data directory without the beginning of its history. The server has replaced
+//! the beginning by snapshots, and the commands must say that the history is incomplete.
 
 use std::{thread, time::Duration};
 
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server};
 
-use crate::looking::{data, files, look, object, objects, stop};
+use crate::data_directory::{data, files, object, objects, run_for, stop};
 
-/// Beyond this many rounds of a megabyte the server keeps its history for too long.
+/// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
 
-struct Past {
+/// A store without the beginning of its history.
+struct Shortened {
     server: Server,
-    /// Versions and values of one key.
+    /// All versions and values of the key `key`, after the one of the key `steady`.
     versions: Vec<(Hlc, String)>,
 }
 
-/// Lets a store that keeps hardly any history go on until its beginning is gone.
-fn shortened() -> Past {
+/// Writes to a store with a minimal history until it has removed its first segment.
+fn shortened() -> Shortened {
     let server = Server::restartable(&[("history_bytes", "0"), ("history_retention", "1ms")]);
     let mut store = server.store("client");
     let first = data(&server).join("000000000001.log");
     let mut versions = Vec::new();
-    // What never changes is in every snapshot.
+    // This key never changes, so every snapshot contains it.
     let steady = store.set("steady", "the same");
     versions.push((steady, "the same".to_owned()));
     while first.exists() {
@@ -33,72 +34,79 @@ fn shortened() -> Past {
         store.ask(&["SET", "key", "no", "NX"]);
         let value = format!("value {}", versions.len());
         versions.push((store.set("key", &value), value));
-        // The snapshots and what they make unnecessary are the work of another thread.
+        // Another thread writes snapshots and removes old segments.
         thread::sleep(Duration::from_millis(50));
     }
-    Past { server, versions }
+    Shortened { server, versions }
 }
 
 #[test]
-fn what_is_kept_is_exact_and_what_is_not_is_said() {
-    let mut past = shortened();
-    let server = &past.server;
-    let lines = objects(&look(server, &["history", "key", "--json"]).code(0));
+fn shortened_history_is_exact_and_reported_as_such() {
+    let mut shortened = shortened();
+    let server = &shortened.server;
+    let lines = objects(&run_for(server, &["history", "key", "--json"]).code(0));
     let (beginning, changes) = lines.split_last().unwrap();
     assert!(beginning["since"].is_string(), "{beginning}");
-    let written = past.versions.len() - 1;
+    let written = shortened.versions.len() - 1;
     assert!(changes.len() < written, "{} of {written}", changes.len());
-    // The newest ones, without a gap.
-    for (change, (version, value)) in changes.iter().zip(past.versions.iter().rev()) {
+    // The history contains the newest changes without a gap.
+    for (change, (version, value)) in changes.iter().zip(shortened.versions.iter().rev()) {
         assert_eq!(change["version"], version.to_string());
         assert_eq!(change["value"], value.clone());
     }
-    let before = past.versions.len() - 1 - changes.len();
+    let before = shortened.versions.len() - 1 - changes.len();
     if let Value::String(version) = &beginning["before"]["version"] {
-        assert_eq!(*version, past.versions[before].0.to_string());
+        assert_eq!(*version, shortened.versions[before].0.to_string());
     }
 
     let as_of =
-        |key: &str, version: &Hlc| look(server, &["get", key, "--as-of", &version.to_string()]);
-    let (first, _) = &past.versions[1];
+        |key: &str, version: &Hlc| run_for(server, &["get", key, "--as-of", &version.to_string()]);
+    let (first, _) = &shortened.versions[1];
     as_of("key", first).code(2).says("not kept any more");
-    let oldest = past.versions.len() - changes.len();
-    for (version, value) in [&past.versions[oldest], past.versions.last().unwrap()] {
+    let oldest = shortened.versions.len() - changes.len();
+    for (version, value) in [
+        &shortened.versions[oldest],
+        shortened.versions.last().unwrap(),
+    ] {
         assert_eq!(as_of("key", version).code(0).text(), *value);
         assert_eq!(as_of("steady", version).code(0).text(), "the same");
-        as_of("nothing", past.versions.last().map(|(it, _)| it).unwrap()).code(1);
+        as_of(
+            "nothing",
+            shortened.versions.last().map(|(it, _)| it).unwrap(),
+        )
+        .code(1);
     }
 
     for stopped in [false, true] {
         if stopped {
-            stop(&mut past.server);
+            stop(&mut shortened.server);
         }
-        let server = &past.server;
+        let server = &shortened.server;
         assert!(!files(&data(server), "snapshot").is_empty());
-        let found = object(&look(server, &["doctor", "--json"]).code(0));
+        let found = object(&run_for(server, &["doctor", "--json"]).code(0));
         assert!(
             found["history"]["from_record"].as_u64().unwrap() > 1,
             "{found:#}"
         );
         assert!(found["blocks"].as_u64().unwrap() > 0);
         assert_eq!(found["holds"]["keys"], 3);
-        let ran = look(server, &["replay", "--from", "1", "--json"]);
+        let ran = run_for(server, &["replay", "--from", "1", "--json"]);
         let summary = object(&ran.code(0).says("does not reach back that far"));
         assert_eq!(summary["shortened"], true);
         let same = summary["summary"]["same"].as_u64().unwrap();
         assert!(same >= 3 && same < 3 * written as u64, "{summary}");
         assert_eq!(summary["summary"]["not_comparable"], 0);
-        // From a place in the middle of what is kept the state is found as well.
+        // A replay can also start in the middle of the history.
         let record = changes[changes.len() / 2]["record"].to_string();
-        let summary = object(&look(server, &["replay", "--from", &record, "--json"]).code(0));
+        let summary = object(&run_for(server, &["replay", "--from", &record, "--json"]).code(0));
         assert!(
             summary["summary"]["same"].as_u64().unwrap() > 0,
             "{summary}"
         );
     }
-    let server = &past.server;
-    look(server, &["snapshot", "backup"]).code(0);
-    look(server, &["restore", "backup", "--data", "restored"]).code(0);
-    let found = object(&look(server, &["doctor", "restored", "--json"]).code(0));
+    let server = &shortened.server;
+    run_for(server, &["snapshot", "backup"]).code(0);
+    run_for(server, &["restore", "backup", "--data", "restored"]).code(0);
+    let found = object(&run_for(server, &["doctor", "restored", "--json"]).code(0));
     assert_eq!(found["holds"]["keys"], 3);
 }

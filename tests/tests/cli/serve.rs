@@ -1,4 +1,5 @@
-//! `statehouse serve`: what it says, and how it starts and stops.
+//! Tests `statehouse serve`: its output and logs, its start, and its shutdown, which must lose no
+//! answer.
 
 use std::{
     fs,
@@ -9,7 +10,7 @@ use std::{
 use statehouse_tests::{Client, Connect, Publish, Server, command, run, run_in};
 
 #[test]
-fn it_says_what_it_is_and_where_it_listens() {
+fn serve_prints_version_policy_data_and_addresses() {
     let server = Server::start();
     let lines = server.stdout();
     assert_eq!(lines.len(), 5, "{lines:#?}");
@@ -40,7 +41,7 @@ fn it_says_what_it_is_and_where_it_listens() {
 }
 
 #[test]
-fn several_listeners_lead_to_one_store() {
+fn several_listeners_share_one_store() {
     let server = Server::with("", &["--listen", "127.0.0.2:0", "--listen", "localhost:0"]);
     let addresses = server.addresses();
     assert_eq!(addresses.len(), 3);
@@ -54,13 +55,13 @@ fn several_listeners_lead_to_one_store() {
 }
 
 #[test]
-fn other_machines_need_insecure() {
+fn open_listener_without_authentication_needs_insecure() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:1883"] {
         run(&["serve", "--listen", address], b"")
             .code(2)
             .says("--insecure")
             .says("authentication");
-        // One open listener among others is enough.
+        // Any open listener makes the command refuse to start.
         run(
             &["serve", "--listen", "127.0.0.1:0", "--listen", address],
             b"",
@@ -79,7 +80,7 @@ fn other_machines_need_insecure() {
 }
 
 #[test]
-fn an_address_that_is_taken() {
+fn address_in_use_exits_with_code_3() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let ran = run(&["serve", "--listen", &address], b"").code(3);
@@ -87,9 +88,10 @@ fn an_address_that_is_taken() {
     ran.says(&address).says("--listen");
 }
 
-/// The clients are told, the exit code is 0, and it takes at most two seconds, also where a client does not read.
+/// The server sends DISCONNECT to its clients and exits with code 0 within two seconds, even if a
+/// client does not read.
 #[test]
-fn signals_end_it_in_order() {
+fn sigterm_and_sigint_shut_down_in_two_seconds() {
     for signal in ["TERM", "INT"] {
         let mut server = Server::start();
         let mut client = server.connect("client");
@@ -116,9 +118,9 @@ fn signals_end_it_in_order() {
     }
 }
 
-/// What was asked for before the signal is answered: answers are not lost on the way out.
+/// The request before the signal is answered.
 #[test]
-fn a_stopping_server_answers_what_it_has_taken() {
+fn shutdown_loses_no_answer() {
     let mut server = Server::start();
     let mut store = server.store("client");
     let request = store.command(&["SET", "key", "value"]);
@@ -130,7 +132,7 @@ fn a_stopping_server_answers_what_it_has_taken() {
 }
 
 #[test]
-fn json_logs_are_one_object_a_line() {
+fn json_log_has_one_object_per_line() {
     let server = Server::with("", &["--log", "json", "--log-filter", "debug"]);
     let mut client = server.connect("client");
     client.send(&[0, 0]);
@@ -147,7 +149,7 @@ fn json_logs_are_one_object_a_line() {
 }
 
 #[test]
-fn each_request_is_a_line_where_that_is_wanted() {
+fn request_log_has_one_line_per_request() {
     let filter = "info,statehouse::request=debug";
     let server = Server::with("", &["--log", "json", "--log-filter", filter]);
     let mut store = server.store("client\n1");
@@ -164,7 +166,7 @@ fn each_request_is_a_line_where_that_is_wanted() {
     };
     assert_eq!(
         set["client"], "client\\n1",
-        "it cannot begin a line of its own"
+        "a client id must not start a new line"
     );
     let hex: String = request
         .correlation
@@ -190,7 +192,7 @@ fn each_request_is_a_line_where_that_is_wanted() {
 }
 
 #[test]
-fn a_policy_that_is_none() {
+fn invalid_policy_file_exits_with_code_2() {
     let directory = tempfile::tempdir().unwrap();
     let serve = |policy: &str| {
         run_in(
@@ -216,7 +218,7 @@ fn a_policy_that_is_none() {
 }
 
 #[test]
-fn help_and_version() {
+fn help_and_version_are_printed() {
     let help = run(&["--help"], b"").code(0).text();
     for name in [
         "serve", "get", "set", "del", "vdel", "scan", "watch", "lock",
@@ -236,9 +238,9 @@ fn help_and_version() {
     run(&["get"], b"").code(2);
 }
 
-/// The environment of the tests is not the server's: what is set here has to matter.
+/// Servers of the tests do not inherit STATEHOUSE variables, so this one sets its own.
 #[test]
-fn the_environment_sets_the_address() {
+fn environment_sets_the_listen_addresses() {
     let mut serve = command(&["serve"]);
     serve.env("STATEHOUSE_LISTEN", "127.0.0.1:0,127.0.0.2:0");
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());

@@ -1,4 +1,4 @@
-//! What a service manager is told, over a socket as systemd makes it.
+//! Tests notifications to a service manager over a socket like that of systemd.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 
 use statehouse_tests::{Server, binary, client::PATIENCE};
 
-/// Reads until something begins with one of these lines.
+/// Waits for a notification that contains this line. Returns the notification.
 fn wait_for(manager: &UnixDatagram, line: &str) -> String {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         let mut datagram = [0; 1000];
-        let length = manager.recv(&mut datagram).expect("nothing was said");
-        let said = String::from_utf8_lossy(&datagram[..length]).into_owned();
-        if said.lines().any(|it| it == line) {
-            return said;
+        let length = manager.recv(&mut datagram).expect("no notification");
+        let received = String::from_utf8_lossy(&datagram[..length]).into_owned();
+        if received.lines().any(|it| it == line) {
+            return received;
         }
     }
-    panic!("{line} was not said");
+    panic!("no notification contains {line}");
 }
 
 #[test]
-fn a_service_manager_hears_that_the_store_is_ready_lives_and_stops() {
+fn service_manager_is_notified_of_start_watchdog_and_stop() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -35,19 +35,20 @@ fn a_service_manager_hears_that_the_store_is_ready_lives_and_stops() {
     assert!(wait_for(&manager, "READY=1").contains("STATUS="));
     let first = Instant::now();
     for _ in 0..4 {
-        let said = wait_for(&manager, "WATCHDOG=1");
-        assert!(said.contains("STATUS=0 keys, 0 requests"), "{said}");
+        let notification = wait_for(&manager, "WATCHDOG=1");
+        let status = "STATUS=0 keys, 0 requests";
+        assert!(notification.contains(status), "{notification}");
     }
     assert!(
         first.elapsed() > Duration::from_millis(150),
-        "twice in each interval, not more"
+        "more than two notifications in an interval"
     );
     server.signal("TERM");
     wait_for(&manager, "STOPPING=1");
 }
 
 #[test]
-fn a_manager_that_is_not_there_stops_nothing() {
+fn missing_service_manager_does_not_prevent_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(binary::statehouse());
     command

@@ -1,4 +1,5 @@
-//! Settings: flags over the environment over the file, and what is said about wrong ones.
+//! Tests settings. Flags must override the environment, which must override the file. A wrong
+//! setting must be refused with a message that names it.
 
 use std::fs;
 
@@ -10,7 +11,7 @@ fn node(server: &Server) -> String {
 }
 
 #[test]
-fn flags_win_over_the_environment_and_this_over_the_file() {
+fn flags_override_the_environment_and_the_file() {
     let directory = || tempfile::tempdir().unwrap();
     for (file, environment, flag, expected) in [
         (None, None, None, "StateStore"),
@@ -25,7 +26,7 @@ fn flags_win_over_the_environment_and_this_over_the_file() {
         if let Some(file) = file {
             let path = directory.path().join("settings.toml");
             fs::write(&path, format!("# a comment\nnode = \"{file}\"\n")).unwrap();
-            // The file itself may be named by the environment.
+            // The environment can name the file too.
             match environment {
                 Some(_) => serve.env("STATEHOUSE_CONFIG", path),
                 None => serve.arg("--config").arg(path),
@@ -43,7 +44,7 @@ fn flags_win_over_the_environment_and_this_over_the_file() {
 }
 
 #[test]
-fn every_setting_of_the_file_is_known() {
+fn file_may_contain_every_setting() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("elsewhere");
     let server = Server::with_config(&format!(
@@ -91,7 +92,7 @@ threads = 2
 }
 
 #[test]
-fn settings_that_are_none_name_their_line() {
+fn invalid_setting_is_refused_with_its_line() {
     let directory = tempfile::tempdir().unwrap();
     for (line, named) in [
         ("max_kyes = 5", "max_kyes"),
@@ -131,7 +132,7 @@ fn settings_that_are_none_name_their_line() {
 }
 
 #[test]
-fn files_that_are_none() {
+fn unreadable_settings_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("bytes.toml"), b"node = \"\xFF\"").unwrap();
     fs::write(directory.path().join("large.toml"), vec![b'#'; 2 << 20]).unwrap();
@@ -147,7 +148,7 @@ fn files_that_are_none() {
 }
 
 #[test]
-fn flags_and_variables_that_are_wrong() {
+fn invalid_flag_or_variable_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     for (flag, value) in [
         ("--listen", "nowhere"),

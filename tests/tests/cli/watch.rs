@@ -1,4 +1,5 @@
-//! `statehouse watch`: a line for each change, until enough or interrupted.
+//! Tests `statehouse watch`. It must print one line for each change until its count is reached or
+//! it is interrupted.
 
 use std::{
     process::{Child, Stdio},
@@ -7,7 +8,7 @@ use std::{
 
 use statehouse_tests::{Lines, Server, Store, client::PATIENCE, command, server};
 
-/// A running `watch`, killed with the test.
+/// A running `statehouse watch`. It is killed at the end of the test.
 struct Watch {
     child: Child,
     lines: Lines,
@@ -15,7 +16,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Starts, and waits until it watches.
+    /// Starts the command and waits until it watches.
     fn start(server: &Server, arguments: &[&str]) -> Watch {
         let port = server.port().to_string();
         let mut all = vec!["watch", "--port", &port];
@@ -32,7 +33,7 @@ impl Watch {
             child,
         };
         let notice = notices.wait(PATIENCE, |line| line.contains("watching"));
-        assert!(notice.is_some(), "it says {:?}", notices.all());
+        assert!(notice.is_some(), "the command prints {:?}", notices.all());
         watch
     }
 
@@ -40,19 +41,23 @@ impl Watch {
         self.read += 1;
         self.lines
             .at(self.read - 1, PATIENCE)
-            .expect("one more line")
+            .expect("a line is missing")
     }
 
     fn end(mut self) -> Option<i32> {
         let status = server::wait(&mut self.child, Duration::from_secs(20));
-        assert_eq!(self.lines.at(self.read, PATIENCE), None, "one too many");
-        status.expect("it ends").code()
+        assert_eq!(
+            self.lines.at(self.read, PATIENCE),
+            None,
+            "an unexpected line"
+        );
+        status.expect("the command did not end").code()
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Ended already is as good.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -62,16 +67,16 @@ fn change(store: &mut Store) -> Vec<String> {
     let one = store.set("one", "a\tb");
     let two = store.set("two", b"\xFF");
     assert_eq!(store.ask(&["DEL", "one"]).payload(), b":1\r\n");
-    store.set("other", "unheard");
+    store.set("other", "unwatched");
     vec![one.to_string(), two.to_string()]
 }
 
 #[test]
-fn a_line_for_each_change() {
+fn watch_prints_a_line_for_each_change() {
     let server = Server::start();
     let mut watch = Watch::start(&server, &["one", "two", "--count", "3"]);
     let versions = change(&mut server.store("writer"));
-    // Two watches, so two orders.
+    // Only changes of the same key have an order.
     let mut lines: Vec<String> = (0..3).map(|_| watch.line()).collect();
     lines.sort();
     assert!(lines[0].starts_with("deleted\tone\t"), "{lines:?}");
@@ -81,7 +86,7 @@ fn a_line_for_each_change() {
 }
 
 #[test]
-fn json_lines() {
+fn watch_with_json_prints_an_object_per_change() {
     let server = Server::start();
     let mut watch = Watch::start(&server, &["--json", "one", "--count", "2"]);
     let versions = change(&mut server.store("writer"));
@@ -103,7 +108,7 @@ fn json_lines() {
 }
 
 #[test]
-fn an_interrupt_ends_it() {
+fn sigint_ends_watch_with_code_0() {
     let server = Server::start();
     let mut watch = Watch::start(&server, &["key"]);
     server.store("writer").set("key", "v");

@@ -1,4 +1,4 @@
-//! The examples run, and do what they say.
+//! Tests the examples. Each must behave as its transcript or its description says.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod policies;

@@ -1,17 +1,20 @@
-//! Policies on top of the standard one, in Rust. Each says in a transcript what it does; it is compared twice: over
-//! sockets with a server, and by `statehouse policy test` under a scripted clock, which also finds hidden state.
+//! Tests the example policies in Rust, which extend the standard policy. The transcript of a policy
+//! must hold twice: over sockets with a server, and in `statehouse policy test`, which has a
+//! scripted clock and also detects hidden state.
 
 use std::{fmt::Write, fs, path::Path};
 
 use statehouse_tests::{policies, run, transcript};
 
+/// The path of the transcript of an example.
 pub(crate) fn transcript_of(example: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let path = path.join(example).join("transcript.txt");
     path.into_os_string().into_string().unwrap()
 }
 
-pub(crate) fn holds(policy: &Path, transcript: &str) {
+/// Asserts that a transcript holds for a policy, and that the policy has no hidden state.
+pub(crate) fn assert_transcript_holds(policy: &Path, transcript: &str) {
     let policy = policy.to_str().unwrap();
     transcript::check_with(Path::new(transcript), &["--policy", policy]);
     let tested = run(&["policy", "test", policy, transcript], b"").code(0);
@@ -22,28 +25,29 @@ pub(crate) fn holds(policy: &Path, transcript: &str) {
     );
 }
 
-fn example(name: &str) {
-    holds(&policies::example(name), &transcript_of(name));
+fn check_example(name: &str) {
+    assert_transcript_holds(&policies::example(name), &transcript_of(name));
 }
 
 #[test]
-fn bound_fence() {
-    example("bound-fence");
+fn bound_fence_matches_its_transcript() {
+    check_example("bound-fence");
 }
 
 #[test]
-fn incr() {
-    example("incr");
+fn incr_matches_its_transcript() {
+    check_example("incr");
 }
 
 #[test]
-fn write_once() {
-    example("write-once");
+fn write_once_matches_its_transcript() {
+    check_example("write-once");
 }
 
-/// A hundred changes at once, then one every 20 ms; the clock is the script's, since no machine is fast enough for sure.
+/// A client may send 100 changes at once, then one every 20 ms. The test uses the scripted clock,
+/// since a slow machine could not send 100 changes at once.
 #[test]
-fn rate_limit() {
+fn rate_limit_refuses_changes_above_50_per_second() {
     let mut text = String::from("client a\nclient b\n");
     let mut version = 0;
     let mut changes = |text: &mut String, count: u32| {

@@ -1,22 +1,23 @@
-//! One rule in three languages: each is built from its package registry and answers with the same bytes.
+//! Tests one policy in three languages. Each is built with packages of its registry, and all must
+//! give the same answers, byte for byte.
 
-use crate::policies::{holds, transcript_of};
+use crate::policies::{assert_transcript_holds, transcript_of};
 use statehouse_tests::policies;
 
 #[test]
-fn in_rust() {
-    holds(
+fn set_point_in_rust_matches_the_transcript() {
+    assert_transcript_holds(
         &policies::example("set-point-rust"),
         &transcript_of("set-point"),
     );
 }
 
 #[test]
-fn in_javascript() {
-    holds(&policies::in_javascript(), &transcript_of("set-point"));
+fn set_point_in_javascript_matches_the_transcript() {
+    assert_transcript_holds(&policies::in_javascript(), &transcript_of("set-point"));
 }
 
 #[test]
-fn in_python() {
-    holds(&policies::in_python(), &transcript_of("set-point"));
+fn set_point_in_python_matches_the_transcript() {
+    assert_transcript_holds(&policies::in_python(), &transcript_of("set-point"));
 }

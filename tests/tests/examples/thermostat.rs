@@ -1,4 +1,4 @@
-//! A client: it follows the set point that others give.
+//! Tests the example client `thermostat`.
 
 use std::{
     process::{Command, Stdio},
@@ -7,9 +7,9 @@ use std::{
 
 use statehouse_tests::{Lines, Server, binary, client::PATIENCE, server, store};
 
-/// It follows the set point that others give, and its readings disappear when it ends.
+/// The thermostat follows the set point of other clients. Its readings expire after it ends.
 #[test]
-fn thermostat() {
+fn thermostat_follows_the_set_point() {
     let server = Server::start();
     let mut store = server.store("operator");
     store.watch("kitchen/temperature");
@@ -23,7 +23,7 @@ fn thermostat() {
     let mut read = 0..;
     let mut line = || {
         let number = read.next().unwrap();
-        lines.at(number, PATIENCE).expect("one more line")
+        lines.at(number, PATIENCE).expect("a line is missing")
     };
     assert_eq!(line(), "set point 23.5");
     let first = store.notification();
@@ -32,16 +32,17 @@ fn thermostat() {
     assert_eq!(line(), "set point 18.0");
     assert_eq!(store.ask(&["DEL", "kitchen/setPoint"]).payload(), b":1\r\n");
     assert_eq!(line(), "set point none");
-    let status = server::wait(&mut child, Duration::from_secs(30)).expect("it ends");
+    let status =
+        server::wait(&mut child, Duration::from_secs(30)).expect("the thermostat did not end");
     assert!(status.success());
-    // Nobody writes it any more.
+    // The thermostat no longer renews its reading, so the key expires.
     loop {
-        let heard = store.notification();
+        let notification = store.notification();
         assert_eq!(
-            heard.topic,
+            notification.topic,
             store::notification_topic("operator", b"kitchen/temperature")
         );
-        if heard.payload.ends_with(b"DELETE\r\n") {
+        if notification.payload.ends_with(b"DELETE\r\n") {
             break;
         }
     }

@@ -1,4 +1,5 @@
-//! Clients that know nothing of this project: mosquitto's commands, paho for Python, rumqttc.
+//! Tests independent MQTT clients with the store: the commands of Mosquitto, paho for Python, and
+//! rumqttc. They must work without any code of this project.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod mosquitto;

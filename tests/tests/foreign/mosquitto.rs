@@ -1,4 +1,4 @@
-//! The commands of mosquitto, as people type them.
+//! Tests the command line clients of Mosquitto.
 
 use std::{
     io::Read,
@@ -25,8 +25,8 @@ fn mosquitto(server: &Server, program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// A request through mosquitto_rr. Its payload is an argument, since the one of Debian 12 sends an empty one with
-/// `-s` and `-f`.
+/// Sends a request by mosquitto_rr. The payload is an argument, since mosquitto_rr of Debian 12
+/// sends an empty payload with `-s` and `-f`.
 fn ask(
     server: &Server,
     topic: &str,
@@ -60,7 +60,7 @@ fn ask(
 }
 
 #[test]
-fn requests_by_mosquitto_rr() {
+fn mosquitto_rr_gets_answers() {
     let server = Server::start();
     let now = statehouse_tests::Hlc::now(0).to_string();
     for qos in ["1", "2"] {
@@ -82,66 +82,69 @@ fn requests_by_mosquitto_rr() {
     assert_eq!(bad.code(0).text(), "-ERR missing timestamp\r\n");
 }
 
-/// A subscriber in the background, stopped with the test.
+/// A mosquitto_sub in the background. It is killed at the end of the test.
 struct Subscriber(Child);
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Subscriber {
-    /// A mosquitto_sub with these further arguments; its output can be read.
+    /// Starts mosquitto_sub with these further arguments.
     fn start(server: &Server, arguments: &[&str]) -> Subscriber {
         let mut command = mosquitto(server, "mosquitto_sub", arguments);
         Subscriber(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// All that it says, to its end.
-    fn heard(&mut self) -> String {
-        let mut heard = String::new();
+    /// Waits for the end of the process. Returns its output.
+    fn output(&mut self) -> String {
+        let mut output = String::new();
         let mut stdout = self.0.stdout.take().unwrap();
-        stdout.read_to_string(&mut heard).unwrap();
-        heard
+        stdout.read_to_string(&mut output).unwrap();
+        output
     }
 }
 
-/// Once: a client is subscribed when somebody hears.
-fn publish_until_heard(probe: &mut Client, topic: &str, payload: &str) {
+/// Publishes until the message has a subscriber, which receives it once.
+fn publish_until_received(probe: &mut Client, topic: &str, payload: &str) {
     let end = Instant::now() + PATIENCE;
     while probe.publish(Publish::new(topic, payload).qos(1)).reason == 0x10 {
-        assert!(Instant::now() < end, "nobody subscribes to {topic}");
+        assert!(Instant::now() < end, "{topic} has no subscriber");
         thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn a_shared_subscription() {
+fn shared_subscription_alternates_between_members() {
     let server = Server::start();
     let mut publisher = server.connect("publisher");
     let mut workers = ["one", "two"].map(|own| {
         let arguments = format!("-t $share/workers/job/+ -t {own} -q 1 -C 6 -W 60");
         let worker = Subscriber::start(&server, &arguments.split(' ').collect::<Vec<_>>());
-        publish_until_heard(&mut publisher, own, "begin");
+        publish_until_received(&mut publisher, own, "begin");
         worker
     });
     for n in 0..10 {
         publisher.publish(Publish::new("job/x", n.to_string()).qos(1));
     }
-    let heard = workers.each_mut().map(Subscriber::heard);
-    assert_eq!(heard, ["begin\n0\n2\n4\n6\n8\n", "begin\n1\n3\n5\n7\n9\n"]);
+    let outputs = workers.each_mut().map(Subscriber::output);
+    assert_eq!(
+        outputs,
+        ["begin\n0\n2\n4\n6\n8\n", "begin\n1\n3\n5\n7\n9\n"]
+    );
 }
 
 #[test]
-fn publish_and_subscribe() {
+fn mosquitto_pub_reaches_mosquitto_sub() {
     let server = Server::start();
     let arguments = "-t room/+/light -q 1 -C 3 -W 60 -F".split(' ');
     let arguments: Vec<_> = arguments.chain(["%t %p"]).collect();
     let mut subscriber = Subscriber::start(&server, &arguments);
-    publish_until_heard(&mut server.connect("probe"), "room/0/light", "dim");
+    publish_until_received(&mut server.connect("probe"), "room/0/light", "dim");
     for (topic, payload) in [
         ("room/1/light", "on"),
         ("room/1/heat", "21"),
@@ -155,7 +158,7 @@ fn publish_and_subscribe() {
         finish(publish, b"").code(0);
     }
     assert_eq!(
-        subscriber.heard(),
+        subscriber.output(),
         "room/0/light dim\nroom/1/light on\nroom/2/light off\n"
     );
 }

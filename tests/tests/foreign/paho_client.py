@@ -1,4 +1,4 @@
-"""A state store client in a page of Python over paho-mqtt, asking at each QoS and watching a key."""
+"""A small state store client on paho-mqtt. It sends requests at QoS 1 and 2, and watches a key."""
 
 import queue
 import sys
@@ -24,8 +24,8 @@ def on_connect(client, userdata, flags, reason, properties):
 
 
 def on_message(client, userdata, message):
-    heard = notifications if message.topic.startswith(NOTIFICATIONS) else answers
-    heard.put(message)
+    received = notifications if message.topic.startswith(NOTIFICATIONS) else answers
+    received.put(message)
 
 
 client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=CLIENT_ID, protocol=mqtt.MQTTv5)
@@ -39,7 +39,7 @@ asked = 0
 
 
 def ask(*arguments, qos=1):
-    """Sends one request and returns the answer's payload and version."""
+    """Sends one request. Returns the payload and the version of the answer."""
     global asked
     asked += 1
     payload = b"*%d\r\n" % len(arguments)
@@ -72,8 +72,8 @@ message = notifications.get(timeout=20)
 assert message.topic == f"{NOTIFICATIONS}/{CLIENT_ID.encode().hex().upper()}/command/notify/{b'watched'.hex().upper()}"
 assert message.payload == b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nv\r\n", message.payload
 assert dict(message.properties.UserProperty)["__ts"] == version
-gone = notifications.get(timeout=20)
-assert gone.payload == b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", gone.payload
+deletion = notifications.get(timeout=20)
+assert deletion.payload == b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", deletion.payload
 assert answers.empty() and notifications.empty()
 
 client.disconnect()

@@ -1,4 +1,5 @@
-//! rumqttc, the client that Rust programs use: it reads what the store sends, and the store what it sends.
+//! Tests rumqttc, a common MQTT client for Rust. The client and the store must understand each
+//! other's packets.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 
 const ANSWERS: &str = "clients/rumqttc/answers";
 
-/// A client whose messages come through a channel.
+/// Connects a client. Its messages arrive in the returned channel.
 async fn connect(server: &Server, id: &str) -> (AsyncClient, mpsc::Receiver<Publish>) {
     let options = MqttOptions::new(id, "127.0.0.1", server.port());
     let (client, mut events) = AsyncClient::new(options, 100);
@@ -48,8 +49,8 @@ async fn connect(server: &Server, id: &str) -> (AsyncClient, mpsc::Receiver<Publ
 async fn next(messages: &mut mpsc::Receiver<Publish>) -> Publish {
     tokio::time::timeout(Duration::from_secs(20), messages.recv())
         .await
-        .expect("a message in time")
-        .expect("a message")
+        .expect("no message in time")
+        .expect("the client has ended")
 }
 
 fn version(publish: &Publish) -> Option<String> {
@@ -61,7 +62,7 @@ fn version(publish: &Publish) -> Option<String> {
 }
 
 #[tokio::test]
-async fn rumqttc_asks_and_watches() {
+async fn rumqttc_gets_answers_and_notifications() {
     let server = Server::start();
     let (client, mut messages) = connect(&server, "rumqttc").await;
     let ask = async |arguments: &[&str], qos: QoS, correlation: &str| {
@@ -96,7 +97,11 @@ async fn rumqttc_asks_and_watches() {
     ask(&["KEYNOTIFY", "key"], QoS::AtLeastOnce, "c").await;
     assert_eq!(&next(&mut messages).await.payload[..], b"+OK\r\n");
     let set = server.store("other").set("key", "v");
-    let heard = next(&mut messages).await;
-    assert!(heard.topic.starts_with(NOTIFICATION_PREFIX.as_bytes()));
-    assert_eq!(version(&heard), Some(set.to_string()));
+    let notification = next(&mut messages).await;
+    assert!(
+        notification
+            .topic
+            .starts_with(NOTIFICATION_PREFIX.as_bytes())
+    );
+    assert_eq!(version(&notification), Some(set.to_string()));
 }

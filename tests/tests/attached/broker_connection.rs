@@ -1,11 +1,11 @@
-//! Ways into a broker: TLS with and without a certificate of the store's own, names and passwords, and a broker that is
-//! not there yet.
+//! Tests how a store connects to a foreign broker: TLS with and without a client certificate, user
+//! names and passwords, and a broker that starts after the store.
 
 use std::{fs, net::SocketAddr, path::Path, process::Command, thread, time::Duration};
 
 use statehouse_tests::{Mosquitto, Server, command::finish, store::Store};
 
-const ONE_LISTENER_OF_TLS: &str = "cafile ca.crt\ncertfile server.crt\nkeyfile server.key";
+const TLS_LISTENER: &str = "cafile ca.crt\ncertfile server.crt\nkeyfile server.key";
 
 fn openssl(directory: &Path, arguments: &str) {
     let mut command = Command::new("openssl");
@@ -13,8 +13,8 @@ fn openssl(directory: &Path, arguments: &str) {
     finish(command, b"").code(0);
 }
 
-/// An authority: its certificate and key.
-fn authority(directory: &Path, name: &str) {
+/// Creates the certificate and key of a certificate authority.
+fn create_authority(directory: &Path, name: &str) {
     openssl(
         directory,
         &format!(
@@ -23,8 +23,8 @@ fn authority(directory: &Path, name: &str) {
     );
 }
 
-/// A certificate of the authority `ca` for this name and address, and its key.
-fn certificate(directory: &Path, name: &str, address: SocketAddr) {
+/// Creates a certificate for this name and address, signed by the authority `ca`, and its key.
+fn create_certificate(directory: &Path, name: &str, address: SocketAddr) {
     openssl(
         directory,
         &format!(
@@ -41,21 +41,22 @@ fn certificate(directory: &Path, name: &str, address: SocketAddr) {
     );
 }
 
-/// A broker with a certificate, and these lines more; the store's clients come without TLS over another listener.
-fn encrypted(lines: &str) -> (Mosquitto, SocketAddr) {
+/// Starts a broker with a TLS listener for the store, and a listener without TLS for clients, whose
+/// address is returned. `lines` extend the configuration of the TLS listener.
+fn tls_broker(lines: &str) -> (Mosquitto, SocketAddr) {
     let mut plain = None;
     let broker = Mosquitto::set_up(|directory, address| {
-        authority(directory, "ca");
-        authority(directory, "other");
-        certificate(directory, "server", address);
-        certificate(directory, "store", address);
-        // A port above those that are given out: the address is the test's own.
-        let beside = SocketAddr::new(address.ip(), address.port() + 10_000);
-        plain = Some(beside);
+        create_authority(directory, "ca");
+        create_authority(directory, "other");
+        create_certificate(directory, "server", address);
+        create_certificate(directory, "store", address);
+        // No other process uses this port, since the IP address belongs to this test.
+        let second = SocketAddr::new(address.ip(), address.port() + 10_000);
+        plain = Some(second);
         format!(
-            "{ONE_LISTENER_OF_TLS}\n{lines}\nlistener {} {}",
-            beside.port(),
-            beside.ip()
+            "{TLS_LISTENER}\n{lines}\nlistener {} {}",
+            second.port(),
+            second.ip()
         )
     });
     (broker, plain.unwrap())
@@ -72,7 +73,7 @@ fn attaching(broker: &Mosquitto, clients: SocketAddr, settings: &[(&str, &str)])
     Server::attaching(&url, clients, &settings)
 }
 
-fn serves(server: &mut Server) {
+fn assert_serves(server: &mut Server) {
     server.wait_until_ready();
     let mut store: Store = server.store("client");
     store.set("key", "value");
@@ -80,30 +81,30 @@ fn serves(server: &mut Server) {
 }
 
 #[test]
-fn the_brokers_certificate_is_checked() {
-    let (broker, clients) = encrypted("");
+fn store_checks_the_certificate_of_the_broker() {
+    let (broker, clients) = tls_broker("");
     let ca = file(&broker, "ca.crt");
     let mut server = attaching(&broker, clients, &[("broker_ca", &ca)]);
-    serves(&mut server);
+    assert_serves(&mut server);
     let attached = format!("attached to mqtts://{} as ", broker.address());
-    let said = server.stdout();
+    let printed = server.stdout();
     assert!(
-        said.iter().any(|line| line.starts_with(&attached)),
-        "{said:?}"
+        printed.iter().any(|line| line.starts_with(&attached)),
+        "{printed:?}"
     );
 
     let other = file(&broker, "other.crt");
     for settings in [&[("broker_ca", other.as_str())][..], &[]] {
         let mut server = attaching(&broker, clients, settings);
         server.wait_for_log("certificate");
-        assert!(server.runs(), "it tries again: the broker may be mended");
+        assert!(server.runs(), "the store must keep trying");
         assert!(!server.stdout().contains(&"ready".to_owned()));
     }
 }
 
 #[test]
-fn the_store_shows_its_own_certificate() {
-    let (broker, clients) = encrypted("require_certificate true\nuse_identity_as_username true");
+fn store_authenticates_with_its_own_certificate() {
+    let (broker, clients) = tls_broker("require_certificate true\nuse_identity_as_username true");
     let (ca, certificate, key) = (
         file(&broker, "ca.crt"),
         file(&broker, "store.crt"),
@@ -115,15 +116,15 @@ fn the_store_shows_its_own_certificate() {
         ("broker_key", &key),
     ];
     let mut server = attaching(&broker, clients, &all);
-    serves(&mut server);
+    assert_serves(&mut server);
     broker.wait_for_log("u'store'");
     let server = attaching(&broker, clients, &all[..1]);
     server.wait_for_log("ertificate");
     assert!(!server.stdout().contains(&"ready".to_owned()));
 }
 
-/// A broker for one user, `store`, whose password is `open sesame`.
-fn guarded() -> Mosquitto {
+/// Starts a broker with one user, `store`, and the password `open sesame`.
+fn password_broker() -> Mosquitto {
     Mosquitto::set_up(|directory, _| {
         let mut command = Command::new("mosquitto_passwd");
         command
@@ -135,8 +136,8 @@ fn guarded() -> Mosquitto {
 }
 
 #[test]
-fn a_password_opens_and_is_never_shown() {
-    let broker = guarded();
+fn password_is_used_and_never_logged() {
+    let broker = password_broker();
     let secret = broker.directory().join("secret");
     fs::write(&secret, "open sesame\n").unwrap();
     let address = broker.address();
@@ -157,33 +158,34 @@ fn a_password_opens_and_is_never_shown() {
     ] {
         let settings = [&[("presence", "off")], settings].concat();
         let server = Server::attached(url, address, &settings);
-        let said = [server.stdout(), server.stderr()].concat();
-        assert!(!said.iter().any(|line| line.contains("sesame")), "{said:?}");
+        let lines = [server.stdout(), server.stderr()].concat();
+        let leak = lines.iter().find(|line| line.contains("sesame"));
+        assert_eq!(leak, None);
     }
 }
 
 #[test]
-fn a_wrong_password_is_told_of_once_and_tried_again() {
-    let broker = guarded();
+fn wrong_password_is_logged_once_and_retried() {
+    let broker = password_broker();
     let url = format!("mqtt://store:wrong@{}", broker.address());
     let mut server = Server::attaching(&url, broker.address(), &[]);
-    let told = server.wait_for_log("refused");
-    assert!(!told.contains("wrong"), "{told}");
+    let line = server.wait_for_log("refused");
+    assert!(!line.contains("wrong"), "{line}");
     let attempts = || {
         let log = broker.log();
         log.iter()
             .filter(|it| it.contains("not authorised"))
             .count()
     };
-    crate::scene::eventually("it tries again", || attempts() >= 3);
+    crate::scene::eventually("the store tries again", || attempts() >= 3);
     let log = server.stderr();
-    let told = log.iter().filter(|it| it.contains("refused")).count();
-    assert_eq!(told, 1, "{log:?}");
+    let logged = log.iter().filter(|it| it.contains("refused")).count();
+    assert_eq!(logged, 1, "{log:?}");
     assert!(server.runs());
 }
 
 #[test]
-fn a_broker_that_is_not_there_yet_is_waited_for() {
+fn store_waits_for_a_broker_that_starts_later() {
     let mut broker = Mosquitto::start();
     broker.stop();
     let mut server = Server::attaching(&broker.url(), broker.address(), &[]);
@@ -191,8 +193,8 @@ fn a_broker_that_is_not_there_yet_is_waited_for() {
     thread::sleep(Duration::from_millis(300));
     assert!(server.runs());
     broker.restart();
-    serves(&mut server);
-    // Nor is it a hurry when it is told to stop meanwhile.
+    assert_serves(&mut server);
+    // A store without its broker stops normally on SIGTERM.
     broker.stop();
     server.signal("TERM");
     let ended = server.wait(statehouse_tests::client::PATIENCE);

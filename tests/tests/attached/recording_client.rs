@@ -1,5 +1,8 @@
-//! A client behind the broker that writes down all that it is told. An answer may come more than once there, and so may
-//! a notification; what must not happen is that the answer to a change comes in two versions. A read simply runs again.
+//! A client of the broker that records all answers and notifications.
+//!
+//! Behind a foreign broker, answers and notifications may arrive more than once. All answers to one
+//! change must be equal: a second effect would have another version. A redelivered read is executed
+//! again, so its answers may differ.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,39 +17,39 @@ use statehouse_tests::{
     store::{NOTIFICATION_PREFIX, hex, version},
 };
 
-/// An answer.
+/// The content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// The RESP bytes, readable.
+pub(crate) struct RecordedAnswer {
+    /// The RESP bytes, escaped.
     pub(crate) text: String,
     pub(crate) version: Option<Hlc>,
 }
 
-/// A client whose session outlives its connections.
-pub(crate) struct Asker {
+/// A client with a session that outlives its connections.
+pub(crate) struct RecordingClient {
     pub(crate) store: Store,
     address: SocketAddr,
-    /// By correlation data, the first that came.
-    answers: HashMap<Vec<u8>, Told>,
-    /// Correlation data of requests whose answers may differ.
+    /// The first answer to each request, by correlation data.
+    answers: HashMap<Vec<u8>, RecordedAnswer>,
+    /// Correlation data of reads, which may have different answers.
     reads: HashSet<Vec<u8>>,
-    /// How many answers to changes came once more.
+    /// The number of duplicate answers to changes.
     pub(crate) repeated: usize,
-    /// Every notification as it came, also those that came before.
+    /// All notifications in order of arrival, with duplicates.
     pub(crate) notifications: Vec<Publish>,
 }
 
-/// The CONNECT of a session that outlives any test.
+/// The CONNECT of a session that expires after the longest test.
 fn connect(id: &str) -> Connect {
     Connect::resume(id, 3600)
 }
 
-impl Asker {
-    /// A session that was not there before.
-    pub(crate) fn begin(address: SocketAddr, id: &str) -> Asker {
+impl RecordingClient {
+    /// Starts a new session. The broker must not have one with this id.
+    pub(crate) fn begin(address: SocketAddr, id: &str) -> RecordingClient {
         let client = Client::connect(address, &connect(id));
         assert!(!client.session_present(), "{id} had a session");
-        Asker {
+        RecordingClient {
             store: Store::behind(client, id),
             address,
             answers: HashMap::new(),
@@ -56,9 +59,9 @@ impl Asker {
         }
     }
 
-    /// Connects again; whether the broker still had the session.
+    /// Connects again. Returns whether the broker still had the session.
     pub(crate) fn resume(&mut self) -> bool {
-        // What had come is acknowledged, so it does not come again.
+        // These packets are acknowledged already, so the broker does not send them again.
         for packet in self.store.client.drain() {
             self.take(&packet);
         }
@@ -75,7 +78,7 @@ impl Asker {
         present
     }
 
-    /// Sends a request of these arguments.
+    /// Sends a request with these arguments.
     pub(crate) fn send<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Request {
         let request = self.store.command(arguments);
         if arguments[0].as_ref() == b"GET" {
@@ -85,59 +88,59 @@ impl Asker {
         request
     }
 
-    /// Sends a request once more, as a client does that does not know what became of it.
+    /// Sends a request again, as a client does that does not know whether it was executed.
     pub(crate) fn send_again(&mut self, request: &Request) {
         self.store.client.start(request.publish());
     }
 
     /// Waits for the answer to a request.
     #[track_caller]
-    pub(crate) fn answer(&mut self, request: &Request) -> Told {
+    pub(crate) fn answer(&mut self, request: &Request) -> RecordedAnswer {
         let shown = request.payload.escape_ascii().to_string();
-        self.until(&format!("the answer to {shown}"), |asker| {
-            asker.answer_so_far(request).cloned()
+        self.receive_until(&format!("the answer to {shown}"), |client| {
+            client.answer_so_far(request).cloned()
         })
     }
 
-    /// The answer to a request, where it has come.
-    pub(crate) fn answer_so_far(&self, request: &Request) -> Option<&Told> {
+    /// The answer to a request, if it has arrived.
+    pub(crate) fn answer_so_far(&self, request: &Request) -> Option<&RecordedAnswer> {
         self.answers.get(request.correlation.as_ref()?)
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the answer.
     #[track_caller]
-    pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Told {
+    pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> RecordedAnswer {
         let request = self.send(arguments);
         self.answer(&request)
     }
 
-    /// SET; the version.
+    /// Sets a key. Returns the version.
     #[track_caller]
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Hlc {
-        let told = self.ask(&["SET", key, value]);
-        assert_eq!(told.text, "+OK\\r\\n");
-        told.version.unwrap()
+        let answer = self.ask(&["SET", key, value]);
+        assert_eq!(answer.text, "+OK\\r\\n");
+        answer.version.unwrap()
     }
 
-    /// KEYNOTIFY.
+    /// Watches a key.
     #[track_caller]
     pub(crate) fn watch(&mut self, key: &str) {
         assert_eq!(self.ask(&["KEYNOTIFY", key]).text, "+OK\\r\\n");
     }
 
-    /// The key holds this value, of this version.
+    /// Asserts that the key has this value and version.
     #[track_caller]
-    pub(crate) fn expect(&mut self, key: &str, value: &str, version: &Hlc) {
-        let told = self.ask(&["GET", key]);
+    pub(crate) fn assert_value(&mut self, key: &str, value: &str, version: &Hlc) {
+        let answer = self.ask(&["GET", key]);
         let expected = format!("${}\\r\\n{value}\\r\\n", value.len());
         assert_eq!(
-            (told.text, told.version.as_ref()),
+            (answer.text, answer.version.as_ref()),
             (expected, Some(version))
         );
     }
 
-    /// The versions of a key's notifications, each as it came first.
-    pub(crate) fn versions(&self, key: &str) -> Vec<Hlc> {
+    /// The versions in a key's notifications, in order of first arrival.
+    pub(crate) fn notified_versions(&self, key: &str) -> Vec<Hlc> {
         let topic_end = format!("/{}", hex(key.as_bytes()));
         let mut versions = Vec::new();
         for notification in &self.notifications {
@@ -149,22 +152,29 @@ impl Asker {
         versions
     }
 
-    /// Waits until it was told of this version of a key.
+    /// Waits for the notification of this version of a key.
     #[track_caller]
-    pub(crate) fn hear(&mut self, key: &str, version: &Hlc) {
+    pub(crate) fn wait_for_notification(&mut self, key: &str, version: &Hlc) {
         let what = format!("the notification of {key} at {version}");
-        self.until(&what, |asker| {
-            asker.versions(key).contains(version).then_some(())
+        self.receive_until(&what, |client| {
+            client
+                .notified_versions(key)
+                .contains(version)
+                .then_some(())
         });
     }
 
-    /// Takes in what comes until something is so.
+    /// Receives packets until `find` returns something.
     #[track_caller]
-    pub(crate) fn until<T>(&mut self, what: &str, is_so: impl Fn(&Asker) -> Option<T>) -> T {
+    pub(crate) fn receive_until<T>(
+        &mut self,
+        what: &str,
+        find: impl Fn(&RecordingClient) -> Option<T>,
+    ) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
-            if let Some(so) = is_so(self) {
-                return so;
+            if let Some(found) = find(self) {
+                return found;
             }
             match self
                 .store
@@ -177,8 +187,8 @@ impl Asker {
         }
     }
 
-    /// Takes in what comes within this time; false at the end of the connection.
-    pub(crate) fn listen(&mut self, time: Duration) -> bool {
+    /// Receives packets for this time. Returns false if the connection ends.
+    pub(crate) fn receive_for(&mut self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
             match self
@@ -195,9 +205,9 @@ impl Asker {
 
     fn take(&mut self, packet: &Packet) {
         match packet.kind() {
-            kind::PUBLISH => self.note(packet.publish()),
+            kind::PUBLISH => self.record(packet.publish()),
             kind::PUBACK => {
-                // 0x10: nobody is subscribed to requests, as long as the store is not back.
+                // 0x10: no subscriber for requests, because the store is not connected.
                 let ack = packet.ack();
                 assert!(matches!(ack.reason, 0 | 0x10), "{ack:?}");
             }
@@ -206,22 +216,22 @@ impl Asker {
         }
     }
 
-    fn note(&mut self, publish: Publish) {
+    fn record(&mut self, publish: Publish) {
         if publish.topic.starts_with(NOTIFICATION_PREFIX) {
             return self.notifications.push(publish);
         }
-        let told = Told {
+        let answer = RecordedAnswer {
             text: publish.payload.escape_ascii().to_string(),
             version: version(&publish),
         };
         let correlation = correlation(&publish).expect("an answer");
         match self.answers.get(&correlation) {
             None => {
-                self.answers.insert(correlation, told);
+                self.answers.insert(correlation, answer);
             }
             Some(_) if self.reads.contains(&correlation) => {}
             Some(first) => {
-                assert_eq!(*first, told, "another answer than the first time");
+                assert_eq!(*first, answer, "a redelivered request has another answer");
                 self.repeated += 1;
             }
         }

@@ -1,4 +1,4 @@
-//! Runs commands on the data directory of a server: beside it, or after its end.
+//! Helpers for commands that read the data directory of a running or stopped server.
 
 use std::{
     fs,
@@ -10,25 +10,25 @@ use std::{
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, run_in};
 
-/// Runs a command where the server's data directory is the default.
-pub(crate) fn look(server: &Server, arguments: &[&str]) -> Ran {
-    look_in(server.directory(), arguments)
+/// Runs a command in the server's directory, where its data directory has the default name.
+pub(crate) fn run_for(server: &Server, arguments: &[&str]) -> Ran {
+    run_checked(server.directory(), arguments)
 }
 
-/// The same in any directory.
-pub(crate) fn look_in(directory: &Path, arguments: &[&str]) -> Ran {
+/// Runs a command in a directory, and asserts that it does not panic.
+pub(crate) fn run_checked(directory: &Path, arguments: &[&str]) -> Ran {
     let ran = run_in(directory, arguments, b"");
     assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
     ran
 }
 
-/// A JSON object a line.
+/// Parses one JSON object per line of the output.
 pub(crate) fn objects(ran: &Ran) -> Vec<Value> {
     let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     ran.text().lines().map(parse).collect()
 }
 
-/// The one JSON object.
+/// Parses the only JSON object of the output.
 pub(crate) fn object(ran: &Ran) -> Value {
     let [object] = &objects(ran)[..] else {
         panic!("not one object: {ran:#?}");
@@ -62,14 +62,14 @@ pub(crate) fn files(directory: &Path, kind: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Where these bytes stand in a file, the first time.
+/// The offset of the first occurrence of these bytes in a file.
 pub(crate) fn find(path: &Path, needle: &[u8]) -> u64 {
     let content = fs::read(path).unwrap();
     let at = content.windows(needle.len()).position(|it| it == needle);
     at.unwrap_or_else(|| panic!("not in {}", path.display())) as u64
 }
 
-/// Changes one bit.
+/// Flips one bit of the byte at this offset.
 pub(crate) fn flip(path: &Path, at: u64) {
     let file = fs::File::options()
         .read(true)

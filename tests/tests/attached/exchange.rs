@@ -1,39 +1,41 @@
-//! The points of an exchange at which something happens: counted from the PUBLISH that brings a request to the store, up
-//! to the PUBACK with which the store takes leave of it.
+//! Injects a fault at a chosen packet of one exchange between store and broker.
+//!
+//! An exchange starts with the PUBLISH that delivers a request to the store, and ends with the
+//! PUBACK of the store for it.
 
 use std::sync::{Arc, Mutex};
 
 use statehouse_tests::{Fate, Proxy, Way, packet::kind, proxy::Seen};
 
-/// What was seen of one exchange.
+/// The packets of one exchange so far.
 #[derive(Default)]
 struct Progress {
-    /// The connection over which the request came last, and its packet id there.
+    /// The connection of the latest delivery of the request, and its packet id there.
     request: Option<(usize, u16)>,
-    /// What came since the request did, over whichever connection.
-    came: Vec<(Way, u8)>,
-    /// How often something other than passing became of it.
-    strikes: usize,
-    settled: bool,
+    /// All packets since the request, on all connections.
+    packets: Vec<(Way, u8)>,
+    /// The number of packets that did not pass.
+    faults: usize,
+    acknowledged: bool,
 }
 
-/// One exchange through a proxy.
+/// One exchange through a relay.
 #[derive(Clone, Default)]
 pub(crate) struct Exchange(Arc<Mutex<Progress>>);
 
 impl Exchange {
-    /// Watches for the request with this text in its payload. Of that packet and all behind it `strike` says what
-    /// becomes of them, by their numbers from 0.
-    pub(crate) fn arm(
+    /// Waits for the request with this text in its payload. From that packet on, `fate_of` decides
+    /// the fate of each packet by its number from 0.
+    pub(crate) fn script(
         proxy: &Proxy,
         text: &str,
-        mut strike: impl FnMut(usize) -> Fate + Send + 'static,
+        mut fate_of: impl FnMut(usize) -> Fate + Send + 'static,
     ) -> Exchange {
         let exchange = Exchange::default();
         let (shared, text) = (exchange.clone(), text.as_bytes().to_vec());
         proxy.script(move |seen| {
             let mut progress = shared.0.lock().unwrap();
-            if progress.settled {
+            if progress.acknowledged {
                 return Fate::Pass;
             }
             if is_request(seen, &text) {
@@ -43,10 +45,10 @@ impl Exchange {
             let Some((connection, id)) = progress.request else {
                 return Fate::Pass;
             };
-            let fate = strike(progress.came.len());
-            progress.came.push((seen.way, seen.packet.kind()));
-            progress.strikes += usize::from(fate != Fate::Pass);
-            progress.settled |= matches!(fate, Fate::Pass | Fate::CutAfter)
+            let fate = fate_of(progress.packets.len());
+            progress.packets.push((seen.way, seen.packet.kind()));
+            progress.faults += usize::from(fate != Fate::Pass);
+            progress.acknowledged |= matches!(fate, Fate::Pass | Fate::CutAfter)
                 && seen.connection == connection
                 && seen.way == Way::ToBroker
                 && seen.packet.kind() == kind::PUBACK
@@ -56,19 +58,19 @@ impl Exchange {
         exchange
     }
 
-    /// How often something happened.
-    pub(crate) fn strikes(&self) -> usize {
-        self.0.lock().unwrap().strikes
+    /// The number of packets that did not pass.
+    pub(crate) fn faults(&self) -> usize {
+        self.0.lock().unwrap().faults
     }
 
     /// Whether the store has acknowledged the request.
-    pub(crate) fn settled(&self) -> bool {
-        self.0.lock().unwrap().settled
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.0.lock().unwrap().acknowledged
     }
 
-    /// What came since the request did.
-    pub(crate) fn came(&self) -> Vec<(Way, u8)> {
-        self.0.lock().unwrap().came.clone()
+    /// All packets since the request.
+    pub(crate) fn packets(&self) -> Vec<(Way, u8)> {
+        self.0.lock().unwrap().packets.clone()
     }
 }
 
