@@ -38,8 +38,8 @@ impl Modules {
             fs::create_dir_all(&self.directory)?;
             let new = path.with_extension(UNFINISHED);
             if let Err(error) = write(&new, file).and_then(|()| fs::rename(&new, &path)) {
-                // On a full disk the incomplete file would take the remaining space. If it cannot be
-                // removed, a later `tidy` removes it.
+                // On a full disk the incomplete file would take the remaining space. If this fails,
+                // a later `tidy` removes the file.
                 let _ = fs::remove_file(&new);
                 return Err(error);
             }
